@@ -82,7 +82,8 @@ demo: env  ## train a small GPT under the recorder and show what ran inside (ARG
 	$(BIN)/modtrace nonfinite overflow.modtrace || test $$? -eq 1
 	$(BIN)/modtrace view overflow.modtrace
 
-test: check $(if $(TESTS),,test-base)  ## run the checks, then the tests (TESTS=tests/store)
+test: env  ## run the checks, then the tests (TESTS=tests/store)
+	@$(MAKE) --no-print-directory -j2 -Oline check $(if $(TESTS),,test-base)
 	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 test-browser: tests/browser/node_modules/.package-lock.json  ## run the tests in Chromium: of pictures with several fonts, and of reports

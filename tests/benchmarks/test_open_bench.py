@@ -1,5 +1,7 @@
 """The benchmarks of opening recordings run; what the numbers are is nothing for a test."""
 
+import pytest
+
 from helpers.benchmark_runs import run_benchmark
 
 
@@ -15,6 +17,7 @@ def test_large_recording_of_modules_is_measured_twice() -> None:
     assert again.startswith("modules, again: 100,000 value rows, 22 MB on disk: ")
 
 
+@pytest.mark.soak
 def test_large_recording_of_ops_is_measured_twice() -> None:
     kind = "ops, masks in every step"
     written = lines("open_large.py", "--rows", "5000", "--kind", kind)

@@ -3,6 +3,8 @@
 import re
 from importlib.util import find_spec
 
+import pytest
+
 from helpers.benchmark_runs import names_of, quick_lines, run_benchmark
 
 RECORDS_LESS = """
@@ -15,6 +17,7 @@ row.run(row.counted)
 """
 
 
+@pytest.mark.soak
 def test_quick_run_prints_every_row() -> None:
     machine, header, _, *rows = quick_lines("ops.py")
     assert machine.startswith("torch ")

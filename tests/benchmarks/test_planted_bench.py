@@ -7,6 +7,7 @@ from helpers.benchmark_runs import quick_lines
 pytest.importorskip("transformers")
 
 
+@pytest.mark.soak
 def test_quick_run_tells_what_every_tool_says_of_a_mistake_and_of_a_healthy_model() -> None:
     machine, header, _, *rows = (line.split("  ") for line in quick_lines("planted.py"))
     cells = [[cell.strip() for cell in row if cell] for row in rows]

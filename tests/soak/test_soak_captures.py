@@ -22,7 +22,7 @@ NAMES = 2.2 * MB
 EACH = pytest.mark.parametrize("kind", KINDS)
 
 #: A sample of them, which runs always; the others with `make soak`.
-SAMPLED = ("to a folder", "the last twenty", "tracked")
+SAMPLED = ("to a folder",)
 SAMPLE = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in SAMPLED else pytest.mark.soak) for kind in KINDS]
 )

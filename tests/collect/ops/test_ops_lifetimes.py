@@ -97,7 +97,9 @@ def small_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-@VALUES
+@pytest.mark.parametrize(
+    "values", [pytest.param(None, id="", marks=pytest.mark.soak), pytest.param("stats", id="values")]
+)
 def test_number_of_our_objects_is_the_same_after_many_steps(tmp_path, values):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

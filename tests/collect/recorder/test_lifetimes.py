@@ -380,8 +380,17 @@ def evaluate(model: nn.Module) -> None:
         model(torch.zeros(1, 8, dtype=torch.long))
 
 
-@BACKWARD_TIMES
-@CHECKPOINTS
+@pytest.mark.parametrize(
+    ("reentrant", "backward_times"),
+    [
+        pytest.param(None, True, id="plain"),
+        pytest.param(True, True, id="reentrant"),
+        pytest.param(False, True, id="non-reentrant"),
+        pytest.param(None, False, id="plain, no backward times", marks=pytest.mark.soak),
+        pytest.param(True, False, id="reentrant, no backward times", marks=pytest.mark.soak),
+        pytest.param(False, False, id="non-reentrant, no backward times", marks=pytest.mark.soak),
+    ],
+)
 def test_number_of_our_objects_is_the_same_after_many_steps(tmp_path, reentrant, backward_times):
     model = TiedGPT(layers=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
