@@ -241,10 +241,17 @@ export class App {
     else if (event.key === "?") showHelp();
     else if (event.key === "t") this.showTable();
     else if (/^[1-5]$/.test(event.key)) this.context.store.update({ view: VIEWS[Number(event.key) - 1] });
-    else if (event.key === "Escape") this.context.select({ module: -1, node: -1, site: -1 });
+    else if (event.key === "Escape") this.close();
     else if (/^(BUTTON|SUMMARY)$/.test(target.tagName) && event.key === " ") return;
     else if (!this.view.onKey?.(event)) return;
     event.preventDefault();
+  }
+
+  /** Closes the menu that is open, or else selects nothing. */
+  private close(): void {
+    const menu = document.querySelector<HTMLDetailsElement>("details.menu[open]");
+    if (menu) menu.open = false;
+    else this.context.select({ module: -1, node: -1, site: -1 });
   }
 
   private moveTab(by: number): void {

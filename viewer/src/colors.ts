@@ -86,7 +86,7 @@ export class Scale {
   place(value: number): number {
     if (value === Infinity) return 1;
     if (value === -Infinity) return 0;
-    if (this.high === this.low) return 0.5;
+    if (this.high === this.low) return value === 0 && this.kind !== "diverging" ? 0 : 0.5;
     const place =
       this.kind === "log"
         ? Math.log(Math.max(value, this.low) / this.low) / Math.log(this.high / this.low)

@@ -136,10 +136,12 @@ export class Model {
     return `step ${Number.isNaN(number) ? row : number}`;
   }
 
-  /** Says which step modules, graph and costs tell of; empty if that is not known. */
-  get ofShownStep(): string {
+  /** Says of which step some numbers are, and that it is not the chosen one; empty if it is not known. */
+  ofShownStep(numbers: string, chosen = -1): string {
     const { shownStep } = this.payload;
-    return shownStep < 0 ? "" : `Times and costs are of ${this.stepName(shownStep)}.`;
+    if (shownStep < 0) return "";
+    const other = chosen === shownStep || chosen < 0 ? "" : `, not of ${this.stepName(chosen)}`;
+    return `${numbers} are of ${this.stepName(shownStep)}${other}.`;
   }
 
   /** The columns of logged scalars. */

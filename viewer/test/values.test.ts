@@ -96,3 +96,7 @@ test("a kind has one number and one colour for modules and nodes, whatever their
   expect([...overlay.modules].map((value) => overlay.text(value))).toEqual(["float32", "bfloat16"]);
   expect([...overlay.nodes].map((value) => overlay.text(value))).toEqual(["", "int64", "bfloat16"]);
 });
+
+test("where all is zero, zero has the lowest colour", () => {
+  expect(new Scale([0, 0]).place(0)).toBe(0);
+});

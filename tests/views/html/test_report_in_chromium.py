@@ -145,6 +145,31 @@ def test_a_hit_is_found_in_collapsed_groups_and_a_query_can_compare_numbers(
     assert page.address()["query"] == "path:blocks.*.attn parameters>1k"
 
 
+def test_modules_say_that_their_numbers_are_not_of_the_chosen_step(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    page.go("Modules")
+    assert "All numbers here are of step 29." in page.text()
+    page.evaluate("document.querySelector('input[type=range]').focus()")
+    page.press("ArrowLeft")
+    assert "All numbers here are of step 29, not of step 28." in page.text()
+
+
+def test_escape_closes_the_list_of_columns_and_leaves_the_selection(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    page.go("Modules")
+    page.press("ArrowDown")
+    page.evaluate("document.querySelector('details.menu summary').click()")
+    page.press("Escape")
+    assert page.evaluate("document.querySelector('details.menu').open") is False
+    assert "module" in page.address()
+    page.press("Escape")
+    assert "module" not in page.address()
+
+
 def test_the_address_restores_what_is_shown_and_back_and_forward_work(
     page: DrivenPage, files: dict[str, Path]
 ) -> None:

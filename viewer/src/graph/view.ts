@@ -101,7 +101,7 @@ export class GraphView implements View, Drawn {
       }),
       h("span", {
         class: "dim hint",
-        text: `${model.ofShownStep} Double click opens.`,
+        text: `${model.ofShownStep("Times and costs")} Double click opens.`,
       }),
     );
   }

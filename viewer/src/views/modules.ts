@@ -26,6 +26,7 @@ export class ModuleTable implements View {
     "aria-label": "Tree of modules",
   });
   private readonly bar = h("div", { class: "bar" });
+  private readonly hint = h("span", { class: "dim hint" });
   private readonly chooser = h("div", { class: "popup", role: "group", "aria-label": "Columns" });
   private readonly columns: readonly Column[];
   private readonly scales = new Map<Column, Scale>();
@@ -74,7 +75,7 @@ export class ModuleTable implements View {
       button("Close all", "Close all modules", () => {
         store.update({ open: new Set(), flat: false });
       }),
-      h("span", { class: "dim hint", text: this.context.model.ofShownStep }),
+      this.hint,
     );
   }
 
@@ -86,6 +87,8 @@ export class ModuleTable implements View {
 
   update(changed: ReadonlySet<keyof State>): void {
     this.bar.children[1].setAttribute("aria-pressed", String(this.state.flat));
+    this.hint.textContent = this.context.model.ofShownStep("All numbers here", this.state.step);
+    this.hint.classList.toggle("badtext", this.state.step !== this.context.model.payload.shownStep);
     if (changed.has("columns") || !this.chooser.childElementCount) this.makeChooser();
     this.listRows();
     this.drawHead();
