@@ -102,3 +102,24 @@ def test_command_lists_each_in_json(
     answer = json.loads(capsys.readouterr().out)
     assert [each["step"] for each in answer["all"]] == steps
     assert answer["all"][0] == answer["first"]
+
+
+def test_list_of_all_does_not_advise_to_list_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return (x - 1).log(), (x - 2).sqrt()
+
+    model = Twice()
+    with modtrace.record(model, tmp_path / "run", ops=True):
+        model(torch.zeros(2, 3))
+    assert run_command(monkeypatch, "nonfinite", str(tmp_path / "run")) == 1
+    assert (
+        "  1 other place of this step made such values too: modtrace nonfinite --all\n"
+        in capsys.readouterr().out
+    )
+    assert run_command(monkeypatch, "nonfinite", str(tmp_path / "run"), "--all") == 1
+    out = capsys.readouterr().out
+    assert "then: 6 NaN" in out
+    assert "other place" not in out

@@ -70,12 +70,13 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
             "leave one position of each row unmasked, or set the rows of padding to 0 after the softmax",
         )
     if name in LOGARITHMS and _reaches(inputs, 0.0):
-        what = "a negative number" if event.counts.nan else "0"
-        return Cause(
-            f"log of {what}",
-            f"its input reaches down to {_lowest(inputs)}",
-            "add an epsilon to it, or clamp it",
-        )
+        what, remedy = "0", "add an epsilon to it, or clamp it"
+        if event.counts.nan:
+            what, remedy = (
+                "a negative number",
+                "clamp it to a small positive number, or find why it is negative",
+            )
+        return Cause(f"log of {what}", f"its input reaches down to {_lowest(inputs)}", remedy)
     if name in VARIANCES and event.counts.nan:
         return Cause(
             "variance of one element",

@@ -14,7 +14,7 @@ from ..step.calls import column_of
 from ..values.nonfinite import OVERFLOW, NonFinite, describe_row, require_measured
 from .answer import answer
 from .indexed_tables import IndexedTables
-from .op_rules import SHAPES_ONLY
+from .op_rules import SHAPES_ONLY, UNSCALES
 from .scan import find_suspicious_steps
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
@@ -81,8 +81,12 @@ def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], boo
     if not _has_measured_ops(tables, data):
         row = next(_find_rows_of_modules(data), None)
         return [] if row is None else [_describe_module(tables, data, row)], row is None
+    if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
+        return _describe_partly_lost(data, unscales=False)
     flow = read_step_flow(data, step)
     counts = StepCounts(tables, data, flow)
+    if counts.has_lost_rows:
+        return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
     trace = trace_step(tables, flow, counts)
     guilty = [event for event in trace.events if not event.is_guarded(flow.bare_names)]
     told = [answer(tables, trace, event, step) for event in guilty]
@@ -92,11 +96,28 @@ def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], boo
     return [each for each in told if not (trace.unscales and _is_expected(each))], not guilty and row is None
 
 
+def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> tuple[list[NonFinite], bool]:
+    """Returns the first tensor of a module that is not finite, else the first NaN, of a step that has lost rows.
+
+    Which values are intended cannot be told without these rows.
+    """
+    values = data.table("values")
+    with_nan = np.flatnonzero(column_of(values, "nan_count") > 0)
+    with_nan = with_nan[np.argsort(column_of(values, "order")[with_nan], kind="stable")]
+    row = next(iter([*_find_rows_of_modules(data), *with_nan.tolist()]), None)
+    if row is None:
+        return [], True
+    found = replace(
+        describe_row(data, row),
+        hint="what made them, and whether they are intended, is not known: rows of this step are missing",
+        remedy="copy the recording again, or record again",
+    )
+    return [] if unscales and _is_expected(found) else [found], False
+
+
 def _has_measured_ops(tables: IndexedTables, data: RecordingData) -> bool:
-    """Returns whether a step has ops, of which outputs were measured."""
+    """Returns whether outputs of ops were measured in a step."""
     of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
-    if not of_ops or not data.table("ops").num_rows:
-        return False
     return bool(np.isin(column_of(data.table("values"), "site_id"), of_ops).any())
 
 

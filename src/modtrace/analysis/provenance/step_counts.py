@@ -62,9 +62,16 @@ class StepCounts:
         for row in _measured_rows(data.table("values").select(_COLUMNS)):
             site = tables.sites.get(row["site_id"])
             if site is not None and site.role == OP_OUTPUT:
-                self.outputs[row_of.get(row["op_id"], -1), site.slot] = _to_counts(row)
+                op = row_of.get(row["op_id"], -1 - row["op_id"])  # negative if the op has no row
+                self.outputs[op, site.slot] = _to_counts(row)
             else:
                 self._leaves.setdefault((row["site_id"], row_of.get(row["op_id"])), _to_counts(row))
+
+    @cached_property
+    def has_lost_rows(self) -> bool:
+        """True if an output is not finite whose op or tensor has no row, as in a recording of which a table is cut."""
+        returned = {(op, slot) for op, outputs in self._flow.returns.items() for slot, _ in outputs}
+        return any(key not in returned and (each.nan or each.inf) for key, each in self.outputs.items())
 
     def of_output(self, tensor: int) -> Counts | None:
         """Returns what was measured of a tensor when an op of the step returned it; None if nothing was."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ...analysis.graph.parts import forms_of_op
@@ -52,9 +52,12 @@ def render_nonfinite(
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
-    lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
+    if found is None:
+        lines = [Text(_describe_none(measured, marks))]
+    else:
+        lines = _describe(replace(found, others=0) if further else found)
     for each in further[: limit - 1]:
-        lines += _describe(each, "then")
+        lines += _describe(replace(each, others=0), "then")
     if len(further) >= limit:
         lines.append(Text(f"{limit} shown, and there are more: --limit {10 * limit} shows more of them"))
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
@@ -140,7 +143,7 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
         hidden = len(found.chain) - _LINKS
         more = [f"{hidden} more"] if hidden > 0 else []
         yield f"went on to {', '.join([*found.chain[:_LINKS], *more])}"
-    if found.replaced_by:
+    if found.replaced_by and not (found.after and (found.after.loss or found.after.gradients)):
         yield f"finite again behind {', '.join(found.replaced_by[:_LINKS])}"
     yield from _describe_after(found)
     if found.others:
@@ -233,6 +236,7 @@ def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
     if measured.nonfinite:
         text += f": those in {count_of(measured.nonfinite, 'tensor')} are masks, or were replaced, or"
         text += " are gradients that a GradScaler looks at before the step"
+        text += ", as far as the rows that are there tell" * bool(marks)
     if measured.unmeasured:
         text += f"; {measured.unmeasured:,} more could not be measured (column `note` of `values`)"
     return text
