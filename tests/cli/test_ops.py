@@ -42,6 +42,7 @@ def test_shows_the_modules_of_the_last_step(
         "Net     Net       1   500ns  16.7%    500ns\n"
         "all               3  3.00us          2.50us     500ns  4.00k     1.33\n"
         "\n"
+        "all: 3.00us of 8.00us; the rest is Python between ops and recording them\n"
         "of a module: its own ops, without those of the modules inside it\n"
         "ops: how often ops were called\n"
         "%: of the time of all ops; flops: floating-point operations; empty where none are counted\n"

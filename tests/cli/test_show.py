@@ -64,7 +64,7 @@ def test_shows_the_tree_of_the_last_step(
         "Block         2      2   2.00us  1.00us  25.0%\n"
         "Linear        2      2   1.00us  1.00us  12.5%\n"
         "\n"
-        "outside modules   3.00us   37.5%\n"
+        "outside of modules  3.00us   37.5%\n"
         "self: without the modules inside; %: of the time of the step\n"
         "backward times: record with --backward-times (backward_times=True)\n"
     )
@@ -88,7 +88,7 @@ def test_options_reach_the_view(
         "├─ 0    Block      1   1.00us   500ns  12.5%\n"
         "└─ 1    Block      1   1.00us   500ns  12.5%\n"
         "\n"
-        "outside modules   4.00us   50.0%\n"
+        "outside of modules  4.00us   50.0%\n"
         "self: without the modules inside; %: of the time of the step\n"
         "backward times: record with --backward-times (backward_times=True)\n"
     )

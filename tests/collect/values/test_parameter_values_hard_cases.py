@@ -229,6 +229,29 @@ def test_time_of_measuring_each_role_is_overhead_of_its_step(capture: dict[str, 
     assert overhead_ns >= len(calls) * 1_000_000
 
 
+def test_time_of_measuring_what_an_optimizer_computes_is_overhead_of_its_call() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    calls: list[int] = []
+
+    def spin(tensor: torch.Tensor) -> int:
+        """Takes a millisecond."""
+        calls.append(1)
+        end_ns = time.perf_counter_ns() + 1_000_000
+        while time.perf_counter_ns() < end_ns:
+            pass
+        return 0
+
+    values = Capture(function=spin, stats=0, roles="op_output")
+    with modtrace.record(model, strict=True, values=values, ops=True) as rec:
+        model(torch.ones(2, 2)).sum().backward()
+        calls.clear()
+        optimizer.step()
+    rows = [row for row in rec.table("calls").to_pylist() if row["phase"] == "optimizer"]
+    assert calls
+    assert rows[0]["overhead_ns"] >= len(calls) * 1_000_000
+
+
 # Several captures.
 
 

@@ -69,13 +69,13 @@ def test_narrow_terminal_tells_the_phases_by_lines_between_the_ops() -> None:
     backward = OpPath("aten.relu.default", 0, "relu", "relu", 0, "Net", "ReLU", "backward")
     text = render_op_paths(replace(PATHS, rows=(ROWS[1], backward, ROWS[5])), width=45)
     assert text.split("\n\n")[1] == (
-        "op                 module\n"
+        "op                   module\n"
         "forward:\n"
-        "aten.relu.default  relu\n"
+        "aten.relu.default    relu\n"
         "backward:\n"
-        "aten.relu.default  relu\n"
-        "outside of calls:\n"
-        "aten.mean.default  (outside of modules)\n"
+        "aten.relu.default    relu\n"
+        "outside of modules:\n"
+        "aten.mean.default    (outside of modules)\n"
         "left out at a width of 45: type (a width of\n"
         "  55 shows all, and so does | less -S)\n"
     )

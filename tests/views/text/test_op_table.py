@@ -132,6 +132,8 @@ def test_narrow_terminal_keeps_name_and_time_and_names_what_it_leaves_out() -> N
         "left out at a width of 60: type, ops, %, forward, backward,\n"
         "  optimizer, GFLOP/s, read, written, allocated (a width of\n"
         "  151 shows all, and so does | less -S)",
+        "all: 10.0ms of 200ms; the rest is Python between ops and\n"
+        "  recording them\n"
         "of a module: its own ops, without those of the modules\n"
         "  inside it\n"
         "flops: floating-point operations; empty where none are\n"

@@ -295,7 +295,9 @@ def test_columns_that_are_left_out_are_named_and_not_explained() -> None:
         "  width of 134 shows all, and so does | less -S)"
     )
     assert text.split("\n\n")[2] == (
-        "optimizer         6.50ms    3.3%\noutside modules   4.00ms    2.0%\nout: outputs, all calls and slots merged\n"
+        "optimizer           6.50ms    3.3%\n"
+        "outside of modules  4.00ms    2.0%\n"
+        "out: outputs, all calls and slots merged\n"
     )
     whole = render_module_tree(gpt_with_values(), types=False, width=146)
     assert whole == render_module_tree(gpt_with_values(), types=False)
@@ -321,7 +323,7 @@ def test_step_without_calls_says_so() -> None:
         "train.py --steps 20\n"
         "step 19 (train), 200ms, no module was called; 20 steps recorded, 0 to 19\n"
         "\n"
-        "outside modules    200ms  100.0%\n"
+        "outside of modules   200ms  100.0%\n"
     )
 
 

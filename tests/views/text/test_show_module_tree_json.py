@@ -60,6 +60,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
         "optimizer": inner,
         "outside_ns": 400,
         "backward_recorded": False,
+        "ops_recorded": False,
         "notes": [],
         "nonfinite_steps": [],
         "types": [

@@ -66,8 +66,9 @@ class ModuleTree(ByPhase[PhaseTimes]):
     backward: PhaseTimes
     recompute: PhaseTimes
     optimizer: PhaseTimes
-    outside_ns: int | None  # the part of the step in which no call ran; None: its length is not known
+    outside_ns: int | None  # the part of the step in which no call ran; None: not known
     backward_recorded: bool  # some step of the recording has backward calls, or was to have them
+    ops_recorded: bool = False  # ops were to be recorded: recording each of them takes a part of the times
     notes: tuple[Note, ...] = ()  # why steps were written, or were not
     nonfinite_steps: tuple[int, ...] = ()  # of all steps, those in which NaN or infinite values were measured
 
@@ -105,6 +106,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         optimizer=times.of_phase(OPTIMIZER),
         outside_ns=times.outside_ns(),
         backward_recorded=_has_backward(data),
+        ops_recorded=bool(data.meta.options.get("ops")),
         nonfinite_steps=tuple(nonfinite_steps(measured, data.table("sites"))),
     )
 

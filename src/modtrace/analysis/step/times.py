@@ -82,7 +82,8 @@ class CallTimes:
         uncovered_ns = step.end_ns - step.start_ns - _covered_ns(starts, ends, step.start_ns, step.end_ns)
         # Calls that overlap in several threads may have spent more together than the step has on its clock.
         measuring_ns = max(step.overhead_ns - int(overhead_ns.sum()), 0)
-        return max(uncovered_ns - measuring_ns, 0)
+        # More was measured than time is left where a recording does not say what its optimizers measured.
+        return uncovered_ns - measuring_ns if uncovered_ns >= measuring_ns else None
 
 
 NO_CALLS = PhaseTimes()

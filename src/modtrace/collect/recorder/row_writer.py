@@ -12,7 +12,7 @@ from ...recording.triggers.triggers import OnSignal
 from ...recording.triggers.watch import Asked
 from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
-from ..steps.call_rows import NthMemory, call_columns, optimizer_columns
+from ..steps.call_rows import NthMemory, add_overheads, call_columns, optimizer_columns
 from ..steps.step import Step
 from ..steps.step_rows import scalar_columns, step_columns
 from ..values.measured import are_finite
@@ -133,6 +133,7 @@ class RowWriter:
         first_id = tracker.logs.take_ids(optimizer_count)
         optimizers = optimizer_columns(steps, first_id)
         batches += [optimizers] if optimizers else []
+        add_overheads(batches, steps)
         return batches, range(first_id, first_id + optimizer_count)
 
     def _write_modules(self, tracker: ScopeTracker) -> None:

@@ -1,5 +1,6 @@
 """Turns the segments, backwards and optimizer steps of ended steps into the columns of the `calls` table."""
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -53,11 +54,15 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     backwards = [(step.number, each) for step in steps for each in step.backwards if len(each.calls)]
     if backwards and with_backward:
         batches.append(_backward_calls(backwards, memory))
+    return batches
+
+
+def add_overheads(batches: Iterable[Columns], steps: list[Step]) -> None:
+    """Adds the column `overhead_ns` to the rows of these steps' calls, if anything was measured in the steps."""
     if any(step.values or any(batch.measured for batch in step.ops) for step in steps):
         intervals = intervals_of(steps)
         for columns in batches:
             columns["overhead_ns"] = _overheads(columns, intervals)
-    return batches
 
 
 def intervals_of(steps: list[Step]) -> Ints:
@@ -94,7 +99,7 @@ def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
     rows = [(step.number, *each) for step in steps for each in step.optimizer_steps]
     if not rows:
         return None
-    step, start, end, thread = (list(column) for column in zip(*rows, strict=True))
+    step, start, end, thread = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     return {
         "call_id": np.arange(first_id, first_id + len(rows)),
         "step": step,

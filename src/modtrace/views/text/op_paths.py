@@ -86,7 +86,7 @@ def _put_phases_between(columns: Sequence[Column], rows: Sequence[OpPath]) -> li
     for column in columns:
         cells = list(column.cells)
         for at in reversed(changes):
-            phase = rows[at].phase or "outside of calls"
+            phase = rows[at].phase or "outside of modules"
             cells.insert(at, Text(f"{phase}:" if column is columns[0] else "", "bold"))
         parted.append(replace(column, cells=cells))
     return parted

@@ -162,6 +162,8 @@ def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[T
     hidden = [row.sums.together.time_ns for row in table.rows[shown:]]
     if hidden:
         lines.append(Text(f"{count_of(len(hidden), 'more row')} with {format_time(sum(hidden))}", "dim"))
+    if table.phase is None and table.step is not None and table.step.duration_ns is not None:
+        lines.append(Text(_describe_uncovered(table.sums.together.time_ns, table.step.duration_ns), "dim"))
     if table.by == "module":
         lines.append(Text(OWN_NOTE, "dim"))
     lines += explain_columns(_LEGEND, columns.titles)
@@ -169,3 +171,8 @@ def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[T
     if table.sums.together.flops_unknown or (table.sums.together.bytes_unknown and bytes_shown):
         lines.append(Text(UNKNOWN_NOTE, "dim"))
     return lines
+
+
+def _describe_uncovered(ops_ns: int, step_ns: int) -> str:
+    """Returns what the sum of all ops is of the step, and where the rest of the step went."""
+    return f"all: {format_time(ops_ns)} of {format_time(step_ns)}; the rest is Python between ops and recording them"

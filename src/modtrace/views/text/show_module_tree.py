@@ -33,6 +33,9 @@ SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 #: Shown where a recording has no backward calls at all.
 BACKWARD_HINT = "backward times: record with --backward-times (backward_times=True)"
 
+#: Shown where ops were recorded. Every op then goes through Python.
+OPS_NOTE = "times contain the recording of each op: without --ops (ops=True) they are shorter"
+
 #: Shown where both have columns: a checkpointed block is recomputed when its backward first needs a tensor.
 RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
 
@@ -270,16 +273,18 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
 
 
 def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
-    """Returns what the tables do not show: the optimizer, the time outside modules, and how columns are read."""
+    """Returns what the tables do not show: the optimizer, the time outside of modules, and how columns are read."""
     titles = {title for each in tables for title in each.titles}
     lines = []
     if tree.optimizer.calls:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
     if tree.outside_ns is not None:
-        lines.append(_describe_rest("outside modules", tree.outside_ns, tree))
+        lines.append(_describe_rest("outside of modules", tree.outside_ns, tree))
     if {"recompute", "backward"} <= titles:
         lines.append(Text(RECOMPUTE_NOTE, "dim"))
     lines += explain_columns([*_TIMES_LEGEND, *VALUES_LEGEND], titles)
+    if tree.ops_recorded:
+        lines.append(Text(OPS_NOTE, "dim"))
     if tree.roots and not tree.backward_recorded:
         lines.append(Text(BACKWARD_HINT, "dim"))
     return lines
@@ -288,4 +293,4 @@ def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
 def _describe_rest(name: str, time_ns: int, tree: ModuleTree) -> Text:
     step_ns = tree.step.duration_ns if tree.step else None
     share = f" {format_share(time_ns / step_ns):>7}" if step_ns else ""
-    return Text(f"{name:<16}{format_time(time_ns):>8}{share}")
+    return Text(f"{name:<18}{format_time(time_ns):>8}{share}")
