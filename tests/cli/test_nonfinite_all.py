@@ -123,3 +123,28 @@ def test_list_of_all_does_not_advise_to_list_all(
     out = capsys.readouterr().out
     assert "then: 6 NaN" in out
     assert "other place" not in out
+
+
+def test_tensors_that_one_optimizer_step_wrote_are_shown_in_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    with modtrace.record(model, tmp_path / "run", ops=True):
+        for scale in (1.0, -1.0, 1.0):
+            optimizer.zero_grad()
+            (model(torch.ones(1, 2)).square() * scale).sqrt().sum().backward()
+            optimizer.step()
+    assert run_command(monkeypatch, "nonfinite", str(tmp_path / "run"), "--all") == 1
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "first non-finite values: 2 NaN in step 1, after forward\n  made by sqrt outside of modules"
+    )
+    assert out[out.index("then:") :] == (
+        "then: 12 NaN in step 2, forward\n"
+        "  held by 4 parameters: 0.weight, 0.bias, 1.weight, 1.bias\n"
+        "  of each: add_ wrote it in step 1, optimizer\n"
+        "then: 12 NaN in step 2, optimizer\n"
+        "  held by 4 tensors\n"
+        "  of each: add_ wrote it in step 1, optimizer\n"
+    )

@@ -5,8 +5,9 @@ from itertools import islice
 import click
 
 from ..analysis.provenance.search import find_all
-from ..analysis.values.nonfinite import count_measured
-from ..views.text.nonfinite import render_nonfinite, render_nonfinite_json
+from ..analysis.values.nonfinite import NonFinite, count_measured
+from ..recording.protocols import RecordingData
+from ..views.text.nonfinite import group_alike, render_nonfinite, render_nonfinite_json
 from .output import find_terminal, print_text
 from .with_ops import ask, open_with_rows
 
@@ -29,22 +30,22 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     is 1 if there are some, 0 if not, and 2 if nothing could be checked.
     """
     data = open_with_rows(run)
-    made = ask(run, data, lambda: list(islice(find_all(data), limit + 1 if every else 1)))
-    found, further = next(iter(made), None), made[1:]
     measured, meta = count_measured(data), data.meta
     if as_json:
+        made = ask(run, data, lambda: list(islice(find_all(data), limit if every else 1)))
+        found = next(iter(made), None)
         print_text(
-            render_nonfinite_json(
-                found, measured, marks=meta.marks, further=further[: limit - 1] if every else None
-            )
+            render_nonfinite_json(found, measured, marks=meta.marks, further=made[1:] if every else None)
         )
     else:
+        [first, *further] = ask(run, data, lambda: _find_groups(data, limit + 1 if every else 1)) or [[]]
+        found = next(iter(first), None)
         terminal = find_terminal()
         print_text(
             render_nonfinite(
                 found,
                 measured,
-                further=further,
+                further=[each for each in (first[1:], *further) if each],
                 limit=limit,
                 marks=meta.marks,
                 notes=meta.notes,
@@ -53,3 +54,9 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
             )
         )
     return 0 if found is None else EXIT_FOUND
+
+
+def _find_groups(data: RecordingData, most: int) -> list[list[NonFinite]]:
+    """Returns what made such values, with what is alike in one list. Of one alone nothing after it is searched."""
+    found = find_all(data)
+    return list(islice(group_alike(found), most)) if most > 1 else [[each] for each in islice(found, 1)]

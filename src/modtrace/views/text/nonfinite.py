@@ -1,8 +1,9 @@
 """Renders the first non-finite values of a recording, as lines for a terminal or as JSON."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from typing import Any
 
 from ...analysis.graph.parts import forms_of_op
@@ -16,8 +17,9 @@ from ...analysis.values.nonfinite import (
     describe_counts,
 )
 from ...recording.meta import Note
+from ...recording.phase import OPTIMIZER
 from ...recording.role import BY_NAME, PARAMETER, PARAMETER_GRAD
-from ...recording.suggestions import count_of
+from ...recording.suggestions import count_of, first_few
 from ...surface import choose_phrase
 from ..common.columns import Color, Text, printable, render_lines
 from ..common.headline import describe_notes
@@ -33,7 +35,7 @@ def render_nonfinite(
     found: NonFinite | None,
     measured: Measured,
     *,
-    further: Sequence[NonFinite] = (),
+    further: Sequence[Sequence[NonFinite]] = (),
     limit: int = 20,
     marks: Sequence[str] = (),
     notes: Sequence[Note] = (),
@@ -45,8 +47,8 @@ def render_nonfinite(
     Args:
         found: the first.
         measured: how much was measured.
-        further: what came up after it.
-        limit: the greatest number of findings to show, with the first.
+        further: what came up after it, in groups of `group_alike`.
+        limit: the greatest number of groups to show, with the first.
         marks: what is missing from the recording; the first values may be missing too.
         notes: why steps were written, or were not.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
@@ -57,12 +59,26 @@ def render_nonfinite(
     else:
         lines = _describe(replace(found, others=0) if further else found)
     for each in further[: limit - 1]:
-        lines += _describe(replace(each, others=0), "then")
+        lines += _describe(replace(each[0], others=0), "then") if len(each) == 1 else _describe_group(each)
     if len(further) >= limit:
         lines.append(Text(f"{limit} shown, and there are more: --limit {10 * limit} shows more of them"))
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
     untold = [note for note in notes if note.reason != measured.held]
     return render_lines([*lines, *describe_notes(untold)], color=color, width=width)
+
+
+def group_alike(found: Iterable[NonFinite]) -> Iterator[list[NonFinite]]:
+    """Yields findings step by step; in one list the tensors of a step that ops of one kind wrote at the same time.
+
+    An optimizer writes every parameter and the state of each. One answer is enough for all of them.
+    """
+    for _, of_step in groupby(found, key=lambda each: each.step):
+        groups: dict[object, list[NonFinite]] = {}
+        for each in of_step:
+            is_held = each.kind == SOURCE and each.hint is not None
+            key = (each.phase, each.role, each.hint) if is_held else id(each)
+            groups.setdefault(key, []).append(each)
+        yield from groups.values()
 
 
 def describe_place(found: NonFinite) -> str:
@@ -105,8 +121,7 @@ def render_nonfinite_json(
 
 def _describe(found: NonFinite, which: str = "first non-finite values") -> list[Text]:
     counts = describe_counts(found.nan_count, found.inf_count)
-    where = f"step {found.step}, {found.phase or _describe_time(found)}".rstrip(", ")
-    first = Text.join([Text(f"{which}: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")])
+    first = _head(which, counts, found)
     if found.op is None:
         lines = [
             f"{_describe_tensor(found)}, {_describe_size(found)}",
@@ -116,6 +131,25 @@ def _describe(found: NonFinite, which: str = "first non-finite values") -> list[
     else:
         lines = list(_describe_op(found, found.op))
     return [first, *(Text(f"  {printable(line)}") for line in lines)]
+
+
+def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
+    """Returns the lines on tensors that were written in one way."""
+    counts = describe_counts(sum(each.nan_count for each in alike), sum(each.inf_count for each in alike))
+    one = alike[0]
+    known = BY_NAME.get(one.role or "")
+    held = count_of(len(alike), known.of_one if known else "tensor")
+    names = f": {first_few([each.source for each in alike])}" if known else ""
+    return [
+        _head("then", counts, one),
+        Text(f"  {printable(f'held by {held}{names}')}"),
+        Text(f"  {printable(f'of each: {one.hint}')}"),
+    ]
+
+
+def _head(which: str, counts: str, found: NonFinite) -> Text:
+    where = f"step {found.step}, {found.phase or _describe_time(found)}".rstrip(", ")
+    return Text.join([Text(f"{which}: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")])
 
 
 def _describe_time(found: NonFinite) -> str:
@@ -131,8 +165,8 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
     where = _describe_module(found) + (f" at {found.source_line}" if found.source_line else "")
     if found.kind == SOURCE:
         known = BY_NAME.get(found.role or "")
-        held = f"held by {known.of_one if known else 'a tensor'} {found.source}, {size}"
-        yield f"{held}; first read by {forms_of_op(op)[-1]}{where}"
+        held = f"{known.of_one} {found.source}" if known else found.source
+        yield f"held by {held}, {size}; first read by {forms_of_op(op)[-1]}{where}"
     else:
         backward = f", in the backward of {forms_of_op(found.forward_op)[-1]}," if found.forward_op else ""
         verb = "first seen at" if found.kind == FIRST_SEEN else "made by"
@@ -197,7 +231,7 @@ def _describe_others(others: int) -> str:
 
 def _describe_module(found: NonFinite) -> str:
     if found.path is None:
-        return " outside of modules"
+        return " in the optimizer" if found.phase == OPTIMIZER else " outside of modules"
     call = f"@{found.call}" if found.call else ""
     return f" in {found.path or found.root}{call}" + (f" of {found.root}" if found.path else "")
 
