@@ -107,7 +107,7 @@ def test_table_whose_file_is_cut_to_nothing_is_the_reason(run: Runner, command: 
     assert run(command) == 2
     assert run.err == (
         f"modtrace: error: run.modtrace: no {table} are in this recording. "
-        f"The recording is not whole: {table}.arrow is cut: no whole batch is left in it.\n"
+        f"The recording is not whole: {table}.arrow is cut: all of its rows are missing.\n"
     )
 
 

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import modtrace
 from helpers.command_line import run_command
@@ -193,6 +194,10 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
     [
         (["record", "nope.py"], "nope.py: there is no such script (looked from {cwd})"),
         (["record", "."], ".: this is a folder without a __main__.py; give the script to run"),
+        (
+            ["record", "recorded"],
+            "recorded: this is a recording: look at it with modtrace show; record takes",
+        ),
         (["record", "-m", "no.such"], "-m no.such: no module of this name can be run from {cwd}"),
         (["record", "-m", "json.tool.sub"], "-m json.tool.sub: no module of this name can be run from {cwd}"),
         (["record", "-m", "broken.sub"], "-m broken.sub: importing it raised SyntaxError: "),
@@ -225,6 +230,8 @@ def test_misuse_ends_with_code_2_and_says_what_and_where(tmp_path, monkeypatch, 
         (tmp_path / name / "__init__.py").write_text(content)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "notes.txt").write_text("mine")
+    with modtrace.record(nn.Linear(1, 1), tmp_path / "recorded"):
+        pass
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a program takes its place

@@ -60,6 +60,15 @@ def test_fault_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert "(aten.relu_.default in 1, forward) has changed its self, recorded as only read" in out
 
 
+def test_module_that_parses_arguments_where_it_is_imported_sees_none_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsing = "import argparse\nseed = argparse.ArgumentParser().parse_args()\n"
+    (tmp_path / "models_to_verify.py").write_text(parsing + SOURCE)
+    assert run_command(monkeypatch, "verify", "models_to_verify:make", "--seed", "7") == 0
+    assert sys.argv[1] == "verify"
+
+
 def test_json_is_given(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(monkeypatch, "verify", "models_to_verify:make", "--json", "--seed", "7") == 0
     found = json.loads(capsys.readouterr().out)

@@ -107,7 +107,7 @@ def test_marks_of_an_unclosed_recording_come_first(unclosed: FolderWriter) -> No
 def test_table_that_was_cut_after_the_close_is_told(path: Path) -> None:
     cut(path / "rank-00000/calls.arrow", by=3)
     reader = FolderReader(path)
-    assert reader.meta.marks == ("calls.arrow is cut: it is read to its last whole batch",)
+    assert reader.meta.marks == ("calls.arrow is cut: the rows at its end are missing",)
     assert reader.meta.complete is False
     assert reader.table("calls").to_pylist() == expected(5)["calls"]
 
@@ -123,7 +123,7 @@ def test_empty_file_is_an_empty_table(path: Path) -> None:
     (path / "rank-00000/calls.arrow").write_bytes(b"")
     reader = FolderReader(path)
     assert reader.table("calls").num_rows == 0
-    assert reader.meta.marks == ("calls.arrow is cut: no whole batch is left in it",)
+    assert reader.meta.marks == ("calls.arrow is cut: all of its rows are missing",)
 
 
 def test_table_that_is_no_stream_does_not_prevent_reading_the_others(path: Path) -> None:

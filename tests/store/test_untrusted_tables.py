@@ -260,7 +260,7 @@ def test_zeros_at_the_end_are_what_a_power_failure_leaves(tmp_path: Path) -> Non
     file.write_bytes(whole + bytes(4096))
     reader = FolderReader(tmp_path / "run.modtrace")
     assert rows(reader) == expected(3)
-    assert reader.meta.marks == ("calls.arrow is cut: it is read to its last whole batch",)
+    assert reader.meta.marks == ("calls.arrow is cut: the rows at its end are missing",)
 
 
 # --- what is marked

@@ -49,8 +49,20 @@ def load_factory(text: str) -> LoadedModel:
         raise click.ClickException(f"{text!r}: give MODULE:FACTORY, such as models.gpt:make_gpt")
     torch = require("torch", f"calling {text}")
     module_name, _, name = text.partition(":")
-    factory = _find_factory(text, _import(text, module_name), name)
-    return _check(text, _call(text, factory), torch.nn.Module)
+    with _own_arguments(text):
+        made = _call(text, _find_factory(text, _import(text, module_name), name))
+    return _check(text, made, torch.nn.Module)
+
+
+@contextmanager
+def _own_arguments(text: str) -> Iterator[None]:
+    """Hides the arguments of this command from a module that parses `sys.argv` where it is imported."""
+    arguments = sys.argv
+    sys.argv = [text]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def call_model(text: str, loaded: LoadedModel) -> Any:

@@ -109,7 +109,11 @@ def graph(
         raise click.UsageError("--color is for pictures: give -o with a name that ends in .svg, .png or .dot")
     if path is None or writer is None:
         width = find_terminal().width
-        print_text(render_graph_json(shown.view) if as_json else render_graph(shown.view, width=width))
+        print_text(
+            render_graph_json(shown.view)
+            if as_json
+            else render_graph(shown.view, width=width) + "draw it: -o FILE.svg\n"
+        )
         return
     _write(writer, shown, path, color, dpi)
     _tell(shown, path, note, as_json)

@@ -123,6 +123,8 @@ def _fail(text: str) -> NoReturn:
 
 def _describe(error: click.ClickException) -> str:
     text = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        text = f"{error.message.rstrip('.')}.{did_you_mean(error.option_name, error.possibilities or [])}"
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return text
     stop = "" if text.endswith((".", "?", "?)")) else "."

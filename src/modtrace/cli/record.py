@@ -29,6 +29,7 @@ _SHOWN_NOTES = 2
 _SHOWN_MARKS = 2
 
 _VALUE_OPTIONS = (
+    "-o",
     "--to",
     "--steps",
     "--values",
@@ -58,6 +59,7 @@ class _RecordCommand(click.Command):
 
 @click.command(cls=_RecordCommand)
 @click.option(
+    "-o",
     "--to",
     metavar="DIR",
     help="Where to write. Default: train.modtrace for train.py; if that is there, train-2.modtrace, and so on.",

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from ..store.layout import HEADER
 from .factory import locate_error
 from .interrupts import exit_code_of, raising_on
 
@@ -107,6 +108,8 @@ def _run_and_leave(run: Callable[[], object], recording: AbstractContextManager[
 
 
 def _what_is_wrong(path: str, file: str) -> str:
+    if os.path.isfile(os.path.join(path, HEADER)):
+        return "this is a recording: look at it with modtrace show; record takes the script to run"
     if file != path:
         return "this is a folder without a __main__.py; give the script to run"
     return f"there is no such script (looked from {os.getcwd()})"

@@ -138,9 +138,9 @@ class FolderReader:
                     self._messages[name] = state, read_messages(file)
                 messages = self._messages[name][1]
                 if not messages.is_ended and messages.batches:
-                    yield f"{file.name} is cut: it is read to its last whole batch"
+                    yield f"{file.name} is cut: the rows at its end are missing"
                 elif not messages.is_ended:
-                    yield f"{file.name} is cut: no whole batch is left in it"
+                    yield f"{file.name} is cut: all of its rows are missing"
             except RecordingError as error:
                 yield f"{file.name} cannot be read ({error})"
             except FileNotFoundError:
