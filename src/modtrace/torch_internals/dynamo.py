@@ -12,12 +12,15 @@ from torch import nn
 from .call_frames import TORCH_FOLDER, file_that_calls
 
 _EDGES = "module calls at a compiled block's edge"
+_KEPT = "hooks and values inside of compiled code"
 _TRACED = "what torch.compile traces would be shown as if it ran"
 
 PRIVATE_NAMES = {
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": _EDGES,
     "torch._C._dynamo.eval_frame._FrameAction": _EDGES,
     "torch._C._dynamo.eval_frame._FrameExecStrategy": _EDGES,
+    "torch._library.effects.EffectType.ORDERED": _KEPT,
+    "torch._library.custom_ops.CustomOpDef.register_effect": _KEPT,
     "torch._guards.CompileContext": _TRACED,
     "torch._C._get_dispatch_mode": "telling what higher-order ops trace from calls",
     "torch._C._TorchDispatchModeKey": "telling what higher-order ops trace from calls",
@@ -63,6 +66,17 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
             pending.extend(each for each in code.co_consts if isinstance(each, CodeType))
     except (ImportError, AttributeError):
         return
+
+
+def keep_in_order(op: Any) -> None:
+    """Registers a custom op as one with an effect: compiled code keeps it, and all such ops in their order.
+
+    An op that is said to change an argument is kept too. But backward code that calls it saves the argument, and that
+    raises where the region has been called again before its backward (torch 2.13).
+    """
+    from torch._library.effects import EffectType
+
+    op.register_effect(EffectType.ORDERED)
 
 
 def is_compile_wrapper(module: nn.Module) -> bool:

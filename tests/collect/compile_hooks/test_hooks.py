@@ -845,6 +845,16 @@ def test_gradients_of_a_graph_that_is_kept_are_told_of_in_each_backward():
     assert log.events == CHAIN_EVENTS + CHAIN_EVENTS[6:]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_region_may_be_called_again_before_its_backward(backend):
+    model, x = Chain(), leaf(3, 4)
+    log = Log()
+    with compile_safe_hooks(model, **log.hooks()):
+        call, _ = compiled(model, backend)
+        (call(x).sum() + call(2 * x).sum()).backward()
+    assert log.events == CHAIN_EVENTS[:6] * 2 + CHAIN_EVENTS[6:] * 2
+
+
 def test_a_call_that_raises_does_not_confuse_the_next():
     class Fails(nn.Module):
         def forward(self, x):

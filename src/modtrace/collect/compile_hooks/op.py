@@ -7,6 +7,7 @@ from itertools import count
 
 import torch
 
+from ...torch_internals.dynamo import keep_in_order
 from ...torch_internals.modes import unseen
 
 
@@ -72,16 +73,14 @@ def _run(
 
 @cache
 def hook_op() -> Callable[..., None]:
-    """Returns the op.
-
-    It declares that it changes `place`, because torch drops an op that changes and returns nothing.
-    """
+    """Returns the op. It has an effect: torch would drop an op that changes and returns nothing."""
 
     def call_hook(
         first: list[torch.Tensor | None], second: list[torch.Tensor | None], place: torch.Tensor, event: int
     ) -> None:
         _run(place, event, first, second)
 
-    op = torch.library.custom_op("modtrace::call_hook", call_hook, mutates_args={"place"})
+    op = torch.library.custom_op("modtrace::call_hook", call_hook, mutates_args=())
+    keep_in_order(op)
     op.register_fake(lambda first, second, place, event: None)
     return op
