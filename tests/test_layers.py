@@ -79,7 +79,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "backward": {"log", "structures"},
         "steps": {"backward", "log", "names"},
         "scopes": {"backward", "log", "names"},
-        "values": {"steps", "scopes", "backward", "log", "names", "structures"},
+        "values": {"compile_hooks", "steps", "scopes", "backward", "log", "names", "structures"},
         "module_tracker": {"scopes", "steps", "backward", "log", "names", "compile_hooks"},
         "stash": {"scopes", "steps", "backward", "log", "structures", "names"},
         "ops": {

@@ -13,11 +13,11 @@ from .errors import MisuseError, ModtraceError, NonFiniteError, NothingRecordedE
 from .face import Recording
 from .nonfinite_reports import NonFiniteReports
 from .optional import require
-from .record_options import RecordOptions, check_choices, checked_tensors
+from .record_options import RecordOptions, check_choices, checked_compiled, checked_tensors
 from .recording.failure_reporter import warn_of_error
 from .recording.in_memory.recording import MemoryRecording
 from .recording.meta import HELD, Note, RunMeta
-from .recording.options.capture import STATS, Capture, Patterns, to_captures
+from .recording.options.capture import INSIDE, STATS, Capture, Patterns, to_captures
 from .recording.options.op_options import Ops, to_ops
 from .recording.options.step_range import to_step_range
 from .recording.options.tensor_options import TensorOptions
@@ -230,6 +230,7 @@ class LiveRecording(Recording):
             values=options.values,
             ops=options.ops,
             strict=options.strict,
+            inside=options.compiled == INSIDE,
             flight_recorder=sink if isinstance(sink, FlightRecorder) else None,
         )
         recorder.start()
@@ -322,6 +323,7 @@ def record(
     triggers: "Trigger | Sequence[Trigger] | None" = None,
     on_nonfinite: str | None = None,
     tensors: TensorOptions | None = None,
+    compiled: str = "boundary",
 ) -> LiveRecording:
     """Records every module call inside its `with` block.
 
@@ -359,11 +361,15 @@ def record(
             writes the steps that `keep_last` holds. It adds `NonFinite(then=...)` to `triggers`.
         tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens if there
             are more. None means `TensorOptions()`.
+        compiled: `"inside"` measures values also of the modules inside of `torch.compile`, which then compiles once
+            more; in bfloat16 and float16 that changes how results are rounded, see docs/compile.md. `"boundary"`
+            measures what a compiled region as a whole returns.
 
     Raises:
         TypeError: `model` is or contains something that is not a module.
         ValueError: `steps` contains no step, `max_bytes` or `keep_last` is not positive, `values` is something else,
-            or a pattern cannot be read or, if `model` is given, matches nothing in it; `on_nonfinite` can do nothing.
+            or a pattern cannot be read or, if `model` is given, matches nothing in it; `on_nonfinite` or
+            `compiled` can do nothing.
         NonFiniteError: in the block and at its end, with `on_nonfinite="stop"`.
         MissingLibraryError: torch is not installed.
         MisuseError: on entering, if a recording to the same path is running in this process.
@@ -389,5 +395,6 @@ def record(
         keep_last=keep_last,
         triggers=watched,
         tensors=checked_tensors(tensors),
+        compiled=checked_compiled(compiled, captures),
     )
     return LiveRecording(model, to, options)

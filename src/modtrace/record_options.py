@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .recording.options.capture import Capture
+from .recording.options.capture import BOUNDARY, COMPILED, INSIDE, Capture
 from .recording.options.capture import to_json as captures_to_json
 from .recording.options.op_options import Ops
 from .recording.options.step_range import StepRange
 from .recording.options.tensor_options import TensorOptions
 from .recording.triggers.triggers import Trigger, asks_for_origin, paths_of
-from .surface import choose_phrase
+from .surface import choose_phrase, name_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class RecordOptions:
     keep_last: int | None
     tensors: TensorOptions
     triggers: tuple[Trigger, ...]
+    compiled: str = BOUNDARY
 
     def __post_init__(self) -> None:
         if self.max_bytes <= 0:
@@ -49,6 +50,7 @@ class RecordOptions:
             "backward_times": self.backward_times,
             "ops": None if self.ops is None else asdict(self.ops),
             **captures_to_json(self.values),
+            **({} if self.compiled == BOUNDARY else {"compiled": self.compiled}),
             **({} if self.keep_last is None else {"keep_last": self.keep_last}),
             **({"triggers": [repr(each) for each in self.triggers]} if self.triggers else {}),
         }
@@ -74,3 +76,13 @@ def checked_tensors(tensors: TensorOptions | None) -> TensorOptions:
     if tensors is not None and not isinstance(tensors, TensorOptions):
         raise TypeError(f"tensors={tensors!r}: give modtrace.TensorOptions(...)")
     return tensors or TensorOptions()
+
+
+def checked_compiled(compiled: str, captures: Sequence[Capture]) -> str:
+    """Returns what is to be measured of compiled code; raises ValueError for something else, or without values."""
+    given = name_argument("compiled", compiled)
+    if compiled not in COMPILED:
+        raise ValueError(f"{given}: give {' or '.join(COMPILED)}")
+    if compiled == INSIDE and not captures:
+        raise ValueError(f"{given} measures values, and no values are wanted")
+    return compiled

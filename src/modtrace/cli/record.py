@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ..errors import ModtraceError, ModtraceWarning, describe_error
+from ..recording.options.capture import BOUNDARY, COMPILED
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.op_options import Ops
 from ..recording.options.step_range import ALL_STEPS, to_step_range
@@ -38,6 +39,7 @@ _VALUE_OPTIONS = (
     "--exclude",
     "--keep-last",
     "--on-nonfinite",
+    "--compiled",
 )
 
 
@@ -100,6 +102,13 @@ class _RecordCommand(click.Command):
     help="At a NaN or infinity: print what made it; write what --keep-last holds; or end the program with an error "
     "before the optimizer uses it.",
 )
+@click.option(
+    "--compiled",
+    type=click.Choice(COMPILED),
+    default=BOUNDARY,
+    show_default=True,
+    help="Of torch.compile's code: measure what it returns as a whole, or modules inside too.",
+)
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
 @click.option(
     "--overwrite",
@@ -120,6 +129,7 @@ def record(
     source: bool,
     keep_last: int | None,
     on_nonfinite: str | None,
+    compiled: str,
     backward_times: bool,
     overwrite: bool,
     quiet: bool,
@@ -140,6 +150,7 @@ def record(
         "ops": _choose_ops(ops, source),
         "keep_last": keep_last,
         "on_nonfinite": on_nonfinite,
+        "compiled": compiled,
         "backward_times": backward_times,
         "overwrite": overwrite,
     }

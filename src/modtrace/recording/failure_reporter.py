@@ -102,6 +102,16 @@ class FailureReporter:
             stacklevel=2,
         )
 
+    def rounding_changed(self) -> None:
+        """Reports that measuring inside of compiled code rounds results. The tracker's lock may be held."""
+        text = "measuring inside of compiled code changes how bfloat16 and float16 are rounded"
+        self._late_marks.append(text)
+        warnings.warn(
+            f"{text}. To compare runs set torch._inductor.config.emulate_precision_casts = True in each of them.",
+            ModtraceWarning,
+            stacklevel=2,
+        )
+
     def interrupted(self, error: BaseException, first: int) -> None:
         """Reports that rows may be missing from step `first` on, because an exception interrupted their writing."""
         self._late_marks.append(

@@ -30,6 +30,7 @@ PRIVATE_NAMES = {
     "torch._dynamo": "telling modules of the compiler from those of the model",
     "torch._functorch": "the same",
     "torch._inductor": "the same",
+    "torch._inductor.config.emulate_precision_casts": "warning that values inside of compiled code change its rounding",
     "torch._higher_order_ops": "the same",
 }
 
@@ -128,3 +129,11 @@ def is_making_graph() -> bool:
     get_mode: Any = getattr(torch._C, "_get_dispatch_mode", None)
     keys = getattr(torch._C, "_TorchDispatchModeKey", None)
     return get_mode is not None and keys is not None and get_mode(keys.PROXY) is not None
+
+
+def rounds_less_than_eager(tensor: torch.Tensor) -> bool:
+    """Returns whether inductor may keep such a tensor in float32 as long as nobody reads it."""
+    if tensor.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    config: Any = sys.modules.get("torch._inductor.config")
+    return config is not None and not config.emulate_precision_casts

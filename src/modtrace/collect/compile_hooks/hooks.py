@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from threading import get_ident
-from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +16,7 @@ from ..names.wrappers import COMPILED_PART
 from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
 from .op import HookEvent, Session, hook_op, report
+from .stale import make_stale
 
 _Tensors: TypeAlias = tuple[torch.Tensor, ...]
 _Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
@@ -169,7 +169,7 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
         stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
     if events[HookEvent.POST_FW] or events[HookEvent.PRE_BW] or events[HookEvent.POST_BW]:
         stack.callback(module.register_forward_hook(after, with_kwargs=True, prepend=True).remove)
-    _make_stale(module, stack)
+    make_stale(module, stack)
 
 
 # What the hooks do. In compiled code these calls are nodes of Dynamo's graph; AOTAutograd runs them when it traces,
@@ -242,32 +242,3 @@ def _prepare_torch() -> None:
     keep_gradients_out_of_dynamo()
     torch.compiler.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
     torch.compiler.allow_in_graph(_leave_in_graph)  # type: ignore[no-untyped-call]
-
-
-# Telling compiled code with our hooks from code without them.
-
-#: How many blocks have put their `forward` on a module, by its `id`; each block holds its modules.
-_stale: dict[int, int] = {}
-
-
-def _make_stale(module: nn.Module, stack: ExitStack) -> None:
-    """Sets the class's `forward` as an attribute of the module, so that code compiled without hooks is not used for it.
-
-    Dynamo does not check for hooks when it decides whether compiled code may be used (`skip_nnmodule_hook_guards`), and
-    it keeps code per class: hooks on a model whose class was compiled before would not run. But it does check that the
-    module has no `forward` in its `__dict__`. Code with hooks checks for these hooks, so it is not used after the
-    block, and is used again in the next one (torch 2.13, measured).
-    """
-    if id(module) not in _stale:
-        if "forward" in module.__dict__ or type(getattr(type(module), "forward", None)) is not FunctionType:
-            return
-        module.__dict__["forward"] = MethodType(type(module).forward, module)
-    _stale[id(module)] = _stale.get(id(module), 0) + 1
-    stack.callback(_make_fresh, module)
-
-
-def _make_fresh(module: nn.Module) -> None:
-    _stale[id(module)] -= 1
-    if not _stale[id(module)]:
-        del _stale[id(module)]
-        module.__dict__.pop("forward", None)

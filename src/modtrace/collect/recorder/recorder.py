@@ -48,6 +48,7 @@ class Recorder(Listener):
         values: Sequence[Capture] = (),
         ops: Ops | None = None,
         strict: bool = False,
+        inside: bool = False,  # measures modules inside of compiled code too
         flight_recorder: "StepHolder | None" = None,  # the sink, if it checks triggers
     ) -> None:
         """Creates a recorder, which records nothing before `start()`."""
@@ -61,8 +62,7 @@ class Recorder(Listener):
         self._finder = StepFinder()
         self._lock = threading.RLock()  # over the events of the tracker
         self._writing = threading.RLock()  # over the sink; taken before the other
-        self._active = False
-        self._is_forked = False  # a forked child records nothing, and takes no lock
+        self._active = self._is_forked = False  # a forked child records nothing, and takes no lock
         self._flight_recorder = flight_recorder
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
         self._sites = SiteIds()
@@ -73,6 +73,7 @@ class Recorder(Listener):
             self._reporter,
             numbers=self._numbers_of,
             fired=lambda: self.last_fired_step,
+            inside=inside,
         )
         self._ready = ReadySteps(self._finder, self._values, self._reporter, steps)
         self._writer = RowWriter(
@@ -119,8 +120,8 @@ class Recorder(Listener):
         self._tracker = process.acquire(self, strict=self._strict)
         for name, module in self._roots:
             self._tracker.names.add_root(module, name)
+        self._values.start(self._tracker, [module for _, module in self._roots])
         self._roots = []
-        self._values.start(self._tracker)
         if self._op_options is not None:
             self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
             self._ops.start(self._values, is_wanted=self._is_wanted())

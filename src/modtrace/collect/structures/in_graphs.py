@@ -37,6 +37,26 @@ def find_in_graph(
         find_in_graph(each, in_tuple and type(value) is tuple, found, in_tuples, depth + 1)
 
 
+def name_in_graph(value: Any, slot: str, slots: list[str], depth: int) -> None:
+    """Appends the slot of each tensor that `find_in_graph` finds, in the words of `find_slots`."""
+    if isinstance(value, torch.Tensor):
+        slots.append(slot)
+        return
+    parts: Any = ()
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, dict):
+        fields = getattr(type(value), "__dataclass_fields__", ())
+        parts = [(f".{key}" if key in fields else f"[{key!r}]", each) for key, each in value.items()]
+    elif isinstance(value, (tuple, list)):
+        names = getattr(type(value), "_fields", None)
+        parts = [(f"[{at}]" if names is None else f".{names[at]}", each) for at, each in enumerate(value)]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [(f".{each.name}", getattr(value, each.name, None)) for each in dataclasses.fields(value)]
+    for name, each in parts:
+        name_in_graph(each, slot + name, slots, depth + 1)
+
+
 def with_fresh(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
     """Returns the value with its tensors replaced by the next ones of `fresh`.
 

@@ -98,6 +98,19 @@ class MeasuredGradients:
         return known and self.last is not None and self.last() is gradient
 
 
+class MeasuredInside:
+    """The measurements inside of compiled code, in one segment or in one backward."""
+
+    __slots__ = ("active", "intervals", "phase", "sites", "thread")
+
+    def __init__(self, thread: int, phase: str, active: Mask) -> None:
+        self.thread = thread
+        self.phase = phase
+        self.active = active  # the captures that may look at its step
+        self.sites: list[tuple[Measurement, NamedModule, int, str, int]] = []  # with call, slot and mark
+        self.intervals: list[int] = []
+
+
 class MeasuredParameters:
     """The measurements of parameters and what belongs to them, or of buffers, at one moment."""
 
@@ -119,7 +132,7 @@ def not_measured(note: str | None) -> Measurement:
     return nothing
 
 
-Measured = MeasuredOutputs | MeasuredGradients | MeasuredParameters
+Measured = MeasuredOutputs | MeasuredGradients | MeasuredInside | MeasuredParameters
 
 
 class HasSites(Protocol):

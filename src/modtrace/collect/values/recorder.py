@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+from torch import nn
+
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.capture import Capture
 from ...recording.options.path_filter import describe_unmatched, unmatched
@@ -16,6 +18,7 @@ from ..steps.call_rows import NthMemory
 from ..steps.step import Step
 from .buffers import BufferTaps
 from .capture_masks import CaptureMasks, Mask
+from .compiled_taps import CompiledTaps
 from .measured import Measured, free_rows
 from .micro_batches import MicroBatchTaps
 from .parameter_sites import ParameterSites
@@ -38,6 +41,7 @@ class ValueRecorder:
         *,
         numbers: Callable[[Step | None], Sequence[int]],
         fired: Callable[[], int | None],
+        inside: bool = False,
     ) -> None:
         """Creates a recorder, which measures nothing before `start()`.
 
@@ -49,7 +53,9 @@ class ValueRecorder:
             numbers: returns the possible numbers of a step that are to be recorded; None stands for the step of the
                 running optimizer.
             fired: returns the last step in which a trigger has fired.
+            inside: also measures modules inside of compiled code.
         """
+        self._inside = inside
         self.measurer: CaptureMeasurer | None = None
         self._sources: tuple[ValueSource, ...] = ()  # while they work
         #: The sources that the tracker calls, also after measuring has failed.
@@ -64,8 +70,8 @@ class ValueRecorder:
         self._capture_masks: CaptureMasks | None = None  # what they want, while it is recorded
         self._tracker: ScopeTracker | None = None
 
-    def start(self, tracker: ScopeTracker) -> None:
-        """Measures what runs in segments that open from now on, if any capture is given."""
+    def start(self, tracker: ScopeTracker, roots: Iterable[nn.Module] = ()) -> None:
+        """Measures what runs in segments that open from now on, if any capture is given; `roots` are known models."""
         if not self._captures:
             return
         self._tracker = tracker
@@ -83,6 +89,8 @@ class ValueRecorder:
             MicroBatchTaps(measuring),
             BufferTaps(measuring),
         )
+        if self._inside:
+            self._sources += (CompiledTaps(measuring, self.measurer, roots, self._reporter.rounding_changed),)
         self._listeners = self._sources
         wants_inputs = capture_masks.of_role(INPUT) | capture_masks.of_role(GRAD_INPUT)
         for source in self._listeners:

@@ -19,7 +19,7 @@ from ..steps.call_rows import NthMemory
 from ..steps.step import Step
 from .capture_masks import ROLE_BITS, ROLE_CODES, CaptureMasks, Mask
 from .extra_columns import extra_columns, extra_notes
-from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
+from .measured import Measured, MeasuredGradients, MeasuredInside, MeasuredOutputs, MeasuredParameters
 from .sites import SiteIds, SiteName
 
 Columns = dict[str, Any]
@@ -162,6 +162,8 @@ def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> ValuePart
         return _read_outputs(measured, step, calls)
     if isinstance(measured, MeasuredGradients):
         return _read_gradients(measured, step, calls)
+    if isinstance(measured, MeasuredInside):
+        return _read_inside(measured, step)
     return _read_parameters(measured, step)
 
 
@@ -190,6 +192,14 @@ def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegm
     return ValuePart(
         step, samples, named, masks, phase, found[0], found[1], found[2], _none(samples), recomputed
     )
+
+
+def _read_inside(measured: MeasuredInside, step: int) -> ValuePart:
+    samples, owners, nths, slots, marks = columns_of(measured.sites, 5)
+    module_id = np.array([owner.module_id for owner in owners], np.int64)
+    phase = np.full(len(samples), PHASE_CODE[measured.phase], np.int8)
+    nth, none = np.array(nths, np.int64), _none(samples)
+    return ValuePart(step, samples, *_named(slots, marks), phase, module_id, nth, none, none)
 
 
 def _read_parameters(measured: MeasuredParameters, step: int) -> ValuePart:

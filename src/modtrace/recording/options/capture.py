@@ -30,6 +30,10 @@ Patterns = str | re.Pattern[str] | Sequence[str | re.Pattern[str]] | None
 Steps = str | range | slice | Sequence[int] | Callable[[int], bool] | None
 
 
+#: What is measured of compiled code: what a region as a whole returns, or also what the modules inside of it return.
+COMPILED = BOUNDARY, INSIDE = ("boundary", "inside")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capture:
     """Selects tensors and steps, and what is kept of these tensors.

@@ -1,0 +1,130 @@
+"""Taps on what modules return inside of compiled code, and on the gradients of that."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ...torch_internals.dynamo import is_dynamo_compiling, keep_in_order, keep_out_of_dynamo
+from ...torch_internals.modes import unseen
+from ..structures.in_graphs import find_in_graph, name_in_graph, with_fresh
+from .gradients import gets_gradient
+from .stale import make_stale
+
+
+class TapReceiver(Protocol):
+    """Receives the tensors while compiled code runs."""
+
+    def tapped(self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str]) -> int:
+        """Receives the tensors that a module has returned, with their slots.
+
+        Returns:
+            the number of the call, with which its gradients come; -1 if they are not wanted.
+        """
+
+    def tapped_gradient(self, index: int, call: int, slot: str, gradient: torch.Tensor) -> None:
+        """Receives the gradient of a tensor that a module has returned in a call."""
+
+
+#: The receivers of open recordings. Compiled code, which may outlive a recording, knows the number alone.
+_receivers: dict[int, TapReceiver] = {}
+_numbers = count()
+
+
+class Taps:
+    """The taps of one receiver. Modules are told apart by the order in which they were tapped."""
+
+    def __init__(self, receiver: TapReceiver) -> None:
+        _prepare_torch()
+        self._number = next(_numbers)
+        self._stack = ExitStack()
+        self._tapped = 0
+        _receivers[self._number] = receiver
+
+    def tap(self, module: nn.Module) -> None:
+        """Taps what a module returns in compiled code. In eager code nothing is tapped."""
+        with unseen(), torch.inference_mode(False):
+            place = torch.tensor([self._number, self._tapped], device="cpu")
+        self._tapped += 1
+        handle = module.register_forward_hook(_hook_of(place), prepend=True)
+        self._stack.callback(handle.remove)
+        make_stale(module, self._stack)
+
+    def remove(self) -> None:
+        """Removes all taps."""
+        _receivers.pop(self._number, None)
+        self._stack.close()
+
+
+def _hook_of(place: torch.Tensor) -> Callable[[nn.Module, Any, Any], Any]:
+    """Returns a forward hook. Dynamo traces through it; the module's place becomes an input of the compiled code."""
+
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
+        if not is_dynamo_compiling() or torch.compiler.is_exporting():
+            return None
+        found: list[torch.Tensor] = []
+        in_tuples: list[bool] = []
+        slots: list[str] = []
+        find_in_graph(output, True, found, in_tuples, 0)
+        name_in_graph(output, "", slots, 0)
+        if not found:
+            return None
+        returned = _tap_in_graph(place, "\n".join(slots), *found)
+        in_tuple = [each for each, fits in zip(returned, in_tuples, strict=True) if fits]
+        return with_fresh(output, iter(in_tuple))
+
+    keep_out_of_dynamo(after, with_callees=False)
+    return after
+
+
+def _tap_in_graph(place: torch.Tensor, slots: str, *found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Taps tensors. This is a node of Dynamo's graph; what AOTAutograd traces of it are the two ops."""
+    returned, gradient_op = tap_ops()
+    call = returned(list(found), place, slots)
+    for slot, each in zip(slots.split("\n"), found, strict=True):
+        if gets_gradient(each):
+            each.register_hook(partial(_tap_gradient, gradient_op, call, slot))  # type: ignore[no-untyped-call]
+    return found
+
+
+def _tap_gradient(op: Callable[..., None], call: torch.Tensor, slot: str, gradient: torch.Tensor) -> None:
+    op(gradient, call, slot)
+
+
+@cache
+def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+    """Returns the op that a module's call ends with, and the op that its gradients are given to."""
+
+    def tap_returned(found: list[torch.Tensor], place: torch.Tensor, slots: str) -> torch.Tensor:
+        with unseen(), torch.no_grad():
+            number, index = place.tolist()
+            receiver = _receivers.get(number)
+            call = -1 if receiver is None else receiver.tapped(index, found, slots.split("\n"))
+            return torch.tensor([number, index, call], device="cpu")
+
+    def tap_gradient(gradient: torch.Tensor, call: torch.Tensor, slot: str) -> None:
+        with unseen(), torch.no_grad():
+            number, index, of_call = call.tolist()
+            receiver = _receivers.get(number)
+            if receiver is not None and of_call >= 0:
+                receiver.tapped_gradient(index, of_call, slot, gradient)
+
+    returned: Any = torch.library.custom_op("modtrace::tap_returned", tap_returned, mutates_args=())
+    gradient: Any = torch.library.custom_op("modtrace::tap_gradient", tap_gradient, mutates_args=())
+    keep_in_order(returned)
+    keep_in_order(gradient)
+    returned.register_fake(lambda found, place, slots: torch.empty(3, dtype=torch.int64, device="cpu"))
+    gradient.register_fake(lambda gradient, call, slot: None)
+    return returned, gradient
+
+
+@cache
+def _prepare_torch() -> None:
+    """Creates the ops, and keeps Dynamo out of the function that is a node of its graph."""
+    tap_ops()
+    keep_out_of_dynamo(find_in_graph, name_in_graph, with_fresh, _tap_gradient)
+    torch.compiler.allow_in_graph(_tap_in_graph)  # type: ignore[no-untyped-call]

@@ -1,0 +1,161 @@
+"""Measures what modules inside of compiled code return, and the gradients of that."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+
+from ...recording.phase import BACKWARD
+from ...recording.role import GRAD_OUTPUT, OUTPUT
+from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.dynamo import rounds_less_than_eager
+from ...torch_internals.modes import DisableTorchFunction
+from ..compile_hooks.taps import Taps
+from ..log.segments import Segment
+from ..log.thread_log import Backward
+from ..names.module_names import NamedModule
+from ..names.walk import descendants
+from .capture_masks import ROLE_BITS, ROLE_CODE, Mask, mark_of
+from .measured import Measured, MeasuredInside, name_of_tensor
+from .source import Measuring, ValueSource
+from .taps import CaptureMeasurer
+
+_OUTPUT, _GRAD_OUTPUT = ROLE_CODE[OUTPUT], ROLE_CODE[GRAD_OUTPUT]
+
+
+class CompiledTaps(ValueSource):
+    """Measures what modules inside of compiled code return, and the gradients of that.
+
+    What a region as a whole returns is measured outside of it, as that of any module.
+    """
+
+    def __init__(
+        self,
+        measuring: Measuring,
+        measurer: CaptureMeasurer,
+        roots: Iterable[nn.Module],
+        rounding_changed: Callable[[], None],
+    ) -> None:
+        """Taps the modules of the roots. Those of other models are tapped when the model is called first.
+
+        Args:
+            measuring: what all sources measure with.
+            measurer: measures tensors.
+            roots: the models that are known.
+            rounding_changed: is called once where the taps change how results are rounded.
+        """
+        super().__init__(measuring)
+        self._measurer = measurer
+        self._rounding_changed = rounding_changed
+        self._taps = Taps(self)
+        self._modules: list[nn.Module] = []
+        self._known: set[int] = set()  # their ids
+        self._calls: Counter[int] = Counter()  # of the open step, by the module's position
+        self._running: dict[Segment, MeasuredInside] = {}
+        self._of_backward: dict[Backward | None, MeasuredInside] = {}
+        self._has_told = False
+        for root in roots:
+            self._tap(root)
+
+    def _tap(self, top: nn.Module) -> None:
+        if id(top) in self._known:
+            return
+        for module in (top, *descendants(top)):
+            if id(module) not in self._known:
+                self._known.add(id(module))
+                self._modules.append(module)
+                self._taps.tap(module)
+
+    def opened(self, segment: Segment, active: Mask) -> None:
+        self._running[segment] = MeasuredInside(segment.log.number, segment.phase, active)
+        module = segment.context.module
+        if module is not None:
+            self._tap(module)
+
+    def dropped(self, segment: Segment) -> None:
+        self._running.pop(segment, None)
+
+    def take_segment(self, segment: Segment) -> MeasuredInside | None:
+        return self._running.pop(segment, None)
+
+    def take_backward(self, backward: Backward | None) -> MeasuredInside | None:
+        return self._of_backward.pop(backward, None)
+
+    def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
+        found = [self._running.get(each) for each in segments]
+        return [each for each in (*found, self._of_backward.get(None)) if each is not None]
+
+    def step_ended(self) -> None:
+        self._calls.clear()
+
+    def stop(self) -> None:
+        self._taps.remove()
+        self._running, self._of_backward, self._modules = {}, {}, []
+        self._calls.clear()
+
+    # While compiled code runs.
+
+    def tapped(self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str]) -> int:
+        """Measures what a module has returned. Returns which call of its step it was; -1 if nothing is wanted."""
+        log = self._tracker.logs.current
+        measured = None if log.segment is None else self._running.get(log.segment)
+        named = self._tracker.names.get(self._modules[index]) if index < len(self._modules) else None
+        if self._is_abandoned or measured is None or named is None or log.context.named is named:
+            return -1
+        start_ns = time.perf_counter_ns()
+        try:
+            call = self._calls[index]
+            self._calls[index] += 1
+            self._tell_of_rounding(found)
+            mask = self._mask(named, OUTPUT) & measured.active
+            if mask:
+                for slot, tensor in zip(slots, found, strict=True):
+                    self._measure_at(measured, named, call, slot, tensor, mark_of(mask, _OUTPUT))
+            measured.intervals += (start_ns, time.perf_counter_ns())
+        except Exception as error:
+            self._failed(error, named.path)
+            return -1
+        return call
+
+    def tapped_gradient(self, index: int, call: int, slot: str, gradient: torch.Tensor) -> None:
+        """Measures the gradient of a tensor that a module has returned."""
+        named = self._tracker.names.get(self._modules[index]) if index < len(self._modules) else None
+        mask = 0 if self._is_abandoned or named is None else self._mask(named, GRAD_OUTPUT)
+        if named is None or not mask:
+            return
+        start_ns, log = time.perf_counter_ns(), self._tracker.logs.current
+        try:
+            backward = self._tracker.backwards.running(log, graph_task_id())
+            measured = self._of_backward.get(backward)
+            if measured is None:
+                measured = self._of_backward[backward] = MeasuredInside(log.number, BACKWARD, mask)
+            self._measure_at(measured, named, call, slot, gradient, mark_of(mask, _GRAD_OUTPUT))
+            measured.intervals += (start_ns, time.perf_counter_ns())
+        except Exception as error:
+            self._failed(error, named.path)
+
+    def _mask(self, named: NamedModule, role: str) -> Mask:
+        return self._capture_masks.of_op("", named.path, named, role)
+
+    def _measure_at(
+        self,
+        measured: MeasuredInside,
+        named: NamedModule,
+        call: int,
+        slot: str,
+        tensor: torch.Tensor,
+        mark: int,
+    ) -> None:
+        want = self._capture_masks.want(mark >> ROLE_BITS)
+        name = name_of_tensor(named.path, mark, slot) if want.tensors or want.lazy else ""
+        with DisableTorchFunction():
+            # Compiled code writes to this memory again, when it needs the tensor no more.
+            kept = tensor.clone() if want.lazy else tensor
+            measured.sites.append((self._measurer.measure_wanted(kept, want, name), named, call, slot, mark))
+
+    def _tell_of_rounding(self, found: Sequence[torch.Tensor]) -> None:
+        if not self._has_told and any(map(rounds_less_than_eager, found)):
+            self._has_told = True
+            self._rounding_changed()
