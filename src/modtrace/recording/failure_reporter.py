@@ -102,15 +102,10 @@ class FailureReporter:
             stacklevel=2,
         )
 
-    def rounding_changed(self) -> None:
-        """Reports that measuring inside of compiled code rounds results. The tracker's lock may be held."""
-        text = "measuring inside of compiled code changes how bfloat16 and float16 are rounded"
+    def tell(self, text: str) -> None:
+        """Warns of what the user should know of the run, and marks it. The tracker's lock may be held."""
         self._late_marks.append(text)
-        warnings.warn(
-            f"{text}. To compare runs set torch._inductor.config.emulate_precision_casts = True in each of them.",
-            ModtraceWarning,
-            stacklevel=2,
-        )
+        warnings.warn(text, ModtraceWarning, stacklevel=2)
 
     def interrupted(self, error: BaseException, first: int) -> None:
         """Reports that rows may be missing from step `first` on, because an exception interrupted their writing."""

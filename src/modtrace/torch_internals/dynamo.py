@@ -2,7 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,6 +23,7 @@ PRIVATE_NAMES = {
     "torch._C._dynamo.eval_frame._FrameExecStrategy": _EDGES,
     "torch._library.effects.EffectType.ORDERED": _KEPT,
     "torch._library.custom_ops.CustomOpDef.register_effect": _KEPT,
+    "torch.fx.experimental.proxy_tensor.get_proxy_mode": _KEPT,
     "torch._guards.CompileContext": _TRACED,
     "torch._C._get_dispatch_mode": "telling what higher-order ops trace from calls",
     "torch._C._TorchDispatchModeKey": "telling what higher-order ops trace from calls",
@@ -78,6 +81,23 @@ def keep_in_order(op: Any) -> None:
     from torch._library.effects import EffectType
 
     op.register_effect(EffectType.ORDERED)
+
+
+@contextmanager
+def never_recomputed() -> Iterator[None]:
+    """Exempts ops with an effect that AOTAutograd traces in the block from the recompute of a checkpoint around them.
+
+    A checkpoint marks each op that it traces as one to compute again, and torch has no way to do that with a token of
+    effects: it would save the token, which is no tensor (2.13). Unmarked, what such an op returns is saved.
+    """
+    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    mode = None if proxies is None else proxies.get_proxy_mode()
+    before = 0 if mode is None else len(mode.tracer.graph.nodes)
+    yield
+    if mode is not None:
+        nodes = mode.tracer.graph.nodes
+        for node in islice(reversed(nodes), len(nodes) - before):
+            node.meta.pop("recompute", None)
 
 
 def is_compile_wrapper(module: nn.Module) -> bool:

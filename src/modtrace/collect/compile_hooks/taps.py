@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ...torch_internals.dynamo import is_dynamo_compiling, keep_in_order, keep_out_of_dynamo
+from ...torch_internals.dynamo import is_dynamo_compiling, keep_in_order, keep_out_of_dynamo, never_recomputed
 from ...torch_internals.modes import unseen
 from ..structures.in_graphs import find_in_graph, name_in_graph, with_fresh
 from .gradients import gets_gradient
@@ -84,7 +84,8 @@ def _hook_of(place: torch.Tensor) -> Callable[[nn.Module, Any, Any], Any]:
 def _tap_in_graph(place: torch.Tensor, slots: str, *found: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Taps tensors. This is a node of Dynamo's graph; what AOTAutograd traces of it are the two ops."""
     returned, gradient_op = tap_ops()
-    call = returned(list(found), place, slots)
+    with never_recomputed():
+        call = returned(list(found), place, slots)
     for slot, each in zip(slots.split("\n"), found, strict=True):
         if gets_gradient(each):
             each.register_hook(partial(_tap_gradient, gradient_op, call, slot))  # type: ignore[no-untyped-call]

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from ...recording.phase import BACKWARD
+from ...recording.phase import BACKWARD, RECOMPUTE
 from ...recording.role import GRAD_OUTPUT, OUTPUT
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import rounds_less_than_eager
 from ...torch_internals.modes import DisableTorchFunction
+from ..backward.recompute import original_of
 from ..compile_hooks.taps import Taps
-from ..log.segments import Segment
+from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward
 from ..names.module_names import NamedModule
 from ..names.walk import descendants
@@ -21,6 +22,12 @@ from .capture_masks import ROLE_BITS, ROLE_CODE, Mask, mark_of
 from .measured import Measured, MeasuredInside, name_of_tensor
 from .source import Measuring, ValueSource
 from .taps import CaptureMeasurer
+
+_ROUNDING = (
+    "measuring inside of compiled code changes how bfloat16 and float16 are rounded; to compare runs, set "
+    "torch._inductor.config.emulate_precision_casts = True in each of them"
+)
+_OUTSIDE = "nothing is measured inside of a compiled function that calls a model; compile the model, not the function"
 
 _OUTPUT, _GRAD_OUTPUT = ROLE_CODE[OUTPUT], ROLE_CODE[GRAD_OUTPUT]
 
@@ -36,7 +43,7 @@ class CompiledTaps(ValueSource):
         measuring: Measuring,
         measurer: CaptureMeasurer,
         roots: Iterable[nn.Module],
-        rounding_changed: Callable[[], None],
+        tell: Callable[[str], None],
     ) -> None:
         """Taps the modules of the roots. Those of other models are tapped when the model is called first.
 
@@ -44,18 +51,21 @@ class CompiledTaps(ValueSource):
             measuring: what all sources measure with.
             measurer: measures tensors.
             roots: the models that are known.
-            rounding_changed: is called once where the taps change how results are rounded.
+            tell: tells the user what is to know about the run.
         """
         super().__init__(measuring)
         self._measurer = measurer
-        self._rounding_changed = rounding_changed
+        self._tell = tell
+        self._told: set[str] = set()
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
         self._known: set[int] = set()  # their ids
         self._calls: Counter[int] = Counter()  # of the open step, by the module's position
+        #: Of each region's call in the open step: which calls of the modules inside were its first.
+        self._first: dict[CallRef | None, dict[int, int]] = {}
+        self._again: dict[CallRef | None, Counter[int]] = {}  # of each region's recompute: the calls inside
         self._running: dict[Segment, MeasuredInside] = {}
         self._of_backward: dict[Backward | None, MeasuredInside] = {}
-        self._has_told = False
         for root in roots:
             self._tap(root)
 
@@ -89,26 +99,33 @@ class CompiledTaps(ValueSource):
 
     def step_ended(self) -> None:
         self._calls.clear()
+        self._first.clear()
+        self._again.clear()
 
     def stop(self) -> None:
         self._taps.remove()
         self._running, self._of_backward, self._modules = {}, {}, []
-        self._calls.clear()
+        self.step_ended()
 
     # While compiled code runs.
 
     def tapped(self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str]) -> int:
         """Measures what a module has returned. Returns which call of its step it was; -1 if nothing is wanted."""
         log = self._tracker.logs.current
-        measured = None if log.segment is None else self._running.get(log.segment)
+        segment = log.segment
+        measured = None if segment is None else self._running.get(segment)
         named = self._tracker.names.get(self._modules[index]) if index < len(self._modules) else None
-        if self._is_abandoned or measured is None or named is None or log.context.named is named:
+        if segment is None:
+            self._tell_once(_OUTSIDE)
+        if self._is_abandoned or segment is None or measured is None:
+            return -1
+        if named is None or log.context.named is named:
             return -1
         start_ns = time.perf_counter_ns()
         try:
-            call = self._calls[index]
-            self._calls[index] += 1
-            self._tell_of_rounding(found)
+            call = self._number_call(segment, index)
+            if any(map(rounds_less_than_eager, found)):
+                self._tell_once(_ROUNDING)
             mask = self._mask(named, OUTPUT) & measured.active
             if mask:
                 for slot, tensor in zip(slots, found, strict=True):
@@ -136,6 +153,20 @@ class CompiledTaps(ValueSource):
         except Exception as error:
             self._failed(error, named.path)
 
+    def _number_call(self, segment: Segment, index: int) -> int:
+        """Returns which call of its step a module is in. A recompute has the numbers of the forward that it repeats."""
+        region = segment.call_after(len(segment.contexts) - 1)
+        if segment.phase == RECOMPUTE:
+            original = None if region is None else original_of(region)
+            first = {} if original is None else self._first.get(original, {})
+            again = self._again.setdefault(region, Counter())
+            again[index] += 1
+            return first.get(index, 0) + again[index] - 1
+        call = self._calls[index]
+        self._calls[index] += 1
+        self._first.setdefault(region, {}).setdefault(index, call)
+        return call
+
     def _mask(self, named: NamedModule, role: str) -> Mask:
         return self._capture_masks.of_op("", named.path, named, role)
 
@@ -155,7 +186,7 @@ class CompiledTaps(ValueSource):
             kept = tensor.clone() if want.lazy else tensor
             measured.sites.append((self._measurer.measure_wanted(kept, want, name), named, call, slot, mark))
 
-    def _tell_of_rounding(self, found: Sequence[torch.Tensor]) -> None:
-        if not self._has_told and any(map(rounds_less_than_eager, found)):
-            self._has_told = True
-            self._rounding_changed()
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)

@@ -90,7 +90,7 @@ class ValueRecorder:
             BufferTaps(measuring),
         )
         if self._inside:
-            self._sources += (CompiledTaps(measuring, self.measurer, roots, self._reporter.rounding_changed),)
+            self._sources += (CompiledTaps(measuring, self.measurer, roots, self._reporter.tell),)
         self._listeners = self._sources
         wants_inputs = capture_masks.of_role(INPUT) | capture_masks.of_role(GRAD_INPUT)
         for source in self._listeners:

@@ -1,0 +1,408 @@
+"""What modules inside of compiled code return is measured, and is what an eager run has."""
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+from helpers.architectures import ARCHITECTURES
+from helpers.compiled_runs import Make, rows_of, run, same_bits
+from modtrace import Capture
+from modtrace.analysis.modules.module_tree import iterate_nodes
+
+ROLES = ("output", "grad_output")
+WIDTH = 8
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_code():
+    """No test meets code compiled in another."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.act = nn.ReLU()
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+
+
+class Blocks(nn.Module):
+    """Two MLPs and a head."""
+
+    def __init__(self, around=lambda module, x: module(x)):
+        super().__init__()
+        self.blocks = nn.ModuleList(MLP() for _ in range(2))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.around = around
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + self.around(block, x)
+        return self.head(x)
+
+
+class Thrice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = MLP()
+
+    def forward(self, x):
+        return self.mlp(self.mlp(self.mlp(x)))
+
+
+class ReturnsChild(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = MLP()
+
+    def forward(self, x):
+        return self.mlp(x)
+
+
+class Structured(nn.Module):
+    """Returns tensors in a tuple, a list, a dict and a named tuple."""
+
+    class Part(nn.Module):
+        def forward(self, x):
+            return x * 2, {"key": [x + 1], 3: torch.max(x, 1, keepdim=True)[0]}, None
+
+    def __init__(self):
+        super().__init__()
+        self.part = self.Part()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        double, others, _ = self.part(self.lin(x))
+        return double + others["key"][0] * others[3]
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.act = nn.ReLU(inplace=True)
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = self.down(self.act(self.up(x)))
+        x += 1
+        return x
+
+
+class Frozen(nn.Module):
+    """A part without gradients, a part under no_grad, and one that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = MLP().requires_grad_(False)
+        self.unseen = MLP()
+        self.trained = MLP()
+
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.unseen(x)
+        return self.trained(self.frozen(x) + y)
+
+
+checkpointed = partial(checkpoint, use_reentrant=False)
+
+CASES = {
+    "blocks": (Blocks, {}),
+    "checkpoint inside": (lambda: Blocks(checkpointed), {}),
+    "checkpoint inside, micro-batches": (lambda: Blocks(checkpointed), {"calls": 2}),
+    "called three times": (Thrice, {}),
+    "region called three times before its backward": (Thrice, {"calls": 3}),
+    "root that returns its child's tensor": (ReturnsChild, {}),
+    "structures": (Structured, {}),
+    "in place": (InPlace, {}),
+    "frozen": (Frozen, {}),
+}
+
+
+def make_of(kind: Any) -> Make:
+    return lambda: (kind(), {"x": torch.randn(4, WIDTH)})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_those_of_an_eager_run_and_nothing_is_computed_otherwise(case):
+    kind, options = CASES[case]
+    plain = run(make_of(kind), "aot_eager", compiled=None, **options)
+    tapped = run(make_of(kind), "aot_eager", compiled="inside", **options)
+    assert same_bits(plain, tapped)
+    assert tapped.graphs == plain.graphs == 1
+    found, expected = rows_of(tapped.rec, *ROLES), rows_of(run(make_of(kind), **options).rec, *ROLES)
+    here = {
+        site for site in expected if site[-1] != "recompute"
+    }  # what a checkpoint inside computes again is not seen
+    assert found.keys() == here
+    assert all(close(found[site], expected[site]) for site in here)
+    assert not tapped.rec.meta.marks
+
+
+def close(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
+    """Compares rows. Several calls before one backward add gradients in another order, with other rounding."""
+    return found[:3] == expected[:3] and found[3:] == pytest.approx(expected[3:], rel=1e-5, abs=1e-6)
+
+
+def without_labels(name: str) -> Make:
+    def make():
+        model, inputs = ARCHITECTURES[name]()
+        labels = inputs.pop("labels")
+        if name == "T5":
+            inputs["decoder_input_ids"] = labels
+        model.config.use_cache = False
+        if name == "Mixtral":  # with them it does not compile as one graph
+            model.config.output_router_logits = False
+        return model.eval(), inputs
+
+    return make
+
+
+def check_architecture(name: str, backend: str, tolerance: float, *, same: bool = True) -> None:
+    plain = run(without_labels(name), backend, compiled=None)
+    tapped = run(without_labels(name), backend, compiled="inside")
+    eager = run(without_labels(name))
+    assert same_bits(plain, tapped) is same
+    assert tapped.graphs == plain.graphs == 1
+    found, expected = rows_of(tapped.rec, *ROLES), rows_of(eager.rec, *ROLES)
+    here = {
+        site for site in expected if "_cache." not in site[4]
+    }  # objects of other classes are not searched
+    assert found.keys() == here
+    of_root = (("", "grad_output"),)  # that of a region's output leaves out its uses inside
+    compared = [site for site in here if (site[1], site[3]) not in of_root]
+    assert [site for site in compared if not near(found[site], expected[site], tolerance)] == []
+
+
+def near(found: tuple[Any, ...], expected: tuple[Any, ...], tolerance: float) -> bool:
+    scale = (expected[4] / expected[2]) ** 0.5 if expected[2] else 0.0
+    rms = (found[4] / found[2]) ** 0.5 if found[2] else 0.0
+    return found[:3] == expected[:3] and abs(rms - scale) <= tolerance * max(scale, 1e-6)
+
+
+@pytest.mark.compile
+def test_gpt2_has_the_very_rows_of_an_eager_run():
+    check_architecture("GPT-2", "aot_eager", 0)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["Llama", "Mixtral", "BERT", "T5", "ViT"])
+def test_architectures_have_the_rows_of_an_eager_run(name):
+    check_architecture(name, "aot_eager", 1e-4)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Mixtral", "BERT", "T5", "ViT"])
+def test_architectures_under_inductor_have_the_rows_of_an_eager_run(name):
+    # Inductor fuses the sums of T5LayerNorm otherwise where their results are read.
+    check_architecture(name, "inductor", 1e-3, same=name != "T5")
+
+
+# When and how it is compiled.
+
+
+def train(
+    model: nn.Module, call: Any, *, steps: int = 2, sizes: tuple[int, ...] = (4,), **options: Any
+) -> Any:
+    torch.manual_seed(1)
+    with modtrace.record(model, strict=True, **options) as rec:
+        for step in range(steps):
+            call(torch.randn(sizes[step % len(sizes)], WIDTH)).sum().backward()
+            model.zero_grad()
+    return rec
+
+
+def blocks(**options: Any) -> Blocks:
+    torch.manual_seed(0)
+    return Blocks(**options)
+
+
+@pytest.fixture
+def eager_rows():
+    model = blocks()
+    return rows_of(train(model, model), *ROLES)
+
+
+def compile_whole(model, backend):
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
+def compile_in_place(model, backend):
+    model.compile(backend=backend, fullgraph=True)
+    return model
+
+
+def compile_blocks(model, backend):
+    for block in model.blocks:
+        block.compile(backend=backend, fullgraph=True)
+    return model
+
+
+def wrap_blocks(model, backend):
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = torch.compile(block, backend=backend, fullgraph=True)
+    return model
+
+
+@pytest.mark.parametrize("compile_it", [compile_whole, compile_in_place, compile_blocks, wrap_blocks])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_each_way_to_compile_has_the_same_rows(compile_it, backend, eager_rows):
+    model = blocks()
+    assert rows_of(train(model, compile_it(model, backend), compiled="inside"), *ROLES) == eager_rows
+
+
+def test_what_was_compiled_before_is_compiled_once_more_and_once_after(eager_rows):
+    model, counter = blocks(), CompileCounterWithBackend("aot_eager")
+    called = compile_whole(model, counter)
+    called(torch.randn(4, WIDTH)).sum().backward()
+    model.zero_grad()
+    assert rows_of(train(model, called, compiled="inside"), *ROLES) == eager_rows
+    assert counter.frame_count == 2
+    called(torch.randn(4, WIDTH))
+    assert counter.frame_count == 2  # the first code is used again
+    assert not any(each._forward_hooks or "forward" in vars(each) for each in model.modules())
+
+
+def test_another_model_of_a_class_compiled_before_is_measured(eager_rows):
+    compile_whole(blocks(), "aot_eager")(torch.randn(4, WIDTH))
+    model = blocks()
+    assert rows_of(train(model, compile_whole(model, "aot_eager"), compiled="inside"), *ROLES) == eager_rows
+
+
+def test_another_compiled_model_is_not_compiled_again():
+    counter = CompileCounterWithBackend("aot_eager")
+    other = torch.compile(MLP(), backend=counter)
+    other(torch.randn(4, WIDTH))
+    model = blocks()
+    train(model, compile_whole(model, "aot_eager"), compiled="inside")
+    other(torch.randn(4, WIDTH))
+    assert counter.frame_count == 1
+
+
+def test_a_model_that_is_not_given_is_tapped_when_it_is_first_called():
+    model = blocks()
+    called = compile_whole(model, "aot_eager")
+    with modtrace.record(strict=True, compiled="inside") as rec:
+        called(torch.randn(4, WIDTH)).sum().backward()
+    paths = {path for _, path, *_ in rows_of(rec, "grad_output")}
+    assert paths == {"", "head", "blocks.0", "blocks.1"} | {
+        f"blocks.{number}.{part}" for number in range(2) for part in ("up", "act", "down")
+    }
+
+
+def test_batches_of_three_sizes_compile_as_often_as_without_taps():
+    graphs = []
+    for compiled in ("boundary", "inside"):
+        torch._dynamo.reset()
+        model, counter = blocks(), CompileCounterWithBackend("aot_eager")
+        train(model, compile_whole(model, counter), steps=12, sizes=(4, 6, 9), compiled=compiled)
+        graphs.append(counter.frame_count)
+    assert graphs == [2, 2]
+
+
+def test_recompute_of_a_compiled_block_has_the_numbers_of_its_forward():
+    model = blocks(around=checkpointed)
+    eager = rows_of(train(model, model), *ROLES)
+    model = blocks(around=checkpointed)
+    found = rows_of(train(model, compile_blocks(model, "aot_eager"), compiled="inside"), *ROLES)
+    assert {site: row for site, row in found.items() if site[-1] != "recompute"} == {
+        site: row for site, row in eager.items() if site[-1] != "recompute"
+    }
+    assert all(eager[site] == row for site, row in found.items() if site in eager)
+    assert {site[2] for site in found} == {0}
+
+
+def test_whole_tensors_inside_are_those_of_an_eager_run():
+    recs = []
+    for compiled in (None, "aot_eager"):
+        model = blocks()
+        called = model if compiled is None else compile_whole(model, compiled)
+        options = {} if compiled is None else {"compiled": "inside"}
+        recs.append(train(model, called, values=Capture(include="blocks.*.act", tensors=True), **options))
+    eager, inside = ([rec.tensor("blocks.1.act", step) for step in range(2)] for rec in recs)
+    assert all((one == other).all() for one, other in zip(eager, inside, strict=True))
+
+
+def test_a_capture_selects_modules_inside_by_path_and_steps():
+    model = blocks()
+    capture = Capture(include="blocks.*.up", roles="output", steps="1:")
+    rec = train(model, compile_whole(model, "aot_eager"), steps=3, values=capture, compiled="inside")
+    assert {site[:2] for site in rows_of(rec, *ROLES)} == {
+        (step, f"blocks.{number}.up") for step in (1, 2) for number in (0, 1)
+    }
+
+
+def test_tree_shows_modules_inside_with_their_values():
+    model = blocks()
+    tree = train(model, compile_whole(model, "aot_eager"), compiled="inside").module_tree()
+    inside = {node.path: node for _, node in iterate_nodes(tree.roots)}["blocks.1.up"]
+    assert inside.values.output.count == inside.values.gradient.count == 4 * WIDTH
+    assert not inside.called
+
+
+# What it cannot do.
+
+
+def test_compiled_function_around_a_model_is_said_not_to_be_measured():
+    model = blocks()
+    called = torch.compile(lambda x: model(x), backend="aot_eager")
+    with pytest.warns(modtrace.ModtraceWarning, match="nothing is measured inside of a compiled function"):
+        rec = train(model, called, compiled="inside")
+    assert "compile the model, not the function" in rec.meta.marks[0]
+
+
+def test_bfloat16_is_said_to_be_rounded_otherwise():
+    model = blocks().bfloat16()
+    called = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with modtrace.record(model, compiled="inside"):
+            called(torch.randn(4, WIDTH, dtype=torch.bfloat16))
+    [warned] = [each for each in caught if issubclass(each.category, modtrace.ModtraceWarning)]
+    assert "emulate_precision_casts" in str(warned.message)
+
+
+def test_own_reason_for_a_break_is_raised_as_without_us():
+    class Breaks(nn.Module):
+        def forward(self, x):
+            torch._dynamo.graph_break()
+            return x
+
+    model = nn.Sequential(Breaks())
+    messages = []
+    for options in ({}, {"compiled": "inside"}):
+        torch._dynamo.reset()
+        called = torch.compile(model, backend="aot_eager", fullgraph=True)
+        with modtrace.record(model, **options), pytest.raises(torch._dynamo.exc.Unsupported) as raised:
+            called(torch.randn(2))
+        messages.append(str(raised.value).splitlines()[0])
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compiled": "outside"}, "compiled='outside': give boundary or inside"),
+        (
+            {"compiled": "inside", "values": None},
+            "compiled='inside' measures values, and no values are wanted",
+        ),
+    ],
+)
+def test_wrong_choices_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        modtrace.record(nn.Linear(1, 1), **options)
