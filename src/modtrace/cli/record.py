@@ -4,13 +4,13 @@ import contextlib
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from ..errors import ModtraceError, ModtraceWarning, describe_error
-from ..recording.options.capture import BOUNDARY, COMPILED
+from ..recording.options.capture import BOUNDARY, COMPILED, INSIDE
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.op_options import Ops
 from ..recording.options.step_range import ALL_STEPS, to_step_range
@@ -292,11 +292,9 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
         yield "recorded nothing: the program could not be started."
         return
     try:
-        meta, kept, calls = (
-            recording.meta,
-            recording.table("steps").num_rows,
-            recording.table("calls").num_rows,
-        )
+        meta, kept = recording.meta, recording.table("steps").num_rows
+        table = recording.table("calls")
+        calls, hides = table.num_rows, _hides_modules(table, meta.options)
         is_bad = bool(calls) and holds_nonfinite(recording.table("values"), recording.table("sites"))
     except Exception as error:  # a file of it may be anything by now
         seen = count_of(recording.progress.steps, "step")
@@ -318,10 +316,19 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
         yield f"{said}. Look at it with: modtrace show {place}"
         if is_bad:
             yield f"it holds NaN or infinite values. Who made them: modtrace nonfinite {place}"
+        if hides:
+            yield "torch.compile hides modules from it: --compiled inside measures them too"
     elif not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."
     else:
         yield f"{said}."
+
+
+def _hides_modules(calls: Any, options: Mapping[str, Any]) -> bool:
+    """Returns whether values were measured, but not inside of the compiled code that ran."""
+    if options.get("compiled") == INSIDE or not options.get("values"):
+        return False
+    return any(calls["compiled"].unique().to_pylist())
 
 
 def _say_why_nothing(ran: int, chosen: str | None) -> str:
