@@ -1,0 +1,57 @@
+"""`modtrace record` of a program that compiles its model."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from helpers.command_line import run_command
+
+PROGRAM = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+compiled = torch.compile(model, backend="eager")
+for _ in range(2):
+    compiled(torch.ones(2, 4)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "paths", "told"),
+    [
+        ((), {""}, True),
+        (("--compiled", "inside"), {"", "0", "1"}, False),
+        (("--values", "none"), set(), False),
+    ],
+)
+def test_closing_line_says_how_to_see_inside(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    paths: set[str],
+    told: bool,
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    assert run_command(monkeypatch, "record", *options, "--to", "run", "train.py") == 0
+    line = "torch.compile hides modules from it: --compiled inside measures them too"
+    assert (line in capsys.readouterr().err) is told
+    rec = modtrace.open_recording(tmp_path / "run")
+    sites = rec.table("sites").to_pylist()
+    names = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
+    assert {names[row["module_id"]] for row in sites if row["role"] == "output"} == paths
+
+
+def test_measuring_inside_without_values_is_refused_in_the_words_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "record", "--compiled", "inside", "--values", "none", "train.py") == 2
+    assert "--compiled inside measures values, and no values are wanted" in capsys.readouterr().err
