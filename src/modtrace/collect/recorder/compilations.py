@@ -32,7 +32,7 @@ class _Compilation:
     breaks: list[str] | None = None  # None: not known
     forward: "_Compilation | None" = None  # of a backward: that of its forward
     module_id: int | None = None
-    step: int = 0
+    step: int | None = None  # once it is placed; before, the next step after it, if that has ended
     has_calls: bool = False  # the rows of the step's calls are written
 
 
@@ -147,7 +147,10 @@ class CompilationRecorder(Listener):
                 mine = [each for each in self._unplaced if _is_in(each, step)]
                 self._unplaced = [each for each in self._unplaced if each not in mine]
                 for each in mine:
-                    each.step, each.has_calls = step.number or 0, has_calls
+                    each.step, each.has_calls = step.number, has_calls
+                for each in self._unplaced:  # a step that began before and is still open comes before
+                    if each.step is None and each.record.start_ns < step.start_ns:
+                        each.step = step.number
                 self._placed += mine
         except Exception as error:
             self._fail(error)
@@ -157,7 +160,7 @@ class CompilationRecorder(Listener):
         with self._lock:
             if self._tracker is None:
                 for each in self._unplaced:
-                    each.step = max(self._reporter.step - 1, 0)
+                    each.step = max(self._reporter.step - 1, 0) if each.step is None else each.step
                 self._placed += self._unplaced
                 self._unplaced = []
             rows, self._placed = self._placed, []
@@ -203,10 +206,9 @@ def _find_call(step: Step, now_ns: int) -> CallRef | None:
 
 def _is_in(compilation: _Compilation, step: Step) -> bool:
     call, start_ns = compilation.call, compilation.record.start_ns
-    if call is None:
-        return start_ns <= step.end_ns
-    is_folded = bool(step.folded) and step.start_ns <= start_ns <= step.end_ns
-    return is_folded or call.segment in step.segments
+    if call is None or step.folded:
+        return step.start_ns <= start_ns <= step.end_ns
+    return call.segment in step.segments
 
 
 def _call_id(compilation: _Compilation) -> int | None:
