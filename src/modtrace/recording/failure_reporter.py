@@ -101,7 +101,7 @@ class FailureReporter:
             f"compilations are incomplete from step {step}: modtrace failed: {describe_error(error)}"
         )
         text = (
-            "modtrace met an internal error and records no more of what torch.compile compiles; "
+            "modtrace met an internal error and records no more compilations; "
             "the run and the recording of calls go on"
         )
         warn_of_error(text, error, strict=self._how_to_raise)

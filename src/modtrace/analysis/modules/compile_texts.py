@@ -129,7 +129,7 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
             stack=stack,
         )
     advice = hint[1] if hint else _TO_DO_GRAD if "grad" in guard.lower() else ""
-    reason = f"no longer true: {guard}"
+    reason = f"no longer true: {guard}" if _COMPILE_ID.match(said) else guard  # else torch found no guard
     return Told(text=text, reason=reason, advice=advice, subject=guard, module=module, stack=stack)
 
 

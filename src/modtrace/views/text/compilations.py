@@ -11,6 +11,9 @@ from ...recording.suggestions import count_of
 from ..common.columns import Column, Text, printable
 from ..common.numbers import format_time
 
+_KINDS = {"error": "not compiled", "guard": "compiled again", "break": "graph broken"}
+_TO_DO = "to do: "
+
 #: So many reasons of each kind are shown; JSON has all of them.
 _SHOWN = 4
 #: What torch says is cut to so many characters; JSON has all of it.
@@ -29,15 +32,16 @@ def describe_compilations(found: Compilations) -> Iterator[Text]:
     """Yields what there is to know before the table: what went wrong, where, why, and what to do."""
     if found.count:
         yield Text(_headline(found), "yellow" if _went_wrong(found) else "cyan")
-    for kind, reasons in (
-        ("! not compiled", found.errors),
-        ("! compiled again", found.recompilations),
-        ("! graph broken", found.graph_breaks),
-    ):
+    for reasons in (found.errors, found.recompilations, found.graph_breaks):
         for reason in reasons[:_SHOWN]:
-            yield from _describe_reason(kind, reason)
+            first, *rest = describe_reason(reason)
+            yield Text(f"! {first}", "bold red")
+            yield from (Text(f"  {line}", "dim" if line.startswith(_TO_DO) else "") for line in rest)
         if len(reasons) > _SHOWN:
-            yield Text(f"{kind}: {len(reasons) - _SHOWN} more reasons, all of them with --json", "yellow")
+            yield Text(
+                f"! {_KINDS[reasons[0].kind]}: {len(reasons) - _SHOWN} more, all of them with --json",
+                "yellow",
+            )
     if found.before:
         yield Text(
             f"compiled before the recording began, so nothing is known of it: {_names(found.before)}", "cyan"
@@ -59,19 +63,22 @@ def _headline(found: Compilations) -> str:
     return f"{compiled}; {wrong}" if wrong else compiled
 
 
-def _describe_reason(kind: str, reason: Reason) -> Iterator[Text]:
+def describe_reason(reason: Reason) -> list[str]:
+    """Returns lines: what happened where, why, and what to do."""
     line = reason.compiled if reason.kind == "error" else reason.line
     place = (
         ", ".join(part for part in (printable(reason.module), _format_line(line)) if part) or "(no module)"
     )
     more = reason.others if reason.kind == "guard" else 0  # of a break those are the functions around it
     others = f", and {count_of(more, 'more function')}" if more else ""
-    yield Text(f"{kind}{_format_times(reason)}: {place}{others}", "bold red")
-    if reason.line is not None and line is not None and reason.line.place != line.place:
-        yield Text(f"  because of {_format_line(reason.line)}")
-    yield Text(f"  {_cut(reason.reason)}{_format_values(reason.values)}")
-    if reason.advice:
-        yield Text(f"  to do: {_cut(reason.advice)}", "dim")
+    is_elsewhere = reason.line is not None and line is not None and reason.line.place != line.place
+    lines = [
+        f"{_KINDS[reason.kind]}{_format_times(reason)}: {place}{others}",
+        f"because of {_format_line(reason.line)}" if is_elsewhere else "",
+        f"{_cut(reason.reason)}{_format_values(reason.values)}",
+        f"{_TO_DO}{_cut(reason.advice)}" if reason.advice else "",
+    ]
+    return [each for each in lines if each]
 
 
 def _format_times(reason: Reason) -> str:
@@ -131,8 +138,11 @@ def _place_of(region: CompiledRegion) -> str:
 
 
 def _format_ops(ops: Sequence[int]) -> str:
-    """Returns the ops of the graphs that differ, in turn."""
-    return ", ".join(map(str, dict.fromkeys(ops)))
+    """Returns the numbers of ops of the graphs, in turn, or the range of many."""
+    different = list(dict.fromkeys(ops))
+    if len(different) > _SHOWN_VALUES:
+        return f"{min(different)} to {max(different)}"
+    return ", ".join(map(str, different))
 
 
 def describe_inside(found: Compilations) -> Iterator[Text]:
