@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
+import pyarrow.compute as pc
 
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
@@ -103,14 +103,14 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
         modules: its modules by id, where wrappers and what they wrap are one.
     """
     rows = data.table("compilations").to_pylist()
-    calls = data.table("calls").select(["module_id", "compiled"])
-    called = _ids_in(calls["module_id"], modules)
-    as_regions = _ids_in(calls.filter(calls["compiled"])["module_id"], modules)
+    calls = data.table("calls")
+    as_regions = _ids_of(pc.unique(calls["module_id"].filter(calls["compiled"])).to_pylist(), modules)
     if not rows and not as_regions:
         return NO_COMPILATIONS
+    called = _ids_of(pc.unique(calls["module_id"]).to_pylist(), modules)
+    with_rows = _ids_of((row["module_id"] for row in rows), modules)
     names = {module_id: module.path or module.name or module.type for module_id, module in modules.items()}
     compiled = [_compiled(row, names, modules) for row in rows]
-    with_rows = _ids_in((row["module_id"] for row in rows), modules)
     types = {modules[each].type for each in with_rows}
     others = sorted(as_regions - _above(with_rows, modules))
     return Compilations(
@@ -126,11 +126,9 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
     )
 
 
-def _ids_in(column: Iterable[Any], modules: Mapping[int, Module]) -> set[int]:
-    """Returns the ids of the merged modules in a column."""
-    ids = column.to_numpy(zero_copy_only=False) if hasattr(column, "to_numpy") else list(column)
-    distinct = {int(each) for each in np.unique([each for each in ids if each is not None and each == each])}
-    return {modules[each].module_id for each in distinct if each in modules}
+def _ids_of(module_ids: Iterable[int | None], modules: Mapping[int, Module]) -> set[int]:
+    """Returns the ids of the merged modules with these ids."""
+    return {modules[each].module_id for each in module_ids if each is not None and each in modules}
 
 
 def _compiled(row: Mapping[str, Any], names: Mapping[int, str], modules: Mapping[int, Module]) -> _Compiled:
