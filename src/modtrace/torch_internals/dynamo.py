@@ -198,8 +198,7 @@ def read_compilation(metrics: Any) -> CompileRecord | None:
     if getattr(metrics, "is_runtime", False) or metrics.compile_id is None:
         return None
     name, file, line = metrics.co_name, metrics.co_filename, metrics.co_firstlineno
-    to_perf_counter_ns = time.perf_counter_ns() - time.time_ns()
-    end_us = metrics.end_time_us
+    start_ns, end_us = _to_perf_counter(metrics.start_time_us), metrics.end_time_us
     return CompileRecord(
         compile_id=str(metrics.compile_id),
         is_backward=metrics.is_forward is False,
@@ -208,9 +207,14 @@ def read_compilation(metrics: Any) -> CompileRecord | None:
         guards=metrics.guard_count,
         failed_guard=metrics.recompile_reason,
         error=_read_error(metrics),
-        start_ns=metrics.start_time_us * 1000 + to_perf_counter_ns,
-        end_ns=None if end_us is None else end_us * 1000 + to_perf_counter_ns,
+        start_ns=start_ns,
+        end_ns=None if end_us is None else max(_to_perf_counter(end_us), start_ns),
     )
+
+
+def _to_perf_counter(wall_time_us: int) -> int:
+    """Returns a recent wall time in nanoseconds of `perf_counter_ns`; 0 if the wall clock was set forward since."""
+    return max(wall_time_us * 1000 + time.perf_counter_ns() - time.time_ns(), 0)
 
 
 def _read_error(metrics: Any) -> str | None:
@@ -225,15 +229,14 @@ def _read_error(metrics: Any) -> str | None:
     return _with_stack(text, [place])
 
 
-def read_graph_breaks(first: int) -> tuple[list[str], int]:
-    """Returns the reasons of the graph breaks that Dynamo has found since there were `first`, and their number now.
+def last_graph_breaks() -> Sequence[Any]:
+    """Returns the graph breaks that Dynamo has met since its last reset, the newest last."""
+    return getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
 
-    Each text has Dynamo's reason, followed by the stack of the user's code as Dynamo gives it for guards. Dynamo
-    forgets them in `torch._dynamo.reset()`.
-    """
-    kept = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
-    new = kept[first:] if len(kept) >= first else kept
-    return [_with_stack(each.reason, each.user_stack) for each in new], len(kept)
+
+def describe_graph_break(kept: Any) -> str:
+    """Returns Dynamo's reason for a graph break, and below it the stack of the user's code."""
+    return _with_stack(kept.reason, kept.user_stack)
 
 
 def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:

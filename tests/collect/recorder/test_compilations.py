@@ -368,13 +368,15 @@ def test_they_are_kept_while_steps_wait_for_a_trigger(tmp_path: Any) -> None:
 
 
 def test_a_reset_in_the_recording_loses_nothing() -> None:
-    model = torch.compile(Mode(), backend="eager")
+    model = torch.compile(Noisy(), backend="eager")
     with modtrace.record(model, strict=True) as rec:
         for _ in range(2):
-            model(torch.ones(2))
+            model(torch.ones(2, 4))
             torch._dynamo.reset()
     rows = rec.table("compilations").to_pylist()
-    assert [(row["compile_id"], row["module_id"]) for row in rows] == [("0/0", 1), ("0/0", 1)]
+    first, second = [row for row in rows if row["compile_id"] == "0/0"]
+    assert first["module_id"] == second["module_id"] == 1
+    assert [len(each["graph_breaks"]) for each in (first, second)] == [1, 1]
 
 
 def state_of_dynamo() -> dict[str, Any]:
@@ -428,6 +430,18 @@ def test_records_that_cannot_be_read_leave_the_run_and_the_calls(monkeypatch: py
         "compilations are incomplete from step 1: modtrace failed: AttributeError: no attribute 'compile_id'",
     )
     assert callback_handler.end_callbacks == []
+
+
+def test_a_failed_recording_of_compilations_stays_out_of_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = iter([("0/0", False)])  # the recording that was there first
+
+    monkeypatch.setattr(recorder, "ended_compilation", lambda told: next(asked))
+    with modtrace.record(strict=True) as outer:
+        with pytest.warns(modtrace.ModtraceWarning, match="records no more compilations"), modtrace.record():
+            torch.compile(Mode(), backend="eager", fullgraph=True)(torch.ones(2))
+        nn.Linear(1, 1)(torch.ones(1))
+        assert len(callback_handler.end_callbacks) == 1
+    assert outer.table("compilations")["compile_id"].to_pylist() == ["0/0"]
 
 
 @pytest.mark.compile

@@ -2,6 +2,7 @@
 
 import threading
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,12 @@ from ...recording.protocols import Sink
 from ...torch_internals.dynamo import (
     CompileRecord,
     call_after_compilations,
+    describe_graph_break,
     ended_compilation,
     last_compilations,
+    last_graph_breaks,
     no_more_calls_after_compilations,
     read_compilation,
-    read_graph_breaks,
 )
 from ..log.listeners import Listener
 from ..log.segments import CallRef, Segment
@@ -29,7 +31,7 @@ class _Compilation:
 
     record: CompileRecord
     call: CallRef | None = None  # that it held up, until it is written
-    breaks: list[str] | None = None  # None: not known
+    breaks: list[str] | None = None  # None: not known, for Dynamo did not announce it
     forward: "_Compilation | None" = None  # of a backward: that of its forward
     module_id: int | None = None
     step: int | None = None  # once it is placed; before, the next step after it, if that has ended
@@ -50,19 +52,20 @@ class CompilationRecorder(Listener):
         self._tracker: ScopeTracker | None = None  # while it records
         self._lock = threading.RLock()  # over what follows; no other lock is taken while it is held
         self._last: Any = None  # the newest record that was read
-        self._breaks_read = 0
+        self._last_break: Any = None  # the newest graph break
         self._announced: dict[tuple[str, bool], tuple[CallRef | None, list[str]]] = {}  # not read yet
         self._of_graph: dict[str, _Compilation] = {}  # forwards by compile id
         self._functions: dict[str, str] = {}  # by the number of the function
         self._unplaced: list[_Compilation] = []  # their steps have not ended
         self._placed: list[_Compilation] = []  # not written yet
         self._written = 0
+        self._failure: Exception | None = None  # not reported yet
 
     def start(self, tracker: ScopeTracker) -> None:
         """Begins to listen. What was compiled before is not recorded."""
         try:
             self._last = next(reversed(last_compilations()), None)
-            self._breaks_read = read_graph_breaks(0)[1]
+            self._last_break = next(reversed(last_graph_breaks()), None)
             self._tracker = tracker
             call_after_compilations(self._ended)
             tracker.subscribers.add(self)
@@ -75,14 +78,18 @@ class CompilationRecorder(Listener):
             if self._tracker is not None:
                 with self._lock:
                     self._read()
-                self._tracker.subscribers.remove(self)
-            self.forked()
+            self._leave()
         except Exception as error:
             self._fail(error)
 
-    def forked(self) -> None:
+    def _leave(self) -> None:
+        tracker, self._tracker = self._tracker, None
+        if tracker is not None:
+            tracker.subscribers.remove(self)
         no_more_calls_after_compilations(self._ended)
-        self._tracker = None
+
+    def forked(self) -> None:
+        self._leave()
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         call_after_compilations(self._ended)  # the program may have imported Dynamo since, or have reset it
@@ -97,23 +104,32 @@ class CompilationRecorder(Listener):
             call = None if segment is None else CallRef(segment, segment.open_calls.innermost)
             with self._lock:
                 self._read()
-                breaks, self._breaks_read = read_graph_breaks(self._breaks_read)
-                self._announced[compile_id, is_backward] = call, breaks
+                breaks = _behind(self._last_break, last_graph_breaks())
+                self._last_break = breaks[-1] if breaks else self._last_break
+                self._announced[compile_id, is_backward] = (
+                    call,
+                    [describe_graph_break(each) for each in breaks],
+                )
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self.forked()
-        self._reporter.compilations_failed(error)
+        """Ends this after an internal error, which is reported later: Dynamo does not bear an exception here."""
+        self._leave()
+        self._failure = error
+
+    def _report(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._reporter.compilations_failed(failure)
 
     def _read(self) -> None:
         """Reads the records that are new."""
         kept = last_compilations()
         if not kept or kept[-1] is self._last:
             return
-        seen = next((at for at in reversed(range(len(kept))) if kept[at] is self._last), -1)
-        self._last = kept[-1]
-        for record in map(read_compilation, kept[seen + 1 :]):
+        new, self._last = _behind(self._last, kept), kept[-1]
+        for record in map(read_compilation, new):
             if record is not None:
                 self._unplaced.append(self._complete(record))
 
@@ -142,8 +158,8 @@ class CompilationRecorder(Listener):
                 if self._tracker is not None:
                     self._read()
                 for each in self._unplaced:
-                    if each.call is None and not each.record.is_backward:
-                        each.call = _find_call(step, each.record.start_ns)
+                    if each.breaks is None and each.call is None:
+                        each.call = _find_call(step, each.record)
                 mine = [each for each in self._unplaced if _is_in(each, step)]
                 self._unplaced = [each for each in self._unplaced if each not in mine]
                 for each in mine:
@@ -154,6 +170,7 @@ class CompilationRecorder(Listener):
                 self._placed += mine
         except Exception as error:
             self._fail(error)
+        self._report()
 
     def write(self) -> None:
         """Writes what is placed; after `stop()` also what was compiled in no step. Callers hold the sink's lock."""
@@ -167,6 +184,7 @@ class CompilationRecorder(Listener):
         if rows:
             self._sink.write("compilations", self._columns(rows))
             self._written += len(rows)
+        self._report()
 
     def _columns(self, rows: list[_Compilation]) -> dict[str, Any]:
         rows.sort(key=lambda each: each.record.start_ns)
@@ -194,8 +212,17 @@ class CompilationRecorder(Listener):
         }
 
 
-def _find_call(step: Step, now_ns: int) -> CallRef | None:
-    """Returns the innermost call that ran at this time; None if calls of two threads did, or none."""
+def _behind(last: Any, kept: Sequence[Any]) -> Sequence[Any]:
+    """Returns what was added behind `last`: all if Dynamo has forgotten that, as it does in `torch._dynamo.reset()`."""
+    seen = next((at for at in reversed(range(len(kept))) if kept[at] is last), -1)
+    return kept[seen + 1 :]
+
+
+def _find_call(step: Step, record: CompileRecord) -> CallRef | None:
+    """Returns the innermost call that ran when a compilation began; None if calls of two threads did, or none."""
+    now_ns = record.start_ns
+    if record.is_backward or not step.start_ns <= now_ns <= step.end_ns:
+        return None
     found = [
         call
         for segment in step.segments
