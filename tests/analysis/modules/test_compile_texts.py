@@ -113,6 +113,12 @@ def test_a_branch_on_a_tensor_is_told_in_the_same_words(text: str) -> None:
     assert told.advice == "torch.where computes both branches; torch.cond keeps the choice in the graph"
 
 
+def test_a_break_that_dynamo_gives_one_word_for_is_told_in_a_sentence() -> None:
+    assert read_break("step_unsupported").reason == (
+        "a graph break below this line from which Dynamo cannot go on: the rest of the function runs uncompiled"
+    )
+
+
 def test_the_limit_of_compilations_is_told_by_its_name_and_number() -> None:
     told = read_break(LIMIT)
     assert told.reason == (

@@ -47,6 +47,14 @@ _SAY_BRANCH = "which branch is taken depends on the numbers in a tensor (data-de
 _TO_DO_BRANCH = "torch.where computes both branches; torch.cond keeps the choice in the graph"
 
 
+#: What Dynamo says in one word of breaks.
+_SAY_INSTEAD = {
+    "step_unsupported": "a graph break below this line from which Dynamo cannot go on: the rest of the function runs "
+    "uncompiled",
+    "comprehension_graph_break": "a graph break inside of a comprehension",
+}
+
+
 @dataclass(frozen=True)
 class CodeLine:
     """A line of the user's code."""
@@ -157,6 +165,7 @@ def read_break(text: str) -> Told:
     hints = [each for each in _behind("Hint:", rest) if not each.startswith(_NO_ADVICE)]
     explanation = next(_behind("Explanation:", rest), "")
     reason, advice = ": ".join(filter(None, (first, explanation))), next(iter(hints), "")
+    reason = _SAY_INSTEAD.get(first, reason)
     if any(each in first for each in _BRANCHES):
         reason, advice = _SAY_BRANCH, _TO_DO_BRANCH
     elif _LIMIT in first:
