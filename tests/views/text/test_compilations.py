@@ -4,10 +4,15 @@ import pytest
 
 from builders import RecordingBuilder
 from golden import assert_golden
-from modtrace.analysis.modules.compilations import Compilations, Reason
+from modtrace.analysis.modules.compilations import Compilations, CompiledRegion, Reason
 from modtrace.analysis.modules.compile_texts import CodeLine
 from modtrace.analysis.modules.module_tree import build_module_tree
-from modtrace.views.text.compilations import describe_compilations, describe_reason
+from modtrace.views.text.compilations import (
+    describe_compilations,
+    describe_reason,
+    describe_rest,
+    region_columns,
+)
 from modtrace.views.text.show_module_tree import render_module_tree
 
 STACK = 'User stack trace:\n  File "/home/me/gpt/{}", line {}, in forward\n    {}'
@@ -125,6 +130,29 @@ def test_further_reasons_are_counted() -> None:
     texts = [each.render(color=False) for each in describe_compilations(found)]
     assert texts[-1] == "! graph broken: 2 more, all of them with --json"
     assert sum(text.startswith("! graph broken: m") for text in texts) == 4
+
+
+def test_of_many_regions_those_that_took_longest_are_shown() -> None:
+    regions = tuple(
+        CompiledRegion(
+            module=f"m{at}",
+            function="forward",
+            line=None,
+            compilations=1,
+            ops=(1, 2, 3, 4, 5),
+            guards=None,
+            backwards=0,
+            took_ns=at,
+            steps=(0,),
+            error=None,
+        )
+        for at in range(23)
+    )
+    names, _, _, ops, _ = region_columns(regions)
+    assert [cell.render(color=False) for cell in names.cells] == [f"m{at}" for at in range(3, 23)]
+    assert {cell.render(color=False) for cell in ops.cells} == {"1 to 5"}
+    (rest,) = describe_rest(Compilations(count=23, regions=regions))
+    assert rest.render(color=False) == "3 more regions, all of them with --json"
 
 
 def test_nothing_is_said_where_nothing_was_compiled() -> None:

@@ -21,11 +21,13 @@ _LONGEST = 200
 #: So many values of what changed are shown, each cut to so many characters.
 _SHOWN_VALUES = 4
 _LONGEST_VALUE = 40
-#: So many modules without rows are named.
+#: So many modules without rows are named, and so many groups of them.
 _SHOWN_MODULES = 8
+#: So many regions are shown, those that took longest to compile.
+_SHOWN_REGIONS = 20
 
 #: Columns of the table of regions that are left out in this order where the width does not suffice.
-DISPENSABLE_REGIONS = ("guards", "backward", "compiling")
+DISPENSABLE_REGIONS = ("guards", "backwards", "compiling")
 
 
 def describe_compilations(found: Compilations) -> Iterator[Text]:
@@ -115,7 +117,9 @@ def _cut(text: str) -> str:
 
 
 def region_columns(regions: Sequence[CompiledRegion]) -> list[Column]:
-    """Returns the columns of the table of compiled regions."""
+    """Returns the columns of the table of compiled regions, in the order in which they were first compiled."""
+    longest = sorted(regions, key=lambda each: -each.took_ns)[:_SHOWN_REGIONS]
+    regions = [each for each in regions if each in longest]
     columns = [
         Column("region", [Text(printable(each.module or "(no module)")) for each in regions], right=False),
         Column("function", [Text(_place_of(each)) for each in regions], right=False),
@@ -124,7 +128,7 @@ def region_columns(regions: Sequence[CompiledRegion]) -> list[Column]:
         ),
         Column("ops", [Text(_format_ops(each.ops)) for each in regions]),
         Column("guards", [Text(str(each.guards or "")) for each in regions]),
-        Column("backward", [Text(f"{each.backwards}x" if each.backwards else "") for each in regions]),
+        Column("backwards", [Text(f"{each.backwards}x" if each.backwards else "") for each in regions]),
         Column("compiling", [Text(format_time(each.took_ns)) for each in regions]),
     ]
     return [column for column in columns if any(column.cells)]
@@ -145,18 +149,22 @@ def _format_ops(ops: Sequence[int]) -> str:
     return ", ".join(map(str, different))
 
 
-def describe_inside(found: Compilations) -> Iterator[Text]:
-    """Says which modules have no row because they ran inside regions only, and which had none compiled for them."""
+def describe_rest(found: Compilations) -> Iterator[Text]:
+    """Says which regions are not shown, which modules have no row because they ran inside regions, and which share."""
+    if len(found.regions) > _SHOWN_REGIONS:
+        yield Text(f"{len(found.regions) - _SHOWN_REGIONS} more regions, all of them with --json", "yellow")
     alike: dict[tuple[str, ...], list[Inside]] = defaultdict(list)
     for each in found.inside:
         alike[tuple(_below(each.region, path) for path in each.modules)].append(each)
-    for regions in alike.values():
+    for regions in list(alike.values())[:_SHOWN_MODULES]:
         more = f" (and alike in {count_of(len(regions) - 1, 'more region')})" if len(regions) > 1 else ""
         first = regions[0]
         yield Text(
             printable(f"inside {first.region}, without rows of their own: {_names(first.modules)}{more}"),
             "dim",
         )
+    if len(alike) > _SHOWN_MODULES:
+        yield Text(f"inside {len(alike) - _SHOWN_MODULES} more regions: see --json", "dim")
     if found.shared:
         yield Text(f"these ran what was compiled for others of their class: {_names(found.shared)}", "dim")
 

@@ -24,7 +24,7 @@ from ..common.columns import (
 )
 from ..common.headline import describe_head, describe_notes
 from ..common.numbers import format_count, format_share, format_time
-from .compilations import DISPENSABLE_REGIONS, describe_compilations, describe_inside, region_columns
+from .compilations import DISPENSABLE_REGIONS, describe_compilations, describe_rest, region_columns
 from .tree_lines import TreeLine, draw_lines
 from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, describe_nonfinite, shown_slots, value_columns
 
@@ -279,7 +279,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
 def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     """Returns what the tables do not show: the optimizer, the time outside of modules, and how columns are read."""
     titles = {title for each in tables for title in each.titles}
-    lines = list(describe_inside(tree.compilations))
+    lines = list(describe_rest(tree.compilations))
     if tree.optimizer.calls:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
     if tree.outside_ns is not None:
