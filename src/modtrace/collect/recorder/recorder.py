@@ -392,9 +392,7 @@ class Recorder(Listener):
         """Returns the possible numbers of a step that are to be recorded; None is the step of the running optimizer."""
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
-        return (
-            numbers if self._selected == ALL_STEPS else [each for each in numbers if each in self._selected]
-        )
+        return numbers if self._selected == ALL_STEPS else [n for n in numbers if n in self._selected]
 
     def _is_wanted(self, step: Step | None = None) -> bool:
         """Returns whether a step may be one to record; None stands for the step of the running optimizer."""
