@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.schema import schema
+from modtrace.recording.schema import schema, schemas
 
 
 class TypedRecording:
@@ -51,10 +51,7 @@ class RecordingBuilder:
     def __init__(self, **meta: Any) -> None:
         """`meta` are fields of `RunMeta`."""
         self._meta = RunMeta(**meta)
-        self._rows: dict[str, list[dict[str, Any]]] = {
-            table: []
-            for table in ("modules", "sites", "calls", "ops", "tensors", "uses", "values", "steps", "scalars")
-        }
+        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in schemas()}
         self._root_of: dict[int, int] = {}
         self._step = 0
 
@@ -166,6 +163,42 @@ class RecordingBuilder:
         return self.call(
             module, start_ns, end_ns, parent=parent, phase="recompute", recompute_of=forward, **more
         )
+
+    def compilation(
+        self,
+        module: int | None,
+        function: str,
+        compile_id: str,
+        *,
+        call: int | None = None,
+        phase: str = "forward",
+        ops: int | None = 1,
+        guards: int | None = 10,
+        failed_guard: str | None = None,
+        graph_breaks: Sequence[str] = (),
+        error: str | None = None,
+        took_ns: int = 1000,
+    ) -> int:
+        """A compilation of torch.compile within the current step; `function` is its name and `file:line`."""
+        rows = self._rows["compilations"]
+        row = {
+            "compilation_id": len(rows),
+            "step": self._step,
+            "call_id": call,
+            "module_id": module,
+            "phase": phase,
+            "compile_id": compile_id,
+            "function": function,
+            "ops": ops,
+            "guards": guards,
+            "failed_guards": None if failed_guard is None else [failed_guard],
+            "graph_breaks": list(graph_breaks),
+            "error": error,
+            "start_ns": 1000 * len(rows),
+            "end_ns": 1000 * len(rows) + took_ns,
+        }
+        rows.append(row)
+        return len(rows) - 1
 
     def optimizer(self, start_ns: int, end_ns: int, **more: Any) -> int:
         """An optimizer's step; `more` goes to `call`."""

@@ -104,7 +104,7 @@ def test_commands_that_answer_questions_and_their_options_are_in_the_table() -> 
     described = {command.split()[1]: f"`{command}` {about}" for command, about in table_rows("Commands")}
     section = README.split("## What else it answers\n")[1].split("\n## ")[0]
     asked = re.findall(r"^\| .+\? \| `modtrace (\w+) ([^`]+)` \|", section, re.MULTILINE)
-    assert len(asked) == 11
+    assert len(asked) == 12
     for command, rest in asked:
         options = re.findall(r"(?<!\S)--?[\w-]+", rest)
         assert [

@@ -92,6 +92,20 @@ class FailureReporter:
         )
         warn_of_error(text, error, strict=self._how_to_raise)
 
+    def compilations_failed(self, error: Exception) -> None:
+        """Reports that compilations are not recorded any more. The lock over the tracker's events may be held."""
+        if self.strict:
+            raise error
+        step = self._step()
+        self._late_marks.append(
+            f"compilations are incomplete from step {step}: modtrace failed: {describe_error(error)}"
+        )
+        text = (
+            "modtrace met an internal error and records no more compilations; "
+            "the run and the recording of calls go on"
+        )
+        warn_of_error(text, error, strict=self._how_to_raise)
+
     def user_raised(self, what: str, error: Exception) -> None:
         """Reports that a function of the user's has raised. The lock over the tracker's events may be held."""
         said = describe_error(error)

@@ -141,19 +141,22 @@ table collectives                 later: one collective, or one message between 
     device_start_ns int64?
     device_end_ns   int64?
 
-table compilations                later: one compilation of a function into a region, the first or a further one
-    compilation_id  int32
-    step            int32
-    call_id         int64?        the call that it held up
-    module_id       int32?        whose forward it is
+table compilations                one compilation of torch.compile: of a function into a region, the first or a further
+                                  one, or of a region's backward
+    compilation_id  int32         counts up in the order in which the rows are written
+    step            int32         the step in which it ran, also where that is not recorded
+    call_id         int64?        the call that it held up; null of a backward, and where the step is not recorded
+    module_id       int32?        whose call it was; null where none ran, or calls of several threads did
     phase           phase?        forward, backward
     compile_id      dictionary    as torch prints it: `2/1` is the second compilation of the third function
-    function        dictionary?   name and file:line
-    backend         dictionary?
-    ops             int32?        in its graph
+    function        dictionary?   name, file and line: `forward train.py:31`; what comes behind a graph break is
+                                  `torch_dynamo_resume_in_forward_at_34`
+    backend         dictionary?   later
+    ops             int32?        in its graph; null of a backward, and where there is no graph
     guards          int32?
-    failed_guards   list<string>? why those compiled before could not be used, one a guard
-    graph_breaks    list<string>? why its graph ends before the function does, with file:line
+    failed_guards   list<string>? why those compiled before could not be used, one a guard; Dynamo keeps the first
+    graph_breaks    list<string>? why its graph ends before the function does, with the stack of the user's code; null:
+                                  not known
     error           string?       why it was not compiled: it runs as if it never had been
     start_ns        int64
     end_ns          int64?

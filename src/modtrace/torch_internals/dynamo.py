@@ -2,11 +2,13 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from .call_frames import TORCH_FOLDER, file_that_calls
 _EDGES = "module calls at a compiled block's edge"
 _KEPT = "hooks and values inside of compiled code"
 _TRACED = "what torch.compile traces would be shown as if it ran"
+_COMPILATIONS = "which functions torch.compile compiled, how often and why"
 
 PRIVATE_NAMES = {
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": _EDGES,
@@ -35,6 +38,12 @@ PRIVATE_NAMES = {
     "torch._inductor": "the same",
     "torch._inductor.config.emulate_precision_casts": "warning that values inside of compiled code change its rounding",
     "torch._higher_order_ops": "the same",
+    "torch._dynamo.utils.get_compilation_metrics": _COMPILATIONS,
+    "torch._dynamo.utils.CompilationMetrics.compile_id": _COMPILATIONS,
+    "torch._dynamo.utils.CompilationMetrics.recompile_reason": "why torch.compile compiled again",
+    "torch._dynamo.utils.CompilationMetrics.fail_reason": "why torch.compile did not compile",
+    "torch._dynamo.utils.graph_break_reasons": "where graphs of torch.compile break, and why",
+    "torch._dynamo.callback.callback_handler.end_callbacks": "the module that a compilation belongs to",
 }
 
 #: Dynamo folds it to True while it traces; it is False otherwise. Unlike `is_compiling` it asks nothing else: 20 ns
@@ -157,3 +166,109 @@ def rounds_less_than_eager(tensor: torch.Tensor) -> bool:
         return False
     config: Any = sys.modules.get("torch._inductor.config")
     return config is not None and not config.emulate_precision_casts
+
+
+class CompileRecord(NamedTuple):
+    """What Dynamo keeps of one compilation."""
+
+    compile_id: str  # `2/1` is the second compilation of the third function
+    is_backward: bool  # of a graph's backward, which has no function, ops and guards of its own here
+    function: str | None  # its name and `file:line`; None where the compilation was not begun
+    ops: int | None
+    guards: int | None
+    failed_guard: str | None
+    error: str | None
+    start_ns: int  # of `perf_counter_ns`
+    end_ns: int | None
+
+    @property
+    def frame(self) -> str:
+        """The number of the function that was compiled: `2` of `2/1`."""
+        return self.compile_id.rpartition("/")[0]
+
+
+def last_compilations() -> Sequence[Any]:
+    """Returns what Dynamo keeps of its last compilations (64 of them in 2.13), the newest last."""
+    read = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
+    return () if read is None else read()
+
+
+def read_compilation(metrics: Any) -> CompileRecord | None:
+    """Returns one of `last_compilations()` in our words; None if it is about a kernel that is tuned or replayed."""
+    if getattr(metrics, "is_runtime", False) or metrics.compile_id is None:
+        return None
+    name, file, line = metrics.co_name, metrics.co_filename, metrics.co_firstlineno
+    start_ns, end_us = _to_perf_counter(metrics.start_time_us), metrics.end_time_us
+    return CompileRecord(
+        compile_id=str(metrics.compile_id),
+        is_backward=metrics.is_forward is False,
+        function=None if name is None else f"{name} {file}:{line}",
+        ops=metrics.graph_op_count,
+        guards=metrics.guard_count,
+        failed_guard=metrics.recompile_reason,
+        error=_read_error(metrics),
+        start_ns=start_ns,
+        end_ns=None if end_us is None else max(_to_perf_counter(end_us), start_ns),
+    )
+
+
+def _to_perf_counter(wall_time_us: int) -> int:
+    """Returns a recent wall time in nanoseconds of `perf_counter_ns`; 0 if the wall clock was set forward since."""
+    return max(wall_time_us * 1000 + time.perf_counter_ns() - time.time_ns(), 0)
+
+
+def _read_error(metrics: Any) -> str | None:
+    if metrics.fail_type is None:
+        return None
+    text = f"{metrics.fail_type}: {metrics.fail_reason}"
+    if metrics.fail_user_frame_filename is None:
+        return text
+    place = traceback.FrameSummary(
+        metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno, metrics.co_name
+    )
+    return _with_stack(text, [place])
+
+
+def last_graph_breaks() -> Sequence[Any]:
+    """Returns the graph breaks that Dynamo has met since its last reset, the newest last."""
+    return getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
+
+
+def describe_graph_break(kept: Any) -> str:
+    """Returns Dynamo's reason for a graph break, and below it the stack of the user's code."""
+    return _with_stack(kept.reason, kept.user_stack)
+
+
+def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:
+    """Returns a text with the stack below it, in the way in which Dynamo adds one to a guard that failed (2.13)."""
+    frames = [
+        traceback.FrameSummary(each.filename, each.lineno, each.name) for each in stack
+    ]  # with their code
+    return f"{text.rstrip()}\nUser stack trace:\n{''.join(traceback.format_list(frames))}".rstrip()
+
+
+def call_after_compilations(told: Callable[[Any], None]) -> None:
+    """Has Dynamo call a function at the end of each compilation, before it keeps a record of it.
+
+    It does nothing where Dynamo is not imported (which takes a second), or calls the function already:
+    `torch._dynamo.reset()` forgets it.
+    """
+    listed = getattr(_callback_handler(), "end_callbacks", None)
+    if listed is not None and told not in listed:
+        listed.append(told)
+
+
+def no_more_calls_after_compilations(told: Callable[[Any], None]) -> None:
+    """Takes back `call_after_compilations`."""
+    listed = getattr(_callback_handler(), "end_callbacks", None)
+    if listed is not None and told in listed:
+        listed.remove(told)
+
+
+def _callback_handler() -> Any:
+    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+
+
+def ended_compilation(told: Any) -> tuple[str, bool]:
+    """Returns, of what Dynamo passes to such a function, the id of the compilation, and whether it is of a backward."""
+    return str(told.compile_id), getattr(told.callback_trigger, "name", "") == "LAZY_BACKWARD"

@@ -8,6 +8,7 @@ from helpers.report_tables import ALL, column, report, rows
 from modtrace.analysis.provenance.recompute import RecomputeCheck
 from modtrace.analysis.report.limits import Limits, choose_window, thin
 from modtrace.analysis.values.nonfinite import NonFinite
+from modtrace.views.html.findings import describe_finding
 
 
 def two_blocks(*, steps: int = 1, **meta: object) -> TypedRecording:
@@ -157,6 +158,21 @@ def test_recomputes_that_agree_and_marks_are_findings() -> None:
     assert isinstance(check.answer, RecomputeCheck)
     assert check.answer.differences == ()
     assert mark.answer == "the recording ended early"
+
+
+def test_what_torch_compile_compiled_again_is_a_finding_of_its_module_and_step() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    head = build.module("head", "Linear", parent=net)
+    for step in range(2):
+        build.step(step, 100 * step, 100 * step + 100)
+        build.call(head, 100 * step, 100 * step + 10, parent=build.call(net, 100 * step, 100 * step + 20))
+    build.compilation(head, "forward m.py:7", "0/1", failed_guard="0/0: self.n == 1", graph_breaks=["Why"])
+    again, broken = report(build.data()).findings
+    assert (again.answer.reason, again.module, again.step) == ("self.n changed", 1, 1)  # type: ignore[union-attr]
+    assert (broken.answer.reason, broken.module, broken.step) == ("Why", 1, 1)  # type: ignore[union-attr]
+    assert [describe_finding(each)["severity"] for each in (again, broken)] == ["warning", "warning"]
+    assert describe_finding(again)["title"] == "compiled again 1x in step 1: head, m.py:7 in forward"
 
 
 def test_an_empty_recording_has_a_report_that_says_what_is_missing() -> None:

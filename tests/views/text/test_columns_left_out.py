@@ -13,7 +13,7 @@ FOLDER = Path(modtrace.views.text.__path__[0])
 LISTS = [
     (path.stem, name)
     for path in sorted(FOLDER.glob("*.py"))
-    for name in ("_DISPENSABLE", "DISPENSABLE_VALUES")
+    for name in ("_DISPENSABLE", "DISPENSABLE_VALUES", "DISPENSABLE_REGIONS")
     if f"{name} = (" in path.read_text()
 ]
 
@@ -35,6 +35,7 @@ def texts_outside_of_lists(file: str) -> set[str]:
 def test_the_lists_are_found() -> None:
     assert [file for file, _ in LISTS] == [
         "comparison",
+        "compilations",
         "memory_table",
         "op_paths",
         "op_table",

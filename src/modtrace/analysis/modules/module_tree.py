@@ -15,6 +15,7 @@ from ..step.calls import Rows, phase_codes, read_calls
 from ..step.chosen_step import ShownStep, choose_step
 from ..step.placement import NOWHERE, Placer, TreePlace, label_places, merge_wrappers, name_roots
 from ..step.times import NO_CALLS, CallTimes, PhaseTimes
+from .compilations import NO_COMPILATIONS, Compilations, read_compilations
 from .value_summary import ValueSummary
 from .values import read_values, summarize_values
 
@@ -71,6 +72,7 @@ class ModuleTree(ByPhase[PhaseTimes]):
     ops_recorded: bool = False  # ops were to be recorded: recording each of them takes a part of the times
     notes: tuple[Note, ...] = ()  # why steps were written, or were not
     nonfinite_steps: tuple[int, ...] = ()  # of all steps, those in which NaN or infinite values were measured
+    compilations: Compilations = NO_COMPILATIONS  # of all steps: what torch.compile did
 
 
 def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:
@@ -91,7 +93,8 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     values = read_values(measured, data.table("sites"), number)
     # Gradients may be those of an earlier step's calls.
     calls = read_calls(table, number, also=values.call_id)
-    placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
+    modules = merge_wrappers(data.table("modules").to_pylist())
+    placer = Placer(modules)
     times = CallTimes(calls, shown, placer)
     summaries = summarize_values(values, calls, times.placed, placer)
     return ModuleTree(
@@ -108,6 +111,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         backward_recorded=_has_backward(data),
         ops_recorded=bool(data.meta.options.get("ops")),
         nonfinite_steps=tuple(nonfinite_steps(measured, data.table("sites"))),
+        compilations=read_compilations(data, modules),
     )
 
 

@@ -12,6 +12,7 @@ from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..divergence.answer import Comparison, Divergence
 from ..graph.columns import Graph
+from ..modules.compilations import Compilations, Reason
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_all
 from ..step.calls import Column, RowFinder
@@ -58,6 +59,11 @@ class Located:
             step=self.step(answer.step),
         )
 
+    def reason(self, answer: Reason) -> ReportFinding:
+        """Returns what torch.compile said of a module, with its row and that of the first step."""
+        found = (row for (root, path), row in self.modules.items() if answer.module == (path or root))
+        return ReportFinding(answer=answer, module=next(found, NONE), step=self.step(answer.steps[0]))
+
     def step(self, number: int | None) -> int:
         """Returns the row of a step."""
         return int(RowFinder(self.steps)(np.array([NONE if number is None else number]))[0])
@@ -94,6 +100,7 @@ def find_findings(
     data: RecordingData,
     nonfinite: tuple[NonFinite, ...],
     comparison: Comparison | None,
+    compilations: Compilations,
     located: Located,
 ) -> Iterator[ReportFinding]:
     """Yields the findings, the gravest first."""
@@ -107,6 +114,9 @@ def find_findings(
         for place in comparison.divergences[1:_TOLD]:
             yield located.finding(place)
     yield from _check_recomputes(data, located)
+    for reasons in (compilations.errors, compilations.recompilations, compilations.graph_breaks):
+        for reason in reasons[:_TOLD]:
+            yield located.reason(reason)
     for note in data.meta.notes:
         if note.kind != HELD:
             yield ReportFinding(answer=note, step=located.step(note.step))

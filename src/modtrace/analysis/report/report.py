@@ -107,7 +107,9 @@ def build_report(
         tables=tables,
         lanes=list_lanes(timeline) if timeline else (),
         dimensions={"phase": PHASES, "rank": (str(data.meta.rank),)},
-        findings=tuple(find_findings(data, nonfinite, comparison, Located(index, graph, cut, steps))),
+        findings=tuple(
+            find_findings(data, nonfinite, comparison, tree.compilations, Located(index, graph, cut, steps))
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from ...recording.options.step_range import StepRange
 from ..steps.finder import StepFinder
 from ..steps.step import Step
 from ..values.recorder import ValueRecorder
+from .compilations import CompilationRecorder
 from .row_writer import let_go
 
 
@@ -12,13 +13,19 @@ class ReadySteps:
     """The steps to record that have ended and are not written yet. Callers hold the lock of the tracker's events."""
 
     def __init__(
-        self, finder: StepFinder, values: ValueRecorder, reporter: FailureReporter, selected: StepRange
+        self,
+        finder: StepFinder,
+        values: ValueRecorder,
+        compilations: CompilationRecorder,
+        reporter: FailureReporter,
+        selected: StepRange,
     ) -> None:
         self.steps: list[Step] = []
         self.samples = 0  # their measurements and ops
         self.ended = 0  # steps so far, those that are not selected included
         self._finder = finder
         self._values = values
+        self._compilations = compilations
         self._reporter = reporter
         self._selected = selected
 
@@ -41,6 +48,7 @@ class ReadySteps:
     def _settle_step(self, step: Step) -> None:
         self.ended += 1
         self._values.take_segments(step)
+        self._compilations.settle(step, has_calls=step.number in self._selected)
         if step.number in self._selected:
             self.steps.append(step)
             self.samples += sum(len(measured.sites) for measured in step.values)

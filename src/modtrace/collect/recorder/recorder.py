@@ -75,17 +75,16 @@ class Recorder(Listener):
             fired=lambda: self.last_fired_step,
             inside=inside,
         )
-        self._ready = ReadySteps(self._finder, self._values, self._reporter, steps)
         self._writer = RowWriter(
             sink, self._reporter, self._values, flight_recorder, with_backward=self.wants_backward_events
         )
+        self._ready = ReadySteps(self._finder, self._values, self._writer.compilations, self._reporter, steps)
         self._op_options = ops
         self._ops: OpRecorder | None = None
         self._timer = FlushTimer(self._flush_late, locks=(self._writing, self._lock))
         self._nonfinite = NonFiniteStop(flight_recorder, self._writing, self._read_open, self._numbers_of)
-        self._signals = SignalWatch(
-            flight_recorder.signals if flight_recorder else (), partial(self.fire, "OnSignal")
-        )
+        signals = flight_recorder.signals if flight_recorder else ()
+        self._signals = SignalWatch(signals, partial(self.fire, "OnSignal"))
 
     # The user's side.
 
@@ -122,6 +121,7 @@ class Recorder(Listener):
             self._tracker.names.add_root(module, name)
         self._values.start(self._tracker, [module for _, module in self._roots])
         self._roots = []
+        self._writer.compilations.start(self._tracker)
         if self._op_options is not None:
             self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
             self._ops.start(self._values, is_wanted=self._is_wanted())
@@ -132,6 +132,7 @@ class Recorder(Listener):
     def _leave(self) -> list[str | None]:
         """Unsubscribes from all events, and returns warnings about what could not be removed."""
         self._values.leave()
+        self._writer.compilations.stop()
         self._nonfinite.stop()
         texts = [None if self._ops is None else self._ops.stop()]
         process.release(self)
@@ -391,9 +392,7 @@ class Recorder(Listener):
         """Returns the possible numbers of a step that are to be recorded; None is the step of the running optimizer."""
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
-        if self._selected == ALL_STEPS:
-            return numbers
-        return [number for number in numbers if number in self._selected]
+        return numbers if self._selected == ALL_STEPS else [n for n in numbers if n in self._selected]
 
     def _is_wanted(self, step: Step | None = None) -> bool:
         """Returns whether a step may be one to record; None stands for the step of the running optimizer."""

@@ -17,6 +17,7 @@ from ..steps.step import Step
 from ..steps.step_rows import scalar_columns, step_columns
 from ..values.measured import are_finite
 from ..values.recorder import ValueRecorder, free_values
+from .compilations import CompilationRecorder
 
 #: Batches of rows, each with its table.
 Rows = list[tuple[str, dict[str, Any]]]
@@ -69,6 +70,7 @@ class RowWriter:
         with_backward: bool,
     ) -> None:
         """Creates a writer. `with_backward` includes the rows of backward calls."""
+        self.compilations = CompilationRecorder(sink, reporter)
         self._with_backward = with_backward
         self._sink = sink
         self._reporter = reporter
@@ -91,6 +93,7 @@ class RowWriter:
         self._reporter.write_late()
         batches, optimizer_ids = self._read_calls(steps, tracker)
         self._write_modules(tracker)
+        self.compilations.write()
         of_ops = () if ops is None else ops.write(steps, batches, optimizer_ids)
         for columns in batches:
             self._sink.write("calls", columns)

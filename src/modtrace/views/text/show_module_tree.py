@@ -24,6 +24,7 @@ from ..common.columns import (
 )
 from ..common.headline import describe_head, describe_notes
 from ..common.numbers import format_count, format_share, format_time
+from .compilations import DISPENSABLE_REGIONS, describe_compilations, describe_rest, region_columns
 from .tree_lines import TreeLine, draw_lines
 from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, describe_nonfinite, shown_slots, value_columns
 
@@ -82,7 +83,10 @@ def render_module_tree(
         )  # notes stand beside a module if they can
     if tree.roots and types:
         fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
-    return render_tables(_headline(tree, run), *fitted, rest=_rest(tree, fitted), width=width, color=color)
+    if tree.compilations.regions:
+        fitted.append(fit_columns(region_columns(tree.compilations.regions), width, DISPENSABLE_REGIONS))
+    head = [*_headline(tree, run), *describe_compilations(tree.compilations)]
+    return render_tables(head, *fitted, rest=_rest(tree, fitted), width=width, color=color)
 
 
 def _fit(columns: Sequence[Column], width: int | None) -> FittedColumns:
@@ -275,7 +279,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
 def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     """Returns what the tables do not show: the optimizer, the time outside of modules, and how columns are read."""
     titles = {title for each in tables for title in each.titles}
-    lines = []
+    lines = list(describe_rest(tree.compilations))
     if tree.optimizer.calls:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
     if tree.outside_ns is not None:

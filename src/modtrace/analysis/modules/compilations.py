@@ -1,0 +1,252 @@
+"""Finds what torch.compile did in a recording: its regions, why it compiled again, and where graphs broke."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pyarrow.compute as pc
+
+from ...recording.phase import BACKWARD
+from ...recording.protocols import RecordingData
+from ..step.placement import Module
+from .compile_texts import CodeLine, Told, plain_name, read_break, read_guard
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledRegion:
+    """A function of a module that torch.compile has compiled, or has tried to."""
+
+    module: str  # the path of the module; the name of a root; "" where it is not known
+    function: str  # as in the code; what lies behind a graph break begins at another line
+    line: CodeLine | None
+    compilations: int  # those that have led to code; not those of its backward
+    ops: tuple[int, ...]  # in each of its graphs that has any
+    guards: int | None  # of its last graph
+    backwards: int  # compilations of its backward
+    took_ns: int
+    steps: tuple[int, ...]  # in which it was compiled
+    error: str | None  # why it was not compiled the last time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why a function was compiled again, why its graph ends early, or why it was not compiled."""
+
+    kind: Literal["guard", "break", "error"]
+    module: str
+    reason: str
+    values: tuple[str, ...]  # of what changed, in the order in which they came
+    line: CodeLine | None  # of the user's code
+    compiled: CodeLine | None  # the first line of what was compiled, or was not
+    advice: str  # "" where torch gives none
+    times: int
+    others: int  # further functions with the same reason
+    steps: tuple[int, ...]
+    text: str  # all that torch says of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """Modules that ran inside the regions of a module only, or never: they had no call of their own."""
+
+    region: str
+    modules: tuple[str, ...]  # the outermost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilations:
+    """What torch.compile did in all steps of a recording."""
+
+    count: int = 0
+    took_ns: int = 0
+    regions: tuple[CompiledRegion, ...] = ()
+    recompilations: tuple[Reason, ...] = ()
+    graph_breaks: tuple[Reason, ...] = ()
+    errors: tuple[Reason, ...] = ()
+    inside: tuple[Inside, ...] = ()
+    shared: tuple[str, ...] = ()  # modules that ran code which was compiled for others of their class
+    before: tuple[str, ...] = ()  # modules whose code was compiled before the recording began
+
+
+NO_COMPILATIONS = Compilations()
+
+
+class _Compiled(NamedTuple):
+    """A row of `compilations`, with its module."""
+
+    row: Mapping[str, Any]
+    module: str
+    path: str | None  # of the module
+
+    @property
+    def is_backward(self) -> bool:
+        return bool(self.row["phase"] == BACKWARD)
+
+    @property
+    def took_ns(self) -> int:
+        end_ns = self.row["end_ns"]
+        return 0 if end_ns is None else max(end_ns - self.row["start_ns"], 0)
+
+    @property
+    def line(self) -> CodeLine | None:
+        """The first line of what was compiled."""
+        name, _, place = (self.row["function"] or "").partition(" ")
+        return CodeLine.parse(place, name)
+
+
+def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Compilations:
+    """Returns what torch.compile did in a recording.
+
+    Args:
+        data: the recording.
+        modules: its modules by id, where wrappers and what they wrap are one.
+    """
+    rows = data.table("compilations").to_pylist()
+    calls = data.table("calls")
+    as_regions = _ids_of(pc.unique(calls["module_id"].filter(calls["compiled"])).to_pylist(), modules)
+    if not rows and not as_regions:
+        return NO_COMPILATIONS
+    called = _ids_of(pc.unique(calls["module_id"]).to_pylist(), modules)
+    with_rows = _ids_of((row["module_id"] for row in rows), modules)
+    names = {module_id: module.path or module.name or module.type for module_id, module in modules.items()}
+    compiled = [_compiled(row, names, modules) for row in rows]
+    types = {modules[each].type for each in with_rows}
+    others = sorted(as_regions - _above(with_rows, modules))
+    return Compilations(
+        count=len(rows),
+        took_ns=sum(each.took_ns for each in compiled),
+        regions=tuple(_find_regions(compiled)),
+        recompilations=tuple(_group("guard", _find_guards(compiled, modules))),
+        graph_breaks=tuple(_group("break", _find_breaks(compiled))),
+        errors=tuple(_group("error", _find_errors(compiled))),
+        inside=tuple(_find_inside(modules, names, called, as_regions | with_rows)),
+        shared=tuple(names[each] for each in others if modules[each].type in types),
+        before=tuple(names[each] for each in others if modules[each].type not in types),
+    )
+
+
+def _ids_of(module_ids: Iterable[int | None], modules: Mapping[int, Module]) -> set[int]:
+    """Returns the ids of the merged modules with these ids."""
+    return {modules[each].module_id for each in module_ids if each is not None and each in modules}
+
+
+def _compiled(row: Mapping[str, Any], names: Mapping[int, str], modules: Mapping[int, Module]) -> _Compiled:
+    module = modules.get(row["module_id"])
+    return _Compiled(row, names.get(row["module_id"], ""), None if module is None else module.path)
+
+
+def _above(ids: Iterable[int], modules: Mapping[int, Module]) -> set[int]:
+    """Returns these modules and all in which they are registered."""
+    return {above for each in ids if each in modules for above in _chain(modules[each], modules)}
+
+
+def _find_regions(compiled: Sequence[_Compiled]) -> Iterator[CompiledRegion]:
+    """Yields one region for each function of each module, in the order in which they were first compiled."""
+    of: dict[tuple[str, str], list[_Compiled]] = defaultdict(list)
+    for each in compiled:
+        of[each.module, each.row["function"] or ""].append(each)
+    for (module, function), rows in of.items():
+        forwards = [each.row for each in rows if not each.is_backward]
+        made = [row for row in forwards if row["error"] is None]
+        yield CompiledRegion(
+            module=module,
+            function=plain_name(function.partition(" ")[0]),
+            line=rows[0].line,
+            compilations=len(made),
+            ops=tuple(row["ops"] for row in made if row["ops"] is not None),
+            guards=next((row["guards"] for row in reversed(made)), None),
+            backwards=len(rows) - len(forwards),
+            took_ns=sum(each.took_ns for each in rows),
+            steps=tuple(sorted({each.row["step"] for each in rows})),
+            error=forwards[-1]["error"] if forwards else None,
+        )
+
+
+# Reasons. What is one to the user is several to Dynamo: one tensor's size is checked by each function behind a break,
+# and a break is found in a function and in those that call it.
+
+
+class _Found(NamedTuple):
+    """One reason of one compilation."""
+
+    key: Any  # those with one key are one reason
+    told: Told
+    compiled: _Compiled
+
+    @property
+    def line(self) -> CodeLine | None:
+        return self.told.line or self.compiled.line
+
+
+def _find_guards(compiled: Sequence[_Compiled], modules: Mapping[int, Module]) -> Iterator[_Found]:
+    paths = {module.path for module in modules.values()}
+    for each in compiled:
+        for text in each.row["failed_guards"] or ():
+            if each.row["error"] is None:  # else it was not compiled again
+                told = read_guard(text, each.path, paths)
+                yield _Found(told.subject, told, each)
+
+
+def _find_breaks(compiled: Sequence[_Compiled]) -> Iterator[_Found]:
+    for each in compiled:
+        for text in each.row["graph_breaks"] or ():
+            told = read_break(text)
+            yield _Found(told.line and told.line.place, told, each)
+
+
+def _find_errors(compiled: Sequence[_Compiled]) -> Iterator[_Found]:
+    for each in compiled:
+        if (text := each.row["error"]) is not None:
+            told = read_break(text)
+            yield _Found((told.subject, each.module, each.row["function"]), told, each)
+
+
+def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) -> Iterator[Reason]:
+    """Yields one reason for each key: at the innermost place, in the words that say most."""
+    groups: dict[Any, list[_Found]] = defaultdict(list)
+    for each in found:
+        groups[each.key].append(each)
+    for group in groups.values():
+        at = min(group, key=lambda each: len(each.told.stack))
+        says_most = max((each.told for each in group), key=lambda told: len(told.reason) + len(told.advice))
+        yield Reason(
+            kind=kind,
+            module=at.told.module or at.compiled.module,
+            reason=says_most.reason,
+            values=tuple(dict.fromkeys(value for each in group for value in each.told.values)),
+            line=at.line,
+            compiled=at.compiled.line,
+            advice=says_most.advice,
+            times=len(group),
+            others=len({(each.compiled.module, each.compiled.row["function"]) for each in group}) - 1,
+            steps=tuple(sorted({each.compiled.row["step"] for each in group})),
+            text=says_most.text,
+        )
+
+
+def _find_inside(
+    modules: Mapping[int, Module], names: Mapping[int, str], called: set[int], compiled: set[int]
+) -> Iterator[Inside]:
+    """Yields the outermost modules without calls inside each module that is compiled or lies in a compiled one."""
+    holds_called = _above(called, modules)
+    inside: dict[int, list[str]] = defaultdict(list)
+    for module in {module.module_id: module for module in modules.values()}.values():
+        chain = list(_chain(module, modules))
+        if module.module_id in holds_called or len(chain) < 2 or chain[1] not in holds_called:
+            continue
+        region = next((each for each in chain if each in called), None)
+        if region is not None and not compiled.isdisjoint(chain):
+            inside[region].append(names[module.module_id])
+    for region, paths in inside.items():
+        yield Inside(region=names[region], modules=tuple(paths))
+
+
+def _chain(module: Module, modules: Mapping[int, Module]) -> Iterator[int]:
+    """Yields the ids of a module and of those in which it is registered, innermost first."""
+    at: Module | None = module
+    seen: set[int] = set()
+    while at is not None and at.module_id not in seen:
+        seen.add(at.module_id)
+        yield at.module_id
+        at = None if at.parent_id is None else modules.get(at.parent_id)

@@ -1,0 +1,195 @@
+"""Reads what torch.compile says of a guard that failed, a graph break or an error: the reason, the line, and advice.
+
+The texts are those of torch 2.13. What is not recognised is passed on as torch says it.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from ...recording.module_path import join
+
+#: Above the stack of the user's code.
+_STACK = "User stack trace:"
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$')
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
+#: Code that runs between the lines of the user.
+_OF_TORCH = re.compile(r"[\\/]torch[\\/](?:_\w+|nn|utils|optim|fx|distributed|functional\.py)")
+
+_COMPILE_ID = re.compile(r"^\d+/\d+: ")
+_SIZE = re.compile(r"^tensor '(.+)' (size|stride) mismatch at index (\d+)\. expected (\S+), actual (\S+)$")
+_EQUAL = re.compile(r"^(.+?) == (.+)$")
+_MODULES = re.compile(r"\b\w+((?:\._modules\['[^']+'\])+)")
+_PART = re.compile(r"\['([^']+)'\]")
+_HINT = re.compile(r"\(HINT: (.+)\)$")
+
+#: Hints of Dynamo that do not say what to do.
+_NO_ADVICE = (
+    "Please report an issue",
+    "This graph break is fundamental",
+    "This graph break may have been caused",
+)
+
+_TO_DO_SIZE = (
+    "torch.compile(..., dynamic=True), torch._dynamo.mark_dynamic(tensor, {index}), or pad to few sizes"
+)
+_TO_DO_VALUE = "keep in a tensor what changes, or set it before the first call and leave it"
+_TO_DO_INTEGER = f"{_TO_DO_VALUE}; for integers there is torch._dynamo.config.allow_unspec_int_on_nn_module"
+_TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient each time or never"
+
+_LIMIT = "Dynamo recompile limit exceeded"
+_LIMIT_NAME = re.compile(r"the (\w+) cache size limit \(currently set to (\d+)\)")
+_SAY_LIMIT = "the limit of compilations, {limit}, is reached: calls that fit no graph so far run uncompiled"
+_TO_DO_LIMIT = "remove what makes it compile again, or raise torch._dynamo.config.{name}"
+
+_BRANCHES = ("generic_jump", "Data-dependent branching")
+_SAY_BRANCH = "which branch is taken depends on the numbers in a tensor (data-dependent branching)"
+_TO_DO_BRANCH = "torch.where computes both branches; torch.cond keeps the choice in the graph"
+
+
+#: What Dynamo says in one word of breaks.
+_SAY_INSTEAD = {
+    "step_unsupported": "a graph break below this line from which Dynamo cannot go on: the rest of the function runs "
+    "uncompiled",
+    "comprehension_graph_break": "a graph break inside of a comprehension",
+}
+
+
+@dataclass(frozen=True)
+class CodeLine:
+    """A line of the user's code."""
+
+    file: str
+    number: int
+    function: str
+    code: str = ""
+
+    @classmethod
+    def parse(cls, place: str, function: str) -> "CodeLine | None":
+        """Returns the line that `file:number` means; None if it means none."""
+        file, _, number = place.rpartition(":")
+        return cls(file, int(number), plain_name(function)) if file and number.isdecimal() else None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The file and the line."""
+        return self.file, self.number
+
+
+def plain_name(function: str) -> str:
+    """Returns the name of the user's function, also of a part of it that torch compiles behind a graph break."""
+    resumed = _RESUMED.match(function)
+    return resumed[1] if resumed else function
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a text says."""
+
+    text: str
+    reason: str
+    advice: str  # "" if there is none
+    subject: str  # the same in texts about the same thing, whatever values they have
+    values: tuple[str, ...] = ()  # of that thing, old ones first
+    module: str | None = None  # the path of the module that it names
+    stack: tuple[CodeLine, ...] = ()  # of the user's code, outermost first
+
+    @property
+    def line(self) -> CodeLine | None:
+        """The innermost line of the user's code."""
+        return self.stack[-1] if self.stack else None
+
+
+def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
+    """Reads why compiled code could not be used.
+
+    Args:
+        text: what Dynamo says.
+        base: the path of the module whose function was compiled; None if it is not known.
+        paths: the paths of all modules.
+    """
+    said, stack = _split(text)
+    first = _COMPILE_ID.sub("", said.partition("\n")[0])
+    hint = _HINT.search(first)
+    guard, module = _name_modules(first.partition(" # ")[0].strip(), base, paths)
+    if size := _SIZE.match(guard):
+        tensor, kind, index, expected, actual = size.groups()
+        named = "a tensor" if tensor.startswith("___") else f"the tensor {tensor!r}"  # Dynamo's own name
+        return Told(
+            text=text,
+            reason=f"the {kind} of {named} changed in dimension {index}",
+            advice=_TO_DO_SIZE.format(index=index),
+            subject=f"{kind} {index}",
+            values=(expected, actual),
+            stack=stack,
+        )
+    if equal := _EQUAL.match(guard):
+        subject, value = equal.groups()
+        advice = _TO_DO_INTEGER if hint and "allow_unspec_int_on_nn_module" in hint[1] else _TO_DO_VALUE
+        reason = f"{subject} changed"
+        return Told(
+            text=text,
+            reason=reason,
+            advice=advice,
+            subject=subject,
+            values=(value,),
+            module=module,
+            stack=stack,
+        )
+    advice = hint[1] if hint else _TO_DO_GRAD if "grad" in guard.lower() else ""
+    reason = f"no longer true: {guard}" if _COMPILE_ID.match(said) else guard  # else torch found no guard
+    return Told(text=text, reason=reason, advice=advice, subject=guard, module=module, stack=stack)
+
+
+def _name_modules(guard: str, base: str | None, paths: Collection[str]) -> tuple[str, str | None]:
+    """Writes paths of modules in place of their chains of `_modules[...]`. Returns the first of the paths too."""
+    found: list[str] = []
+
+    def shorten(match: re.Match[str]) -> str:
+        path = join(base or "", ".".join(_PART.findall(match[1])))
+        if base is None or path not in paths:
+            return match[0]
+        found.append(path)
+        return path
+
+    named = _MODULES.sub(shorten, guard)
+    return named, found[0] if found else None
+
+
+def read_break(text: str) -> Told:
+    """Reads why a graph ends before its function does, or why a function was not compiled."""
+    said, stack = _split(text)
+    first, _, rest = said.removeprefix("Unsupported: ").partition("\n")
+    if first.endswith(":"):  # the error that another one was made of
+        first = " ".join((first, rest.strip().partition("\n")[0]))
+    hints = [each for each in _behind("Hint:", rest) if not each.startswith(_NO_ADVICE)]
+    explanation = next(_behind("Explanation:", rest), "")
+    reason, advice = ": ".join(filter(None, (first, explanation))), next(iter(hints), "")
+    reason = _SAY_INSTEAD.get(first, reason)
+    if any(each in first for each in _BRANCHES):
+        reason, advice = _SAY_BRANCH, _TO_DO_BRANCH
+    elif _LIMIT in first:
+        limit = _LIMIT_NAME.search(rest)
+        name = limit[1] if limit else "recompile_limit"
+        reason = _SAY_LIMIT.format(limit=f"{name}={limit[2]}" if limit else name)
+        advice = _TO_DO_LIMIT.format(name=name)
+    return Told(text=text, reason=reason, advice=advice, subject=first, stack=stack)
+
+
+def _behind(heading: str, text: str) -> Iterator[str]:
+    """Yields what stands behind each `heading` up to the end of its line."""
+    lines = (line.strip() for line in text.splitlines())
+    return (line.removeprefix(heading).strip() for line in lines if line.startswith(heading))
+
+
+def _split(text: str) -> tuple[str, tuple[CodeLine, ...]]:
+    """Returns what a text says, and the lines of the user's code in the stack below it, outermost first."""
+    said, _, below = text.partition(_STACK)
+    frames: list[CodeLine] = []
+    for line in below.splitlines():
+        if match := _FRAME.match(line):
+            frames.append(CodeLine(match[1], int(match[2]), plain_name(match[3])))
+        elif frames and not frames[-1].code:
+            frames[-1] = replace(frames[-1], code=line.strip())
+    users = [frame for frame in frames if not _OF_TORCH.search(frame.file)]
+    return said.strip(), tuple(users or frames)

@@ -1,0 +1,243 @@
+"""Records what torch.compile compiles: which functions of which modules, how often and why, and where graphs break."""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...recording.failure_reporter import FailureReporter
+from ...recording.phase import BACKWARD, FORWARD, PHASES
+from ...recording.protocols import Sink
+from ...torch_internals.dynamo import (
+    CompileRecord,
+    call_after_compilations,
+    describe_graph_break,
+    ended_compilation,
+    last_compilations,
+    last_graph_breaks,
+    no_more_calls_after_compilations,
+    read_compilation,
+)
+from ..log.listeners import Listener
+from ..log.segments import CallRef, Segment
+from ..scopes.tracker import ScopeTracker
+from ..steps.step import Step
+
+
+@dataclass(eq=False)
+class _Compilation:
+    """A compilation, with what its record does not say."""
+
+    record: CompileRecord
+    call: CallRef | None = None  # that it held up, until it is written
+    breaks: list[str] | None = None  # None: not known, for Dynamo did not announce it
+    forward: "_Compilation | None" = None  # of a backward: that of its forward
+    module_id: int | None = None
+    step: int | None = None  # once it is placed; before, the next step after it, if that has ended
+    has_calls: bool = False  # the rows of the step's calls are written
+
+
+class CompilationRecorder(Listener):
+    """Reads Dynamo's own records, and adds to each the module whose call was running.
+
+    Dynamo calls us at the end of each compilation, on the thread that waits for it, and keeps its record only after
+    that. It keeps the last ones alone, so they are read each time. What it did not announce, such as a function that
+    was to be compiled once too often, is found by its time in the calls of its step.
+    """
+
+    def __init__(self, sink: Sink, reporter: FailureReporter) -> None:
+        self._sink = sink
+        self._reporter = reporter
+        self._tracker: ScopeTracker | None = None  # while it records
+        self._lock = threading.RLock()  # over what follows; no other lock is taken while it is held
+        self._last: Any = None  # the newest record that was read
+        self._last_break: Any = None  # the newest graph break
+        self._announced: dict[tuple[str, bool], tuple[CallRef | None, list[str]]] = {}  # not read yet
+        self._of_graph: dict[str, _Compilation] = {}  # forwards by compile id
+        self._functions: dict[str, str] = {}  # by the number of the function
+        self._unplaced: list[_Compilation] = []  # their steps have not ended
+        self._placed: list[_Compilation] = []  # not written yet
+        self._written = 0
+        self._failure: Exception | None = None  # not reported yet
+
+    def start(self, tracker: ScopeTracker) -> None:
+        """Begins to listen. What was compiled before is not recorded."""
+        try:
+            self._last = next(reversed(last_compilations()), None)
+            self._last_break = next(reversed(last_graph_breaks()), None)
+            self._tracker = tracker
+            call_after_compilations(self._ended)
+            tracker.subscribers.add(self)
+        except Exception as error:
+            self._fail(error)
+
+    def stop(self) -> None:
+        """Takes back what Dynamo was given, and reads what is left."""
+        try:
+            if self._tracker is not None:
+                with self._lock:
+                    self._read()
+            self._leave()
+        except Exception as error:
+            self._fail(error)
+
+    def _leave(self) -> None:
+        tracker, self._tracker = self._tracker, None
+        if tracker is not None:
+            tracker.subscribers.remove(self)
+        no_more_calls_after_compilations(self._ended)
+
+    def forked(self) -> None:
+        self._leave()
+
+    def segment_opened(self, segment: Segment, in_step: bool) -> None:
+        call_after_compilations(self._ended)  # the program may have imported Dynamo since, or have reset it
+
+    def _ended(self, told: Any) -> None:
+        """Takes note of a compilation that ends on this thread; Dynamo calls it."""
+        if self._tracker is None:
+            return
+        try:
+            compile_id, is_backward = ended_compilation(told)
+            segment = None if is_backward else self._tracker.logs.current.segment
+            call = None if segment is None else CallRef(segment, segment.open_calls.innermost)
+            with self._lock:
+                self._read()
+                breaks = _behind(self._last_break, last_graph_breaks())
+                self._last_break = breaks[-1] if breaks else self._last_break
+                self._announced[compile_id, is_backward] = (
+                    call,
+                    [describe_graph_break(each) for each in breaks],
+                )
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Ends this after an internal error, which is reported later: Dynamo does not bear an exception here."""
+        self._leave()
+        self._failure = error
+
+    def _report(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._reporter.compilations_failed(failure)
+
+    def _read(self) -> None:
+        """Reads the records that are new."""
+        kept = last_compilations()
+        if not kept or kept[-1] is self._last:
+            return
+        new, self._last = _behind(self._last, kept), kept[-1]
+        for record in map(read_compilation, new):
+            if record is not None:
+                self._unplaced.append(self._complete(record))
+
+    def _complete(self, record: CompileRecord) -> _Compilation:
+        call, breaks = self._announced.pop((record.compile_id, record.is_backward), (None, None))
+        made = _Compilation(record, call, breaks)
+        if record.is_backward:
+            made.forward = self._of_graph.get(record.compile_id)
+        else:
+            self._of_graph[record.compile_id] = made
+        if record.function is not None:
+            self._functions[record.frame] = record.function
+        elif record.frame in self._functions:
+            made.record = record._replace(function=self._functions[record.frame])
+        return made
+
+    def settle(self, step: Step, *, has_calls: bool) -> None:
+        """Assigns to a step that has ended what was compiled in it. Callers hold the lock over the tracker's events.
+
+        Args:
+            step: the step; it still has its segments.
+            has_calls: the rows of its calls will be written.
+        """
+        try:
+            with self._lock:
+                if self._tracker is not None:
+                    self._read()
+                for each in self._unplaced:
+                    if each.breaks is None and each.call is None:
+                        each.call = _find_call(step, each.record)
+                mine = [each for each in self._unplaced if _is_in(each, step)]
+                self._unplaced = [each for each in self._unplaced if each not in mine]
+                for each in mine:
+                    each.step, each.has_calls = step.number, has_calls
+                for each in self._unplaced:  # a step that began before and is still open comes before
+                    if each.step is None and each.record.start_ns < step.start_ns:
+                        each.step = step.number
+                self._placed += mine
+        except Exception as error:
+            self._fail(error)
+        self._report()
+
+    def write(self) -> None:
+        """Writes what is placed; after `stop()` also what was compiled in no step. Callers hold the sink's lock."""
+        with self._lock:
+            if self._tracker is None:
+                for each in self._unplaced:
+                    each.step = max(self._reporter.step - 1, 0) if each.step is None else each.step
+                self._placed += self._unplaced
+                self._unplaced = []
+            rows, self._placed = self._placed, []
+        if rows:
+            self._sink.write("compilations", self._columns(rows))
+            self._written += len(rows)
+        self._report()
+
+    def _columns(self, rows: list[_Compilation]) -> dict[str, Any]:
+        rows.sort(key=lambda each: each.record.start_ns)
+        for each in rows:
+            each.module_id = None if each.call is None else each.call.named.module_id
+        call_ids = [_call_id(each) for each in rows]
+        for each in rows:
+            each.call = None  # which holds all calls around it
+        records = [each.record for each in rows]
+        return {
+            "compilation_id": list(range(self._written, self._written + len(rows))),
+            "step": [each.step for each in rows],
+            "call_id": call_ids,
+            "module_id": [(each.forward or each).module_id for each in rows],
+            "phase": [PHASES.index(BACKWARD if each.is_backward else FORWARD) for each in records],
+            "compile_id": [each.compile_id for each in records],
+            "function": [each.function for each in records],
+            "ops": [each.ops for each in records],
+            "guards": [each.guards for each in records],
+            "failed_guards": [None if each.failed_guard is None else [each.failed_guard] for each in records],
+            "graph_breaks": [each.breaks for each in rows],
+            "error": [each.error for each in records],
+            "start_ns": [each.start_ns for each in records],
+            "end_ns": [each.end_ns for each in records],
+        }
+
+
+def _behind(last: Any, kept: Sequence[Any]) -> Sequence[Any]:
+    """Returns what was added behind `last`: all if Dynamo has forgotten that, as it does in `torch._dynamo.reset()`."""
+    seen = next((at for at in reversed(range(len(kept))) if kept[at] is last), -1)
+    return kept[seen + 1 :]
+
+
+def _find_call(step: Step, record: CompileRecord) -> CallRef | None:
+    """Returns the innermost call that ran when a compilation began; None if calls of two threads did, or none."""
+    now_ns = record.start_ns
+    if record.is_backward or not step.start_ns <= now_ns <= step.end_ns:
+        return None
+    found = [
+        call
+        for segment in step.segments
+        if (call := segment.call_after(bisect_right(segment.times, now_ns) - 1)) is not None
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_in(compilation: _Compilation, step: Step) -> bool:
+    call, start_ns = compilation.call, compilation.record.start_ns
+    if call is None or step.folded:
+        return step.start_ns <= start_ns <= step.end_ns
+    return call.segment in step.segments
+
+
+def _call_id(compilation: _Compilation) -> int | None:
+    call = compilation.call
+    return call.call_id if compilation.has_calls and call is not None else None

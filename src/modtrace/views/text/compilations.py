@@ -1,0 +1,179 @@
+"""Renders what torch.compile did: the reasons for compiling again, graph breaks, errors, and the regions."""
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ...analysis.modules.compilations import Compilations, CompiledRegion, Inside, Reason
+from ...analysis.modules.compile_texts import CodeLine
+from ...recording.module_path import is_below
+from ...recording.suggestions import count_of
+from ..common.columns import Column, Text, printable
+from ..common.numbers import format_time
+
+_KINDS = {"error": "not compiled", "guard": "compiled again", "break": "graph broken"}
+_TO_DO = "to do: "
+
+#: So many reasons of each kind are shown; JSON has all of them.
+_SHOWN = 4
+#: What torch says is cut to so many characters; JSON has all of it.
+_LONGEST = 200
+#: So many values of what changed are shown, each cut to so many characters.
+_SHOWN_VALUES = 4
+_LONGEST_VALUE = 40
+#: So many modules without rows are named, and so many groups of them.
+_SHOWN_MODULES = 8
+#: So many regions are shown, those that took longest to compile.
+_SHOWN_REGIONS = 20
+
+#: Columns of the table of regions that are left out in this order where the width does not suffice.
+DISPENSABLE_REGIONS = ("guards", "backwards", "compiling")
+
+
+def describe_compilations(found: Compilations) -> Iterator[Text]:
+    """Yields what there is to know before the table: what went wrong, where, why, and what to do."""
+    if found.count:
+        yield Text(_headline(found), "yellow" if _went_wrong(found) else "cyan")
+    for reasons in (found.errors, found.recompilations, found.graph_breaks):
+        for reason in reasons[:_SHOWN]:
+            first, *rest = describe_reason(reason)
+            yield Text(f"! {first}", "bold red")
+            yield from (Text(f"  {line}", "dim" if line.startswith(_TO_DO) else "") for line in rest)
+        if len(reasons) > _SHOWN:
+            yield Text(
+                f"! {_KINDS[reasons[0].kind]}: {len(reasons) - _SHOWN} more, all of them with --json",
+                "yellow",
+            )
+    if found.before:
+        yield Text(
+            f"compiled before the recording began, so nothing is known of it: {_names(found.before)}", "cyan"
+        )
+
+
+def _went_wrong(found: Compilations) -> bool:
+    return bool(found.errors or found.recompilations or found.graph_breaks)
+
+
+def _headline(found: Compilations) -> str:
+    parts = [
+        f"{count_of(len(found.errors), 'function')} not compiled" if found.errors else "",
+        f"compiled again for {count_of(len(found.recompilations), 'reason')}" if found.recompilations else "",
+        f"graphs broken at {count_of(len(found.graph_breaks), 'place')}" if found.graph_breaks else "",
+    ]
+    wrong = "; ".join(part for part in parts if part)
+    compiled = f"torch.compile: {count_of(found.count, 'compilation')} took {format_time(found.took_ns)}"
+    return f"{compiled}; {wrong}" if wrong else compiled
+
+
+def describe_reason(reason: Reason) -> list[str]:
+    """Returns lines: what happened where, why, and what to do."""
+    line = reason.compiled if reason.kind == "error" else reason.line
+    place = (
+        ", ".join(part for part in (printable(reason.module), _format_line(line)) if part) or "(no module)"
+    )
+    more = reason.others if reason.kind == "guard" else 0  # of a break those are the functions around it
+    others = f", and {count_of(more, 'more function')}" if more else ""
+    is_elsewhere = reason.line is not None and line is not None and reason.line.place != line.place
+    lines = [
+        f"{_KINDS[reason.kind]}{_format_times(reason)}: {place}{others}",
+        f"because of {_format_line(reason.line)}" if is_elsewhere else "",
+        f"{_cut(reason.reason)}{_format_values(reason.values)}",
+        f"{_TO_DO}{_cut(reason.advice)}" if reason.advice else "",
+    ]
+    return [each for each in lines if each]
+
+
+def _format_times(reason: Reason) -> str:
+    """Returns how often and when a function was compiled again; breaks and errors are found at each compilation."""
+    if reason.kind != "guard":
+        return ""
+    steps = reason.steps
+    when = f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, {steps[0]} to {steps[-1]}"
+    return f" {reason.times}x {when}"
+
+
+def _format_values(values: Sequence[str]) -> str:
+    if not values:
+        return ""
+    more = len(values) - _SHOWN_VALUES
+    shown = ", then ".join(printable(each)[:_LONGEST_VALUE] for each in values[:_SHOWN_VALUES])
+    return f": it was {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+def _format_line(line: CodeLine | None) -> str:
+    if line is None:
+        return ""
+    code = f": {line.code}" if line.code else ""
+    return printable(f"{_short(line.file)}:{line.number} in {line.function}{code}")
+
+
+def _short(file: str) -> str:
+    """Returns the last two parts of a path."""
+    return "/".join(file.replace("\\", "/").rsplit("/", 2)[-2:])
+
+
+def _cut(text: str) -> str:
+    return textwrap.shorten(printable(text), _LONGEST, placeholder=" ...")
+
+
+def region_columns(regions: Sequence[CompiledRegion]) -> list[Column]:
+    """Returns the columns of the table of compiled regions, in the order in which they were first compiled."""
+    longest = sorted(regions, key=lambda each: -each.took_ns)[:_SHOWN_REGIONS]
+    regions = [each for each in regions if each in longest]
+    columns = [
+        Column("region", [Text(printable(each.module or "(no module)")) for each in regions], right=False),
+        Column("function", [Text(_place_of(each)) for each in regions], right=False),
+        Column(
+            "compiled", [Text(f"{each.compilations}x" if each.compilations else "not") for each in regions]
+        ),
+        Column("ops", [Text(_format_ops(each.ops)) for each in regions]),
+        Column("guards", [Text(str(each.guards or "")) for each in regions]),
+        Column("backwards", [Text(f"{each.backwards}x" if each.backwards else "") for each in regions]),
+        Column("compiling", [Text(format_time(each.took_ns)) for each in regions]),
+    ]
+    return [column for column in columns if any(column.cells)]
+
+
+def _place_of(region: CompiledRegion) -> str:
+    line = (
+        "" if region.line is None else f" {_short(region.line.file).rpartition('/')[2]}:{region.line.number}"
+    )
+    return printable(f"{region.function}{line}")
+
+
+def _format_ops(ops: Sequence[int]) -> str:
+    """Returns the numbers of ops of the graphs, in turn, or the range of many."""
+    different = list(dict.fromkeys(ops))
+    if len(different) > _SHOWN_VALUES:
+        return f"{min(different)} to {max(different)}"
+    return ", ".join(map(str, different))
+
+
+def describe_rest(found: Compilations) -> Iterator[Text]:
+    """Says which regions are not shown, which modules have no row because they ran inside regions, and which share."""
+    if len(found.regions) > _SHOWN_REGIONS:
+        yield Text(f"{len(found.regions) - _SHOWN_REGIONS} more regions, all of them with --json", "yellow")
+    alike: dict[tuple[str, ...], list[Inside]] = defaultdict(list)
+    for each in found.inside:
+        alike[tuple(_below(each.region, path) for path in each.modules)].append(each)
+    for regions in list(alike.values())[:_SHOWN_MODULES]:
+        more = f" (and alike in {count_of(len(regions) - 1, 'more region')})" if len(regions) > 1 else ""
+        first = regions[0]
+        yield Text(
+            printable(f"inside {first.region}, without rows of their own: {_names(first.modules)}{more}"),
+            "dim",
+        )
+    if len(alike) > _SHOWN_MODULES:
+        yield Text(f"inside {len(alike) - _SHOWN_MODULES} more regions: see --json", "dim")
+    if found.shared:
+        yield Text(f"these ran what was compiled for others of their class: {_names(found.shared)}", "dim")
+
+
+def _below(region: str, path: str) -> str:
+    return path[len(region) :] if is_below(path, region) else path
+
+
+def _names(paths: Sequence[str]) -> str:
+    more = len(paths) - _SHOWN_MODULES
+    shown = printable(", ".join(paths[:_SHOWN_MODULES]))
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,148 @@
+"""What Dynamo says of guards, breaks and errors, read: texts of torch 2.13."""
+
+import pytest
+
+from modtrace.analysis.modules.compile_texts import CodeLine, plain_name, read_break, read_guard
+
+PATHS = ("", "blocks", "blocks.0", "blocks.0.scale")
+
+SIZE = "2/0: tensor 'x' size mismatch at index 0. expected 3, actual 5"
+
+#: As Dynamo pads it, with the line of the code and its hint.
+INTEGER = (
+    "7/1: s._modules['scale'].factor == 1                          # return x * s.factor  # m.py:25 in forward "
+    "(HINT: torch.compile considers integer attributes of the nn.Module to be static. If you are observing "
+    "recompilation, you might want to make this integer dynamic using "
+    "torch._dynamo.config.allow_unspec_int_on_nn_module = True, or convert this integer into a tensor.)\n"
+    "User stack trace:\n"
+    '  File "/home/me/m.py", line 35, in torch_dynamo_resume_in_forward_at_34\n'
+    "    x = s.scale(x)\n"
+    '  File "/site-packages/torch/nn/modules/module.py", line 1832, in inner\n'
+    "    result = forward_call(*args, **kwargs)\n"
+    '  File "/home/me/m.py", line 25, in forward\n'
+    "    return x * s.factor\n"
+)
+
+PRINT = (
+    "Failed to trace builtin operator\n"
+    "  Explanation: Dynamo does not know how to trace builtin operator `print`\n"
+    "  Hint: Please report an issue to PyTorch.\n"
+    "  Hint: Avoid calling builtin `print`.\n\n"
+    "  Developer debug context: builtin print\n"
+    "User stack trace:\n"
+    '  File "/home/me/m.py", line 9, in forward\n'
+    '    print("hello")'
+)
+
+LIMIT = (
+    "Unsupported: Dynamo recompile limit exceeded\n"
+    "  Explanation: Dynamo attempted to recompile the code object too many times, exceeding the "
+    "accumulated_recompile_limit cache size limit (currently set to 256). Excessive recompilations can degrade "
+    "performance due to the compilation overhead of each recompilation.\n"
+    "  Hint: To monitor recompilations, enable TORCH_LOGS=recompiles.\n"
+)
+
+
+def test_a_size_that_changed_is_told_with_both_sizes() -> None:
+    told = read_guard(SIZE, "blocks.0", PATHS)
+    assert told.reason == "the size of the tensor 'x' changed in dimension 0"
+    assert (told.values, told.module, told.line) == (("3", "5"), None, None)
+    assert "mark_dynamic(tensor, 0)" in told.advice
+
+
+def test_a_tensor_that_dynamo_named_itself_is_not_named() -> None:
+    told = read_guard(SIZE.replace("'x'", "'___stack0'"), None, PATHS)
+    assert told.reason == "the size of a tensor changed in dimension 0"
+    assert told.subject == read_guard(SIZE, None, PATHS).subject
+
+
+def test_an_attribute_is_named_by_the_path_of_its_module_and_the_line_that_reads_it() -> None:
+    told = read_guard(INTEGER, "blocks.0", PATHS)
+    assert (told.reason, told.values, told.module) == (
+        "blocks.0.scale.factor changed",
+        ("1",),
+        "blocks.0.scale",
+    )
+    assert told.line == CodeLine("/home/me/m.py", 25, "forward", "return x * s.factor")
+    assert [line.function for line in told.stack] == ["forward", "forward"]
+    assert "allow_unspec_int_on_nn_module" in told.advice
+
+
+@pytest.mark.parametrize("base", [None, "blocks"], ids=["module not known", "no such path"])
+def test_a_module_that_is_not_known_stays_as_dynamo_wrote_it(base: str | None) -> None:
+    told = read_guard(INTEGER, base, PATHS)
+    assert (told.reason, told.module) == ("s._modules['scale'].factor changed", None)
+
+
+@pytest.mark.parametrize(
+    ("guard", "advice"),
+    [
+        ("GLOBAL_STATE changed: grad_mode", "call it in one grad mode"),
+        ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "call it in one grad mode"),
+        ("len(xs) <= 3", ""),
+    ],
+)
+def test_any_other_guard_is_told_as_it_is(guard: str, advice: str) -> None:
+    told = read_guard(f"0/0: {guard}", "", PATHS)
+    assert told.reason == f"no longer true: {guard}"
+    assert told.advice.startswith(advice) if advice else not told.advice
+
+
+def test_a_guard_that_dynamo_did_not_find_is_told_in_its_words() -> None:
+    told = read_guard("Unable to find recompilation reasons", "", PATHS)
+    assert told.reason == "Unable to find recompilation reasons"
+
+
+def test_a_break_has_its_explanation_and_the_first_hint_that_says_what_to_do() -> None:
+    told = read_break(PRINT)
+    assert told.reason == (
+        "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
+    )
+    assert told.advice == "Avoid calling builtin `print`."
+    assert told.line == CodeLine("/home/me/m.py", 9, "forward", 'print("hello")')
+
+
+@pytest.mark.parametrize(
+    "text", ["generic_jump TensorVariable()", "Data-dependent branching\n  Explanation: ..."]
+)
+def test_a_branch_on_a_tensor_is_told_in_the_same_words(text: str) -> None:
+    told = read_break(text)
+    assert (
+        told.reason == "which branch is taken depends on the numbers in a tensor (data-dependent branching)"
+    )
+    assert told.advice == "torch.where computes both branches; torch.cond keeps the choice in the graph"
+
+
+def test_a_break_that_dynamo_gives_one_word_for_is_told_in_a_sentence() -> None:
+    assert read_break("step_unsupported").reason == (
+        "a graph break below this line from which Dynamo cannot go on: the rest of the function runs uncompiled"
+    )
+
+
+def test_the_limit_of_compilations_is_told_by_its_name_and_number() -> None:
+    told = read_break(LIMIT)
+    assert told.reason == (
+        "the limit of compilations, accumulated_recompile_limit=256, is reached: "
+        "calls that fit no graph so far run uncompiled"
+    )
+    assert told.advice.endswith("raise torch._dynamo.config.accumulated_recompile_limit")
+
+
+def test_where_all_lines_are_of_torch_the_innermost_is_told() -> None:
+    told = read_break('Why\nUser stack trace:\n  File "/x/torch/optim/sgd.py", line 7, in step\n')
+    assert told.line == CodeLine("/x/torch/optim/sgd.py", 7, "step")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "User stack trace:\n", 'User stack trace:\n  File "", line x, in y']
+)
+def test_any_text_is_read(text: str) -> None:
+    assert read_break(text).text == text
+    assert read_guard(text, "", PATHS).text == text
+
+
+def test_the_part_behind_a_break_has_the_name_of_its_function() -> None:
+    assert plain_name("torch_dynamo_resume_in_forward_at_34") == "forward"
+    assert plain_name("forward") == "forward"
+    assert CodeLine.parse("C:\\m.py:31", "forward") == CodeLine("C:\\m.py", 31, "forward")
+    assert CodeLine.parse("", "forward") is None
