@@ -28,12 +28,14 @@ def ranked(
     inherited = Inherited(
         error=np.array(inputs, float),
         is_known=~no,
+        is_partial=no,
         through=none,
         through_b=none,
         is_source=no,
         is_input=no,
         is_update=no,
         maker=none,
+        maker_b=none,
         group=np.arange(count),
         is_copy=no if is_copy is None else np.array(is_copy),
     )
@@ -66,7 +68,7 @@ def test_tensor_that_is_another_pair_too_is_not_named_twice() -> None:
 def test_each_step_and_phase_has_a_first() -> None:
     ranking = ranked([1e-3, 1e-3, 1e-3, 0.0], [0.0, 0.0, 0.0, 0.0])
     steps, phases = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
-    assert first_of_each(ranking, steps, phases).tolist() == [0, 1, 2]
+    assert first_of_each(ranking.find_verdicts(0), steps, phases).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("error", [np.inf, 1.7e308, 1e-320])
