@@ -1,7 +1,7 @@
 """The functions with which users record: `record()`, and the recording that it returns."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +52,7 @@ class LiveRecording(Recording):
         self._writer: FolderWriter | None = None
         self._claim: Running | None = None
         self._is_unrecorded = False  # modtrace failed when it began
+        self._flags: Mapping[str, Any] | None = None  # of the recording's meta data
 
     @property
     def data(self) -> RecordingData:
@@ -214,6 +215,7 @@ class LiveRecording(Recording):
 
         options = self._options
         meta = describe_run(options.to_json())
+        self._flags = meta.flags
         sink = in_front_of(
             self._make_sink(meta),
             options.keep_last,
@@ -256,6 +258,7 @@ class LiveRecording(Recording):
         recorder, self._recorder = self._recorder, None
         try:
             if recorder is not None:
+                self._read_flags_again()
                 recorder.stop(error)
         except Exception as problem:
             if recorder is None or self._options.strict or isinstance(problem, NonFiniteError):
@@ -263,6 +266,13 @@ class LiveRecording(Recording):
             recorder.failed(problem, "when recording ended")
         finally:
             self._release()
+
+    def _read_flags_again(self) -> None:
+        """Describes the run by what is set at its end: `modtrace record` begins before a script sets anything."""
+        from .collect.recorder.flags import read_flags
+
+        if isinstance(self._flags, dict):
+            self._flags.update(read_flags())
 
     def _release(self) -> None:
         from .collect.recorder.running import release

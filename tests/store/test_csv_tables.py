@@ -50,8 +50,8 @@ def test_run_stands_in_a_file_of_its_own(tmp_path: Path) -> None:
     write_csv(recording(), tmp_path)
     assert (tmp_path / "runs.csv").read_text() == (
         '"run_id","created","modtrace_version","argv","versions","device","git_commit","options","world_size",'
-        '"clock_time_ns","clock_perf_counter_ns","marks","complete"\n'
-        '"first","","","[""train.py"", ""say \\""hi\\""""]","{}","",,"{}",1,0,0,"[]",true\n'
+        '"clock_time_ns","clock_perf_counter_ns","marks","complete","flags"\n'
+        '"first","","","[""train.py"", ""say \\""hi\\""""]","{}","",,"{}",1,0,0,"[]",true,\n'
     )
 
 

@@ -175,6 +175,7 @@ def test_table_of_runs_says_what_was_run() -> None:
         "clock_perf_counter_ns": 0,
         "marks": [],
         "complete": True,
+        "flags": None,
         "run": "first",
         "rank": 0,
     }

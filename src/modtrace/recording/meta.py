@@ -27,6 +27,9 @@ class RunMeta:
     argv: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)  # python, torch, numpy, ...
     device: str = ""
+    flags: Mapping[str, Any] | None = (
+        None  # settings of torch that change numbers, at the end; None: not known
+    )
     git_commit: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # the arguments of record()
     rank: int = 0

@@ -34,6 +34,7 @@ _RUNS_SCHEMA = pa.schema(
         pa.field("clock_perf_counter_ns", pa.int64()),
         pa.field("marks", pa.list_(pa.string())),
         pa.field("complete", pa.bool_()),
+        pa.field("flags", pa.string()),
     ]
 )
 
@@ -71,5 +72,6 @@ def _last_of_each_module(modules: pa.Table) -> pa.Table:
 
 def _run_row(meta: RunMeta) -> pa.Table:
     values: dict[str, Any] = meta.to_json()
-    values |= {name: json.dumps(dict(values[name]), default=str) for name in ("versions", "options")}
+    texts = [name for name in ("versions", "options", "flags") if values[name] is not None]
+    values |= {name: json.dumps(dict(values[name]), default=str) for name in texts}
     return pa.Table.from_pylist([{name: values[name] for name in _RUNS_SCHEMA.names}], schema=_RUNS_SCHEMA)

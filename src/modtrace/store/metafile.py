@@ -14,7 +14,7 @@ from .regular_file import read_regular
 
 # The file is made of whole pieces of this size, at least half of one left as spaces for marks to come.
 _PIECE_BYTES = 16 * 1024
-_MAY_BE_NULL = ("git_commit", "ended", "shards")
+_MAY_BE_NULL = ("git_commit", "flags", "ended", "shards")
 _OF_TEXTS = ("argv", "marks", "ended")
 _MOST_BYTES = 2**26  # of the file: 400,000 marks are shorter
 _MOST_INTEGER = 2**63 - 1
@@ -104,7 +104,7 @@ def _of_wrong_type(values: Any) -> str | None:
     """Returns a description of the first value whose type is not that of its field; None if there is none."""
     if not isinstance(values, Mapping):
         return f"a JSON object is expected, and a {type(values).__name__} is there"
-    for name, example in {**RunMeta(git_commit="").to_json(), "ended": [], "shards": 0}.items():
+    for name, example in {**RunMeta(git_commit="", flags={}).to_json(), "ended": [], "shards": 0}.items():
         value = values.get(name, example)
         if type(value) is not type(example) and not (name in _MAY_BE_NULL and value is None):
             return f"{name} is {value!r}, and a value of type {type(example).__name__} is expected"

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from modtrace.analysis.divergence.errors import Errors, compare_statistics
+from modtrace.analysis.divergence.answer import VERDICTS
+from modtrace.analysis.divergence.errors import METRICS, Errors, compare_statistics
 from modtrace.analysis.divergence.inherited import Inherited
 from modtrace.analysis.divergence.noise import Noise, give_noise, measure_noise
 from modtrace.analysis.divergence.ranking import Ranking, choose_first, first_of_each, rank
@@ -18,22 +19,28 @@ def ranked(
     *,
     noise: Noise | None = None,
     is_copy: Sequence[bool] | None = None,
+    metric: str = "tensors",
 ) -> Ranking:
     """A ranking of pairs of which each is apart by `error`, and what it was computed from by `inputs`."""
     count = len(error)
     none, no = np.full(count, -1), np.zeros(count, bool)
     errors = Errors(
-        error=np.array(error), floor=np.zeros(count), metric=np.zeros(count, np.int8), is_unequal=no
+        error=np.array(error),
+        floor=np.zeros(count),
+        metric=np.full(count, METRICS.index(metric)),
+        is_unequal=no,
     )
     inherited = Inherited(
         error=np.array(inputs, float),
         is_known=~no,
+        is_partial=no,
         through=none,
         through_b=none,
         is_source=no,
         is_input=no,
         is_update=no,
         maker=none,
+        maker_b=none,
         group=np.arange(count),
         is_copy=no if is_copy is None else np.array(is_copy),
     )
@@ -66,7 +73,7 @@ def test_tensor_that_is_another_pair_too_is_not_named_twice() -> None:
 def test_each_step_and_phase_has_a_first() -> None:
     ranking = ranked([1e-3, 1e-3, 1e-3, 0.0], [0.0, 0.0, 0.0, 0.0])
     steps, phases = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
-    assert first_of_each(ranking, steps, phases).tolist() == [0, 1, 2]
+    assert first_of_each(ranking.find_verdicts(0), steps, phases).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("error", [np.inf, 1.7e308, 1e-320])
@@ -90,3 +97,34 @@ def test_extreme_is_compared_with_its_own_magnitude_and_others_with_the_root_mea
     error, floor = compare_statistics(columns_of([plain, plain]), columns_of([other, small]))
     assert error.tolist() == [0.2, 0.5]
     assert floor.tolist() == [0.0, 0.0]
+
+
+def test_behind_the_first_difference_inputs_apart_by_more_than_their_own_noise_are_no_noise() -> None:
+    noise = Noise(
+        kind="assumed",
+        text="",
+        local=np.full(4, 1e-6),
+        inherited=np.full(4, 1e-3),  # what rounding may have added up to
+        gain=np.ones(4),
+    )
+    ranking = ranked([0.0, 1e-3, 7e-5, 5e-4], [0.0, 0.0, 8e-6, 1e-4], noise=noise)
+    assert choose_first(ranking) == 1
+    told = [VERDICTS[code] for code in ranking.find_verdicts(1)]
+    assert told == ["equal", "made", "inherited", "inherited"]
+
+
+def test_ten_times_the_error_of_the_inputs_is_amplified_and_by_statistics_a_hundred_times() -> None:
+    error, inputs = [1e-2, 2e-2, 0.2], [0.0, 1e-3, 1e-3]
+    for metric, expected in (
+        ("tensors", ["amplified", "amplified"]),
+        ("statistics", ["inherited", "amplified"]),
+    ):
+        told = [VERDICTS[code] for code in ranked(error, inputs, metric=metric).find_verdicts(0)]
+        assert told == ["made", *expected]
+
+
+def test_what_differs_without_a_difference_beyond_noise_is_noise() -> None:
+    assert [VERDICTS[code] for code in ranked([0.0, 1e-7], [0.0, 0.0]).find_verdicts(None)] == [
+        "equal",
+        "noise",
+    ]

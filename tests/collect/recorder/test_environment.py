@@ -3,8 +3,12 @@
 import subprocess
 
 import pytest
+import torch
 
+import modtrace
+from modtrace.collect.recorder import flags as flags_module
 from modtrace.collect.recorder.environment import describe_run
+from modtrace.collect.recorder.flags import read_flags
 
 
 @pytest.fixture
@@ -49,3 +53,33 @@ def test_the_run_is_described(monkeypatch):
     assert (meta.rank, meta.world_size, meta.options) == (3, 4, {"steps": "0:"})
     assert meta.versions["torch"].startswith("2.")
     assert meta.clock_time_ns > 0
+
+
+def test_settings_that_change_numbers_are_those_at_the_end():
+    before = torch.get_float32_matmul_precision(), torch.initial_seed(), torch.get_rng_state()
+    try:
+        with modtrace.record() as recording:
+            torch.set_float32_matmul_precision("medium")
+            torch.manual_seed(7)
+            torch.nn.Linear(2, 2)(torch.ones(1, 2))
+        flags = recording.meta.flags
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.manual_seed(before[1])
+        torch.set_rng_state(before[2])
+    assert (flags["seed"], flags["float32_matmul_precision"]) == (7, "medium")
+    assert (flags["default_dtype"], flags["deterministic_debug_mode"]) == ("float32", "default")
+    assert (flags["cudnn.benchmark"], flags["mkldnn.enabled"], flags["autocast cpu"]) == (False, True, "off")
+
+
+def test_autocast_is_told_by_its_dtype():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert read_flags()["autocast cpu"] == "bfloat16"
+
+
+def test_flag_that_torch_refuses_to_tell_is_not_known(monkeypatch):
+    def refuse():
+        raise RuntimeError("set by the new API")
+
+    monkeypatch.setitem(flags_module._READERS, "float32_matmul_precision", refuse)
+    assert read_flags()["float32_matmul_precision"] is None

@@ -28,7 +28,8 @@ FIRST = Divergence(
     input_error=0.0,
     amplification=math.inf,
     recompute_of=None,
-    through="mul in transformer.h.0.mlp.act, which the second run lacks",
+    only_in="first",
+    through=None,
     seen_at="addmm in transformer.h.0.mlp.c_proj",
     other="blocks.0.mlp.proj",
     source_line="model.py:61 in forward",
@@ -52,7 +53,7 @@ LATER = replace(
     error=3e-3,
     input_error=1e-4,
     amplification=30.0,
-    through=None,
+    only_in=None,
     seen_at=None,
 )
 RECOMPUTED = replace(
@@ -62,7 +63,7 @@ RECOMPUTED = replace(
     phase="recompute",
     error=0.98,
     recompute_of="second",
-    through=None,
+    only_in=None,
     seen_at=None,
     other=None,
     source_line=None,
@@ -86,6 +87,8 @@ FOUND = Comparison(
     equal=26,
     within=219,
     beyond=3,
+    inherited=1,
+    made=2,
     unmeasured=1,
     metrics=(("tensors", 200), ("sketches", 48), ("nothing", 1)),
     noise="assumed",
@@ -126,14 +129,23 @@ def test_recompute_that_differs_from_its_forward_is_told_as_that() -> None:
 
 def test_runs_that_differ_by_noise_agree() -> None:
     found = replace(
-        FOUND, ok=True, first=None, divergences=(), firsts=(), beyond=0, missing=OneSided(), extra=OneSided()
+        FOUND,
+        ok=True,
+        first=None,
+        divergences=(),
+        firsts=(),
+        beyond=0,
+        inherited=0,
+        made=0,
+        missing=OneSided(),
+        extra=OneSided(),
     )
     lines = render_comparison(found).splitlines()
     assert "the runs cannot be told apart: no difference is more than noise" in lines
 
 
 def test_runs_of_which_one_has_more_are_not_said_to_agree() -> None:
-    found = replace(FOUND, first=None, divergences=(), firsts=(), beyond=0)
+    found = replace(FOUND, first=None, divergences=(), firsts=(), beyond=0, inherited=0, made=0)
     assert "what is in both runs agrees, and only one of them has the rest" in render_comparison(found)
 
 

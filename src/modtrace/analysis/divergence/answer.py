@@ -12,6 +12,12 @@ AMPLIFIED = "amplified"  # the output is several times farther apart than the in
 SEEN = "seen"  # it was seen here first, and the inputs were not compared
 GROWN = "grown"  # nothing stands out: small differences added up
 
+#: What is said of each compared tensor: its difference is none, noise, as that of its inputs, or one of the above.
+EQUAL = "equal"
+NOISE = "noise"
+INHERITED = "inherited"
+VERDICTS = (EQUAL, NOISE, INHERITED, SOURCE, MADE, AMPLIFIED, SEEN, GROWN)
+
 # The two recordings.
 FIRST = "first"
 SECOND = "second"
@@ -30,7 +36,7 @@ class Divergence:
     step: int
     role: str
     slot: str
-    kind: str  # "source", "made", "amplified", "seen" or "grown"
+    kind: str  # "source", "made", "amplified", "seen" or "grown"; of `firsts` also "inherited"
     error: float  # relative; infinite where it is known that they differ, and not how far
     low: float  # bounds on it; of statistics the upper one is infinite
     high: float
@@ -43,6 +49,9 @@ class Divergence:
     recompute_of: (
         str | None
     )  # FIRST or SECOND: what it recomputed, `b`, differs from its own forward, `a`; None: the recordings differ
+    only_in: (
+        str | None
+    )  # FIRST or SECOND: the op is one that only this recording has; it is named as that calls it
     through: str | None  # an op that only one recording has, from which this comes
     seen_at: (
         str | None
@@ -108,7 +117,9 @@ class Comparison:
     compared: int  # tensors
     equal: int  # of them: equal bit by bit, as far as it was measured
     within: int  # that differ, by no more than noise
-    beyond: int
+    beyond: int  # that differ by more:
+    inherited: int  # as their inputs do,
+    made: int  # or on their own account, at the places of `divergences`
     unmeasured: int  # aligned, and nothing was measured of both
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
     noise: str  # where it comes from: given, measured, assumed

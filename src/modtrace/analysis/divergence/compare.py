@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ...errors import NothingRecordedError
 from ...recording.phase import FORWARD, PHASES
@@ -12,11 +13,21 @@ from ...recording.role import OP_OUTPUT, OUTPUT
 from ...surface import name_argument
 from ..alignment.align import align_sides, read_sides
 from ..alignment.contract import Alignment
-from ..alignment.keys import number_keys
 from ..alignment.sides import Side
 from ..step.calls import Column, Rows
 from ..step.missing_rows import require_rows
-from .answer import FIRST, SECOND, Comparison, Divergence, GrowthPoint
+from .answer import (
+    EQUAL,
+    FIRST,
+    INHERITED,
+    NOISE,
+    SECOND,
+    VERDICTS,
+    Comparison,
+    Divergence,
+    GrowthPoint,
+)
+from .culprits import Key
 from .details import Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING
@@ -26,7 +37,7 @@ from .merged_pairs import MergedPairs, put_in_order
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
 from .pairs import Compared, ComparedSide, compare_pairs
-from .ranking import Ranking, choose_first, first_of_each, merge_rankings
+from .ranking import choose_first, first_of_each, merge_rankings
 from .recomputes import compare_recomputed
 
 #: At most so many places that made a difference are told one by one.
@@ -95,21 +106,22 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
     merged = put_in_order(parts)
     ranking = merge_rankings([each.ranking for each in parts], merged.order)
     details, first = [Details(each) for each in parts], choose_first(ranking)
+    verdicts = ranking.find_verdicts(first)
 
     def tell(at: int) -> Divergence:
         part, place = merged.locate(at)
-        return details[part].tell(place)
+        return details[part].tell(place, VERDICTS[verdicts[at]])
 
     told = None if first is None else tell(first)
     return Comparison(
         ok=not ranking.is_beyond.any() and (allow_missing or not (missing or extra)),
         first=told,
-        divergences=tuple(map(tell, _made(merged, ranking, first))),
-        firsts=tuple(map(tell, _firsts(merged, ranking).tolist())),
+        divergences=tuple(map(tell, _choose_places(merged, details, verdicts, first))),
+        firsts=tuple(map(tell, _firsts(merged, verdicts))),
         missing=missing,
         extra=extra,
-        environment=compare_environments(a.meta, b.meta),
-        **_count(parts),
+        environment=compare_environments(a.meta, b.meta, differ=first is not None),
+        **_count(parts, verdicts),
         noise=pairs.noise.kind,
         noise_text=pairs.noise.text,
         growth=tuple(_chart(pairs, told)),
@@ -117,59 +129,63 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         rules=alignment.rules,
         proposed=alignment.proposed,
         marks=(*(f"first: {mark}" for mark in a.meta.marks), *(f"second: {mark}" for mark in b.meta.marks)),
-        table=merged.sort_tables([each.to_table() for each in details]),
+        table=_add_verdicts(merged.sort_tables([each.to_table() for each in details]), verdicts),
     )
 
 
-def _count(parts: Sequence[Compared]) -> dict[str, Any]:
+def _count(parts: Sequence[Compared], verdicts: Column) -> dict[str, Any]:
     """Returns the fields of the answer that say how many tensors were compared, and by what."""
     metric = np.concatenate([each.errors.metric for each in parts])
     counts = {name: int((metric == code).sum()) for code, name in enumerate(METRICS)}
+    equal, within, inherited = (
+        int((verdicts == VERDICTS.index(each)).sum()) for each in (EQUAL, NOISE, INHERITED)
+    )
     compared = len(metric) - counts[NOTHING]
-    equal = sum(int(each.errors.are_equal().sum()) for each in parts)
-    beyond = sum(int(each.ranking.is_beyond.sum()) for each in parts)
+    beyond = compared - equal - within
     return {
         "compared": compared,
         "equal": equal,
-        "within": compared - equal - beyond,
+        "within": within,
         "beyond": beyond,
+        "inherited": inherited,
+        "made": beyond - inherited,
         "unmeasured": counts[NOTHING],
         "metrics": tuple((name, count) for name, count in counts.items() if count),
     }
 
 
-def _made(merged: MergedPairs, ranking: Ranking, first: int | None) -> list[int]:
-    """Returns the first pair and then those of other places that made a difference, each in its first step."""
-    if first is None:
-        return []
-    found = np.append(first, np.flatnonzero(ranking.stands_out()))
-    columns = [merged.collect(each)[found] for each in zip(*map(_list_places, merged.parts), strict=True)]
-    places, _ = number_keys(*((column, column[:0]) for column in columns))
-    _, begin = np.unique(places, return_index=True)
-    chosen: list[int] = found[np.sort(begin)[:_TOLD]].tolist()
-    return chosen
+def _choose_places(
+    merged: MergedPairs, details: Sequence[Details], verdicts: Column, first: int | None
+) -> list[int]:
+    """Returns the first pair and then those of other places that made a difference, each in its first step.
+
+    What the backward of an op makes of a difference that the op itself made is of the same place.
+    """
+    chosen: dict[Key, int] = {}
+    found = [] if first is None else [first, *np.flatnonzero(verdicts > VERDICTS.index(INHERITED)).tolist()]
+    for at in found:
+        part, place = merged.locate(at)
+        key, forward = details[part].find_keys(place)
+        if key not in chosen and forward not in chosen:
+            chosen[key] = at
+        if len(chosen) == _TOLD:
+            break
+    return list(chosen.values())
 
 
-def _list_places(part: Compared) -> tuple[Column, ...]:
-    """Returns columns that say of which module, phase, op and role each pair is, and whether of a recompute."""
-    values, rows = part.side.values, part.a.rows
-    return (
-        np.full(len(rows), (None, FIRST, SECOND).index(part.recompute_of)),
-        values.place[rows],
-        values.phase[rows],
-        np.append(part.side.ops.name, -1)[values.op[rows]],
-        values.role[rows],
-    )
-
-
-def _firsts(merged: MergedPairs, ranking: Ranking) -> Rows:
-    if not ranking.is_beyond.any():
-        return np.empty(0, np.int64)
+def _firsts(merged: MergedPairs, verdicts: Column) -> list[int]:
     of_rows = [(each.side.values, each.a.rows) for each in merged.parts]
     step = merged.collect([values.step[rows] for values, rows in of_rows])
-    return first_of_each(ranking, step, merged.collect([values.phase[rows] for values, rows in of_rows]))[
-        :_TOLD
-    ]
+    phase = merged.collect([values.phase[rows] for values, rows in of_rows])
+    rows: list[int] = first_of_each(verdicts, step, phase)[:_TOLD].tolist()
+    return rows
+
+
+def _add_verdicts(table: pa.Table, verdicts: Column) -> pa.Table:
+    told = pa.DictionaryArray.from_arrays(pa.array(verdicts, mask=verdicts < 0), pa.array(VERDICTS))
+    return table.append_column("verdict", told).append_column(
+        "beyond", pa.array(verdicts >= VERDICTS.index(INHERITED))
+    )
 
 
 def _chart(found: Compared, first: Divergence | None) -> list[GrowthPoint]:

@@ -7,13 +7,12 @@ import pyarrow as pa
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ..alignment.contract import ModuleName
-from ..step.calls import column_of
-from .answer import AMPLIFIED, GROWN, MADE, SEEN, SOURCE, Divergence
+from .answer import FIRST, Divergence
+from .culprits import Culprit, Culprits, Key
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS
 from .measured import ComparedRows
 from .names import Names, label
 from .pairs import Compared
-from .ranking import STANDS_OUT
 
 
 class Details:
@@ -22,6 +21,7 @@ class Details:
     def __init__(self, found: Compared) -> None:
         self._found = found
         self._names, self._others = Names(found.side), Names(found.other)
+        self._culprits = Culprits(found)
 
     @property
     def _pair(self) -> tuple[ComparedRows, ComparedRows]:
@@ -29,8 +29,12 @@ class Details:
         found = self._found
         return (found.b, found.a) if found.recompute_of else (found.a, found.b)
 
-    def tell(self, at: int) -> Divergence:
-        """Returns all that is known of one pair."""
+    def find_keys(self, at: int) -> tuple[Key, Key | None]:
+        """Returns what is equal for differences of one place, and the same of the forward op of an op of backward."""
+        return self._culprits.find_keys(at)
+
+    def tell(self, at: int, verdict: str) -> Divergence:
+        """Returns all that is known of one pair, of which the verdict is known."""
         found = self._found
         row, row_b = int(found.a.rows[at]), int(found.b.rows[at])
         site = self._names.site(row)
@@ -39,9 +43,9 @@ class Details:
         low, high = self._bounds(at)
         tensors = found.errors.details.get(at)
         one, two = self._pair
-        culprit = self._find_culprit(at, row)
+        culprit = self._culprits.find(at)
         own = self._names.place_of_value(row), site["op"], site["op_nth"], site["nth"]
-        place, op, op_nth, call = culprit
+        place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
         return Divergence(
             root=place.root if place else None,
             path=place.path if place else None,
@@ -52,7 +56,7 @@ class Details:
             step=int(values.step[row]),
             role=site["role"],
             slot=site["slot"],
-            kind=self._kind(at),
+            kind=verdict,
             error=error,
             low=low,
             high=high,
@@ -61,10 +65,11 @@ class Details:
             input_error=given,
             amplification=error / given if given else np.inf,
             recompute_of=found.recompute_of,
-            through=self._through(at),
-            seen_at=None if culprit == own else self._names.label_value(row),
+            only_in=culprit.run if culprit.is_alone else None,
+            through=None if culprit.is_alone else self._through(at),
+            seen_at=self._names.label_value(row) if culprit.is_alone else None,
             other=self._other(row, row_b),
-            source_line=self._source_line(row),
+            source_line=self._source_line(culprit, row),
             a=_describe(one, at),
             b=_describe(two, at),
             largest=tensors.largest if tensors else None,
@@ -75,30 +80,13 @@ class Details:
             ulps=tensors.ulps if tensors else None,
         )
 
-    def _find_culprit(
-        self, at: int, row: int
-    ) -> tuple[ModuleName | None, str | None, int | None, int | None]:
-        """Returns where a difference was made: the module, the op, which of its name it is, and the call.
-
-        Where only one recording has an op between what was compared, that op has made it.
-        """
-        site, inherited = self._names.site(row), self._found.inherited
-        mine = self._names.place_of_value(row)
-        own = mine, site["op"], site["op_nth"], site["nth"]
-        if self._found.ranking.is_beyond_inputs[at] or inherited.is_source[at]:
-            return own
-        maker, through = int(inherited.maker[at]), int(inherited.through[at])
-        is_alone = maker >= 0 and self._found.alone[maker]
-        culprit = maker if is_alone and site["op"] is None else through
-        if culprit >= 0 and (site["op"] is None or self._names.place_of_op(culprit) != mine):
-            return self._names.place_of_op(culprit), *self._names.identify_op(culprit)
-        through_b = int(inherited.through_b[at])
-        place = self._translate(self._others.place_of_op(through_b)) if through_b >= 0 else None
-        return own if place is None or place == mine else (place, None, None, site["nth"])
-
-    def _translate(self, place: ModuleName | None) -> ModuleName | None:
-        """Returns the module of the first recording that a module of the second one is."""
-        return None if place is None else self._found.modules.get(place)
+    def _name_culprit(self, culprit: Culprit) -> tuple[ModuleName | None, str, int, int | None]:
+        """Returns the module, by its name in the first recording if it is there, the op, its number and its call."""
+        if culprit.run == FIRST:
+            return self._names.place_of_op(culprit.op), *self._names.identify_op(culprit.op)
+        place = self._others.place_of_op(culprit.op)
+        translated = None if place is None else self._found.modules.get(place, place)
+        return translated, *self._others.identify_op(culprit.op)
 
     def _phase(self, at: int, phase: int) -> str | None:
         """Returns the phase of a pair; a parameter that the optimizer finds has been used in forward."""
@@ -123,7 +111,6 @@ class Details:
             "input_error": found.inherited.error,
             "inputs_known": found.inherited.is_known,
             "score": found.ranking.score,
-            "beyond": found.ranking.is_beyond,
             "metric": _take([*METRICS], found.errors.metric),
             "recompute_of": pa.array([found.recompute_of], pa.string()).take(
                 pa.array(np.zeros(len(rows), np.int8))
@@ -141,16 +128,6 @@ class Details:
             return 0.0, np.inf
         return error, error
 
-    def _kind(self, at: int) -> str:
-        inherited, ranking = self._found.inherited, self._found.ranking
-        if inherited.is_source[at] and not ranking.is_beyond_inputs[at]:
-            return SOURCE
-        if ranking.score[at] < STANDS_OUT and ranking.is_beyond_inputs[at]:
-            return GROWN
-        if ranking.is_beyond_inputs[at]:
-            return AMPLIFIED
-        return MADE if inherited.is_known[at] else SEEN
-
     def _through(self, at: int) -> str | None:
         op, op_b = int(self._found.inherited.through[at]), int(self._found.inherited.through_b[at])
         if op >= 0:
@@ -163,16 +140,14 @@ class Details:
         mine, theirs = self._names.place_of_value(row), self._others.place_of_value(row_b)
         return None if label(mine) == label(theirs) else label(theirs)
 
-    def _source_line(self, row: int) -> str | None:
-        op = int(self._found.side.values.op[row])
-        if op < 0:
+    def _source_line(self, culprit: Culprit, row: int) -> str | None:
+        if culprit.op < 0:  # of a leaf, the op that has read it
+            culprit = culprit._replace(op=int(self._found.side.values.op[row]))
+        if culprit.op < 0:
             return None
-        ops = self._found.side.data.table("ops")
-        forward = int(column_of(ops.slice(op, 1), "forward_op_id")[0])
-        if forward >= 0:
-            rows = np.flatnonzero(column_of(ops, "op_id") == forward)
-            op = int(rows[0]) if len(rows) else op
-        line: str | None = ops["source"][op].as_py()
+        side = self._found.side if culprit.run == FIRST else self._found.other
+        forward = self._culprits.find_forward(culprit)
+        line: str | None = side.data.table("ops")["source"][forward if forward >= 0 else culprit.op].as_py()
         return line
 
 

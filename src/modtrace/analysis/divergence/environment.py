@@ -1,7 +1,7 @@
 """Tells how the environments of two recordings differ."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ...recording.meta import RunMeta
@@ -9,26 +9,46 @@ from ...recording.meta import RunMeta
 #: At most so many differences are told one by one.
 _TOLD = 5
 
+#: The flag that is no setting: where the random numbers of a run begin.
+SEED = "seed"
+
 #: So many characters are shown of a value, and so many of them in front of the first difference.
 _SHOWN, _BEFORE = 60, 20
 
 
-def compare_environments(a: RunMeta, b: RunMeta) -> tuple[str, ...]:
-    """Returns at most five lines on what differs between two runs: often that explains all the rest."""
-    lines = list(_differences(a, b))
+def compare_environments(a: RunMeta, b: RunMeta, *, differ: bool) -> tuple[str, ...]:
+    """Returns at most five lines on what differs between two runs: often that explains all the rest.
+
+    Args:
+        a: one run.
+        b: the other.
+        differ: something in them differs. Else it does not matter that they have unequal seeds, as all runs have that
+            set none.
+    """
+    lines = list(_differences(a, b, differ))
     if len(lines) <= _TOLD:
         return tuple(lines)
     rest = [line.partition(":")[0] for line in lines[_TOLD - 1 :]]
     return (*lines[: _TOLD - 1], f"and {len(rest)} more: {', '.join(rest)}")
 
 
-def _differences(a: RunMeta, b: RunMeta) -> Iterator[str]:
+def _differences(a: RunMeta, b: RunMeta, differ: bool) -> Iterator[str]:
     yield from _compare_mappings(a.versions, b.versions)
     yield from _compare("device", a.device, b.device)
     yield from _compare("command", shlex.join(a.argv), shlex.join(b.argv))
     yield from _compare("git commit", _short(a.git_commit), _short(b.git_commit))
     yield from _compare("rank", f"{a.rank} of {a.world_size}", f"{b.rank} of {b.world_size}")
+    if a.flags is not None and b.flags is not None:
+        yield from _compare_flags(a.flags, b.flags, () if differ else (SEED,))
     yield from _compare_mappings(a.options, b.options, "recorded with ")
+
+
+def _compare_flags(a: Mapping[str, Any], b: Mapping[str, Any], unasked: Collection[str]) -> Iterator[str]:
+    """Yields what is set otherwise. A flag that one of the runs does not know is left out."""
+    for name in a:
+        if name not in unasked and a[name] is not None and b.get(name) is not None:
+            advice = "; torch.manual_seed() gives both the same" if name == SEED else ""
+            yield from (line + advice for line in _compare(name, a[name], b[name]))
 
 
 def _compare(name: str, a: Any, b: Any) -> Iterator[str]:
@@ -48,6 +68,12 @@ def _short(commit: str | None) -> str | None:
 
 
 def _to_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_to_text(each)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return "; ".join(map(_to_text, value))
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return "none" if value is None or value == "" else str(value)
 
 

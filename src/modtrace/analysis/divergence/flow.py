@@ -15,7 +15,7 @@ from ..step.calls import Bools, Column, RowFinder, Rows, column_of
 from ..step.ops import bare_name, dictionary_codes
 
 #: Ops that compute nothing, as views.
-_PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy", "contiguous"})
+_PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy", "contiguous", "unsafe_view"})
 
 #: Ops that do not read what `self` holds, in place or not.
 _OVERWRITES = SHAPES_ONLY | {
@@ -31,7 +31,8 @@ class OpInputs:
     """What the ops of a recording read."""
 
     error: Numbers  # of each op: the largest error of what it read; NaN where nothing is known of that
-    is_known: Bools  # all that it read was compared
+    is_known: Bools  # all that it read was compared, or was computed from what was
+    is_partial: Bools  # some of that was computed from what was not compared, too
     through: (
         Rows  # the row of an op that only this recording has, through which it read something; -1 for none
     )
@@ -93,31 +94,33 @@ class OpFlow:
             of_tensor: the error of each tensor; NaN where it was not compared.
             of_read: the error of what each use reads where that is no op's output; NaN where it was not compared.
         """
-        known = of_tensor.copy()
+        known, is_partial = of_tensor.copy(), np.zeros(len(of_tensor), bool)
         through = np.full(len(known), -1, np.int64)
         for _ in range(_MOST_PASSED):
-            found = self._reduce(known, of_read, through)
+            found = self._reduce(known, is_partial, of_read, through)
             waiting = np.flatnonzero(np.isnan(known) & (self.producer >= 0))
             waiting = waiting[~np.isnan(found.error[self.producer[waiting]])]
             if not len(waiting):
                 break
             passed = self.producer[waiting]
-            known[waiting] = found.error[passed]
+            known[waiting], is_partial[waiting] = found.error[passed], found.is_partial[passed]
             is_first = (found.through[passed] < 0) & ~self.is_plain[passed]
             through[waiting] = np.where(is_first, passed, found.through[passed])
         return found
 
-    def _reduce(self, of_tensor: Numbers, of_read: Numbers, through: Rows) -> OpInputs:
+    def _reduce(self, of_tensor: Numbers, is_partial: Bools, of_read: Numbers, through: Rows) -> OpInputs:
         error = np.full(len(self.op_id), np.nan)
         is_known = np.ones(len(self.op_id), bool)
+        in_part = np.zeros(len(self.op_id), bool)
         passed = np.full(len(self.op_id), -1, np.int64)
         if len(self.read):
             read = np.where(np.isnan(of_read), of_tensor[self.read], of_read)
             at = self.reader[self._starts]
             error[at] = np.fmax.reduceat(read, self._starts)
             is_known[at] = ~np.logical_or.reduceat(np.isnan(read), self._starts)
+            in_part[at] = np.logical_or.reduceat(np.isnan(read) | is_partial[self.read], self._starts)
             passed[at] = np.maximum.reduceat(through[self.read], self._starts)
-        return OpInputs(error=error, is_known=is_known, through=passed)
+        return OpInputs(error=error, is_known=is_known, is_partial=in_part, through=passed)
 
 
 def find_plain(ops: pa.Table) -> Bools:

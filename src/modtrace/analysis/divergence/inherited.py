@@ -30,12 +30,14 @@ class Inherited:
 
     error: Numbers  # the largest error of what it was computed from; 0 where nothing was
     is_known: Bools  # all of that was compared; else `error` is of what was measured before it
+    is_partial: Bools  # what an op read was computed from what was not compared, too
     through: Rows  # the row of an op that only this recording has, from which it comes; -1 for none
     through_b: Rows  # the same of the second recording
     is_source: Bools  # nothing was computed: a parameter, a buffer, an input
     is_input: Bools  # of a module
     is_update: Bools  # by how much an optimizer changes a parameter, or from what it computes that
     maker: Rows  # the row of the op that returned the tensor, whether that has a partner or not; -1 for none
+    maker_b: Rows  # the same of the second recording
     group: Rows  # equal for rows with the same tensor
     is_copy: Bools  # another pair, of the op that returned it, has the same tensor
 
@@ -59,15 +61,17 @@ def find_inherited(side: Side, flow: OpFlow, rows: Rows, error: Numbers) -> Inhe
     is_parameter = values.is_of(PARAMETER, rows=rows) & ~is_leaf
     group = _group_tensors(side)
     before, earlier = _scan(values.step[rows], group[rows], is_parameter, error)
-    own = _error_of_groups(group, rows, error)
+    own = _error_of_groups(group, rows, error, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf)
     of_parameters = _errors_of_own_parameters(side, rows, error)
     found = Inherited(
         error=np.fmax(before, earlier),
         is_known=np.zeros(len(rows), bool),
+        is_partial=np.zeros(len(rows), bool),
         through=np.full(len(rows), -1, np.int64),
         through_b=np.full(len(rows), -1, np.int64),
         group=group[rows],
         maker=np.full(len(rows), -1, np.int64),
+        maker_b=np.full(len(rows), -1, np.int64),
         is_input=values.is_of(INPUT, rows=rows) & ~is_leaf,
         is_update=values.is_of(OPTIMIZER_STATE, UPDATE, rows=rows),
         is_source=is_leaf | is_parameter,
@@ -94,7 +98,9 @@ def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
     """
     keys = found.group << 32 | second.group
     is_copy = ~is_op & (np.isin(keys, keys[is_op]) | found.is_input)
-    return replace(found, through_b=second.through, is_copy=is_copy)
+    # What the second recording reads may be the output of an op that only it has, which a module returned.
+    error = np.maximum(found.error, second.error)
+    return replace(found, error=error, through_b=second.through, maker_b=second.maker, is_copy=is_copy)
 
 
 def order_by_use(side: Side, rows: Rows) -> Rows:
@@ -121,10 +127,16 @@ def _group_tensors(side: Side) -> Rows:
     return np.asarray(group.reshape(-1))
 
 
-def _error_of_groups(group: Rows, rows: Rows, error: Numbers) -> Numbers:
-    """Returns the error of each group of rows that share a tensor; NaN where none was compared."""
+def _error_of_groups(group: Rows, rows: Rows, error: Numbers, is_op: Bools, is_input: Bools) -> Numbers:
+    """Returns the error of each group of rows that share a tensor; NaN where none was compared.
+
+    It is that of what an op returned, if that was compared, and else of a module's output. A module may get another
+    tensor in the other recording, so its input does not tell of the op that returned it.
+    """
     found = np.full(int(group.max(initial=-1)) + 1, np.nan)
-    np.fmax.at(found, group[rows], error)
+    np.fmax.at(found, group[rows[is_op]], error[is_op])
+    others = ~is_op & ~is_input & np.isnan(found[group[rows]])
+    np.fmax.at(found, group[rows[others]], error[others])
     return found
 
 
@@ -140,7 +152,7 @@ def _scan(step: Column, order: Rows, is_parameter: Bools, error: Numbers) -> tup
     """Returns the largest error before each pair in its step, and the largest one of earlier steps."""
     place = np.where(is_parameter, -1, order)
     rows = np.lexsort((place, step))
-    known = np.nan_to_num(error[rows], nan=0.0)
+    known = np.nan_to_num(error[rows], nan=0.0, posinf=np.inf)
     new_step = np.append(True, step[rows][1:] != step[rows][:-1]) if len(rows) else np.empty(0, bool)
     new_group = new_step | np.append(True, place[rows][1:] != place[rows][:-1])[: len(rows)]
     before, earlier = np.zeros(len(rows)), np.zeros(len(rows))
@@ -177,7 +189,7 @@ def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numb
     order = np.argsort(keys, kind="stable")
     is_new = np.append(True, np.diff(keys[order]) != 0)[: len(order)]
     before = np.zeros(len(rows))
-    known = np.nan_to_num(error[every[order]], nan=0.0)
+    known = np.nan_to_num(error[every[order]], nan=0.0, posinf=np.inf)
     before[every[order]] = _largest_before(known, is_new, np.ones(len(order), bool))
     found.error[mine] = before[mine]
     found.is_known[mine] = True
@@ -201,7 +213,7 @@ def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, 
     values = side.values
     is_forward = (values.call[rows] >= 0) & (values.phase[rows] == _FORWARD)
     mine = np.flatnonzero(is_forward & values.is_of(OUTPUT, rows=rows))
-    of_call, known = np.zeros(len(calls.parent)), np.nan_to_num(error[mine], nan=0.0)
+    of_call, known = np.zeros(len(calls.parent)), np.nan_to_num(error[mine], nan=0.0, posinf=np.inf)
     np.fmax.at(of_call, values.call[rows[mine]], known)
     before, inside = _walk_calls(side, of_call)
     call, step = values.call[rows[mine]], values.step[rows]
@@ -239,7 +251,7 @@ def _errors_of_own_parameters(side: Side, rows: Rows, error: Numbers) -> Numbers
     mine = np.flatnonzero(side.values.is_of(PARAMETER, rows=rows) & (place >= 0))
     distinct, which = np.unique(keys[mine], return_inverse=True)
     largest = np.zeros(len(distinct) + 1)
-    np.fmax.at(largest, which.reshape(-1), np.nan_to_num(error[mine], nan=0.0))
+    np.fmax.at(largest, which.reshape(-1), np.nan_to_num(error[mine], nan=0.0, posinf=np.inf))
     return largest[RowFinder(distinct)(keys)]
 
 
@@ -291,8 +303,8 @@ def _inherit_by_ops(
     mine, known = mine[is_told], known[is_told]
     found.is_known[mine] = inputs.is_known[op[mine]]
     unknown = np.where(found.is_known[mine], 0.0, before[mine])
-    found.error[mine] = np.fmax(np.nan_to_num(known, nan=0.0), unknown)
-    found.through[mine] = inputs.through[op[mine]]
+    found.error[mine] = np.fmax(np.nan_to_num(known, nan=0.0, posinf=np.inf), unknown)
+    found.through[mine], found.is_partial[mine] = inputs.through[op[mine]], inputs.is_partial[op[mine]]
 
 
 def _errors_of_reads(flow: OpFlow, side: Side, leaves: Rows, errors: Numbers) -> Numbers:

@@ -44,7 +44,8 @@ class Compared:
     side: Side
     other: Side
     modules: Mapping[ModuleName, ModuleName]  # of the second recording, and those of the first that they are
-    alone: Bools  # of each op of the first: the second lacks it
+    alone: Bools  # of each op of the first: it computes something, and the second lacks it; the last stands for no op
+    alone_b: Bools  # the same of the second recording
     a: ComparedRows
     b: ComparedRows
     errors: Errors
@@ -95,7 +96,8 @@ def compare_pairs(
         side=side,
         other=other.side,
         modules={there: here for here, there in alignment.modules},
-        alone=_find_alone(len(side.ops.name), alignment.ops[:, 0]),
+        alone=_find_alone(one, alignment.ops[:, 0]),
+        alone_b=_find_alone(other, alignment.ops[:, 1]),
         a=measured,
         b=measured_b,
         errors=errors,
@@ -138,8 +140,8 @@ def is_uninitialized(run: ComparedSide, rows: Rows) -> Bools:
     )
 
 
-def _find_alone(count: int, paired: Rows) -> Bools:
-    is_alone = np.ones(count, bool)
+def _find_alone(run: ComparedSide, paired: Rows) -> Bools:
+    is_alone = np.append(~run.flow.is_plain, False)
     is_alone[paired] = False
     return is_alone
 

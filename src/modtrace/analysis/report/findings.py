@@ -10,7 +10,7 @@ from ...errors import NothingRecordedError
 from ...recording.meta import HELD
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ..divergence.answer import Comparison, Divergence
+from ..divergence.answer import AMPLIFIED, Comparison, Divergence
 from ..graph.columns import Graph
 from ..modules.compilations import Compilations, Reason
 from ..provenance.recompute import check_recomputes
@@ -111,8 +111,8 @@ def find_findings(
         yield (
             replace(located.finding(first), answer=comparison) if first else ReportFinding(answer=comparison)
         )
-        for place in comparison.divergences[1:_TOLD]:
-            yield located.finding(place)
+        made = [each for each in comparison.divergences[1:_TOLD] if each.kind != AMPLIFIED]
+        yield from map(located.finding, made)
     yield from _check_recomputes(data, located)
     for reasons in (compilations.errors, compilations.recompilations, compilations.graph_breaks):
         for reason in reasons[:_TOLD]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...recording.meta import RunMeta
+from .flags import read_flags
 
 #: Libraries whose versions are stored if the run has imported them.
 _LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "accelerate", "deepspeed")
@@ -39,6 +40,7 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
         argv=_command(),
         versions=versions,
         device=_device(),
+        flags=read_flags(),
         git_commit=_git_commit(),
         options=options,
         rank=_number("RANK", 0),

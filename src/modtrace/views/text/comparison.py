@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,27 +14,24 @@ from ...analysis.divergence.answer import (
     SOURCE,
     Comparison,
     Divergence,
-    GrowthPoint,
     Named,
     OneSided,
 )
 from ...analysis.divergence.errors import HASHES, NONFINITE, NOTHING, SAMPLES, SHAPES, SKETCHES, STATISTICS
 from ...analysis.graph.parts import forms_of_op
+from ...analysis.provenance.op_rules import RANDOM
+from ...analysis.step.ops import bare_name
 from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
-from ...recording.role import BY_NAME
+from ...recording.role import BUFFER, BY_NAME, PARAMETER
 from ...recording.suggestions import count_of, first_few
 from ...surface import choose_phrase
-from ..common.columns import Color, Column, Text, fit_columns, printable, render_fitted, render_lines
+from ..common.columns import Color, Text, printable, render_lines
 from ..common.numbers import format_count, to_json_number
+from .comparison_tables import format_error, render_growth_and_places
 
-#: So many rows of the chart and of each table are shown.
-_CHARTED, _LISTED = 12, 10
-
-#: The longest bar of the chart.
-_BAR = 24
-
-_DISPENSABLE = ("noise", "by", "inputs", "step")
+#: So many rows of each table are shown.
+_LISTED = 10
 
 #: What is not seen by what tensors were compared by, the worst first.
 _LIMITS = {
@@ -65,14 +62,7 @@ def render_comparison(
     unmatched = list(_list_unmatched(found, top))
     if unmatched:
         parts.append(render_lines(unmatched, color=color, width=width))
-    if any(each.error for each in found.growth):
-        parts.append(_render_growth(found, width=width, color=color))
-    if len(found.divergences) > 1:
-        parts.append(_render_places("places that made a difference", found.divergences, top, width, color))
-    if len(found.firsts) > 1:
-        parts.append(
-            _render_places("first difference of each step and phase", found.firsts, top, width, color)
-        )
+    parts += render_growth_and_places(found, name_place, top=top, width=width, color=color)
     return "\n".join(parts)
 
 
@@ -136,9 +126,13 @@ def _say_agreement(found: Comparison) -> Iterator[Text]:
 
 
 def _name(each: Divergence) -> str:
+    return f"{name_place(each)}, step {each.step}" + (f", {each.phase}" if each.phase else "")
+
+
+def name_place(each: Divergence) -> str:
+    """Returns the op or the tensor with its module: `mul in blocks.0.attn`."""
     where = _place(each)
-    what = forms_of_op(each.op)[-1] + f" in {where}" if each.op else _name_tensor(each, where)
-    return f"{what}, step {each.step}" + (f", {each.phase}" if each.phase else "")
+    return f"{forms_of_op(each.op)[-1]} in {where}" if each.op else _name_tensor(each, where)
 
 
 def _place(each: Divergence) -> str:
@@ -159,16 +153,17 @@ def _name_tensor(each: Divergence, where: str) -> str:
 def _explain(each: Divergence) -> Iterator[str]:
     if each.recompute_of is not None:
         yield f"what the {each.recompute_of} run recomputes differs from its own forward"
-    yield _explain_kind(each)
-    yield _describe_error(each)
+    if each.only_in is None:
+        yield _explain_kind(each)
+        yield _describe_error(each)
+    else:
+        yield f"only the {each.only_in} run has it; {_explain_kind(each).partition(',')[0]}"
+        yield f"it shows in {each.seen_at}: {_describe_error(each)}"
     if each.through is not None:
-        name, _, who = each.through.partition(", ")
-        is_same = _name(each).startswith(f"{name}, step ")
-        yield "the second run lacks it" if is_same else f"it depends on {name}, {who}"
-    if each.seen_at is not None:
-        yield f"what was compared is {each.seen_at}"
+        yield f"it depends on {each.through}"
     if each.other is not None:
-        yield f"in the second run {'it' if each.seen_at is None else 'that'} is {each.other or 'outside of modules'}"
+        what = "it" if each.only_in is None else "what is compared"
+        yield f"in the second run {what} is {each.other or 'outside of modules'}"
     names = ("first", "second") if each.recompute_of is None else ("forward", "recompute")
     yield from (
         f"{name:<{len(names[1])}}  {text}" for name, text in zip(names, (each.a, each.b), strict=True)
@@ -178,6 +173,20 @@ def _explain(each: Divergence) -> Iterator[str]:
         yield f"most at [{at}]: {each.pair[0]:.6g} and {each.pair[1]:.6g}" + _describe_tensors(each)
     if each.source_line:
         yield f"at {each.source_line}"
+    yield from _advise(each)
+
+
+def _advise(each: Divergence) -> Iterator[str]:
+    """Yields what makes the runs comparable where they begin with other numbers."""
+    if each.kind == SOURCE and each.role in (PARAMETER, BUFFER):
+        yield "give both the same seed, or load the same weights"
+    elif each.kind == SOURCE:
+        yield "give both the same input"
+    elif each.kind in (MADE, SEEN) and each.op is not None and bare_name(each.op) in RANDOM:
+        if each.recompute_of is None:
+            yield "it draws random numbers: give both the same seed, and draw as often before it"
+        else:
+            yield "it draws random numbers: checkpoint(preserve_rng_state=True) draws the same again"
 
 
 def _describe_tensors(each: Divergence) -> str:
@@ -218,19 +227,17 @@ def _describe_error(each: Divergence) -> str:
         return "one has more NaN or infinite elements"
     if each.metric == HASHES and math.isinf(each.error):
         return "the hashes differ, and nothing else was measured"
-    noise = f"noise is {_number(each.noise)}"
-    bounds = f" ({_number(each.low)} to {_number(each.high)})" if each.metric == SKETCHES else ""
-    return f"relative error {_number(each.error)}{bounds}, {noise}"
-
-
-def _number(value: float) -> str:
-    return "?" if math.isinf(value) else "0" if not value else f"{value:.1e}"
+    noise = f"noise is {format_error(each.noise)}"
+    bounds = f" ({format_error(each.low)} to {format_error(each.high)})" if each.metric == SKETCHES else ""
+    return f"relative error {format_error(each.error)}{bounds}, {noise}"
 
 
 def _describe_compared(found: Comparison) -> str:
     text = f"compared {count_of(found.compared, 'tensor', format_count)} of {_describe_steps(found)}"
-    text += f": {format_count(found.equal)} equal, {format_count(found.within)} within noise, "
-    text += f"{format_count(found.beyond)} beyond"
+    counts = [(found.equal, "equal"), (found.within, "within noise")]
+    if found.first is not None:
+        counts += [(found.inherited, "differ as their inputs do"), (found.made, "made a difference")]
+    text += ": " + ", ".join(f"{format_count(count)} {what}" for count, what in counts)
     text += f"; {format_count(found.unmeasured)} not measured in both" if found.unmeasured else ""
     return text
 
@@ -278,70 +285,3 @@ def _count_unmatched(side: OneSided) -> str:
         (sum(each.count for each in side.tensors), "tensor"),
     ]
     return ", ".join(count_of(count, noun, format_count) for count, noun in counts if count)
-
-
-# The chart.
-
-
-def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str:
-    shown = _choose_points(found.growth)
-    finite = [each.error for each in found.growth if 0 < each.error < math.inf]
-    low = math.floor(math.log10(min([*finite, *(each.noise for each in shown if each.noise)], default=1e-7)))
-    high = max(math.ceil(math.log10(max(finite, default=1.0))), low + 1)
-    columns = [
-        Column("growth", [Text(printable(each.name)) for each in shown], right=False),
-        Column("error", [Text(_number(each.error)) for each in shown]),
-        Column(f"1e{low:+03d} .. 1e{high:+03d}", [_bar(each, low, high) for each in shown], right=False),
-    ]
-    return render_fitted(fit_columns(columns, width, ()), width=width, color=color)
-
-
-def _choose_points(growth: Sequence[GrowthPoint]) -> list[GrowthPoint]:
-    """Returns a few of the points in order: blocks, the first beyond noise, the one before it, the ends."""
-    if len(growth) <= _CHARTED:
-        return list(growth)
-    beyond = next((at for at, each in enumerate(growth) if each.error > each.noise), 0)
-    asked = {0, max(beyond - 1, 0), beyond, len(growth) - 1}
-    blocks = [
-        at for at, each in enumerate(growth) if each.name.rpartition(".")[2].isdigit() and at not in asked
-    ]
-    others = blocks or [at for at in range(len(growth)) if at not in asked]
-    room = _CHARTED - len(asked)
-    chosen = {
-        others[round(at * (len(others) - 1) / max(room - 1, 1))] for at in range(min(room, len(others)))
-    }
-    return [growth[at] for at in sorted(asked | chosen)]
-
-
-def _bar(each: GrowthPoint, low: int, high: int) -> Text:
-    if not each.error:
-        return Text()
-    share = 1.0 if math.isinf(each.error) else (math.log10(each.error) - low) / (high - low)
-    return Text(
-        "#" * max(1, round(_BAR * min(max(share, 0.0), 1.0))), "red" if each.error > each.noise else "dim"
-    )
-
-
-# The tables.
-
-
-def _render_places(
-    title: str, places: Sequence[Divergence], top: int, width: int | None, color: Color
-) -> str:
-    shown = places[:top]
-    columns = [
-        Column(title, [Text(printable(_short_name(each))) for each in shown], right=False),
-        Column("step", [Text(str(each.step)) for each in shown]),
-        Column("phase", [Text(each.phase or "") for each in shown], right=False),
-        Column("error", [Text(_number(each.error), "red") for each in shown]),
-        Column("inputs", [Text(_number(each.input_error) if each.kind != SEEN else "?") for each in shown]),
-        Column("noise", [Text(_number(each.noise), "dim") for each in shown]),
-        Column("", [Text(each.kind) for each in shown], right=False),
-    ]
-    table = render_fitted(fit_columns(columns, width, _DISPENSABLE), width=width, color=color)
-    rest = len(places) - len(shown)
-    return table + (render_lines([Text(count_of(rest, "more place"), "dim")], color=color) if rest else "")
-
-
-def _short_name(each: Divergence) -> str:
-    return _name(each).partition(", step ")[0]

@@ -1,0 +1,86 @@
+"""Finds who made a difference: an op of both recordings, or one that only one of them has."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...recording.role import OP_OUTPUT
+from ..alignment.sides import Side
+from ..step.calls import RowFinder, Rows, column_of
+from .answer import FIRST, SECOND
+from .pairs import Compared
+
+
+class Culprit(NamedTuple):
+    """The op that made a difference."""
+
+    op: int  # its row; -1: no op is known, and the tensor that was compared stands for it
+    run: str  # FIRST or SECOND: whose op it is
+    is_alone: bool  # the other recording lacks it
+
+
+#: What a difference is told apart from others by.
+Key = tuple[object, ...]
+
+
+class Culprits:
+    """Finds who made the differences of some pairs."""
+
+    def __init__(self, found: Compared) -> None:
+        self._found = found
+        self._forward = {FIRST: _find_forward(found.side), SECOND: _find_forward(found.other)}
+
+    def find(self, at: int) -> Culprit:
+        """Returns who made the difference of a pair.
+
+        Where one recording has an op between what was compared and the other has none, it is that op. Where both have
+        one, it is what was compared, if that is in the same module.
+        """
+        found, inherited = self._found, self._found.inherited
+        row = int(found.a.rows[at])
+        is_op = bool(found.side.values.is_of(OP_OUTPUT, rows=np.array([row]))[0])
+        own = Culprit(int(found.side.values.op[row]) if is_op else -1, FIRST, is_alone=False)
+        if inherited.is_source[at]:
+            return own
+        maker, maker_b = int(inherited.maker[at]), int(inherited.maker_b[at])
+        op = maker if not is_op and found.alone[maker] else int(inherited.through[at])
+        op_b = maker_b if not is_op and found.alone_b[maker_b] else int(inherited.through_b[at])
+        if op < 0 <= op_b:
+            return Culprit(op_b, SECOND, is_alone=True)
+        if op >= 0 and (
+            op_b < 0 or not is_op or _place_of(found.side, op) != int(found.side.values.place[row])
+        ):
+            return Culprit(op, FIRST, is_alone=True)
+        return own
+
+    def find_keys(self, at: int) -> tuple[Key, Key | None]:
+        """Returns what is equal for differences of one place, and the same of the forward op of an op of backward."""
+        found, culprit = self._found, self.find(at)
+        if culprit.op >= 0:
+            forward = self.find_forward(culprit)
+            return self._key_of(culprit.run, culprit.op), self._key_of(
+                culprit.run, forward
+            ) if forward >= 0 else None
+        values, row = found.side.values, int(found.a.rows[at])
+        place, phase, role = (int(column[row]) for column in (values.place, values.phase, values.role))
+        return (found.recompute_of, place, phase, role), None
+
+    def find_forward(self, culprit: Culprit) -> int:
+        """Returns the row of the forward op of an op of backward; -1 for other ops."""
+        return int(self._forward[culprit.run][culprit.op])
+
+    def _key_of(self, run: str, op: int) -> Key:
+        side = self._found.side if run == FIRST else self._found.other
+        place = _place_of(side, op)
+        return self._found.recompute_of, run, place, int(side.ops.phase[op]), int(side.ops.name[op])
+
+
+def _place_of(side: Side, op: int) -> int:
+    call = int(side.ops.call[op])
+    return int(side.calls.place[call]) if call >= 0 else -1
+
+
+def _find_forward(side: Side) -> Rows:
+    """Returns the row of the op whose autograd node each op of backward belongs to; -1 for none."""
+    ops = side.data.table("ops")
+    return RowFinder(column_of(ops, "op_id"))(column_of(ops, "forward_op_id"))

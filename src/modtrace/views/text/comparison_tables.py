@@ -1,0 +1,197 @@
+"""Renders how the difference of two recordings grows, as a chart, and the places that made one, as tables."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
+from functools import partial
+
+from ...analysis.divergence.answer import (
+    AMPLIFIED,
+    GROWN,
+    INHERITED,
+    MADE,
+    SEEN,
+    SOURCE,
+    Comparison,
+    Divergence,
+    GrowthPoint,
+)
+from ...analysis.divergence.errors import NONFINITE
+from ...recording.suggestions import count_of
+from ..common.columns import (
+    Color,
+    Column,
+    Text,
+    explain_columns,
+    fit_columns,
+    printable,
+    render_columns,
+    render_fitted,
+    render_lines,
+)
+
+#: So many rows of the chart are shown.
+_CHARTED = 12
+
+#: The longest bar of the chart.
+_BAR = 24
+
+#: Between columns there are so many blanks.
+_GAP = 2
+
+#: Columns are left out for names of up to so many characters, and names are cut to no fewer than so many.
+_WHOLE_NAME, _SHORTEST_NAME = 32, 12
+
+_DISPENSABLE = ("noise", "inputs")
+
+_LEGEND = [
+    [
+        ({"error"}, "error: relative, of the L2 norm"),
+        ({"inputs"}, "inputs: the largest of what it was computed from"),
+        ({"noise"}, "noise: up to which it is rounding"),
+    ]
+]
+_KINDS = {
+    SOURCE: "nothing was computed",
+    MADE: "its inputs are equal or apart by noise",
+    SEEN: "its inputs were not compared",
+    AMPLIFIED: "much farther apart than its inputs",
+    GROWN: "small differences have added up",
+    INHERITED: "about as far apart as its inputs",
+}
+
+
+def format_error(value: float, unknown: str = "unequal") -> str:
+    """Returns a relative error with two digits; `unknown` where two tensors differ by nobody knows how much."""
+    return unknown if not math.isfinite(value) else "0" if not value else f"{value:.1e}"
+
+
+def _name_unknown(found: Comparison) -> str:
+    return "NaN/inf" if NONFINITE in dict(found.metrics) else "unequal"
+
+
+def render_growth_and_places(
+    found: Comparison,
+    name: Callable[[Divergence], str],
+    *,
+    top: int,
+    width: int | None = None,
+    color: Color = False,
+) -> Iterator[str]:
+    """Yields the chart, and the tables of what made a difference.
+
+    Args:
+        found: the answer.
+        name: returns the op or tensor of a difference, with its module.
+        top: rows of each table to show.
+        width: the width of the terminal, in characters. None: no limit.
+        color: whether the text is styled for a terminal, or in which markup it is written.
+    """
+    if any(each.error for each in found.growth):
+        yield _render_growth(found, width=width, color=color)
+    tables = {
+        "places that made a difference": found.divergences,
+        "first difference of each step and phase": found.firsts,
+    }
+    titled = {title: places for title, places in tables.items() if len(places) > 1}
+    number = partial(format_error, unknown=_name_unknown(found))
+    shown: set[str] = set()
+    for title, places in titled.items():
+        text, titles = _render_places(title, places, name, number, top=top, width=width, color=color)
+        shown |= titles | {each.kind for each in places[:top]}
+        yield text
+    if titled:
+        yield render_lines(_explain(shown), color=color, width=width)
+
+
+# The chart.
+
+
+def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str:
+    shown, unknown = _choose_points(found.growth), _name_unknown(found)
+    finite = [each.error for each in found.growth if 0 < each.error < math.inf]
+    low = math.floor(math.log10(min([*finite, *(each.noise for each in shown if each.noise)], default=1e-7)))
+    high = max(math.ceil(math.log10(max(finite, default=1.0))), low + 1)
+    columns = [
+        Column("error", [Text(format_error(each.error, unknown)) for each in shown]),
+        Column(f"1e{low:+03d} .. 1e{high:+03d}", [_bar(each, low, high) for each in shown], right=False),
+    ]
+    names = _cut_all([printable(each.name) for each in shown], columns, width)
+    return render_columns(
+        [Column("growth", [Text(each) for each in names], right=False), *columns], color=color
+    )
+
+
+def _choose_points(growth: Sequence[GrowthPoint]) -> list[GrowthPoint]:
+    """Returns a few of the points in order: blocks, the first beyond noise, the one before it, the ends."""
+    if len(growth) <= _CHARTED:
+        return list(growth)
+    beyond = next((at for at, each in enumerate(growth) if each.error > each.noise), 0)
+    asked = {0, max(beyond - 1, 0), beyond, len(growth) - 1}
+    blocks = [
+        at for at, each in enumerate(growth) if each.name.rpartition(".")[2].isdigit() and at not in asked
+    ]
+    others = blocks or [at for at in range(len(growth)) if at not in asked]
+    room = _CHARTED - len(asked)
+    chosen = {
+        others[round(at * (len(others) - 1) / max(room - 1, 1))] for at in range(min(room, len(others)))
+    }
+    return [growth[at] for at in sorted(asked | chosen)]
+
+
+def _bar(each: GrowthPoint, low: int, high: int) -> Text:
+    if not each.error:
+        return Text()
+    share = 1.0 if math.isinf(each.error) else (math.log10(each.error) - low) / (high - low)
+    return Text(
+        "#" * max(1, round(_BAR * min(max(share, 0.0), 1.0))), "red" if each.error > each.noise else "dim"
+    )
+
+
+# The tables.
+
+
+def _render_places(
+    title: str,
+    places: Sequence[Divergence],
+    name: Callable[[Divergence], str],
+    number: Callable[[float], str],
+    *,
+    top: int,
+    width: int | None,
+    color: Color,
+) -> tuple[str, Set[str]]:
+    """Returns a table, and the titles of its columns."""
+    shown = places[:top]
+    columns = [
+        Column("step", [Text(str(each.step)) for each in shown]),
+        Column("phase", [Text(each.phase or "") for each in shown], right=False),
+        Column("error", [Text(number(each.error), "red") for each in shown]),
+        Column("inputs", [Text("?" if each.kind == SEEN else number(each.input_error)) for each in shown]),
+        Column("noise", [Text(number(each.noise), "dim") for each in shown]),
+        Column("", [Text(each.kind) for each in shown], right=False),
+    ]
+    names = [printable(name(each)) for each in shown]
+    least = Column("place", [Text("." * min(_WHOLE_NAME, max(map(len, names))))])
+    fitted = fit_columns([least, *columns], width, _DISPENSABLE)
+    kept = [each for each in columns if each.title in fitted.titles]
+    place = Column("place", [Text(each) for each in _cut_all(names, kept, width)], right=False)
+    table = render_fitted(replace(fitted, shown=[place, *kept]), width=width, color=color)
+    head = render_lines([Text(title, "bold")], color=color, width=width)
+    rest = [Text(count_of(len(places) - top, "more place"), "dim")] if len(places) > top else []
+    return head + table + render_lines(rest, color=color), fitted.titles
+
+
+def _explain(shown: Set[str]) -> list[Text]:
+    """Returns what the columns and the kinds mean that are shown."""
+    kinds = "; ".join(f"{kind}: {meaning}" for kind, meaning in _KINDS.items() if kind in shown)
+    return [*explain_columns(_LEGEND, shown), Text(kinds, "dim")]
+
+
+def _cut_all(names: Sequence[str], beside: Sequence[Column], width: int | None) -> list[str]:
+    """Returns names that fit beside columns. Of longer ones most of the end is kept: it says in which module it is."""
+    if width is None:
+        return list(names)
+    room = max(width - sum(each.width + _GAP for each in beside), _SHORTEST_NAME)
+    begin = room // 3
+    return [each if len(each) <= room else f"{each[:begin]}…{each[begin + 1 - room :]}" for each in names]

@@ -1,0 +1,118 @@
+"""Who made a difference, who has inherited it, and how many tensors there are of each."""
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from modtrace.analysis.divergence.answer import Comparison
+
+STATISTICS = modtrace.Capture(roles=["output", "op_output", "leaf", "parameter_grad", "update"])
+EVERYTHING = modtrace.Capture(roles="all", tensors=True)
+
+
+class FeedForward(nn.Module):
+    """Multiplies what its first layer gives by a factor, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)
+        self.factor: float | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.act(self.up(x))
+        return x + self.down(hidden if self.factor is None else hidden * self.factor)
+
+
+def trained(
+    *, factor: float | None = None, seed: int = 0, capture: modtrace.Capture = STATISTICS
+) -> modtrace.Recording:
+    """Three steps of AdamW, whose weights, batches and dropout are drawn from a seed."""
+    with modtrace.record(ops=True, values=capture, strict=True) as recording:
+        torch.manual_seed(seed)
+        net = nn.Sequential(FeedForward(), nn.Dropout(0.1), FeedForward(), nn.LayerNorm(16), nn.Linear(16, 4))
+        net[0].factor = factor
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(8, 16)).logsumexp(-1).sum().backward()
+            optimizer.step()
+    return recording
+
+
+@pytest.fixture(scope="module", params=["statistics", "everything"])
+def multiplied(request: pytest.FixtureRequest) -> Comparison:
+    capture = STATISTICS if request.param == "statistics" else EVERYTHING
+    return modtrace.compare(trained(capture=capture), trained(factor=1.001, capture=capture))
+
+
+def test_op_that_only_the_second_run_has_is_named(multiplied: Comparison) -> None:
+    first = multiplied.first
+    assert first is not None
+    assert (first.path, first.op, first.only_in) == ("0", "aten.mul.Tensor", "second")
+    assert (first.step, first.phase, first.kind) == (0, "forward", "made")
+    assert first.seen_at == "addmm in 0.down"
+    assert str(multiplied).splitlines()[2:5] == [
+        "the runs part at mul in 0, step 0, forward",
+        "  only the second run has it; its inputs are equal",
+        f"  it shows in addmm in 0.down: relative error {first.error:.1e}, noise is {first.noise:.1e}",
+    ]
+
+
+def test_op_that_only_the_first_run_has_is_named() -> None:
+    first = modtrace.compare(trained(factor=1.001), trained()).first
+    assert first is not None
+    assert (first.path, first.op, first.only_in) == ("0", "aten.mul.Tensor", "first")
+
+
+def test_one_planted_op_is_the_only_place_that_made_a_difference(multiplied: Comparison) -> None:
+    assert [(each.path, each.op, each.kind) for each in multiplied.divergences] == [
+        ("0", "aten.mul.Tensor", "made")
+    ]
+
+
+def test_counts_tell_what_was_inherited_from_what_was_made() -> None:
+    found = modtrace.compare(trained(), trained(seed=1))
+    assert found.compared == found.equal + found.within + found.inherited + found.made
+    assert found.beyond == found.inherited + found.made
+    frame = found.to_frame()
+    noisy = frame[frame["verdict"] == "noise"]
+    assert (noisy["error"] <= noisy["noise"]).all()
+    assert found.inherited > 10 * found.within
+    counts = frame["verdict"].value_counts()
+    assert (counts["equal"], counts["noise"], counts["inherited"]) == (
+        found.equal,
+        found.within,
+        found.inherited,
+    )
+    assert f"{found.inherited} differ as their inputs do, {found.made} made a difference" in str(
+        found
+    ).replace("\n  ", " ")
+
+
+def test_two_seeds_are_said_to_be_two_seeds() -> None:
+    found = modtrace.compare(trained(), trained(seed=1))
+    assert found.environment == ("seed: 0 / 1; torch.manual_seed() gives both the same",)
+    drawn = {each.op for each in found.divergences}
+    assert {"aten.randn.default", "aten.bernoulli_.float"} <= drawn
+
+
+def test_equal_runs_that_set_no_seed_have_equal_environments() -> None:
+    assert modtrace.compare(recorded_once(0), recorded_once(1)).environment == ()
+
+
+def recorded_once(seed: int) -> modtrace.Recording:
+    torch.manual_seed(seed)
+    net = nn.Linear(2, 2)
+    with torch.no_grad(), modtrace.record(net) as recording:
+        net.weight.fill_(1.0)
+        net.bias.fill_(1.0)
+        net(torch.ones(3, 2))
+    return recording
+
+
+def test_inputs_that_are_not_finite_have_no_number() -> None:
+    found = modtrace.compare(trained(), trained(factor=float("nan")))
+    assert "e+308" not in str(found)
+    assert "NaN/inf" in str(found)
+    assert found.to_frame()["input_error"].max() == float("inf")
