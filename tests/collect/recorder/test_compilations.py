@@ -91,7 +91,9 @@ def line_of(function: Any, code: str) -> tuple[str, int]:
 
 
 def found_in(rec: modtrace.Recording) -> Compilations:
-    return rec.module_tree().compilations
+    compilations = rec.module_tree().compilations
+    assert compilations is not None
+    return compilations
 
 
 def place(reason: Reason) -> tuple[str, tuple[str, int] | None]:

@@ -63,17 +63,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
         "ops_recorded": False,
         "notes": [],
         "nonfinite_steps": [],
-        "compilations": {
-            "count": 0,
-            "took_ns": 0,
-            "regions": [],
-            "recompilations": [],
-            "graph_breaks": [],
-            "errors": [],
-            "inside": [],
-            "shared": [],
-            "before": [],
-        },
+        "compilations": None,
         "types": [
             {"type": "Net", "modules": 1, "forward": outer, "backward": NONE, "recompute": NONE},
             {"type": "Linear", "modules": 1, "forward": inner, "backward": NONE, "recompute": NONE},

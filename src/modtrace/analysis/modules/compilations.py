@@ -69,9 +69,6 @@ class Compilations:
     before: tuple[str, ...] = ()  # modules whose code was compiled before the recording began
 
 
-NO_COMPILATIONS = Compilations()
-
-
 class _Compiled(NamedTuple):
     """A row of `compilations`, with its module."""
 
@@ -95,8 +92,8 @@ class _Compiled(NamedTuple):
         return CodeLine.parse(place, name)
 
 
-def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Compilations:
-    """Returns what torch.compile did in a recording.
+def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Compilations | None:
+    """Returns what torch.compile did in a recording; None if nothing was compiled and no region ran.
 
     Args:
         data: the recording.
@@ -106,7 +103,7 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
     calls = data.table("calls")
     as_regions = _ids_of(pc.unique(calls["module_id"].filter(calls["compiled"])).to_pylist(), modules)
     if not rows and not as_regions:
-        return NO_COMPILATIONS
+        return None
     called = _ids_of(pc.unique(calls["module_id"]).to_pylist(), modules)
     with_rows = _ids_of((row["module_id"] for row in rows), modules)
     names = {module_id: module.path or module.name or module.type for module_id, module in modules.items()}

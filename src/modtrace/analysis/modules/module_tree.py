@@ -15,7 +15,7 @@ from ..step.calls import Rows, phase_codes, read_calls
 from ..step.chosen_step import ShownStep, choose_step
 from ..step.placement import NOWHERE, Placer, TreePlace, label_places, merge_wrappers, name_roots
 from ..step.times import NO_CALLS, CallTimes, PhaseTimes
-from .compilations import NO_COMPILATIONS, Compilations, read_compilations
+from .compilations import Compilations, read_compilations
 from .value_summary import ValueSummary
 from .values import read_values, summarize_values
 
@@ -72,7 +72,7 @@ class ModuleTree(ByPhase[PhaseTimes]):
     ops_recorded: bool = False  # ops were to be recorded: recording each of them takes a part of the times
     notes: tuple[Note, ...] = ()  # why steps were written, or were not
     nonfinite_steps: tuple[int, ...] = ()  # of all steps, those in which NaN or infinite values were measured
-    compilations: Compilations = NO_COMPILATIONS  # of all steps: what torch.compile did
+    compilations: Compilations | None = None  # of all steps: what torch.compile did; None: nothing
 
 
 def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:

@@ -100,7 +100,7 @@ def find_findings(
     data: RecordingData,
     nonfinite: tuple[NonFinite, ...],
     comparison: Comparison | None,
-    compilations: Compilations,
+    compilations: Compilations | None,
     located: Located,
 ) -> Iterator[ReportFinding]:
     """Yields the findings, the gravest first."""
@@ -114,9 +114,9 @@ def find_findings(
         made = [each for each in comparison.divergences[1:_TOLD] if each.kind != AMPLIFIED]
         yield from map(located.finding, made)
     yield from _check_recomputes(data, located)
-    for reasons in (compilations.errors, compilations.recompilations, compilations.graph_breaks):
-        for reason in reasons[:_TOLD]:
-            yield located.reason(reason)
+    if compilations is not None:
+        for reasons in (compilations.errors, compilations.recompilations, compilations.graph_breaks):
+            yield from map(located.reason, reasons[:_TOLD])
     for note in data.meta.notes:
         if note.kind != HELD:
             yield ReportFinding(answer=note, step=located.step(note.step))

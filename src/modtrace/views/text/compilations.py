@@ -160,7 +160,7 @@ def describe_rest(found: Compilations) -> Iterator[Text]:
         more = f" (and alike in {count_of(len(regions) - 1, 'more region')})" if len(regions) > 1 else ""
         first = regions[0]
         yield Text(
-            printable(f"inside {first.region}, without rows of their own: {_names(first.modules)}{more}"),
+            printable(f"inside {first.region}, without calls of their own: {_names(first.modules)}{more}"),
             "dim",
         )
     if len(alike) > _SHOWN_MODULES:

@@ -83,9 +83,11 @@ def render_module_tree(
         )  # notes stand beside a module if they can
     if tree.roots and types:
         fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
-    if tree.compilations.regions:
-        fitted.append(fit_columns(region_columns(tree.compilations.regions), width, DISPENSABLE_REGIONS))
-    head = [*_headline(tree, run), *describe_compilations(tree.compilations)]
+    head = _headline(tree, run)
+    if tree.compilations is not None:
+        head += describe_compilations(tree.compilations)
+        if tree.compilations.regions:
+            fitted.append(fit_columns(region_columns(tree.compilations.regions), width, DISPENSABLE_REGIONS))
     return render_tables(head, *fitted, rest=_rest(tree, fitted), width=width, color=color)
 
 
@@ -279,7 +281,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
 def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     """Returns what the tables do not show: the optimizer, the time outside of modules, and how columns are read."""
     titles = {title for each in tables for title in each.titles}
-    lines = list(describe_rest(tree.compilations))
+    lines = [] if tree.compilations is None else list(describe_rest(tree.compilations))
     if tree.optimizer.calls:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
     if tree.outside_ns is not None:
