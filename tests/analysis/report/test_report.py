@@ -163,7 +163,10 @@ def test_an_empty_recording_has_a_report_that_says_what_is_missing() -> None:
     found = report(RecordingBuilder(argv=("train.py",), complete=True).data())
     assert {name: each.rows for name, each in found.tables.items() if each.rows} == {}
     assert found.shown_step == -1
-    assert found.notes == ("No calls are in this recording: no module was called in its steps.",)
+    assert [each.answer for each in found.findings] == [
+        "Nothing was recorded: no calls are in this recording: no module was called in its steps. "
+        "Record a program that calls a torch.nn.Module in its steps."
+    ]
 
 
 def test_a_step_without_an_end_has_a_report() -> None:
