@@ -218,7 +218,7 @@ def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
             "saved", "saved for backward", "bytes", rows.sum_inside(saved), about=_SAVED, default=True
         )
         own = rows.sum_alike(saved)
-        yield _measured("saved own", "saved, own ops", "bytes", own, about=_SAVED_OWN, default=True)
+        yield _measured("saved own", "saved, own ops", "bytes", own, about=_SAVED_OWN)
         yield _measured("peak", "peak of a call", "bytes", rows.greatest(peak), about=_PEAK, aggregate="max")
 
 
@@ -316,7 +316,7 @@ _COSTS: Mapping[str, _Cost] = {
     ),
     "ops": _Cost(lambda sums: sums.ops, "count", "Its ops and those inside it."),
 }
-_SAVED = "Kept in memory for backward by its ops and those inside it."
+_SAVED = "Kept in memory for backward by its ops and those inside it. Another column has those of its own ops."
 _SAVED_OWN = "Kept in memory for backward by its ops, without those inside it."
 _PEAK = "The most that lived at once of what the ops of one call made."
 #: The phase in which what was measured came up. Parameters are those that forward reads.
