@@ -136,7 +136,7 @@ docs: env  ## write docs/schema.md anew from the schemas, and draw docs/packages
 	$(BIN)/python docs/make_schema.py
 	$(BIN)/python docs/make_drawing.py
 
-bench: $(if $(filter help,$(ONLY)),env,env $(BENCH_STAMP))  ## print the cost of recording, beside other tracers (ONLY=ops; ONLY=help: parts, minutes)
+bench: $(if $(filter help,$(ONLY)),env,env $(BENCH_STAMP) tests/browser/node_modules/.package-lock.json)  ## print the cost of recording, beside other tracers (ONLY=ops; ONLY=help: parts, minutes)
 	@$(BIN)/python benchmarks/all.py --only '$(ONLY)'
 
 size: env  ## print the lines of code of each package, and how long functions are

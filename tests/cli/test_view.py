@@ -90,10 +90,26 @@ def test_what_cannot_be_is_refused(
 def test_marks_are_told_on_standard_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_recording(RecordingBuilder(marks=("cut at step 3",)).data(), tmp_path / "cut.modtrace")
+    build = RecordingBuilder(marks=("cut at step 3",))
+    build.step(0, 0, 10)
+    build.call(build.module("", "Net"), 0, 5, nth=0)
+    write_recording(build.data(), tmp_path / "cut.modtrace")
     monkeypatch.chdir(tmp_path)
     assert run_command(monkeypatch, "view", "cut.modtrace") == 0
     assert capsys.readouterr().err == "! cut at step 3\n"
+
+
+def test_a_recording_of_nothing_has_a_page_that_says_so_and_the_exit_code_is_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recording(RecordingBuilder(complete=True).data(), tmp_path / "empty.modtrace")
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "view", "empty.modtrace") == 2
+    assert capsys.readouterr().err == (
+        "modtrace: error: empty.modtrace: Nothing was recorded: no calls are in this recording: no module was called "
+        "in its steps. Record a program that calls a torch.nn.Module in its steps.\n"
+    )
+    assert (tmp_path / "empty.html").exists()
 
 
 def test_large_values_are_thinned_until_the_file_fits(run: Path, tmp_path: Path) -> None:
@@ -107,8 +123,8 @@ def test_large_values_are_thinned_until_the_file_fits(run: Path, tmp_path: Path)
     write_recording(build.data(), tmp_path / "long.modtrace")
     recording = open_recording(tmp_path / "long.modtrace")
     recording.write_html("whole.html")
-    recording.write_html("less.html", max_mb=0.15)
-    assert os.path.getsize("less.html") < 150_000 < os.path.getsize("whole.html")
+    recording.write_html("less.html", max_mb=0.16)
+    assert os.path.getsize("less.html") < 160_000 < os.path.getsize("whole.html")
     recording.write_html("any.html", max_mb=math.inf)
     assert Path("any.html").read_bytes() == Path("whole.html").read_bytes()
 

@@ -25,6 +25,14 @@ const QUERIES = [
   ["-relu", "not this; several words must all hold"],
 ];
 
+const SIGNS = [
+  ["★NaN↓", "full: NaN came up here, in forward; without the star: inside"],
+  ["inf↑", "outlined: infinite values came from elsewhere, in backward"],
+  ["×4", "a row for 4 equal modules: Σ is their sum, max the largest, all over the elements of all"],
+  ["saved for backward", "memory that ops of the module and inside it keep until backward"],
+  ["saved, own ops", "the same without what is inside the module"],
+];
+
 export function showHelp(): void {
   const close = button("Close", "Close this list", () => {
     dialog.close();
@@ -34,6 +42,7 @@ export function showHelp(): void {
     { class: "sheet", "aria-label": "Keys" },
     close,
     textTable("Keys", ["key", "what it does"], KEYS),
+    textTable("Signs and words", ["sign", "what it says"], SIGNS),
     textTable("Search", ["words", "what they find"], QUERIES),
   );
   dialog.addEventListener("close", () => {

@@ -44,6 +44,8 @@ export class Model {
   readonly twinsOf: RowsBy;
   /** The nodes that are not shown while another one stands for them. */
   readonly foldedInto: RowsBy;
+  private foundCounts: Model["countsOfNodes"] | null = null;
+  private foundOrigins: Model["origins"] | null = null;
 
   constructor(readonly payload: Payload) {
     const { modules, nodes, sites, parameters, edges } = payload.tables;
@@ -64,6 +66,32 @@ export class Model {
     const children = this.modules.children(row);
     if (!this.hasMembers(row)) return children;
     return children.filter((child) => this.isMember(child) === showsEach);
+  }
+
+  /** The rows in which values that are not finite came up: modules with the rows that sum them up, and nodes. */
+  get origins(): { modules: readonly number[]; nodes: readonly number[] } {
+    return (this.foundOrigins ??= { modules: this.listOrigins("modules"), nodes: this.listOrigins("nodes") });
+  }
+
+  /** How many elements of each node are not finite, and infinite; of a group the sums of what is inside. */
+  get countsOfNodes(): { nonfinite: Float64Array; infinite: Float64Array } {
+    return (this.foundCounts ??= {
+      nonfinite: this.countNodes("nonfinite"),
+      infinite: this.countNodes("infinite"),
+    });
+  }
+
+  private countNodes(name: string): Float64Array {
+    const column = this.graph.table.column(name);
+    return column ? this.graph.values(column) : new Float64Array(this.graph.size);
+  }
+
+  private listOrigins(name: "modules" | "nodes"): number[] {
+    const table = this.payload.tables[name];
+    const column = table.column("origin");
+    if (!column) return [];
+    const found = Array.from(column.values).flatMap((flag, row) => (flag ? [row] : []));
+    return found.flatMap((row) => [row, table.link("folded", row)]).filter((row) => row >= 0);
   }
 
   isMember(row: number): boolean {
@@ -163,6 +191,17 @@ export class Model {
     );
   }
 
+  /** The statistics that sites of a role have. */
+  statisticsOf(role: string): Column[] {
+    const { sites, series_steps: steps } = this.payload.tables;
+    const found = Array.from({ length: sites.rows }, (_, site) => site);
+    const ofRole = found.filter((site) => sites.text("role", site) === role);
+    const positions = Array.from({ length: steps.rows }, (_, at) => at);
+    const isThere = (column: Column) =>
+      ofRole.some((site) => positions.some((at) => !Number.isNaN(this.seriesValue(column, site, at))));
+    return this.statistics().filter(isThere);
+  }
+
   /** The position of a step in the series, or of the last one before it. */
   seriesPosition(step: number): number {
     const steps = this.payload.tables.series_steps;
@@ -182,11 +221,19 @@ export class Model {
 
   /** What tensors of a role are called. */
   roleName(role: string): string {
-    const { sites } = this.payload.tables;
-    const column = sites.column("role");
+    return this.payload.tables.sites.text("role_title", this.siteOfRole(role)) || role.replaceAll("_", " ");
+  }
+
+  /** What is to be known of the tensors of a role; mostly nothing. */
+  roleAbout(role: string): string {
+    return this.payload.tables.sites.text("role_about", this.siteOfRole(role));
+  }
+
+  /** The first site of a role; -1 for none. */
+  private siteOfRole(role: string): number {
+    const column = this.payload.tables.sites.column("role");
     const code = column?.dictionary?.indexOf(role) ?? -1;
-    const site = column ? column.values.indexOf(code as never) : -1;
-    return sites.text("role_title", site) || role.replaceAll("_", " ");
+    return column ? column.values.indexOf(code as never) : -1;
   }
 
   siteName(site: number): string {

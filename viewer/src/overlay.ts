@@ -185,9 +185,8 @@ function listStatistics(model: Model): OverlayChoice[] {
   const { sites } = model.payload.tables;
   const roles = new Set<string>();
   for (let site = 0; site < sites.rows; site++) roles.add(sites.text("role", site));
-  const statistics = model.statistics();
   return [...roles].filter(Boolean).flatMap((role) =>
-    statistics.map(({ spec }) => ({
+    model.statisticsOf(role).map(({ spec }) => ({
       key: `@${role}@${spec.name}`,
       label: `${spec.label}: ${model.roleName(role)}`,
       group: `At the chosen step: ${model.roleName(role)}`,

@@ -30,6 +30,8 @@ export interface ColumnSpec {
   default: boolean;
   /** Whether a user has logged it with each step. */
   scalar: boolean;
+  /** Whether a row of several equal modules has it over the elements of all. */
+  together: boolean;
 }
 
 export interface Finding {
@@ -224,6 +226,7 @@ function readSpec(raw: Record<string, unknown>): ColumnSpec {
     overlay: raw.overlay === true,
     default: raw.default === true,
     scalar: raw.scalar === true,
+    together: raw.together === true,
   };
 }
 

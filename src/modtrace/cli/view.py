@@ -6,6 +6,8 @@ from pathlib import Path
 import click
 
 from ..analysis.divergence.compare import compare_recordings
+from ..analysis.step.missing_rows import explain_empty
+from ..errors import NothingRecordedError
 from ..make_report import MAX_MB, make_report
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
@@ -53,6 +55,16 @@ def view(run: str, path: str | None, step: AskedStep, max_mb: float, against: st
         ),
         option=None,
     )
+    _write(page, run, path)
+    nothing = explain_empty(data)
+    if nothing:
+        raise NothingRecordedError(f"{run}: {nothing}")
+    if path != _STDOUT:
+        tell_marks(data.meta.marks)
+
+
+def _write(page: str, run: str, path: str | None) -> None:
+    """Writes the page, and says where to unless it goes to standard output."""
     if path == _STDOUT:
         print_text(page)
         return
@@ -60,4 +72,3 @@ def view(run: str, path: str | None, step: AskedStep, max_mb: float, against: st
     write_pieces([page], to)
     size = format_bytes(os.path.getsize(to)) if os.path.isfile(to) else format_bytes(len(page))
     tell(wrap(f"{to}: {size}. Open it in a browser.\n"), to)
-    tell_marks(data.meta.marks)

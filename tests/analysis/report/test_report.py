@@ -146,6 +146,41 @@ def test_a_page_opens_on_the_step_of_the_first_nan_and_the_finding_refers_to_its
     assert report(build.data(), step=2).shown_step == 2
 
 
+def test_modules_say_where_nan_came_up_which_they_are_and_in_which_phase() -> None:
+    build = RecordingBuilder(complete=True)
+    build.step(0, 0, 100)
+    net = build.module("", "Net")
+    maker, reached = (build.module(each, "Linear", parent=net) for each in ("maker", "reached"))
+    root = build.call(net, 0, 50, nth=0)
+    build.output(build.call(maker, 1, 10, parent=root, nth=0), [1.0, float("inf")])
+    build.output(build.call(reached, 11, 20, parent=root, nth=0), [float("nan"), float("nan")])
+    modules = report(build.data()).tables["modules"]
+    assert rows(modules, "path", "origin", "NaN.forward", "inf.forward", "NaN.backward") == [
+        ("", 0, 2, 1, 0),
+        ("maker", 1, 0, 1, 0),
+        ("reached", 0, 2, 0, 0),
+    ]
+
+
+def test_a_block_has_the_norm_of_the_gradients_of_all_parameters_inside_it_in_each_step() -> None:
+    build = RecordingBuilder(complete=True)
+    net = build.module("", "Net", parameters=2)
+    inside = [build.module(each, "Linear", parent=net, parameters=1) for each in "ab"]
+    for step in range(2):
+        build.step(step, 10 * step, 10 * step + 9)
+        root = build.call(net, 10 * step, 10 * step + 5, nth=0)
+        for module, number in zip(inside, (3.0, 4.0 + step), strict=True):
+            build.call(module, 10 * step, 10 * step + 5, parent=root, nth=0)
+            build.parameter_grad(module, "weight", [number])
+    tables = report(build.data()).tables
+    assert rows(tables["sites"], "label", "module", "role") == [
+        ("a.weight", 1, "parameter_grad"),
+        ("b.weight", 2, "parameter_grad"),
+        ("Net", 0, "parameter_grad_inside"),
+    ]
+    assert column(tables["series"], "l2") == [3.0, 3.0, 4.0, 5.0, 5.0, 5.83095]
+
+
 def test_recomputes_that_agree_and_marks_are_findings() -> None:
     build = RecordingBuilder(marks=("the recording ended early",))
     net = build.module("", "Net")
@@ -179,7 +214,10 @@ def test_an_empty_recording_has_a_report_that_says_what_is_missing() -> None:
     found = report(RecordingBuilder(argv=("train.py",), complete=True).data())
     assert {name: each.rows for name, each in found.tables.items() if each.rows} == {}
     assert found.shown_step == -1
-    assert found.notes == ("No calls are in this recording: no module was called in its steps.",)
+    assert [each.answer for each in found.findings] == [
+        "Nothing was recorded: no calls are in this recording: no module was called in its steps. "
+        "Record a program that calls a torch.nn.Module in its steps."
+    ]
 
 
 def test_a_step_without_an_end_has_a_report() -> None:

@@ -56,6 +56,13 @@ def shorten(text: str) -> str:
     return re.sub("[\U00010000-\U0010ffff]", "\ufffd\ufffd", short)
 
 
+def search(page: DrivenPage, text: str) -> None:
+    """Types what to search for, and waits until something is found."""
+    page.press("/")
+    page.ask("type", text=text)
+    page.ask("wait", code=HITS)
+
+
 def write(found: Report, folder: Path) -> Path:
     path = folder / "report.html"
     path.write_text(render_report(found), encoding="utf-8")
@@ -136,9 +143,7 @@ def test_a_hit_is_found_in_collapsed_groups_and_a_query_can_compare_numbers(
     page: DrivenPage, files: dict[str, Path]
 ) -> None:
     page.open(files["gpt"])
-    page.press("/")
-    page.ask("type", text="path:blocks.*.attn parameters>1k")
-    page.ask("wait", code=HITS)
+    search(page, "path:blocks.*.attn parameters>1k")
     names = page.evaluate("[...document.querySelectorAll('.results button')].map(each => each.textContent)")
     assert {re.split(r"\s", name)[0] for name in names} >= {f"blocks.{n}.attn" for n in range(4)}
     page.ask("wait", code="location.hash.includes('query=')")
@@ -249,9 +254,7 @@ def test_a_selection_made_elsewhere_is_in_sight_in_the_graph_and_its_step_in_the
     page.open(files["gpt"])
     page.press("3", "C")
     assert "▸ GPT" in page.picture()
-    page.press("/")
-    page.ask("type", text="blocks.2.mlp.fc")
-    page.ask("wait", code=HITS)
+    search(page, "blocks.2.mlp.fc")
     page.press("Enter")
     page.settle()
     assert not page.evaluate("[...document.querySelectorAll('.results')].some(each => each.offsetHeight)")
@@ -302,9 +305,7 @@ def test_a_module_shows_its_parameters_with_what_was_measured_of_them(
     page: DrivenPage, files: dict[str, Path]
 ) -> None:
     page.open(files["gpt"])
-    page.press("/")
-    page.ask("type", text="blocks.2.mlp.fc")
-    page.ask("wait", code=HITS)
+    search(page, "blocks.2.mlp.fc")
     page.press("Enter")
     page.settle()
     table = page.evaluate(
@@ -334,7 +335,66 @@ def test_a_page_opens_on_its_findings_and_each_selects_its_site(
     page.settle()
     assert int(page.address()["module"]) >= 0
     assert page.evaluate("document.querySelector('aside h2').innerText") == "exp"
-    assert {"exp", "NaN"} <= set(page.picture())
+    assert {"exp", "★inf↓"} <= set(page.picture())
+
+
+def test_the_module_that_made_nan_has_another_badge_than_those_that_got_them(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["nan"], "view=modules")
+    page.press("E")
+    badges = page.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('.row .bad')].map(each => "
+        "[each.closest('.row').querySelector('.label').textContent, [each.textContent, each.className]]))"
+    )
+    assert badges["3"][1] == badges["GPT"][1] == "bad origin"
+    assert badges["token_embedding"] == ["NaN↑", "bad"]
+    assert badges["gelu"][0].startswith("★")
+    assert page.problems() == []
+
+
+def test_sums_of_equal_modules_are_marked_and_a_hit_in_them_opens_the_single_ones(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"], "view=modules")
+    row = "[...document.querySelectorAll('.row')].find(each => each.querySelector('.times'))"
+    signs = page.evaluate(f"[...{row}.querySelectorAll('.together')].map(each => each.textContent)")
+    assert {"Σ", "all"} <= set(signs)
+    assert "0..3" in page.text()
+    search(page, "blocks.2.mlp.fc")
+    page.press("Enter")
+    page.settle()
+    assert page.evaluate("document.querySelector('.row.selected .label').innerText") == "fc"
+    assert "show sum" in page.text()
+
+
+def test_a_block_has_the_norm_of_all_gradients_inside_it_and_a_line_tells_its_nearest_point(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"], "view=modules")
+    page.press("ArrowDown")
+    page.ask("click", role="button", name="Gradients")
+    page.settle()
+    assert "L2 norm of gradients of all parameters inside: a row for each layer, a column for each step" in (
+        page.picture()
+    )
+    page.evaluate(
+        "document.querySelector('main canvas').dispatchEvent(new PointerEvent('pointermove', "
+        "{clientX: document.querySelector('main canvas').getBoundingClientRect().x + 262, "
+        "clientY: document.querySelector('main canvas').getBoundingClientRect().y + 40}))"
+    )
+    assert page.evaluate("document.querySelector('.tip').textContent").startswith("step 0\n")
+
+
+def test_the_choice_of_colours_is_off_where_nothing_is_coloured_by_it(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    off = {}
+    for view in VIEWS:
+        page.go(view)
+        off[view] = page.evaluate("document.querySelector('.legend select').disabled")
+    assert off == {"Findings": True, "Modules": True, "Graph": False, "Timeline": False, "Values": True}
 
 
 def test_names_of_any_kind_are_text_and_nothing_of_them_runs(page: DrivenPage, tmp_path: Path) -> None:
@@ -347,9 +407,7 @@ def test_names_of_any_kind_are_text_and_nothing_of_them_runs(page: DrivenPage, t
     assert {shorten(each) for each in EVIL} <= set(page.picture())  # they are names of logged numbers too
     page.go("Modules")
     assert EVIL[0] in page.text()
-    page.press("/")
-    page.ask("type", text="<img")
-    page.ask("wait", code=HITS)
+    search(page, "<img")
     page.press("Enter")
     assert page.evaluate("document.querySelectorAll('img[src=x], b').length") == 0
     assert page.problems() == []
@@ -384,7 +442,8 @@ def test_an_empty_recording_and_one_that_was_cut_open(page: DrivenPage, tmp_path
     empty = RecordingBuilder(argv=("train.py",), complete=True).data()
     Recording(empty).write_html(tmp_path / "empty.html")
     page.open(tmp_path / "empty.html")
-    assert "no module was called in its steps" in page.text()
+    assert "Nothing was recorded: no calls are in this recording: no module was called" in page.text()
+    assert "No check has found anything" not in page.text()
     for view in VIEWS:
         page.go(view)
     assert page.problems() == []

@@ -1,5 +1,6 @@
 /** Draws the graph: what is too small to see is drawn as the group that it is in. */
 
+import { badgeOfNode } from "../badges";
 import { findRange, NONFINITE, textOn } from "../colors";
 import type { Model } from "../model";
 import type { Overlay } from "../overlay";
@@ -29,7 +30,6 @@ export interface Scene {
   overlay: Overlay | null;
   /** The values of the overlay; NaN for none. */
   value: (node: number) => number;
-  nonfinite: Float64Array;
   selected: number;
   related: ReadonlySet<number>;
   hits: ReadonlySet<number>;
@@ -117,7 +117,7 @@ export class GraphPainter {
       bold: true,
     });
     if (value && room - name.length > value.length + 2)
-      painter.text(value, x + width - (scene.nonfinite[node] > 0 ? 36 : 8) * zoom, y + 16 * zoom, {
+      painter.text(value, x + width - (badgeOfNode(model, node) ? 36 : 8) * zoom, y + 16 * zoom, {
         color: theme.dim,
         size: size * 0.92,
         align: "right",
@@ -194,24 +194,20 @@ export class GraphPainter {
     return isDashed ? { color: theme.dim, dash: [4, 3] } : { color: theme.line };
   }
 
-  /** A red badge where values are not finite, here or inside. */
+  /** A red badge where values are not finite, here or inside: full where they came up, else an outline. */
   private paintMarks(painter: Painter, scene: Scene, node: number, area: Area, zoom: number): void {
-    if (!(scene.nonfinite[node] > 0)) return;
+    const badge = badgeOfNode(scene.model, node);
+    if (!badge) return;
     const { x, y, width, height } = area;
     const size = Math.max(5, Math.min(24 * zoom, height, 24));
-    const wide = size > 13 ? size * 1.45 : size;
-    painter.rect(
-      x + width - wide * 0.8,
-      y - size * 0.25,
-      wide,
-      size * 0.66,
-      NONFINITE,
-      undefined,
-      size * 0.3,
-    );
+    const wide = size > 13 ? size * (0.5 + badge.text.length * 0.31) : size;
+    const left = x + width - wide + size * 0.3;
+    const outline = badge.isOrigin ? undefined : { color: NONFINITE, width: 1.5 };
+    const fill = badge.isOrigin ? NONFINITE : scene.theme.background;
+    painter.rect(left, y - size * 0.25, wide, size * 0.66, fill, outline, size * 0.3);
     if (size > 13)
-      painter.text("NaN", x + width - wide * 0.3, y + size * 0.25, {
-        color: "#ffffff",
+      painter.text(badge.text, left + wide / 2, y + size * 0.25, {
+        color: badge.isOrigin ? "#ffffff" : scene.theme.bad,
         size: size * 0.46,
         align: "center",
         bold: true,

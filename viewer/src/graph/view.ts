@@ -1,5 +1,6 @@
 /** The graph: pan, zoom, open and close, select. */
 
+import { badgeOfNode } from "../badges";
 import type { Context, Picture, TextTable, View } from "../context";
 import { button, h } from "../dom";
 import { shorten } from "../format";
@@ -23,7 +24,6 @@ export class GraphView implements View, Drawn {
   private readonly layout: GraphLayout;
   private readonly painter = new GraphPainter();
   private readonly minimap: Minimap;
-  private readonly nonfinite: Float64Array;
   private camera: Camera = { x: MARGIN, y: MARGIN, zoom: 1 };
   private motion: { from: Motion; began: number; right: number; down: number } | null = null;
   /** The group that was opened or closed last: its corner keeps its place on the screen. */
@@ -40,8 +40,6 @@ export class GraphView implements View, Drawn {
   constructor(private readonly context: Context) {
     const { model } = context;
     this.layout = new GraphLayout(model);
-    const column = model.graph.table.column("nonfinite");
-    this.nonfinite = column ? model.graph.values(column) : new Float64Array(model.graph.size);
     this.minimap = new Minimap((x, y) => {
       this.camera.x = this.drawing.width / 2 - x * this.camera.zoom;
       this.camera.y = this.drawing.height / 2 - y * this.camera.zoom;
@@ -301,7 +299,6 @@ export class GraphView implements View, Drawn {
       at,
       overlay: context.overlay,
       value: (node) => this.value(node),
-      nonfinite: this.nonfinite,
       selected,
       related,
       hits,
@@ -334,8 +331,13 @@ export class GraphView implements View, Drawn {
     if (node < 0) return "";
     const { model, overlay } = this.context;
     const value = this.valueText(node);
-    const shape = model.graph.table.text("shape", node);
-    return `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value && `\n${overlay?.choice.label}: ${value}`}`;
+    const lines = [
+      shorten(model.nodePath(node), 300),
+      model.graph.table.text("shape", node),
+      value && `${overlay?.choice.label}: ${value}`,
+      badgeOfNode(model, node)?.title,
+    ];
+    return lines.filter(Boolean).join("\n");
   }
 
   onKey(event: KeyboardEvent): boolean {

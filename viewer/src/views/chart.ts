@@ -46,6 +46,12 @@ export function drawAxis(
   }
 }
 
+/** A chart of lines that is drawn, and answers what is at a point. */
+export interface Chart {
+  /** Says the position and the value of the nearest point; empty outside of the chart. */
+  describe(x: number, y: number): string;
+}
+
 /** Draws lines with their title, names and values at `marked` on the left. */
 export function drawChart(
   painter: Painter,
@@ -55,27 +61,32 @@ export function drawChart(
   series: readonly Series[],
   name: (at: number) => string,
   marked: number,
-): void {
+): Chart {
   const theme = readTheme();
-  painter.text(shorten(title, 34), 12, top + 22, { color: theme.text, bold: true });
+  painter.text(shorten(title, 26), 12, top + 22, { color: theme.text, bold: true });
   series.forEach(({ label, color, values }, at) => {
     const level = top + 42 + at * 15;
     painter.rect(12, level - 9, 9, 9, color);
-    const value = marked < 0 ? "" : values[marked] === Infinity ? "not finite" : formatNumber(values[marked]);
+    const value = marked < 0 ? "" : valueText(values[marked]);
     painter.text(shorten(label, value ? 21 : 28), 26, level, { color: theme.text, size: 11 });
     painter.text(value, LEFT - 62, level, { color: theme.dim, size: 11, align: "right" });
   });
-  drawLines(painter, { x: LEFT, y: top + 12, width, height: CHART - 44 }, series, name, marked);
+  return drawLines(painter, { x: LEFT, y: top + 12, width, height: CHART - 44 }, series, name, marked);
+}
+
+/** Writes a value of a line; infinity stands for all that is not finite. */
+export function valueText(value: number): string {
+  return value === Infinity ? "not finite" : formatNumber(value);
 }
 
 /** Draws lines over positions 0, 1, 2 ... with an axis on the left. What is not finite is a mark at the bottom. */
-export function drawLines(
+function drawLines(
   painter: Painter,
   area: Area,
   series: readonly Series[],
   labelOf: (at: number) => string,
   marked: number,
-): void {
+): Chart {
   const theme = readTheme();
   const { x, y, width, height } = area;
   const range = findRange(...series.map(({ values }) => values));
@@ -86,25 +97,41 @@ export function drawLines(
   const [low, high] = [least - margin, most + margin];
   const count = Math.max(1, ...series.map(({ values }) => values.length));
   const at = (index: number) => x + (index / Math.max(1, count - 1)) * width;
-  const up = (value: number) => y + height - ((convert(value) - low) / (high - low)) * height;
+  const level = (converted: number) => y + height - ((converted - low) / (high - low)) * height;
+  const up = (value: number) => (Number.isFinite(value) ? level(convert(value)) : y + height);
+  const tickText = { color: theme.dim, size: 11 };
   for (const tick of ticks(low, high, height / 34)) {
-    const level = y + height - ((tick - low) / (high - low)) * height;
-    painter.line([x, level, x + width, level], { color: theme.line });
-    painter.text(formatTick(isLog ? 10 ** tick : tick), x - 6, level + 4, {
-      color: theme.dim,
-      size: 11,
+    painter.line([x, level(tick), x + width, level(tick)], { color: theme.line });
+    painter.text(formatTick(isLog ? 10 ** tick : tick), x - 6, level(tick) + 4, {
+      ...tickText,
       align: "right",
     });
   }
   for (const index of ticks(0, count - 1, width / 90))
     if (Number.isInteger(index))
-      painter.text(labelOf(index), at(index), y + height + 14, {
-        color: theme.dim,
-        size: 11,
-        align: "center",
-      });
+      painter.text(labelOf(index), at(index), y + height + 14, { ...tickText, align: "center" });
   for (const { color, values } of series) drawSeries(painter, values, color, at, up, y + height);
   if (marked >= 0) painter.line([at(marked), y, at(marked), y + height], { color: theme.text, dash: [3, 3] });
+  return {
+    describe: (pointX, pointY) => {
+      if (pointX < x - 8 || pointX > x + width + 8 || pointY < y || pointY > y + height) return "";
+      const index = Math.round(((pointX - x) / width) * (count - 1));
+      const position = Math.max(0, Math.min(count - 1, index));
+      const nearest = findNearest(series, position, (value) => Math.abs(up(value) - pointY));
+      return nearest && `step ${labelOf(position)}\n${nearest.label}: ${valueText(nearest.values[position])}`;
+    },
+  };
+}
+
+/** The line with a value at a position that is least far away; none if no line has a value there. */
+function findNearest(
+  series: readonly Series[],
+  position: number,
+  distance: (value: number) => number,
+): Series | "" {
+  const away = ({ values }: Series) => distance(values[position]);
+  const there = series.filter(({ values }) => !Number.isNaN(values[position] ?? NaN));
+  return there.sort((one, other) => away(one) - away(other))[0] ?? "";
 }
 
 function drawSeries(

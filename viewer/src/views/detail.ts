@@ -19,8 +19,11 @@ const HIDDEN = new Set([
   "name",
   "count",
   "start",
+  "infinite",
 ]);
 const MOST_LINKS = 12;
+/** The role of the gradients of all parameters inside a block. */
+const INSIDE = "parameter_grad_inside";
 
 export class DetailPane {
   readonly element = h("aside", {
@@ -88,12 +91,13 @@ export class DetailPane {
   private makeGradientLink(): HTMLElement | null {
     const { model, store, select } = this.context;
     const sites = model.sameModules(store.state.module).flatMap((row) => [...model.sitesOf.get(row)]);
-    const isGradient = (site: number) => model.payload.tables.sites.text("role", site).includes("grad");
-    const site = sites.find(isGradient);
-    if (site === undefined) return null;
+    const ofRole = (role: string) =>
+      sites.filter((site) => model.payload.tables.sites.text("role", site) === role);
+    const found = ["parameter_grad", INSIDE, "grad_output"].map(ofRole).find((each) => each.length);
+    if (!found) return null;
     return button("Gradients", "Show its gradients over the steps", () => {
-      select({ site, view: "values" });
-      store.update({ role: "", pins: sites.filter(isGradient).slice(0, 6) });
+      select({ site: found[0], view: "values" });
+      store.update({ role: "", statistic: "l2", pins: found.slice(0, 6) });
     });
   }
 

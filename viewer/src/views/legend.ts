@@ -2,8 +2,11 @@
 
 import type { Context } from "../context";
 import { h, replaceChildren, select } from "../dom";
+import type { ViewName } from "../state";
 
 const STOPS = 24;
+/** The views that are coloured; the others have colours of their own. */
+const COLORED: readonly ViewName[] = ["graph", "timeline"];
 
 export class Legend {
   readonly element = h("div", { class: "legend" });
@@ -24,7 +27,11 @@ export class Legend {
 
   update(): void {
     const { overlay, store } = this.context;
-    this.element.querySelector("select")!.value = overlay ? store.state.overlay : "";
+    const chooser = this.element.querySelector("select")!;
+    chooser.value = overlay ? store.state.overlay : "";
+    chooser.disabled = !COLORED.includes(store.state.view);
+    chooser.title = chooser.disabled ? "Only the graph and the timeline are coloured by a choice" : "";
+    this.key.hidden = chooser.disabled;
     this.key.title = overlay?.choice.about ?? "";
     if (!overlay) this.key.replaceChildren();
     else if (overlay.isKinds) this.drawKinds();
@@ -45,10 +52,8 @@ export class Legend {
   }
 
   private drawRamp(): void {
-    const { scale, ...overlay } = {
-      scale: this.context.overlay!.scale,
-      text: (value: number) => this.context.overlay!.text(value),
-    };
+    const overlay = this.context.overlay!;
+    const { scale } = overlay;
     const colors = Array.from({ length: STOPS }, (_, at) => scale.color(scale.at(at / (STOPS - 1))));
     const ramp = h("i", {
       class: "ramp",

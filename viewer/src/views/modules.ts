@@ -1,5 +1,6 @@
 /** The tree table: a row for each module, the columns that are chosen, and only the rows on screen in the document. */
 
+import { badgeOfModule } from "../badges";
 import { Scale } from "../colors";
 import type { Context, TextTable, View } from "../context";
 import { button, h, replaceChildren } from "../dom";
@@ -9,9 +10,15 @@ import type { State } from "../state";
 
 const ROW = 24;
 /** Columns that make the tree, and are no columns of the table. */
-const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count"]);
+const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count", "origin"]);
 const SPARE = 8;
-const NAME_WIDTH = 230;
+/** How one number stands for several equal modules: its sign in the table, and a sentence. */
+const TOGETHER: Record<string, { sign: string; about: string }> = {
+  sum: { sign: "Σ", about: "the sum over all the equal modules" },
+  max: { sign: "max", about: "the largest of all the equal modules" },
+  all: { sign: "all", about: "taken over the elements of all the equal modules together" },
+};
+const NAME_WIDTH = 270;
 const TEXT_WIDTH = 108;
 const NUMBER_WIDTH = 86;
 
@@ -176,7 +183,10 @@ export class ModuleTable implements View {
       const direction = sort === spec.name ? "ascending" : sort === `-${spec.name}` ? "descending" : "none";
       const arrow = { ascending: " ▲", descending: " ▼", none: "" }[direction];
       const next = { ascending: "", descending: spec.name, none: `-${spec.name}` }[direction];
-      const label = button(spec.label + arrow, `${spec.label}. ${spec.about} Click to sort.`, () => {
+      const together = howTogether(column);
+      const ofSeveral = together ? `A row ×N has ${together.about} (${together.sign}).` : "";
+      const about = [`${spec.label}.`, spec.about, ofSeveral, "Click to sort."].filter(Boolean).join(" ");
+      const label = button(spec.label + arrow, about, () => {
         this.context.store.update({ sort: next });
       });
       label.setAttribute("aria-label", `Sort by ${spec.label}`);
@@ -245,7 +255,7 @@ export class ModuleTable implements View {
         ? h("span", {
             class: "times",
             text: `×${count}`,
-            title: `${count} equal modules; numbers are of all`,
+            title: `${count} equal modules. Σ marks sums over all of them, max what is largest, all what is over the elements of all.`,
           })
         : null;
     const each =
@@ -256,10 +266,10 @@ export class ModuleTable implements View {
             title: "Show the sum of the equal modules, or each of them",
           })
         : null;
-    const bad =
-      modules.number("nonfinite", row) > 0
-        ? h("span", { class: "bad", text: "NaN", title: "Non-finite values inside" })
-        : null;
+    const badge = badgeOfModule(model, row);
+    const bad = badge
+      ? h("span", { class: badge.isOrigin ? "bad origin" : "bad", text: badge.text, title: badge.title })
+      : null;
     const cell = h(
       "div",
       { role: "gridcell", class: "name", title: shorten(model.modulePath(row), 400) },
@@ -276,12 +286,17 @@ export class ModuleTable implements View {
   private makeCell(column: Column, row: number): HTMLElement {
     const value = column.number(row);
     const text = formatValue(column, value);
-    const cell = h("div", {
-      role: "gridcell",
-      class: column.dictionary ? "" : "number",
-      text: shorten(text, 120),
-      title: shorten(text, 400),
-    });
+    const together = this.isSummed(row) && text ? howTogether(column) : null;
+    const cell = h(
+      "div",
+      {
+        role: "gridcell",
+        class: column.dictionary ? "" : "number",
+        title: shorten(together ? `${text}: ${together.about}` : text, 400),
+      },
+      together ? h("small", { class: "together", text: together.sign }) : null,
+      shorten(text, 120),
+    );
     if (column.dictionary === null && !Number.isNaN(value)) {
       let scale = this.scales.get(column);
       if (!scale) this.scales.set(column, (scale = new Scale(column.values)));
@@ -295,6 +310,11 @@ export class ModuleTable implements View {
         cell.style.backgroundColor = `color-mix(in srgb, ${color} ${share}%, transparent)`;
     }
     return cell;
+  }
+
+  /** Whether a row stands for several equal modules. */
+  private isSummed(row: number): boolean {
+    return this.context.model.payload.tables.modules.number("count", row) > 1;
   }
 
   private onClick(event: Event): void {
@@ -353,4 +373,10 @@ export class ModuleTable implements View {
         ]),
     };
   }
+}
+
+/** How a row of several equal modules has a column; null for texts. */
+function howTogether({ spec, dictionary }: Column): { sign: string; about: string } | null {
+  if (dictionary !== null) return null;
+  return TOGETHER[spec.together ? "all" : spec.aggregate] ?? null;
 }

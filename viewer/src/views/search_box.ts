@@ -91,9 +91,12 @@ export class SearchBox {
   }
 
   private link(path: string, note: string, module: number, node: number): HTMLElement {
-    const { select, store } = this.context;
+    const { model, select, store } = this.context;
     const link = button("", path.slice(0, 500), () => {
       this.close();
+      const runs = model.modules.ancestors(module).filter((row) => model.hasMembers(row));
+      if (runs.some((row) => !store.state.each.has(row)))
+        store.update({ each: new Set([...store.state.each, ...runs]) });
       const view = store.state.view === "findings" ? (node >= 0 ? "graph" : "modules") : store.state.view;
       select({ module, node, site: -1, view: node >= 0 && view === "modules" ? "graph" : view });
     });

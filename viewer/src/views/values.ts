@@ -9,7 +9,7 @@ import type { Column } from "../payload";
 import type { State } from "../state";
 import { readTheme } from "../theme";
 import { type Drawn, Drawing } from "./canvas";
-import { CHART, drawChart, LEFT } from "./chart";
+import { CHART, type Chart, drawChart, LEFT, valueText } from "./chart";
 import { drawHistogram, histogramAt } from "./histogram";
 
 /** As many lines as there are colours to tell them apart. */
@@ -22,6 +22,8 @@ export class ValuesView implements View, Drawn {
   private readonly histograms = h("div", { class: "histograms" });
   /** Where the heat map was drawn: its top and the height of a row. */
   private heat = { y: 0, row: 0, sites: [] as readonly number[] };
+  private charts: Chart[] = [];
+  private readonly statisticsOf = new Map<string, Column[]>();
 
   constructor(private readonly context: Context) {
     this.element.append(this.bar, this.drawing.element, this.histograms);
@@ -41,10 +43,14 @@ export class ValuesView implements View, Drawn {
   }
 
   private get statistic(): Column | undefined {
-    return (
-      this.context.model.payload.tables.series.column(this.state.statistic) ??
-      this.context.model.statistics()[0]
-    );
+    return this.statistics.find(({ spec }) => spec.name === this.state.statistic) ?? this.statistics[0];
+  }
+
+  private get statistics(): Column[] {
+    const { role } = this;
+    let found = this.statisticsOf.get(role);
+    if (!found) this.statisticsOf.set(role, (found = this.context.model.statisticsOf(role)));
+    return found;
   }
 
   /** The selected site, or the first one of the selected module with the chosen role; a module that was replaced by
@@ -86,7 +92,7 @@ export class ValuesView implements View, Drawn {
       ),
       select(
         "Statistic",
-        model.statistics().map(({ spec }) => ({ value: spec.name, text: spec.label })),
+        this.statistics.map(({ spec }) => ({ value: spec.name, text: spec.label })),
         this.statistic?.spec.name ?? "",
         (statistic) => {
           store.update({ statistic });
@@ -102,6 +108,7 @@ export class ValuesView implements View, Drawn {
           )
         : null,
       ...this.state.pins.map((site, at) => this.makePin(site, at + 1)),
+      h("span", { class: "dim hint", text: model.roleAbout(this.role) }),
     );
   }
 
@@ -185,6 +192,7 @@ export class ValuesView implements View, Drawn {
     const { model } = this.context;
     const theme = readTheme();
     const wide = width - LEFT - 30;
+    this.charts = [];
     let y = 0;
     const [first, ...more] = this.scalarCharts();
     if (first) {
@@ -198,15 +206,9 @@ export class ValuesView implements View, Drawn {
         color: this.colorOf(site),
         values: this.valuesOf(site),
       }));
-      drawChart(
-        painter,
-        y,
-        wide,
-        this.statistic?.spec.label ?? "",
-        series,
-        (at) => this.stepNumber(at),
-        model.seriesPosition(this.state.step),
-      );
+      const title = this.statistic?.spec.label ?? "";
+      const position = model.seriesPosition(this.state.step);
+      this.charts.push(drawChart(painter, y, wide, title, series, (at) => this.stepNumber(at), position));
       y += CHART;
     }
     if (!this.heat.sites.length)
@@ -233,7 +235,7 @@ export class ValuesView implements View, Drawn {
       values: rows.map((row) => this.loggedOrNothing(column, row)),
     }));
     const name = (row: number) => String(steps.number("number", row));
-    drawChart(painter, y, width, "Logged", series, name, this.state.step);
+    this.charts.push(drawChart(painter, y, width, "Logged", series, name, this.state.step));
   }
 
   /** A logged NaN is drawn as what is not finite, and nothing where nothing was logged. */
@@ -313,10 +315,9 @@ export class ValuesView implements View, Drawn {
 
   describe(x: number, y: number): string {
     const [site, step] = this.at(x, y);
-    if (site < 0) return "";
+    if (site < 0) return this.charts.map((chart) => chart.describe(x, y)).find(Boolean) ?? "";
     const { model } = this.context;
-    const value = this.valuesOf(site)[model.seriesPosition(step)];
-    const text = value === Infinity ? "not finite" : formatNumber(value) || "not measured";
+    const text = valueText(this.valuesOf(site)[model.seriesPosition(step)]) || "not measured";
     return `${shorten(model.siteName(site), 200)}\n${model.stepName(step)}: ${text}`;
   }
 
@@ -371,10 +372,7 @@ export class ValuesView implements View, Drawn {
       head: ["site", ...positions.map((at) => this.stepNumber(at))],
       body: this.heat.sites.slice(0, 500).map((site) => {
         const values = this.valuesOf(site);
-        return [
-          model.siteName(site),
-          ...positions.map((at) => (values[at] === Infinity ? "not finite" : formatNumber(values[at]))),
-        ];
+        return [model.siteName(site), ...positions.map((at) => valueText(values[at]))];
       }),
     };
   }

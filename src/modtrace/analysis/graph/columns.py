@@ -49,6 +49,7 @@ class Numbers:
     bytes_written: Column
     saved_bytes: Column
     nonfinite: Column  # NaN and infinite elements of what was measured; -1: nothing was
+    infinite: Column  # of those the infinite ones
     measured: Column  # finite or not: elements that `sumsq` is of
     sumsq: Column  # float64
 

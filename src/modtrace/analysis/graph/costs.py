@@ -1,6 +1,6 @@
 """Computes the costs and contents of a graph's nodes and layers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ class MeasuredValues:
     is_gradient: Column  # at what a call returned; `call_id` is that of the forward
     is_op_output: Column
     nonfinite: Column
+    infinite: Column
     count: Column
     sumsq: Column
 
@@ -33,14 +34,19 @@ class MeasuredValues:
         """Returns some of the rows."""
         return MeasuredValues(**{name: column[rows] for name, column in vars(self).items()})
 
-    def sum_at(self, rows: Rows, size: int) -> tuple[Column, Column, Column]:
-        """Returns three sums for each index below `size`: non-finite elements, elements, squares; -1 for no rows."""
+    def sum_at(self, rows: Rows, size: int) -> Mapping[str, Column]:
+        """Returns the columns of `Numbers` on measured elements for each index below `size`; -1 for no rows."""
         known = rows >= 0
         at = rows[known]
         counts = np.bincount(at, minlength=size)
-        sums = [sum_at(at, column[known], size) for column in (self.nonfinite, self.count, self.sumsq)]
-        nonfinite, measured, sumsq = (np.where(counts > 0, each, -1) for each in sums)
-        return nonfinite, measured, sumsq
+        columns = {
+            "nonfinite": self.nonfinite,
+            "infinite": self.infinite,
+            "measured": self.count,
+            "sumsq": self.sumsq,
+        }
+        sums = {name: sum_at(at, column[known], size) for name, column in columns.items()}
+        return {name: np.where(counts > 0, each, -1) for name, each in sums.items()}
 
     def first_at_sites(self) -> "MeasuredValues":
         """Returns one row for each site: the first row that belongs to an op, or else the first row."""
@@ -68,6 +74,7 @@ def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
         is_gradient=is_gradient,
         is_op_output=np.array([each == role.OP_OUTPUT for each in roles])[at],
         nonfinite=column_of(table, "nan_count") + column_of(table, "inf_count"),
+        infinite=column_of(table, "inf_count"),
         count=column_of(table, "count"),
         sumsq=column_of(table, "sumsq").astype(np.float64),
     )
@@ -84,6 +91,7 @@ def empty_numbers(size: int) -> Numbers:
         bytes_written=free,
         saved_bytes=free,
         nonfinite=unknown,
+        infinite=unknown,
         measured=unknown,
         sumsq=unknown.astype(np.float64),
     )
@@ -109,13 +117,10 @@ def numbers_of_layers(
     """
     size = len(tree.parent)
     sums = {name: _sum_inside(getattr(nodes, name), of_node, tree) for name in _SUMMED}
-    nonfinite, count, sumsq = measured.sum_at(_layers_of(measured, tree, calls), size)
     return Numbers(
         duration_ns=_durations(tree, calls, of_node, nodes.duration_ns),
         **sums,
-        nonfinite=nonfinite,
-        measured=count,
-        sumsq=sumsq,
+        **measured.sum_at(_layers_of(measured, tree, calls), size),
     )
 
 

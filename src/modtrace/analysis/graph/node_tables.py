@@ -74,9 +74,7 @@ def tabulate_ops(
     rows = RowFinder(column_of(data.table("ops"), "op_id"))(ops.op_id)
     table = data.table("ops").select(["args", "is_view", "forward_op_id"]).take(pa.array(rows))
     args, texts = dictionary_codes(table["args"])
-    nonfinite, count, sumsq = measured.take(measured.is_op_output).sum_at(
-        RowFinder(ops.op_id)(measured.op_id[measured.is_op_output]), len(ops)
-    )
+    outputs = measured.take(measured.is_op_output)
     forward = RowFinder(ops.op_id)(column_of(table, "forward_op_id"))
     return NodeTable(
         layer=layer,
@@ -99,9 +97,7 @@ def tabulate_ops(
             bytes_read=ops.bytes_read,
             bytes_written=ops.bytes_written,
             saved_bytes=ops.saved_bytes,
-            nonfinite=nonfinite,
-            measured=count,
-            sumsq=sumsq,
+            **outputs.sum_at(RowFinder(ops.op_id)(outputs.op_id), len(ops)),
         ),
         names=ops.names,
         argument_texts=texts,
@@ -137,7 +133,6 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
     names = tuple(dict.fromkeys(leaves.name))
     codes = {name: code for code, name in enumerate(names)}
     sited = measured.take(~measured.is_op_output & (measured.call_id < 0)).first_at_sites()
-    nonfinite, count, sumsq = sited.sum_at(RowFinder(leaves.site)(sited.site), size)
     return NodeTable(
         layer=leaves.layer,
         kind=leaves.kind,
@@ -153,7 +148,7 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
         time_ns=leaves.time_ns,
         when=np.full(size, BEFORE, np.int8),
         raised=np.zeros(size, bool),
-        numbers=replace(empty_numbers(size), nonfinite=nonfinite, measured=count, sumsq=sumsq),
+        numbers=replace(empty_numbers(size), **sited.sum_at(RowFinder(leaves.site)(sited.site), size)),
         names=names,
     )
 

@@ -23,7 +23,7 @@ class GraphCut:
 
 
 def cut_graph(graph: Graph, most: int) -> GraphCut:
-    """Returns the deepest cut that has at most so many rows; the roots at least are shown."""
+    """Returns the deepest cut with at most `most` rows; the roots are shown in any case."""
     size = len(graph.layers) + len(graph.nodes)
     rows = np.arange(size)
     if size <= most:

@@ -1,6 +1,6 @@
 """Finds what a page opens with: who made NaN and infinite values or a difference, and what else the checks say."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
@@ -16,12 +16,13 @@ from ..modules.compilations import Compilations, Reason
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_all
 from ..step.calls import Column, RowFinder
+from ..step.missing_rows import explain_empty
 from ..values.nonfinite import SOURCE, NonFinite
 from .cut import GraphCut
 from .modules import Place
 from .tables import NONE, ReportFinding
 
-#: At most so many places are told where NaN or infinite values came up, or a difference was made.
+#: The number of findings at most of one kind: places where NaN or infinite values came up, or a difference was made.
 _TOLD = 20
 
 
@@ -104,6 +105,9 @@ def find_findings(
     located: Located,
 ) -> Iterator[ReportFinding]:
     """Yields the findings, the gravest first."""
+    nothing = explain_empty(data)
+    if nothing:
+        yield ReportFinding(answer=nothing)
     for each in nonfinite:
         yield located.finding(each)
     if comparison is not None:
@@ -122,6 +126,20 @@ def find_findings(
             yield ReportFinding(answer=note, step=located.step(note.step))
     for mark in data.meta.marks:
         yield ReportFinding(answer=mark)
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The rows of modules and of nodes in which NaN or infinite values came up, and were not merely passed on."""
+
+    modules: frozenset[int]
+    nodes: frozenset[int]
+
+
+def find_origins(findings: Iterable[ReportFinding]) -> Origins:
+    """Returns the places that the findings on NaN and infinite values name."""
+    named = [each for each in findings if isinstance(each.answer, NonFinite)]
+    return Origins(*(frozenset(getattr(each, of) for each in named) - {NONE} for of in ("module", "node")))
 
 
 def _check_recomputes(data: RecordingData, located: Located) -> Iterator[ReportFinding]:

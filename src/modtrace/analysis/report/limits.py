@@ -28,7 +28,7 @@ class Limits:
 
 
 def thin(steps: Column, rows_of_step: float, most: int, kept: int | None) -> Column:
-    """Returns evenly chosen steps, so that there are at most as many rows; also `kept`.
+    """Returns evenly chosen steps that have at most `most` rows together, and `kept`.
 
     Args:
         steps: the numbers of the steps.
@@ -45,7 +45,7 @@ def thin(steps: Column, rows_of_step: float, most: int, kept: int | None) -> Col
 
 
 def choose_window(steps: Column, rows: Column, most: int, kept: int | None) -> tuple[int, int] | None:
-    """Returns the first and the last of the steps around `kept` that have at most so many rows; None for no step.
+    """Returns the first and the last of the steps around `kept` with at most `most` rows together; None for no step.
 
     Args:
         steps: the numbers of the steps.

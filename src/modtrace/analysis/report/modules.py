@@ -1,7 +1,7 @@
 """Makes the table of modules: the module tree, with equal siblings summed up, and all that is known of each module."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +48,14 @@ class ModuleRows:
                 total[summed] += total[row]
         return total
 
+    def sum_alike(self, own: Column) -> Column:
+        """Returns the sum of what each row sums up; `own` is that of single modules without what is inside."""
+        total: Column = own.copy()
+        for row in range(len(self.nodes) - 1, -1, -1):
+            if self.folded[row] >= 0:
+                total[self.folded[row]] += total[row]
+        return total
+
     def greatest(self, own: Column) -> Column:
         """Returns the greatest of what each row sums up."""
         found: Column = own.copy()
@@ -81,7 +89,9 @@ def list_modules(tree: ModuleTree) -> ModuleRows:
     )
 
 
-def tabulate_modules(rows: ModuleRows, ops: OpTable, memory: MemoryTable, outputs: Outputs) -> ReportTable:
+def tabulate_modules(
+    rows: ModuleRows, ops: OpTable, memory: MemoryTable, outputs: Outputs, origins: Collection[int]
+) -> ReportTable:
     """Returns the table.
 
     Args:
@@ -89,6 +99,7 @@ def tabulate_modules(rows: ModuleRows, ops: OpTable, memory: MemoryTable, output
         ops: the costs of the ops of each module without those of its children.
         memory: what the modules save for backward.
         outputs: dtype and shape of what each module returned.
+        origins: the rows of modules in which NaN or infinite values came up.
     """
     nodes = rows.nodes
     columns = [
@@ -106,6 +117,7 @@ def tabulate_modules(rows: ModuleRows, ops: OpTable, memory: MemoryTable, output
         *_costs(rows, ops),
         *_memory(rows, memory),
         *_values(nodes),
+        *_nonfinite(rows, origins),
         *_outputs(rows, outputs),
     ]
     return ReportTable(rows=len(nodes), columns=tuple(columns))
@@ -205,23 +217,53 @@ def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
         yield _measured(
             "saved", "saved for backward", "bytes", rows.sum_inside(saved), about=_SAVED, default=True
         )
+        own = rows.sum_alike(saved)
+        yield _measured("saved own", "saved, own ops", "bytes", own, about=_SAVED_OWN)
         yield _measured("peak", "peak of a call", "bytes", rows.greatest(peak), about=_PEAK, aggregate="max")
 
 
 def _values(nodes: Sequence[ModuleNode]) -> Iterator[ReportColumn]:
     values = [each.values for each in nodes]
-    for name, label, read, aggregate, default in _STATISTICS:
-        column = optional(None if each is None else read(each) for each in values)
+    for each in _STATISTICS:
+        column = optional(None if value is None else each.read(value) for value in values)
         if not np.isnan(column).all():
-            yield _measured(name, label, "number", column, aggregate=aggregate, default=default)
-    if any(each is not None for each in values):
-        counts = [NONE if each is None else _nonfinite(each) for each in values]
-        yield _measured(
-            "nonfinite", "non-finite", "count", np.array(counts, np.int64), about=_NONFINITE, default=True
-        )
+            yield replace(
+                _measured(
+                    each.name, each.label, "number", column, aggregate=each.aggregate, default=each.default
+                ),
+                about=each.about,
+                together=each.together,
+            )
 
 
-def _nonfinite(values: ValueSummary) -> int:
+def _nonfinite(rows: ModuleRows, origins: Collection[int]) -> Iterator[ReportColumn]:
+    """Yields how many elements are not finite, what they are in which phase, and where they came up."""
+    values = [each.values for each in rows.nodes]
+    if all(each is None for each in values):
+        return
+    counts = [NONE if each is None else _count_nonfinite(each) for each in values]
+    yield _measured(
+        "nonfinite", "non-finite", "count", np.array(counts, np.int64), about=_NONFINITE, default=True
+    )
+    if max(counts) <= 0:
+        return
+    for label, of in (("NaN", "nan_count"), ("inf", "inf_count")):
+        for phase, kinds in _KINDS_BY_PHASE.items():
+            own = [
+                sum(getattr(each, of) for each in value.nonfinite if each.kind in kinds)
+                if value is not None and node.count == 1
+                else 0
+                for node, value in zip(rows.nodes, values, strict=True)
+            ]
+            found = rows.sum_inside(np.array(own, np.int64))
+            yield replace(_measured(label, f"{label} {phase}", "count", found, phase=phase), overlay=False)
+    came_up = np.array([row in origins for row in range(len(rows.nodes))], np.uint8)
+    yield ReportColumn(
+        name="origin", label="NaN or inf came up here", kind="flag", values=came_up, aggregate="any"
+    )
+
+
+def _count_nonfinite(values: ValueSummary) -> int:
     return values.nonfinite_inside + sum(each.nan_count + each.inf_count for each in values.nonfinite)
 
 
@@ -274,8 +316,16 @@ _COSTS: Mapping[str, _Cost] = {
     ),
     "ops": _Cost(lambda sums: sums.ops, "count", "Its ops and those inside it."),
 }
-_SAVED = "Kept in memory for backward by its ops and those inside it."
+_SAVED = (
+    "Kept in memory for backward by its ops and those inside it. Another column has those of its own ops."
+)
+_SAVED_OWN = "Kept in memory for backward by its ops, without those inside it."
 _PEAK = "The most that lived at once of what the ops of one call made."
+#: The phase in which what was measured came up. Parameters are those that forward reads.
+_KINDS_BY_PHASE: Mapping[str, Collection[str]] = {
+    "forward": ("output", "recomputed output", "parameter"),
+    "backward": ("gradient", "parameter gradient"),
+}
 _NONFINITE = "NaN and infinite elements of its tensors and those inside it."
 
 
@@ -287,14 +337,43 @@ def _of(kind: str, stat: str) -> Callable[[ValueSummary], float | None]:
     return read
 
 
-_STATISTICS: Sequence[tuple[str, str, Callable[[ValueSummary], float | None], Aggregate, bool]] = (
-    ("RMS", "RMS of output", _of("output", "rms"), "max", True),
-    ("absmax", "largest of output", _of("output", "abs_max"), "max", False),
-    ("mean", "mean of output", _of("output", "mean"), "none", False),
-    ("std", "std of output", _of("output", "std"), "none", False),
-    ("gradient RMS", "RMS of gradient", _of("gradient", "rms"), "max", False),
-    ("gradient absmax", "largest of gradient", _of("gradient", "abs_max"), "max", False),
-    ("parameter RMS", "RMS of parameters", _of("parameters", "rms"), "max", False),
-    ("gradient norm", "norm of gradients", _of("parameter_gradients", "l2"), "max", True),
-    ("gradient / parameter", "gradient / parameter", lambda each: each.gradient_to_parameter, "max", False),
+class _Statistic(NamedTuple):
+    name: str
+    label: str
+    read: Callable[[ValueSummary], float | None]
+    about: str = ""
+    aggregate: Aggregate = "max"
+    together: bool = True  # of equal modules it is taken over all their elements
+    default: bool = False
+
+
+#: When gradients of parameters are measured.
+CLIPPED = "Measured when the optimizer begins its step: after clipping, where the loop clips."
+_STATISTICS: Sequence[_Statistic] = (
+    _Statistic("RMS", "RMS of output", _of("output", "rms"), default=True),
+    _Statistic("absmax", "largest of output", _of("output", "abs_max"), together=False),
+    _Statistic("mean", "mean of output", _of("output", "mean"), aggregate="none"),
+    _Statistic("std", "std of output", _of("output", "std"), aggregate="none"),
+    _Statistic("gradient RMS", "RMS of gradient", _of("gradient", "rms"), "Of gradients at its outputs."),
+    _Statistic(
+        "gradient absmax",
+        "largest of gradient",
+        _of("gradient", "abs_max"),
+        "Of gradients at its outputs.",
+        together=False,
+    ),
+    _Statistic("parameter RMS", "RMS of parameters", _of("parameters", "rms"), "With those inside it."),
+    _Statistic(
+        "gradient norm",
+        "norm of gradients",
+        _of("parameter_gradients", "l2"),
+        f"Of the gradients of its parameters and those inside it. {CLIPPED}",
+        default=True,
+    ),
+    _Statistic(
+        "gradient / parameter",
+        "gradient / parameter",
+        lambda each: each.gradient_to_parameter,
+        f"RMS of its parameters' gradients by that of the parameters. {CLIPPED}",
+    ),
 )

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from .tables import (
 
 
 def tabulate_nodes(
-    data: RecordingData, graph: Graph, cut: GraphCut, index: Mapping[Place, int]
+    data: RecordingData, graph: Graph, cut: GraphCut, index: Mapping[Place, int], origins: Collection[int]
 ) -> ReportTable:
     """Returns the layers in pre-order, then the nodes in them.
 
@@ -41,6 +41,7 @@ def tabulate_nodes(
         graph: the graph of the step.
         cut: which of its rows are shown.
         index: the row of each module.
+        origins: the shown rows in which NaN or infinite values came up.
     """
     layers, nodes = graph.layers, graph.nodes
     size = len(layers)
@@ -78,7 +79,11 @@ def tabulate_nodes(
         _flag("raised", "raised", layers.raised, nodes.raised),
         _flag("is_view", "view", np.zeros(size, bool), nodes.is_view),
     )
-    return ReportTable(rows=len(cut.shown), columns=tuple(_take(each, cut) for each in columns))
+    shown = [_take(each, cut) for each in columns]
+    if origins:
+        came_up = np.array([row in origins for row in range(len(cut.shown))])
+        shown.append(_flag("origin", "NaN or inf came up here", came_up))
+    return ReportTable(rows=len(cut.shown), columns=tuple(shown))
 
 
 def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:
@@ -173,6 +178,7 @@ def _numbers(layers: Numbers, nodes: Numbers) -> list[ReportColumn]:
         _plain("bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **more),
         _plain("saved", "saved for backward", "bytes", joined("saved_bytes"), measure="saved", **more),
         _plain("nonfinite", "non-finite", "count", joined("nonfinite"), measure="nonfinite", **more),
+        _plain("infinite", "infinite", "count", joined("infinite"), aggregate="sum"),
         _plain("RMS", "RMS of output", "number", narrow(rms), measure="RMS", overlay=True, aggregate="max"),
     ]
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,18 +13,21 @@ from ...recording.suggestions import count_of
 from ..divergence.answer import Comparison
 from ..graph.build import build_graph
 from ..graph.columns import Graph, shape_text
+from ..modules.compilations import Compilations
 from ..modules.module_tree import build_module_tree
 from ..ops.memory_table import build_memory_table
 from ..ops.op_table import build_op_table
 from ..step.calls import Column, column_of
-from ..step.missing_rows import explain_none
+from ..step.missing_rows import explain_empty, explain_none
 from ..step.ops import has_ops
 from ..timeline.arrange import SPAN_KINDS
 from ..timeline.timeline import Timeline, build_timeline
+from ..values.nonfinite import NonFinite
+from .block_gradients import add_block_gradients
 from .cut import GraphCut, cut_graph
-from .findings import Located, find_findings, find_nonfinite
+from .findings import Located, Origins, find_findings, find_nonfinite, find_origins
 from .limits import Limits, choose_window, thin
-from .modules import Outputs, list_modules, tabulate_modules
+from .modules import ModuleRows, Outputs, Place, list_modules, tabulate_modules
 from .nodes import tabulate_edges, tabulate_nodes
 from .parameters import tabulate_parameters
 from .series import (
@@ -60,57 +64,117 @@ def build_report(
     """
     nonfinite = find_nonfinite(data)
     steps = number_steps(data)
-    told = [each.step for each in nonfinite[:1]]
-    told += [each.step for each in comparison.divergences] if comparison is not None else []
-    step = next((each for each in told if each in steps), None) if step is None else step
-    tree = build_module_tree(data, step=step)
-    number = tree.step.step if tree.step else None
-    rows, zero_ns = list_modules(tree), find_start(data)
-    index = rows.index()
-    graph = build_graph(data, step=number)
-    cut = cut_graph(graph, limits.nodes)
-    timeline = _build_timeline(data, steps, limits.spans, number)
-    measured = read_measured(data)
-    all_times = steps_of(measured)
-    times = thin(all_times, count_cells(measured), limits.values, number)
-    binned = thin(all_times, count_histograms(measured) / max(len(all_times), 1), limits.histograms, number)
-    histograms, bins = tabulate_histograms(measured, steps, binned)
-    tables = {
-        "modules": tabulate_modules(
-            rows,
-            build_op_table(data, step=number),
-            build_memory_table(data, step=number),
-            _outputs(measured, number),
-        ),
-        "nodes": tabulate_nodes(data, graph, cut, index),
-        "edges": tabulate_edges(graph, cut),
-        **({"spans": tabulate_spans(data, timeline, graph, cut, index, steps, zero_ns)} if timeline else {}),
-        "sites": tabulate_sites(measured, index),
-        "series": tabulate_series(measured, times),
-        "series_steps": _refer_to_steps(times, steps),
-        "histograms": histograms,
-        "bins": bins,
-        "parameters": tabulate_parameters(measured, graph, index),
-        "steps": tabulate_steps(data, steps, zero_ns),
-    }
+    shown = _show_step(
+        data, limits, steps, _choose_step(nonfinite, comparison, steps) if step is None else step
+    )
+    series = _choose_series(data, limits, shown.number)
+    located = Located(shown.index, shown.graph, shown.cut, steps)
+    findings = tuple(find_findings(data, nonfinite, comparison, shown.compilations, located))
     return Report(
         title=_name(data.meta.argv),
         about=tuple(_about(data)),
-        notes=(
-            *_tell_cut(graph, cut),
-            *_tell_timeline(data, steps, timeline),
-            *_tell_thinned("the values", all_times, times),
-            *(_tell_thinned("histograms", all_times, binned) if histograms.rows else ()),
-            *_tell_not_recorded(data),
-        ),
-        shown_step=int(np.searchsorted(steps, number)) if number is not None else NONE,
-        tables=tables,
-        lanes=list_lanes(timeline) if timeline else (),
+        notes=tuple(_tell(data, steps, shown, series)),
+        shown_step=int(np.searchsorted(steps, shown.number)) if shown.number is not None else NONE,
+        tables={
+            **_tabulate_step(data, shown, find_origins(findings), series.measured, steps),
+            **_tabulate_series(series, shown, steps),
+            "steps": tabulate_steps(data, steps, find_start(data)),
+        },
+        lanes=list_lanes(shown.timeline) if shown.timeline else (),
         dimensions={"phase": PHASES, "rank": (str(data.meta.rank),)},
-        findings=tuple(
-            find_findings(data, nonfinite, comparison, tree.compilations, Located(index, graph, cut, steps))
-        ),
+        findings=findings,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _ShownStep:
+    """What a report shows of one step."""
+
+    number: int | None
+    rows: ModuleRows
+    index: Mapping[Place, int]  # the row of each module
+    graph: Graph
+    cut: GraphCut
+    timeline: Timeline | None  # of the steps around it
+    compilations: Compilations | None
+
+
+@dataclass(frozen=True, eq=False)
+class _ShownSeries:
+    """What a report shows of the values over the steps. Steps are numbers."""
+
+    measured: list[RoleValues]
+    there: Column  # the steps in which something was measured
+    steps: Column  # those whose statistics are shown
+    binned: Column  # those whose histograms are shown
+
+
+def _choose_step(nonfinite: Sequence[NonFinite], comparison: Comparison | None, steps: Column) -> int | None:
+    """Returns the first step that a finding is about; None if there is none."""
+    told = [each.step for each in nonfinite[:1]]
+    told += [each.step for each in comparison.divergences] if comparison is not None else []
+    return next((each for each in told if each in steps), None)
+
+
+def _show_step(data: RecordingData, limits: Limits, steps: Column, step: int | None) -> _ShownStep:
+    tree = build_module_tree(data, step=step)
+    number = tree.step.step if tree.step else None
+    rows = list_modules(tree)
+    graph = build_graph(data, step=number)
+    timeline = _build_timeline(data, steps, limits.spans, number)
+    return _ShownStep(
+        number, rows, rows.index(), graph, cut_graph(graph, limits.nodes), timeline, tree.compilations
+    )
+
+
+def _choose_series(data: RecordingData, limits: Limits, kept: int | None) -> _ShownSeries:
+    measured = read_measured(data)
+    there = steps_of(measured)
+    binned = thin(there, count_histograms(measured) / max(len(there), 1), limits.histograms, kept)
+    return _ShownSeries(measured, there, thin(there, count_cells(measured), limits.values, kept), binned)
+
+
+def _tabulate_step(
+    data: RecordingData, shown: _ShownStep, origins: Origins, measured: list[RoleValues], steps: Column
+) -> Mapping[str, ReportTable]:
+    number, graph, cut, index = shown.number, shown.graph, shown.cut, shown.index
+    ops, memory = build_op_table(data, step=number), build_memory_table(data, step=number)
+    outputs = _outputs(measured, number)
+    tables = {
+        "modules": tabulate_modules(shown.rows, ops, memory, outputs, origins.modules),
+        "nodes": tabulate_nodes(data, graph, cut, index, origins.nodes),
+        "edges": tabulate_edges(graph, cut),
+        "parameters": tabulate_parameters(measured, graph, index),
+    }
+    if shown.timeline:
+        tables["spans"] = tabulate_spans(data, shown.timeline, graph, cut, index, steps, find_start(data))
+    return tables
+
+
+def _tabulate_series(series: _ShownSeries, shown: _ShownStep, steps: Column) -> Mapping[str, ReportTable]:
+    histograms, bins = tabulate_histograms(series.measured, steps, series.binned)
+    sites, values = (
+        tabulate_sites(series.measured, shown.index),
+        tabulate_series(series.measured, series.steps),
+    )
+    sites, values = add_block_gradients(sites, values, shown.rows, len(series.steps))
+    return {
+        "sites": sites,
+        "series": values,
+        "series_steps": _refer_to_steps(series.steps, steps),
+        "histograms": histograms,
+        "bins": bins,
+    }
+
+
+def _tell(data: RecordingData, steps: Column, shown: _ShownStep, series: _ShownSeries) -> Iterator[str]:
+    """Yields what was left out for want of room, and what was not recorded."""
+    yield from _tell_cut(shown.graph, shown.cut)
+    yield from _tell_timeline(data, steps, shown.timeline)
+    yield from _tell_thinned("the values", series.there, series.steps)
+    if count_histograms(series.measured):
+        yield from _tell_thinned("histograms", series.there, series.binned)
+    yield from _tell_not_recorded(data)
 
 
 def _name(command: Sequence[str]) -> str:
@@ -119,7 +183,7 @@ def _name(command: Sequence[str]) -> str:
 
 
 def _build_timeline(data: RecordingData, steps: Column, most: int, kept: int | None) -> Timeline | None:
-    """Returns the timeline of as many steps around `kept` as have at most so many spans; None if there is none."""
+    """Returns the timeline of the steps around `kept` with at most `most` spans together; None if there is none."""
     calls, ops = (_count_by_step(data, name, steps) for name in ("calls", "ops"))
     for spans, with_ops in ((calls + ops + 1, True), (calls + 1, False)):
         window = choose_window(steps, spans, most, kept)
@@ -159,6 +223,8 @@ def _tell_thinned(what: str, there: Column, shown: Column) -> Iterator[str]:
 
 def _tell_not_recorded(data: RecordingData) -> Iterator[str]:
     has_calls = data.table("calls").num_rows > 0
+    if explain_empty(data):  # that is a finding
+        return
     for table in ("ops", "values") if has_calls else ("calls",):
         if not data.table(table).num_rows:
             why = explain_none(data, table)

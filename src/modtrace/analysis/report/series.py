@@ -7,19 +7,21 @@ import numpy as np
 
 from ...errors import ModtraceError
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_ROLES, TABLE
+from ...recording.role import OP_ROLES, PARAMETER_GRAD, TABLE
 from ...recording.statistics.known import title_of
 from ...recording.statistics.moments import read_statistics
 from ...recording.statistics.tier2 import read_tier2
 from ..step.calls import Column, Rows
 from ..values.history_statistics import Cells, evaluate, group_rows, is_measured, merge_tier2_cells, to_stat
 from ..values.selection import Owner, SelectedValues, Selection, select_values
-from .modules import Place
+from .modules import CLIPPED, Place
 from .tables import NONE, ReportColumn, ReportTable, narrow, text_column
 
 #: The statistics of the table, those of tier 2 where they were measured.
 SERIES = ("rms", "mean", "std", "abs_max", "l2", "min", "max", "mean_abs", "zero_fraction", "kurtosis")
 _NONFINITE = "nonfinite"
+#: What is to be known of the tensors of a role.
+_ABOUT = {PARAMETER_GRAD: CLIPPED}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,9 @@ def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> Re
             ReportColumn(name="module", label="module", kind="module", values=np.array(module, np.int64)),
             text_column("role", "role", (each.role for each in measured for _ in each.names)),
             text_column("role_title", "role", (titles[each.role] for each in measured for _ in each.names)),
+            text_column(
+                "role_about", "measured", (_ABOUT.get(each.role, "") for each in measured for _ in each.names)
+            ),
             text_column("slot", "slot", (each.slot for each in owners)),
         ),
     )

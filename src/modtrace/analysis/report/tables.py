@@ -40,6 +40,7 @@ class ReportColumn:
     overlay: bool = False  # it can colour
     default: bool = False  # it is shown unasked
     scalar: bool = False  # the user logged it
+    together: bool = False  # a row of several equal modules has it over the elements of all
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

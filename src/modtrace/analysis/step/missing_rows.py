@@ -68,6 +68,15 @@ def explain_none(data: RecordingData, what: str) -> str:
     return f"no {what} are in this recording: {_NOTHING_RAN[what] if has_calls else _why_no_calls(data)}."
 
 
+def explain_empty(data: RecordingData) -> str:
+    """Returns why a recording has no calls, ops, values and logged numbers, and what to do; "" if it has some."""
+    if any(data.table(each).num_rows for each in ("calls", "ops", "values", "scalars")):
+        return ""
+    meta = data.meta
+    advice = " Record a program that calls a torch.nn.Module in its steps." if meta.complete else ""
+    return f"Nothing was recorded: {explain_none(data, 'calls')}{advice}"
+
+
 def _why_no_calls(data: RecordingData) -> str:
     """Returns why a recording that is whole has no calls."""
     chosen = data.meta.options.get("steps", str(ALL_STEPS))

@@ -13,7 +13,7 @@ from .findings import describe_finding
 #: The version of the payload, as docs/view-payload.md describes it.
 VERSION = 1
 
-_OPTIONAL = ("about", "measure", "phase", "overlay", "default", "scalar")
+_OPTIONAL = ("about", "measure", "phase", "overlay", "default", "scalar", "together")
 
 
 def encode_payload(report: Report) -> str:

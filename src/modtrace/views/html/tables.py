@@ -7,7 +7,7 @@ from importlib.resources import files
 from ...recording.suggestions import count_of
 from ..common.columns import Column, Text
 
-#: So many rows of a table are shown: a notebook keeps every output that it has shown, and is slow with large ones.
+#: The rows of a table that are shown at most: a notebook keeps every output, and is slow with large ones.
 MAX_ROWS = 200
 
 

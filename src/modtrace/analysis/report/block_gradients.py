@@ -1,0 +1,91 @@
+"""Adds the gradients of all parameters inside each block to what was measured over the steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...recording.role import PARAMETER_GRAD
+from ..step.calls import Column
+from .modules import CLIPPED, ModuleRows
+from .tables import NONE, ReportColumn, ReportTable
+
+#: The role of these rows among the sites.
+INSIDE = "parameter_grad_inside"
+_TITLE = "gradients of all parameters inside"
+
+
+def add_block_gradients(
+    sites: ReportTable, series: ReportTable, rows: ModuleRows, steps: int
+) -> tuple[ReportTable, ReportTable]:
+    """Returns sites and series with a site for each module around parameters of others, and its norm of gradients.
+
+    Args:
+        sites: the table of sites.
+        series: their statistics in the steps: all of the first site, then all of the second, and so on.
+        rows: the modules.
+        steps: the number of steps.
+    """
+    norms = next((each for each in series.columns if each.name == "l2"), None)
+    blocks = _find_blocks(sites, rows) if norms is not None else {}
+    if norms is None or not blocks:
+        return sites, series
+    counts = [_sum(series["nonfinite"].values, each, steps) for each in blocks.values()]
+    squares = [_sum(norms.values.astype(np.float64) ** 2, each, steps) for each in blocks.values()]
+    found = {
+        "l2": np.where(np.concatenate(counts) > 0, np.nan, np.sqrt(np.concatenate(squares))),
+        "nonfinite": np.nan_to_num(np.concatenate(counts), nan=NONE).astype(np.int64),
+    }
+    return _add_sites(sites, list(blocks), rows), _add_values(series, found, len(blocks) * steps)
+
+
+def _find_blocks(sites: ReportTable, rows: ModuleRows) -> Mapping[int, list[int]]:
+    """Returns the sites of gradients inside each single module that is around a module with some."""
+    role, module = sites["role"], sites["module"].values
+    texts = role.texts or ()
+    code = texts.index(PARAMETER_GRAD) if PARAMETER_GRAD in texts else NONE - 1
+    inside: dict[int, list[int]] = {}
+    for site in np.flatnonzero(role.values == code).tolist():
+        outer = int(module[site])
+        while outer >= 0:
+            if rows.nodes[outer].count == 1:
+                inside.setdefault(outer, []).append(site)
+            outer = rows.parent[outer]
+    return {row: found for row, found in sorted(inside.items()) if any(module[each] != row for each in found)}
+
+
+def _sum(column: Column, sites: Sequence[int], steps: int) -> Column:
+    """Returns the sum over some sites in each step, of what is known; NaN where nothing is."""
+    values = column.reshape(-1, steps)[sites].astype(np.float64)
+    known = ~np.isnan(values) & (values >= 0)
+    total: Column = np.where(known.any(axis=0), np.where(known, values, 0).sum(axis=0), np.nan)
+    return total
+
+
+def _add_sites(sites: ReportTable, blocks: Sequence[int], rows: ModuleRows) -> ReportTable:
+    names = [rows.nodes[each].path or rows.nodes[each].root or "" for each in blocks]
+    texts = {"label": names, "role": [INSIDE], "role_title": [_TITLE], "role_about": [CLIPPED]}
+    columns = [
+        _append(each, np.array(blocks))
+        if each.name == "module"
+        else _append_texts(each, texts.get(each.name, [""]), len(blocks))
+        for each in sites.columns
+    ]
+    return ReportTable(rows=sites.rows + len(blocks), columns=tuple(columns))
+
+
+def _add_values(series: ReportTable, found: Mapping[str, Column], size: int) -> ReportTable:
+    unknown = np.full(size, np.nan)
+    columns = [_append(each, found.get(each.name, unknown)) for each in series.columns]
+    return ReportTable(rows=series.rows + size, columns=tuple(columns))
+
+
+def _append(column: ReportColumn, values: Column) -> ReportColumn:
+    return replace(column, values=np.concatenate([column.values, values.astype(column.values.dtype)]))
+
+
+def _append_texts(column: ReportColumn, texts: Sequence[str], size: int) -> ReportColumn:
+    """Returns a column with more texts at its end, or with one text for each more row."""
+    known = column.texts or ()
+    codes = np.resize(np.arange(len(texts)), size) + len(known)
+    return replace(_append(column, codes), texts=(*known, *texts))
