@@ -193,6 +193,20 @@ def test_update_that_somebody_holds_is_not_written_over_by_the_next(kept: dict[s
 # What measuring took is no part of the run's time.
 
 
+class Spin:
+    """A function that takes a millisecond, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, tensor: torch.Tensor) -> int:
+        self.calls += 1
+        end_ns = time.perf_counter_ns() + 1_000_000
+        while time.perf_counter_ns() < end_ns:
+            pass
+        return 0
+
+
 @pytest.mark.parametrize(
     "capture",
     [
@@ -209,47 +223,29 @@ def test_update_that_somebody_holds_is_not_written_over_by_the_next(kept: dict[s
 def test_time_of_measuring_each_role_is_overhead_of_its_step(capture: dict[str, Any]) -> None:
     model = nn.BatchNorm1d(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    calls: list[int] = []
-
-    def spin(tensor: torch.Tensor) -> int:
-        """Takes a millisecond."""
-        calls.append(1)
-        end_ns = time.perf_counter_ns() + 1_000_000
-        while time.perf_counter_ns() < end_ns:
-            pass
-        return 0
-
+    spin = Spin()
     values = Capture(function=spin, stats=0, **capture)
     inputs = torch.ones(2, 2)  # an op in front of the first call is in front of the step
     with modtrace.record(model, strict=True, values=values, ops=capture["roles"] == "op_output") as rec:
         model(inputs).sum().backward()
         optimizer.step()
-    assert calls
+    assert spin.calls
     [overhead_ns] = rec.table("steps").column("overhead_ns").to_pylist()
-    assert overhead_ns >= len(calls) * 1_000_000
+    assert overhead_ns >= spin.calls * 1_000_000
 
 
 def test_time_of_measuring_what_an_optimizer_computes_is_overhead_of_its_call() -> None:
     model = nn.Linear(2, 2, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-    calls: list[int] = []
-
-    def spin(tensor: torch.Tensor) -> int:
-        """Takes a millisecond."""
-        calls.append(1)
-        end_ns = time.perf_counter_ns() + 1_000_000
-        while time.perf_counter_ns() < end_ns:
-            pass
-        return 0
-
+    spin = Spin()
     values = Capture(function=spin, stats=0, roles="op_output")
     with modtrace.record(model, strict=True, values=values, ops=True) as rec:
         model(torch.ones(2, 2)).sum().backward()
-        calls.clear()
+        spin.calls = 0
         optimizer.step()
     rows = [row for row in rec.table("calls").to_pylist() if row["phase"] == "optimizer"]
-    assert calls
-    assert rows[0]["overhead_ns"] >= len(calls) * 1_000_000
+    assert spin.calls
+    assert rows[0]["overhead_ns"] >= spin.calls * 1_000_000
 
 
 # Several captures.

@@ -98,31 +98,35 @@ class MeasuredGradients:
         return known and self.last is not None and self.last() is gradient
 
 
-class MeasuredInside:
+class _MeasuredInPhase:
+    """Measurements of one phase, of no call of a segment."""
+
+    __slots__ = ("active", "intervals", "phase", "sites", "thread")
+
+    def __init__(self, thread: int, phase: str, active: Mask) -> None:
+        self.thread = thread
+        self.phase = phase
+        self.active = active  # the captures that may look at its step
+        self.sites: list[Any] = []
+        self.intervals: list[int] = []
+
+
+class MeasuredInside(_MeasuredInPhase):
     """The measurements inside of compiled code, in one segment or in one backward."""
 
-    __slots__ = ("active", "intervals", "phase", "sites", "thread")
+    __slots__ = ()
 
-    def __init__(self, thread: int, phase: str, active: Mask) -> None:
-        self.thread = thread
-        self.phase = phase
-        self.active = active  # the captures that may look at its step
-        self.sites: list[tuple[Measurement, NamedModule, int, str, int]] = []  # with call, slot and mark
-        self.intervals: list[int] = []
+    #: With the number of the call, slot and mark.
+    sites: list[tuple[Measurement, NamedModule, int, str, int]]
 
 
-class MeasuredParameters:
+class MeasuredParameters(_MeasuredInPhase):
     """The measurements of parameters and what belongs to them, or of buffers, at one moment."""
 
-    __slots__ = ("active", "intervals", "phase", "sites", "thread")
+    __slots__ = ()
 
-    def __init__(self, thread: int, phase: str, active: Mask) -> None:
-        self.thread = thread
-        self.phase = phase
-        self.active = active  # the captures that may look at its step
-        #: With role, slot, owner and the captures that want it.
-        self.sites: list[tuple[Measurement, str, str, NamedModule | None, Mask]] = []
-        self.intervals: list[int] = []
+    #: With role, slot, owner and the captures that want it.
+    sites: list[tuple[Measurement, str, str, NamedModule | None, Mask]]
 
 
 def not_measured(note: str | None) -> Measurement:
