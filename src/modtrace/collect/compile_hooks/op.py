@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from ...torch_internals.dynamo import keep_in_order
+from ...torch_internals.dynamo import make_effectful_op
 from ...torch_internals.modes import unseen
 
 
@@ -80,7 +80,5 @@ def hook_op() -> Callable[..., None]:
     ) -> None:
         _run(place, event, first, second)
 
-    op = torch.library.custom_op("modtrace::call_hook", call_hook, mutates_args=())
-    keep_in_order(op)
-    op.register_fake(lambda first, second, place, event: None)
-    return op
+    schema = "call_hook(Tensor?[] first, Tensor?[] second, Tensor place, int event) -> ()"
+    return make_effectful_op(schema, call_hook, lambda first, second, place, event: None)

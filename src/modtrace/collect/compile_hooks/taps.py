@@ -9,7 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ...torch_internals.dynamo import is_dynamo_compiling, keep_in_order, keep_out_of_dynamo, never_recomputed
+from ...torch_internals.dynamo import (
+    is_dynamo_compiling,
+    keep_out_of_dynamo,
+    make_effectful_op,
+    never_recomputed,
+)
 from ...torch_internals.modes import unseen
 from ..structures.in_graphs import find_in_graph, name_in_graph, with_fresh
 from .gradients import gets_gradient
@@ -114,13 +119,18 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
             if receiver is not None and of_call >= 0:
                 receiver.tapped_gradient(index, of_call, slot, gradient)
 
-    returned: Any = torch.library.custom_op("modtrace::tap_returned", tap_returned, mutates_args=())
-    gradient: Any = torch.library.custom_op("modtrace::tap_gradient", tap_gradient, mutates_args=())
-    keep_in_order(returned)
-    keep_in_order(gradient)
-    returned.register_fake(lambda found, place, slots: torch.empty(3, dtype=torch.int64, device="cpu"))
-    gradient.register_fake(lambda gradient, call, slot: None)
-    return returned, gradient
+    fakes = (
+        lambda found, place, slots: torch.empty(3, dtype=torch.int64, device="cpu"),
+        lambda gradient, call, slot: None,
+    )
+    return (
+        make_effectful_op(
+            "tap_returned(Tensor[] found, Tensor place, str slots) -> Tensor", tap_returned, fakes[0]
+        ),
+        make_effectful_op(
+            "tap_gradient(Tensor gradient, Tensor call, str slot) -> ()", tap_gradient, fakes[1]
+        ),
+    )
 
 
 @cache
