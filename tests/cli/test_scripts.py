@@ -128,10 +128,15 @@ def counted(names: Sequence[str]) -> list[str]:
 
 
 def check_closing_line(rec: Any, said: str, not_recorded: str) -> None:
-    """The command ends by how many steps and rows the tables have, and by who knows of NaN where there are any."""
+    """The command ends by how many steps and rows the tables have, and by what else may be asked for."""
     steps, rows = rec.table("steps").num_rows, sum(rec.table(name).num_rows for name in schemas())
     missing = f"; {not_recorded}" if not_recorded else ""
     values, lines = rec.table("values"), said.splitlines()
+    if any(rec.table("calls")["compiled"].to_pylist()):
+        assert (
+            lines.pop()
+            == "modtrace: torch.compile hides modules from it: --compiled inside measures them too"
+        )
     if any(values["nan_count"].to_pylist()):
         advice = "modtrace: it holds NaN or infinite values. Who made them: modtrace nonfinite run.modtrace"
         assert lines.pop() == advice

@@ -82,12 +82,16 @@ class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its 
 @contextmanager
 def unseen() -> Iterator[None]:
     """Hides operations on tensors inside the block from every mode, tensor subclass and `torch.jit.trace`."""
+    tracing = tracing_state()
+    if tracing is None and not count_dispatch_modes():
+        with DisableTorchFunction():
+            yield
+        return
     with ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(DisableTorchFunction())
         disable = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
         if disable is not None:
             stack.enter_context(disable())
-        tracing = torch._C._get_tracing_state()
         set_tracing: Any = getattr(torch._C, "_set_tracing_state", None)
         if tracing is not None and set_tracing is not None:
             stack.callback(set_tracing, tracing)

@@ -34,7 +34,7 @@ def texts_outside_of_lists(file: str) -> set[str]:
 
 def test_the_lists_are_found() -> None:
     assert [file for file, _ in LISTS] == [
-        "comparison",
+        "comparison_tables",
         "compilations",
         "memory_table",
         "op_paths",
