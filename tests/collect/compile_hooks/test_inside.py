@@ -1,5 +1,7 @@
 """What modules inside of compiled code return is measured, and is what an eager run has."""
 
+import copy
+import io
 import warnings
 from functools import partial
 from typing import Any
@@ -43,7 +45,7 @@ class MLP(nn.Module):
 class Blocks(nn.Module):
     """Two MLPs and a head."""
 
-    def __init__(self, around=lambda module, x: module(x)):
+    def __init__(self, around=None):
         super().__init__()
         self.blocks = nn.ModuleList(MLP() for _ in range(2))
         self.head = nn.Linear(WIDTH, WIDTH)
@@ -51,7 +53,7 @@ class Blocks(nn.Module):
 
     def forward(self, x):
         for block in self.blocks:
-            x = x + self.around(block, x)
+            x = x + (block(x) if self.around is None else self.around(block, x))
         return self.head(x)
 
 
@@ -349,6 +351,32 @@ def test_tree_shows_modules_inside_with_their_values():
     inside = {node.path: node for _, node in iterate_nodes(tree.roots)}["blocks.1.up"]
     assert inside.values.output.count == inside.values.gradient.count == 4 * WIDTH
     assert not inside.called
+
+
+def test_copy_of_a_tapped_model_is_not_tapped_and_can_be_saved():
+    model = blocks()
+    called = compile_whole(model, "aot_eager")
+    file = io.BytesIO()
+    with modtrace.record(model, strict=True, compiled="inside") as rec:
+        copied = copy.deepcopy(model)
+        torch.save(model, file)
+        called(torch.ones(4, WIDTH))
+        torch.compile(copied, backend="aot_eager", fullgraph=True)(torch.ones(4, WIDTH))
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    expected = model(torch.ones(4, WIDTH))
+    assert all(torch.equal(each(torch.ones(4, WIDTH)), expected) for each in (copied, loaded))
+    roots = {row["module_id"]: row["root_id"] for row in rec.table("modules").to_pylist()}
+    sites = [row for row in rec.table("sites").to_pylist() if row["role"] == "output"]
+    of_roots = [roots[row["module_id"]] for row in sites]
+    assert len(set(of_roots)) > 1  # the copy is a model of its own, tapped when it was called
+
+
+def test_forward_that_the_user_sets_during_the_recording_stays():
+    model = blocks()
+    with modtrace.record(model, compiled="inside"):
+        model.head.forward = lambda x: x
+    assert torch.equal(model.head(torch.ones(2)), torch.ones(2))
 
 
 # What it cannot do.

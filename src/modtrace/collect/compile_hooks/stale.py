@@ -18,9 +18,10 @@ def make_stale(module: nn.Module, stack: ExitStack) -> None:
     block, and is used again in the next one (torch 2.13, measured).
     """
     if id(module) not in _stale:
-        if "forward" in module.__dict__ or type(getattr(type(module), "forward", None)) is not FunctionType:
+        forward = getattr(type(module), "forward", None)
+        if "forward" in module.__dict__ or type(forward) is not FunctionType or forward is nn.Module.forward:
             return
-        module.__dict__["forward"] = MethodType(type(module).forward, module)
+        module.__dict__["forward"] = MethodType(forward, module)
     _stale[id(module)] = _stale.get(id(module), 0) + 1
     stack.callback(_make_fresh, module)
 
@@ -29,4 +30,7 @@ def _make_fresh(module: nn.Module) -> None:
     _stale[id(module)] -= 1
     if not _stale[id(module)]:
         del _stale[id(module)]
-        module.__dict__.pop("forward", None)
+        if (
+            getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward
+        ):  # not the user's
+            del module.__dict__["forward"]

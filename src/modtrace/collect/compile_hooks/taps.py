@@ -55,7 +55,7 @@ class Taps:
         with unseen(), torch.inference_mode(False):
             place = torch.tensor([self._number, self._tapped], device="cpu")
         self._tapped += 1
-        handle = module.register_forward_hook(_hook_of(place), prepend=True)
+        handle = module.register_forward_hook(_Hook(place), prepend=True)
         self._stack.callback(handle.remove)
         make_stale(module, self._stack)
 
@@ -65,10 +65,16 @@ class Taps:
         self._stack.close()
 
 
-def _hook_of(place: torch.Tensor) -> Callable[[nn.Module, Any, Any], Any]:
-    """Returns a forward hook. Dynamo traces through it; the module's place becomes an input of the compiled code."""
+class _Hook:
+    """A forward hook. Dynamo traces through it; the module's place becomes an input of the compiled code.
 
-    def after(module: nn.Module, args: Any, output: Any) -> Any:
+    A copy of a tapped model, in memory or in a file, has a hook that does nothing.
+    """
+
+    def __init__(self, place: torch.Tensor) -> None:
+        self.place = place
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not is_dynamo_compiling() or torch.compiler.is_exporting():
             return None
         found: list[torch.Tensor] = []
@@ -78,12 +84,23 @@ def _hook_of(place: torch.Tensor) -> Callable[[nn.Module, Any, Any], Any]:
         name_in_graph(output, "", slots, 0)
         if not found:
             return None
-        returned = _tap_in_graph(place, "\n".join(slots), *found)
+        returned = _tap_in_graph(self.place, "\n".join(slots), *found)
         in_tuple = [each for each, fits in zip(returned, in_tuples, strict=True) if fits]
         return with_fresh(output, iter(in_tuple))
 
-    keep_out_of_dynamo(after, with_callees=False)
-    return after
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return no_hook
+
+    def __reduce__(self) -> Any:
+        return _no_hook_in_file, ()
+
+
+def _no_hook_in_file() -> Callable[..., None]:
+    return no_hook
+
+
+def no_hook(module: nn.Module, args: Any, output: Any) -> None:
+    """Does nothing, in copies of a tapped model."""
 
 
 def _tap_in_graph(place: torch.Tensor, slots: str, *found: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -138,4 +155,5 @@ def _prepare_torch() -> None:
     """Creates the ops, and keeps Dynamo out of the function that is a node of its graph."""
     tap_ops()
     keep_out_of_dynamo(find_in_graph, name_in_graph, with_fresh, _tap_gradient)
+    keep_out_of_dynamo(_Hook.__call__, with_callees=False)
     torch.compiler.allow_in_graph(_tap_in_graph)  # type: ignore[no-untyped-call]

@@ -47,7 +47,10 @@ def name_in_graph(value: Any, slot: str, slots: list[str], depth: int) -> None:
         return
     if isinstance(value, dict):
         fields = getattr(type(value), "__dataclass_fields__", ())
-        parts = [(f".{key}" if key in fields else f"[{key!r}]", each) for key, each in value.items()]
+        parts = [
+            (f".{key}" if key in fields else f"[{key!r}]".replace("\n", " "), each)
+            for key, each in value.items()
+        ]
     elif isinstance(value, (tuple, list)):
         names = getattr(type(value), "_fields", None)
         parts = [(f"[{at}]" if names is None else f".{names[at]}", each) for at, each in enumerate(value)]

@@ -57,6 +57,7 @@ class CompiledTaps(ValueSource):
         self._measurer = measurer
         self._tell = tell
         self._told: set[str] = set()
+        self._active: Mask = 0  # the captures that may want the step that ran last
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
         self._known: set[int] = set()  # their ids
@@ -80,6 +81,7 @@ class CompiledTaps(ValueSource):
 
     def opened(self, segment: Segment, active: Mask) -> None:
         self._running[segment] = MeasuredInside(segment.log.number, segment.phase, active)
+        self._active = active
         module = segment.context.module
         if module is not None:
             self._tap(module)
@@ -111,18 +113,16 @@ class CompiledTaps(ValueSource):
 
     def tapped(self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str]) -> int:
         """Measures what a module has returned. Returns which call of its step it was; -1 if nothing is wanted."""
-        log = self._tracker.logs.current
-        segment = log.segment
-        measured = None if segment is None else self._running.get(segment)
-        named = self._tracker.names.get(self._modules[index]) if index < len(self._modules) else None
-        if segment is None:
-            self._tell_once(_OUTSIDE)
-        if self._is_abandoned or segment is None or measured is None:
-            return -1
-        if named is None or log.context.named is named:
-            return -1
-        start_ns = time.perf_counter_ns()
+        path = ""
         try:
+            log = self._tracker.logs.current
+            segment, named = log.segment, self._named(index)
+            if segment is None and not self._is_abandoned:
+                self._tell_once(_OUTSIDE)
+            measured = None if segment is None else self._running.get(segment)
+            if segment is None or measured is None or named is None or log.context.named is named:
+                return -1
+            start_ns, path = time.perf_counter_ns(), named.path
             call = self._number_call(segment, index)
             if any(map(rounds_less_than_eager, found)):
                 self._tell_once(_ROUNDING)
@@ -132,18 +132,19 @@ class CompiledTaps(ValueSource):
                     self._measure_at(measured, named, call, slot, tensor, mark_of(mask, _OUTPUT))
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
-            self._failed(error, named.path)
+            self._failed(error, path)
             return -1
         return call
 
     def tapped_gradient(self, index: int, call: int, slot: str, gradient: torch.Tensor) -> None:
         """Measures the gradient of a tensor that a module has returned."""
-        named = self._tracker.names.get(self._modules[index]) if index < len(self._modules) else None
-        mask = 0 if self._is_abandoned or named is None else self._mask(named, GRAD_OUTPUT)
-        if named is None or not mask:
-            return
-        start_ns, log = time.perf_counter_ns(), self._tracker.logs.current
+        path = ""
         try:
+            named = self._named(index)
+            mask = 0 if named is None else self._mask(named, GRAD_OUTPUT) & self._active
+            if named is None or not mask:
+                return
+            start_ns, log, path = time.perf_counter_ns(), self._tracker.logs.current, named.path
             backward = self._tracker.backwards.running(log, graph_task_id())
             measured = self._of_backward.get(backward)
             if measured is None:
@@ -151,7 +152,12 @@ class CompiledTaps(ValueSource):
             self._measure_at(measured, named, call, slot, gradient, mark_of(mask, _GRAD_OUTPUT))
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
-            self._failed(error, named.path)
+            self._failed(error, path)
+
+    def _named(self, index: int) -> NamedModule | None:
+        """Returns the names of a module; None if nothing is measured any more."""
+        is_known = not self._is_abandoned and index < len(self._modules)
+        return self._tracker.names.get(self._modules[index]) if is_known else None
 
     def _number_call(self, segment: Segment, index: int) -> int:
         """Returns which call of its step a module is in. A recompute has the numbers of the forward that it repeats."""
