@@ -139,7 +139,13 @@ def make_of(kind: Any) -> Make:
     return lambda: (kind(), {"x": torch.randn(4, WIDTH)})
 
 
-@pytest.mark.parametrize("case", CASES)
+#: The others run with the tests that compile for long.
+QUICK = ("blocks", "checkpoint inside", "structures")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.compile) for case in CASES]
+)
 def test_rows_are_those_of_an_eager_run_and_nothing_is_computed_otherwise(case):
     kind, options = CASES[case]
     plain = run(make_of(kind), "aot_eager", compiled=None, **options)
@@ -258,7 +264,7 @@ def wrap_blocks(model, backend):
 
 
 @pytest.mark.parametrize("compile_it", [compile_whole, compile_in_place, compile_blocks, wrap_blocks])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.compile), "aot_eager"])
 def test_each_way_to_compile_has_the_same_rows(compile_it, backend, eager_rows):
     model = blocks()
     assert rows_of(train(model, compile_it(model, backend), compiled="inside"), *ROLES) == eager_rows
@@ -303,6 +309,7 @@ def test_a_model_that_is_not_given_is_tapped_when_it_is_first_called():
     }
 
 
+@pytest.mark.compile
 def test_batches_of_three_sizes_compile_as_often_as_without_taps():
     graphs = []
     for compiled in ("boundary", "inside"):
