@@ -5,7 +5,6 @@ what each module returns, and its gradient, is measured inside (`compiled="insid
 compiled function, so that nothing of it is recorded. Recording begins and ends outside of what is timed.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,7 +14,7 @@ from scopes import cells, reference_gpt
 from torch import Tensor, nn
 
 import modtrace
-from measure import estimate, machine, render_table, time_rounds
+from measure import begin, estimate, machine, render_table, time_rounds
 
 #: Parameters by their names: they are measured at the optimizer's step, outside of compiled code.
 PARAMETERS = ["**.weight", "**.bias"]
@@ -82,13 +81,7 @@ def _repeat(step: Callable[[], None], times: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, few rounds: shows only that it runs"
-    )
-    quick = parser.parse_args(argv).quick
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    quick = begin(__doc__, argv)
     print(machine(), flush=True)
     if quick:
         print(cost_table(32, 2, 1, steps=1, rounds=3), flush=True)

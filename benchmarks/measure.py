@@ -4,6 +4,7 @@ Two shared cores make wall time useless and let even CPU time drift by several p
 So every round runs each variant once, in random order, and only differences within a round are looked at.
 """
 
+import argparse
 import gc
 import os
 import platform
@@ -68,6 +69,23 @@ def estimate(samples: np.ndarray, *, resamples: int = 4000, seed: int = 0) -> Es
     drawn = rng.integers(len(samples), size=(resamples, len(samples)))
     low, high = np.percentile(np.median(samples[drawn], axis=1), [2.5, 97.5])
     return Estimate(float(np.median(samples)), float(low), float(high))
+
+
+def begin(about: str, argv: Sequence[str] | None) -> bool:
+    """Sets torch to one thread and a seed. Returns whether the command line asks for a quick run.
+
+    Args:
+        about: the docstring of the benchmark, whose first line is its help.
+        argv: the command line; None takes that of the process.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, few rounds: shows only that it runs"
+    )
+    quick: bool = parser.parse_args(argv).quick
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return quick
 
 
 def machine() -> str:

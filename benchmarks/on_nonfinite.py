@@ -4,15 +4,13 @@ A step of the reference GPT in CPU time, as the ratio to the plain step, and the
 the same rounds without `on_nonfinite`.
 """
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from scopes import Work, cells, reference_gpt, repeat
 
 import modtrace
-from measure import Round, estimate, machine, render_table, time_rounds
+from measure import Round, begin, estimate, machine, render_table, time_rounds
 
 VALUES = "modtrace, values"
 
@@ -48,13 +46,7 @@ def cost_table(work: Work) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, few rounds: shows only that it runs"
-    )
-    quick = parser.parse_args(argv).quick
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    quick = begin(__doc__, argv)
     print(machine(), flush=True)
     if quick:
         gpt = reference_gpt(width=32, layers=2, batch=1, steps=1, rounds=3)

@@ -10,7 +10,6 @@ as a whole, from entering `record()` to having the calls as an Arrow table. Ente
 round has enough steps for that to be small.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -25,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.module_tracker import ModuleTracker
 
 import modtrace
-from measure import Estimate, Round, estimate, machine, render_table, time_rounds
+from measure import Estimate, Round, begin, estimate, machine, render_table, time_rounds
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -181,13 +180,7 @@ def cells(value: Estimate, digits: int) -> tuple[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, few rounds: shows only that it runs"
-    )
-    quick = parser.parse_args(argv).quick
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    quick = begin(__doc__, argv)
     print(machine(), flush=True)
     if quick:
         tiny = tiny_modules(length=20, steps=2, rounds=3)

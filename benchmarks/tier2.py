@@ -1,12 +1,11 @@
 """What tier 2 costs, as a multiple of `x.sum()` and of tier 1 on the same tensor, on one thread: `make bench`."""
 
-import argparse
 from collections.abc import Callable, Sequence
 
 import torch
 from values import _best_us as best_us
 
-from measure import machine, render_table
+from measure import begin, machine, render_table
 from modtrace.measure import native_tier2
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.measurer import Measurer, quiet
@@ -64,13 +63,7 @@ def runs(tensor: torch.Tensor) -> list[Callable[[], object]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, few rounds: shows only that it runs"
-    )
-    quick = parser.parse_args(argv).quick
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    quick = begin(__doc__, argv)
     kernel = "compiled kernel" if native_tier2.tier2_into is not None else "numpy kernel"
     print(f"{machine()}, {kernel}")
     sizes = [1000] if quick else [10_000, 1_000_000, 20_000_000]

@@ -6,7 +6,6 @@
 Recording is timed as a whole, from entering `record()` to having the rows as an Arrow table.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._debug_mode import DebugMode
 
 import modtrace
-from measure import Round, estimate, machine, render_table, time_rounds
+from measure import Round, begin, estimate, machine, render_table, time_rounds
 from modtrace.measure import native_moments
 from modtrace.measure.measurer import Measurer, quiet
 
@@ -120,13 +119,7 @@ def _best_us(runs: Sequence[Callable[[], object]], size: int, repeats: int) -> l
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, few rounds: shows only that it runs"
-    )
-    quick = parser.parse_args(argv).quick
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    quick = begin(__doc__, argv)
     print(
         f"{machine()}, {'compiled kernel' if native_moments.measure_into is not None else 'numpy kernel'}",
         flush=True,
