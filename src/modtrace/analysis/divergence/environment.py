@@ -12,7 +12,7 @@ _TOLD = 5
 #: The flag that is no setting: where the random numbers of a run begin.
 SEED = "seed"
 
-#: So many characters are shown of a value, and so many of them in front of the first difference.
+#: The number of characters that are shown of a value, and of those in front of the first difference.
 _SHOWN, _BEFORE = 60, 20
 
 

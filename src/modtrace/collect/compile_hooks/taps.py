@@ -16,7 +16,7 @@ from ...torch_internals.dynamo import (
     never_recomputed,
 )
 from ...torch_internals.modes import unseen
-from ..structures.in_graphs import find_in_graph, name_in_graph, with_fresh
+from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import gets_gradient
 from .stale import make_stale
 
@@ -80,8 +80,7 @@ class _Hook:
         found: list[torch.Tensor] = []
         in_tuples: list[bool] = []
         slots: list[str] = []
-        find_in_graph(output, True, found, in_tuples, 0)
-        name_in_graph(output, "", slots, 0)
+        find_in_graph(output, True, found, in_tuples, 0, slots)
         if not found:
             return None
         returned = _tap_in_graph(self.place, "\n".join(slots), *found)
@@ -154,6 +153,6 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
 def _prepare_torch() -> None:
     """Creates the ops, and keeps Dynamo out of the function that is a node of its graph."""
     tap_ops()
-    keep_out_of_dynamo(find_in_graph, name_in_graph, with_fresh, _tap_gradient)
+    keep_out_of_dynamo(find_in_graph, with_fresh, _tap_gradient)
     keep_out_of_dynamo(_Hook.__call__, with_callees=False)
     torch.compiler.allow_in_graph(_tap_in_graph)  # type: ignore[no-untyped-call]

@@ -14,50 +14,43 @@ _MAX_DEPTH = 32
 
 
 def find_in_graph(
-    value: Any, in_tuple: bool, found: list[torch.Tensor], in_tuples: list[bool], depth: int
+    value: Any,
+    in_tuple: bool,
+    found: list[torch.Tensor],
+    in_tuples: list[bool],
+    depth: int,
+    slots: list[str] | None = None,
+    slot: str = "",
 ) -> None:
     """Appends the tensors in a value to `found`, and to `in_tuples` whether only tuples are around each.
 
-    It searches tuples, lists, dicts and dataclasses.
+    It searches tuples, lists, dicts and dataclasses. `slots` receives their slots, in the words of `find_slots`; `slot`
+    is that of the value.
     """
     if isinstance(value, torch.Tensor):
         found.append(value)
         in_tuples.append(in_tuple)
-        return
-    parts: Any = ()
-    if depth > _MAX_DEPTH:
-        return
-    if isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, (tuple, list)):
-        parts = value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    for each in parts:
-        find_in_graph(each, in_tuple and type(value) is tuple, found, in_tuples, depth + 1)
+        if slots is not None:
+            slots.append(slot)
+    elif depth <= _MAX_DEPTH:
+        in_tuple = in_tuple and type(value) is tuple
+        for name, each in _parts_of(value):
+            find_in_graph(each, in_tuple, found, in_tuples, depth + 1, slots, slot + name)
 
 
-def name_in_graph(value: Any, slot: str, slots: list[str], depth: int) -> None:
-    """Appends the slot of each tensor that `find_in_graph` finds, in the words of `find_slots`."""
-    if isinstance(value, torch.Tensor):
-        slots.append(slot)
-        return
-    parts: Any = ()
-    if depth > _MAX_DEPTH:
-        return
+def _parts_of(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        fields = getattr(type(value), "__dataclass_fields__", ())
-        parts = [
+        fields = getattr(type(value), "__dataclass_fields__", ())  # a ModelOutput of transformers is both
+        return [
             (f".{key}" if key in fields else f"[{key!r}]".replace("\n", " "), each)
             for key, each in value.items()
         ]
-    elif isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)):
         names = getattr(type(value), "_fields", None)
-        parts = [(f"[{at}]" if names is None else f".{names[at]}", each) for at, each in enumerate(value)]
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [(f".{each.name}", getattr(value, each.name, None)) for each in dataclasses.fields(value)]
-    for name, each in parts:
-        name_in_graph(each, slot + name, slots, depth + 1)
+        return [(f"[{at}]" if names is None else f".{names[at]}", each) for at, each in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f".{each.name}", getattr(value, each.name, None)) for each in dataclasses.fields(value)]
+    return []
 
 
 def with_fresh(value: Any, fresh: Iterator[torch.Tensor]) -> Any:

@@ -30,7 +30,7 @@ from ..common.columns import Color, Text, printable, render_lines
 from ..common.numbers import format_count, to_json_number
 from .comparison_tables import format_error, render_growth_and_places
 
-#: So many rows of each table are shown.
+#: The number of rows that are shown of each table.
 _LISTED = 10
 
 #: What is not seen by what tensors were compared by, the worst first.

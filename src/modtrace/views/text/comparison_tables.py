@@ -30,7 +30,7 @@ from ..common.columns import (
     render_lines,
 )
 
-#: So many rows of the chart are shown.
+#: The number of rows that are shown of the chart.
 _CHARTED = 12
 
 #: The longest bar of the chart.
