@@ -1,8 +1,8 @@
 """The functions with which users record: `record()`, and the recording that it returns."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from .optional import require
 from .record_options import RecordOptions, check_choices, checked_compiled, checked_tensors
 from .recording.failure_reporter import warn_of_error
 from .recording.in_memory.recording import MemoryRecording
-from .recording.meta import HELD, Note, RunMeta
+from .recording.meta import HELD, Note, Progress, RunMeta
 from .recording.options.capture import INSIDE, STATS, Capture, Patterns, to_captures
 from .recording.options.op_options import Ops, to_ops
 from .recording.options.step_range import to_step_range
@@ -52,7 +52,7 @@ class LiveRecording(Recording):
         self._writer: FolderWriter | None = None
         self._claim: Running | None = None
         self._is_unrecorded = False  # modtrace failed when it began
-        self._flags: Mapping[str, Any] | None = None  # of the recording's meta data
+        self._flags: dict[str, Any] | None = None  # of the recording's meta data
 
     @property
     def data(self) -> RecordingData:
@@ -68,7 +68,7 @@ class LiveRecording(Recording):
         return data
 
     @property
-    def progress(self) -> "Progress":
+    def progress(self) -> Progress:
         """The extent of the recording so far."""
         sink: Any = self._writer or self._data
         steps = self._last_recorder.steps_ended if self._last_recorder else 0
@@ -271,7 +271,7 @@ class LiveRecording(Recording):
         """Describes the run by what is set at its end: `modtrace record` begins before a script sets anything."""
         from .collect.recorder.flags import read_flags
 
-        if isinstance(self._flags, dict):
+        if self._flags is not None:
             self._flags.update(read_flags())
 
     def _release(self) -> None:
@@ -304,16 +304,6 @@ class LiveRecording(Recording):
                 f"rec.{what} works inside the `with record(...) as rec:` block, or between rec.start() and rec.stop()"
             )
         return self._recorder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """The extent of a recording so far."""
-
-    steps: int
-    rows: int
-    size_bytes: int
-    held: int = 0  # of the steps: those that wait for a trigger
 
 
 def record(
@@ -371,15 +361,13 @@ def record(
             writes the steps that `keep_last` holds. It adds `NonFinite(then=...)` to `triggers`.
         tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens if there
             are more. None means `TensorOptions()`.
-        compiled: `"inside"` measures values also of the modules inside of `torch.compile`, which then compiles once
-            more; in bfloat16 and float16 that changes how results are rounded, see docs/compile.md. `"boundary"`
-            measures what a compiled region as a whole returns.
+        compiled: `"inside"` also measures modules inside of `torch.compile`, which compiles once more for that (in
+            bfloat16 and float16 results are rounded otherwise); `"boundary"` what a region as a whole returns.
 
     Raises:
         TypeError: `model` is or contains something that is not a module.
         ValueError: `steps` contains no step, `max_bytes` or `keep_last` is not positive, `values` is something else,
-            or a pattern cannot be read or, if `model` is given, matches nothing in it; `on_nonfinite` or
-            `compiled` can do nothing.
+            `on_nonfinite` or `compiled` can do nothing, or a pattern cannot be read or matches nothing in `model`.
         NonFiniteError: in the block and at its end, with `on_nonfinite="stop"`.
         MissingLibraryError: torch is not installed.
         MisuseError: on entering, if a recording to the same path is running in this process.

@@ -27,9 +27,8 @@ class RunMeta:
     argv: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)  # python, torch, numpy, ...
     device: str = ""
-    flags: Mapping[str, Any] | None = (
-        None  # settings of torch that change numbers, at the end; None: not known
-    )
+    #: The settings of torch that change numbers, at the end; None: not known.
+    flags: dict[str, Any] | None = None
     git_commit: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # the arguments of record()
     rank: int = 0
@@ -60,3 +59,13 @@ def _to_note(values: Any) -> Note:
     step = given.get("step")
     step = step if isinstance(step, int) else None
     return Note(step=step, kind=str(given.get("kind", "")), reason=str(given.get("reason", "")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The extent of a recording so far."""
+
+    steps: int
+    rows: int
+    size_bytes: int
+    held: int = 0  # of the steps: those that wait for a trigger
