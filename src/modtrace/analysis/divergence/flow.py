@@ -58,7 +58,6 @@ class OpFlow:
         order = kept[np.argsort(op[kept], kind="stable")]
         self._uses, self._order = uses, order
         self.reader, self.read = op[order], tensor[order]
-        self._starts = _starts_of(self.reader)
 
     def find_unread(self, among: Bools) -> Bools:
         """Returns which of these ops made nothing that other ops read, also by way of further ones among these.
@@ -96,8 +95,15 @@ class OpFlow:
         """
         known, is_partial = of_tensor.copy(), np.zeros(len(of_tensor), bool)
         through = np.full(len(known), -1, np.int64)
+        found = OpInputs(
+            error=np.full(len(self.op_id), np.nan),
+            is_known=np.ones(len(self.op_id), bool),
+            is_partial=np.zeros(len(self.op_id), bool),
+            through=np.full(len(self.op_id), -1, np.int64),
+        )
+        reads = np.arange(len(self.read))  # those of ops that read what is known since the last round
         for _ in range(_MOST_PASSED):
-            found = self._reduce(known, is_partial, of_read, through)
+            self._reduce(reads, known, is_partial, of_read, through, found)
             waiting = np.flatnonzero(np.isnan(known) & (self.producer >= 0))
             waiting = waiting[~np.isnan(found.error[self.producer[waiting]])]
             if not len(waiting):
@@ -106,21 +112,38 @@ class OpFlow:
             known[waiting], is_partial[waiting] = found.error[passed], found.is_partial[passed]
             is_first = (found.through[passed] < 0) & ~self.is_plain[passed]
             through[waiting] = np.where(is_first, passed, found.through[passed])
+            reads = self._reads_beside(waiting)
         return found
 
-    def _reduce(self, of_tensor: Numbers, is_partial: Bools, of_read: Numbers, through: Rows) -> OpInputs:
-        error = np.full(len(self.op_id), np.nan)
-        is_known = np.ones(len(self.op_id), bool)
-        in_part = np.zeros(len(self.op_id), bool)
-        passed = np.full(len(self.op_id), -1, np.int64)
-        if len(self.read):
-            read = np.where(np.isnan(of_read), of_tensor[self.read], of_read)
-            at = self.reader[self._starts]
-            error[at] = np.fmax.reduceat(read, self._starts)
-            is_known[at] = ~np.logical_or.reduceat(np.isnan(read), self._starts)
-            in_part[at] = np.logical_or.reduceat(np.isnan(read) | is_partial[self.read], self._starts)
-            passed[at] = np.maximum.reduceat(through[self.read], self._starts)
-        return OpInputs(error=error, is_known=is_known, is_partial=in_part, through=passed)
+    def _reads_beside(self, tensors: Rows) -> Rows:
+        """Returns all reads of the ops that read one of these tensors."""
+        is_one = np.zeros(len(self.producer), bool)
+        is_one[tensors] = True
+        reads_one = np.zeros(len(self.op_id), bool)
+        reads_one[self.reader[is_one[self.read]]] = True
+        return np.flatnonzero(reads_one[self.reader])
+
+    def _reduce(
+        self,
+        reads: Rows,
+        of_tensor: Numbers,
+        is_partial: Bools,
+        of_read: Numbers,
+        through: Rows,
+        found: OpInputs,
+    ) -> None:
+        """Puts into `found` what the ops of these reads have read. `reads` are all of each op, in order."""
+        if not len(reads):
+            return
+        tensor = self.read[reads]
+        error = np.where(np.isnan(of_read[reads]), of_tensor[tensor], of_read[reads])
+        starts = _starts_of(self.reader[reads])
+        at = self.reader[reads[starts]]
+        is_unknown = np.isnan(error)
+        found.error[at] = np.fmax.reduceat(error, starts)
+        found.is_known[at] = ~np.logical_or.reduceat(is_unknown, starts)
+        found.is_partial[at] = np.logical_or.reduceat(is_unknown | is_partial[tensor], starts)
+        found.through[at] = np.maximum.reduceat(through[tensor], starts)
 
 
 def find_plain(ops: pa.Table) -> Bools:
