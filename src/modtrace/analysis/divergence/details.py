@@ -162,9 +162,9 @@ def _take(names: list[str], codes: "np.ndarray[Any, Any]") -> pa.DictionaryArray
 
 def _describe(measured: ComparedRows, at: int) -> str:
     text = f"{measured.dtypes[measured.dtype[at]]}[{', '.join(map(str, measured.shape(at)))}]"
-    low, high = float(measured.stats.min[at]), float(measured.stats.max[at])
-    if measured.is_measured[at] and measured.stats.count[at]:
-        text += f", {low:.4g} .. {high:.4g}, rms {float(measured.stats.rms[at]):.6g}"
-        bad = int(measured.stats.nan_count[at]) + int(measured.stats.inf_count[at])
+    stats = measured.stats.take(np.array([at]))
+    if measured.is_measured[at] and stats.count[0]:
+        text += f", {float(stats.min[0]):.4g} .. {float(stats.max[0]):.4g}, rms {float(stats.rms[0]):.6g}"
+        bad = int(stats.nonfinite[0])
         text += f", {bad} NaN or infinite" if bad else ""
     return text
