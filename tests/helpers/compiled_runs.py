@@ -35,6 +35,7 @@ def run(
     calls: int = 1,
     call: Callable[..., Any] | None = None,
     values: Any = "stats",
+    ops: bool = False,
 ) -> Run:
     """Trains a model for some steps.
 
@@ -46,6 +47,7 @@ def run(
         calls: forwards in a step, before one backward of all.
         call: calls the model instead of its own forward: `call(model, **inputs)`.
         values: what is measured.
+        ops: whether ops are recorded.
     """
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -67,7 +69,7 @@ def run(
         train()
         rec = None
     else:
-        with modtrace.record(model, strict=True, compiled=compiled, values=values) as rec:
+        with modtrace.record(model, strict=True, compiled=compiled, values=values, ops=ops) as rec:
             train()
     gradients = [each.grad for each in model.parameters()]
     return Run(losses, gradients, counter.frame_count, rec)
@@ -97,28 +99,25 @@ def modtrace_tensors(output: Any) -> list[torch.Tensor]:
 
 
 def rows_of(rec: modtrace.Recording, *roles: str) -> Rows:
-    """Returns the measured rows by step, path, n-th call, role, slot and phase."""
+    """Returns the measured rows by step, path, n-th call, role, slot and phase.
+
+    What a compiled model returns is measured at the model, or else at its wrapper.
+    """
     sites = {row["site_id"]: row for row in rec.table("sites").to_pylist()}
-    wrappers = {
-        row["module_id"] for row in rec.table("modules").to_pylist() if row["type"] == "OptimizedModule"
-    }
-    paths = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
+    modules = {row["module_id"]: row for row in rec.table("modules").to_pylist()}
     found: Rows = {}
+    of_wrappers: Rows = {}
     for row in rec.table("values").to_pylist():
         site = sites[row["site_id"]]
-        if site["role"] in roles and site["module_id"] not in wrappers:
-            key = (
-                row["step"],
-                paths[site["module_id"]],
-                site["nth"],
-                site["role"],
-                site["slot"],
-                row["phase"],
-            )
-            assert key not in found
-            names = ("shape", "dtype", "count", "sum", "sumsq", "min", "max", "nan_count", "inf_count")
-            found[key] = tuple(row[name] for name in names)
-    return found
+        if site["role"] not in roles:
+            continue
+        module = modules[site["module_id"]]
+        rows = of_wrappers if module["type"] == "OptimizedModule" else found
+        key = (row["step"], module["path"], site["nth"], site["role"], site["slot"], row["phase"])
+        assert key not in rows
+        names = ("shape", "dtype", "count", "sum", "sumsq", "min", "max", "nan_count", "inf_count")
+        rows[key] = tuple(row[name] for name in names)
+    return of_wrappers | found
 
 
 def same_bits(these: Run, those: Run) -> bool:

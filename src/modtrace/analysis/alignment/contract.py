@@ -20,10 +20,13 @@ REASONS = (
     "before",  # it measured this leaf in an earlier step: leaves are measured when an op first reads them
     "view",  # the op computes nothing: it returns a view of what it was given
     "joined",  # one of several parts, or the whole of several: see `Alignment.joined`
+    "inside",  # it measured the module inside of compiled code, which has no calls
 )
 
 #: Reasons that say nothing of what the two models compute: none of them makes two recordings unequal.
-HARMLESS = frozenset({"wrapper", "recompute", "optimizer", "prepared", "again", "before", "view", "joined"})
+HARMLESS = frozenset(
+    {"wrapper", "recompute", "optimizer", "prepared", "again", "before", "view", "joined", "inside"}
+)
 
 
 class ModuleName(NamedTuple):

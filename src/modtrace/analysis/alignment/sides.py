@@ -77,6 +77,7 @@ class ValueSide:
     order: Rows  # the place of each row in the order in which they were measured
     sizes: Sizes  # their shapes
     site: Rows  # row of `sites`
+    nth: Column  # of the call that it was measured of, among those of its module in the step; -1 for none
     role: Column  # codes of `roles`
     roles: tuple[str, ...]
     slot: Column  # codes of `slots`
@@ -92,6 +93,15 @@ class ValueSide:
     def is_of_op(self) -> Bools:
         """Which rows belong to an op: what it returned, and a constant that it read first."""
         return (self.op >= 0) & self.is_of(*OP_ROLES)
+
+    @cached_property
+    def is_inside(self) -> Bools:
+        """Which rows are of a call without a row of its own, as of a module inside of compiled code."""
+        return np.asarray((self.call < 0) & (self.nth >= 0) & (self.place >= 0) & ~self.is_of_op)
+
+    def is_at(self, places: Column) -> Bools:
+        """Returns which rows are of calls of the modules at these places."""
+        return np.asarray(np.isin(self.place, places) & (self.nth >= 0) & ~self.is_of_op)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,6 +243,7 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         order=np.lexsort((column_of(table, "order"), step)).argsort(),
         sizes=read_sizes(table["shape"]),
         site=site,
+        nth=take(column_of(sites, "nth"), site),
         role=take(role, site),
         roles=roles,
         slot=take(slot, site),

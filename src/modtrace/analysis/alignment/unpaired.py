@@ -25,6 +25,7 @@ from .sides import Side
     _BEFORE,
     _VIEW,
     _JOINED,
+    _INSIDE,
 ) = range(len(REASONS))
 _RECOMPUTED = PHASES.index(RECOMPUTE)
 
@@ -55,7 +56,8 @@ def list_unpaired(
         batched: rows of micro-batches and of their batch.
         recomputed: pairs of rows of `values`: of a recompute, and of its forward.
     """
-    of_call = _tell_calls(side, steps[:, 0], places, calls, joined)
+    inside = np.flatnonzero(np.isin(places, other.values.place[other.values.is_inside]))
+    of_call = _tell_calls(side, steps[:, 0], places, calls, joined, inside)
     of_op = _tell_ops(side, steps[:, 0], calls, ops, joined)
     of_value = _tell_values(side, steps[:, 0], places, of_call, calls, of_op, ops, joined, values)
     of_value[(of_value == _SITE) & _is_measured_before(side, other, steps, places)] = _BEFORE
@@ -71,12 +73,13 @@ def list_unpaired(
     )
 
 
-def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Rows) -> Column:
+def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Rows, inside: Rows) -> Column:
     calls = side.calls
     has_place = calls.place >= 0
     reason = np.full(len(partner), _CALL, np.int8)
     reason[has_place & (take(places, calls.place) < 0)] = _MODULE
     reason[has_place & np.isin(calls.place, joined)] = _JOINED
+    reason[has_place & np.isin(calls.place, inside)] = _INSIDE
     is_repeat = (calls.calls.phase == _RECOMPUTED) & (take(partner, calls.origin) >= 0)
     reason[is_repeat] = _RECOMPUTE
     reason[calls.wraps > 0] = _WRAPPER
@@ -116,6 +119,9 @@ def _tell_values(
     reason[(values.place >= 0) & (take(places, values.place) < 0) & ~has_op] = _MODULE
     rows = np.flatnonzero(has_call & ~has_op & (take(calls, values.call) < 0))
     reason[rows] = of_call[values.call[rows]]
+    # Compiled code has no calls, but the tensors of forward and backward are to be there.
+    is_recomputed = values.phase == _RECOMPUTED
+    reason[reason == _INSIDE] = np.where(is_recomputed, _RECOMPUTE, _SITE)[reason == _INSIDE]
     rows = np.flatnonzero(has_op & (take(ops, values.op) < 0))
     reason[rows] = of_op[values.op[rows]]
     reason[np.isin(values.place, joined) & (values.place >= 0) & ~has_op] = _JOINED

@@ -19,8 +19,10 @@ class ValueKeys:
 
     owner: Partners  # step, phase, role, and call, op or module
     parameter: Partners  # of what belongs to a module: step, role and module; of the rest as `owner`
+    inside: Partners  # step, phase, role, module and n-th call
     slot: Partners
     known: tuple[Column, Column]  # whether the owner has a partner
+    is_inside: tuple[Column, Column]  # whether a recording measured its module without rows of its calls
 
 
 def number_values(
@@ -48,13 +50,26 @@ def number_values(
         (take(roles[0], of_a.role), take(roles[1], of_b.role)),
         (np.where(is_alone[0], owners[0].number, -1), np.where(is_alone[1], owners[1].number, -1)),
     )
+    place = take(places.partner, of_a.place)
+    found = np.union1d(place[of_a.is_inside], of_b.place[of_b.is_inside])
     return ValueKeys(
         keys,
         parameter,
+        number_keys(
+            (step, of_b.step),
+            (of_a.phase, of_b.phase),
+            (take(roles[0], of_a.role), take(roles[1], of_b.role)),
+            (place, of_b.place),
+            (of_a.nth, of_b.nth),
+        ),
         (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),
         (
             of_a.kept & (step >= 0) & owners[0].has_partner,
             of_b.kept & np.isin(of_b.step, steps[:, 1]) & owners[1].has_partner,
+        ),
+        (
+            of_a.kept & (step >= 0) & of_a.is_at(places.back[found[found >= 0]]),
+            of_b.kept & np.isin(of_b.step, steps[:, 1]) & of_b.is_at(found[found >= 0]),
         ),
     )
 
@@ -83,28 +98,29 @@ def _number(back: Rows) -> Rows:
 def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
     """Returns the partner of each row of `values`; -1 if there is none.
 
-    Tensors of one owner are paired by slot. What is left (a module returns a tuple, its port a tensor) is paired in
+    Tensors of one owner are paired by slot, and those of calls that one recording has no rows of by their number. What
+    is left (a module returns a tuple, its port a tensor) is paired in
     order where the shapes are equal, else where they are but for the order of dimensions or have as many elements.
     """
-    of_a, of_b = a.values, b.values
-    partners = np.full(len(of_a.step), -1, np.int64), np.full(len(of_b.step), -1, np.int64)
-    _pair_more(a, b, keys, partners, number_keys(keys.owner, keys.slot))
-    _pair_more(a, b, keys, partners, number_keys(keys.parameter, keys.slot))
+    partners = np.full(len(a.values.step), -1, np.int64), np.full(len(b.values.step), -1, np.int64)
+    _pair_more(a, b, keys.known, partners, number_keys(keys.owner, keys.slot))
+    _pair_more(a, b, keys.known, partners, number_keys(keys.parameter, keys.slot))
+    _pair_more(a, b, keys.is_inside, partners, number_keys(keys.inside, keys.slot))
     for form in (_same, _sorted, count_elements):
         if not all(
             (known & (partner < 0)).any() for known, partner in zip(keys.known, partners, strict=True)
         ):
             break
-        shapes = number_sizes(form(of_a.sizes), form(of_b.sizes))
-        _pair_more(a, b, keys, partners, number_keys(keys.owner, shapes))
+        shapes = number_sizes(form(a.values.sizes), form(b.values.sizes))
+        _pair_more(a, b, keys.known, partners, number_keys(keys.owner, shapes))
     return partners
 
 
-def _pair_more(a: Side, b: Side, keys: ValueKeys, partners: Partners, by: Partners) -> None:
-    """Pairs rows without partner whose numbers are equal, in the order in which they were measured."""
+def _pair_more(a: Side, b: Side, wanted: tuple[Column, Column], partners: Partners, by: Partners) -> None:
+    """Pairs wanted rows without partner whose numbers are equal, in the order in which they were measured."""
     rows, rows_b = (
-        rows_in_order(known & (partner < 0), side.values.order)
-        for side, known, partner in zip((a, b), keys.known, partners, strict=True)
+        rows_in_order(each & (partner < 0), side.values.order)
+        for side, each, partner in zip((a, b), wanted, partners, strict=True)
     )
     found, back = pair_keys(by[0][rows], by[1][rows_b])
     partners[0][rows], partners[1][rows_b] = take(rows_b, found), take(rows, back)

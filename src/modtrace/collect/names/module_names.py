@@ -289,9 +289,11 @@ class ModuleNames:
             named = self._named.get(module)
             if named is None:
                 self._place(self._new(module), named_parent, path, raw_path)
-            elif named is named_top or named.given:
+            elif named is named_top or (named.given and path):
                 continue
             elif named.root is not named_top.root or named.unregistered:
+                if named.given:
+                    self._wrap(named, named_top)
                 if named.root is named or named.unregistered:  # met before its root was
                     self._move(named, named_parent, path, raw_path)
             elif path != named.path:
@@ -299,6 +301,12 @@ class ModuleNames:
         for named, paths in aliases.items():
             self._add_aliases(named, paths)
         self._count(top, named_top)
+
+    def _wrap(self, given: NamedModule, wrapper: NamedModule) -> None:
+        """Makes a wrapper that is met later the root that the user gave, under the name that this has."""
+        wrapper.given, wrapper.name = True, given.name
+        given.given = False
+        self._touch(wrapper)
 
     def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
         """Gives a module its parent and path. No module below it has a name yet."""

@@ -120,7 +120,7 @@ class CompiledTaps(ValueSource):
             if segment is None and not self._is_abandoned:
                 self._tell_once(_OUTSIDE)
             measured = None if segment is None else self._running.get(segment)
-            if segment is None or measured is None or named is None or log.context.named is named:
+            if segment is None or measured is None or named is None or _is_wrapped(named, log.context.named):
                 return -1
             start_ns, path = time.perf_counter_ns(), named.path
             call = self._number_call(segment, index)
@@ -196,3 +196,8 @@ class CompiledTaps(ValueSource):
         if text not in self._told:
             self._told.add(text)
             self._tell(text)
+
+
+def _is_wrapped(named: NamedModule, region: NamedModule | None) -> bool:
+    """Returns whether a module is the compiled one itself, in its wrappers: it is measured outside."""
+    return region is not None and named.root is region.root and named.path == region.path
