@@ -144,7 +144,24 @@ def _order_of(data: RecordingData, row: int) -> int:
 
 def _describe_module(tables: IndexedTables, data: RecordingData, row: int) -> NonFinite:
     found = describe_row(data, row)
+    if _is_of_region(data, row):
+        return replace(found, remedy=_name_inside())
     return found if tables.data.table("ops").num_rows else replace(found, remedy=_name_ops())
+
+
+def _is_of_region(data: RecordingData, row: int) -> bool:
+    """Returns whether a row of `values` is of a module that ran as a compiled region, or in a wrapper of one."""
+    calls = data.table("calls")
+    of = column_of(calls, "call_id") == column_of(data.table("values"), "call_id")[row]
+    around = np.isin(column_of(calls, "call_id"), column_of(calls, "parent_call_id")[of])
+    return bool(column_of(calls, "compiled")[of | around].any())
+
+
+def _name_inside() -> str:
+    return choose_phrase(
+        python='record(compiled="inside") names the module inside of this compiled one',
+        command_line="modtrace record --compiled inside names the module inside of this compiled one",
+    )
 
 
 def _name_ops() -> str:

@@ -1,0 +1,37 @@
+"""What made non-finite values inside of a compiled region is looked for inside of it."""
+
+import torch
+from torch import nn
+
+import modtrace
+
+
+class LogOf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(torch.log(x))
+
+
+def first_of(model: nn.Module, called: nn.Module, **options: str) -> modtrace.NonFinite:
+    with modtrace.record(model, **options) as rec:
+        called(-torch.ones(2, 4))
+    found = rec.first_nonfinite()
+    assert found is not None
+    return found
+
+
+def test_compiled_module_is_to_be_measured_inside() -> None:
+    model = LogOf()
+    found = first_of(model, torch.compile(model, backend="aot_eager"))
+    assert found.remedy == 'record(compiled="inside") names the module inside of this compiled one'
+    inside = first_of(model, torch.compile(model, backend="aot_eager"), compiled="inside")
+    assert inside.path == "inner"
+    assert "ops=True" in (inside.remedy or "")
+
+
+def test_eager_module_is_not_said_to_be_compiled() -> None:
+    model = LogOf()
+    assert "ops=True" in (first_of(model, model).remedy or "")
