@@ -35,3 +35,24 @@ def test_compiled_module_is_to_be_measured_inside() -> None:
 def test_eager_module_is_not_said_to_be_compiled() -> None:
     model = LogOf()
     assert "ops=True" in (first_of(model, model).remedy or "")
+
+
+class Uncompiled(LogOf):
+    @torch.compiler.disable
+    def forward(self, x):
+        return super().forward(x)
+
+
+def test_module_behind_a_graph_break_is_not_said_to_be_compiled() -> None:
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.eager = Uncompiled()
+
+        def forward(self, x):
+            return self.eager(x - 1)
+
+    model = Broken()
+    found = first_of(model, torch.compile(model, backend="aot_eager"))
+    assert found.path == "eager.inner"
+    assert "ops=True" in (found.remedy or "")

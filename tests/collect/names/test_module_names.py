@@ -2,6 +2,7 @@
 
 import gc
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -307,6 +308,29 @@ def test_wrapper_parts_are_stripped_and_kept_in_the_raw_path(record):
         ("0", "_orig_mod.0"),
     }
     assert not any("module" in each["path"] for each in rows.values())
+
+
+@pytest.mark.parametrize("wrap", [partial(torch.compile, backend="eager"), nn.DataParallel])
+def test_a_wrapper_met_later_takes_the_place_of_the_root_that_was_given(record, wrap):
+    model = nn.Sequential(nn.Linear(4, 4))
+    with record(model) as rec:
+        model(x())
+        wrapper = wrap(model)
+        wrapper(x())
+    rows = list(modules(rec).values())
+    (root,) = (each for each in rows if each["root_id"] == each["module_id"])
+    assert (root["type"], root["name"]) == (type(wrapper).__name__, "Sequential")
+    assert {each["root_id"] for each in rows} == {root["module_id"]}
+    assert {each["path"] for each in rows} == {"", "0"}
+
+
+def test_a_given_root_stays_one_in_a_model_that_is_no_wrapper(record):
+    encoder = nn.Sequential(nn.Linear(4, 4))
+    with record(encoder) as rec:
+        encoder(x())
+        nn.Sequential(encoder)(x())
+    roots = {each["name"] for each in modules(rec).values() if each["root_id"] == each["module_id"]}
+    assert roots == {"Sequential", "Sequential#1"}
 
 
 def test_checkpoint_wrappers_are_stripped(record):

@@ -77,6 +77,7 @@ class ValueSide:
     order: Rows  # the place of each row in the order in which they were measured
     sizes: Sizes  # their shapes
     site: Rows  # row of `sites`
+    has_regions: bool  # whether compiled code ran
     nth: Column  # of the call that it was measured of, among those of its module in the step; -1 for none
     role: Column  # codes of `roles`
     roles: tuple[str, ...]
@@ -96,8 +97,10 @@ class ValueSide:
 
     @cached_property
     def is_inside(self) -> Bools:
-        """Which rows are of a call without a row of its own, as of a module inside of compiled code."""
-        return np.asarray((self.call < 0) & (self.nth >= 0) & (self.place >= 0) & ~self.is_of_op)
+        """Which rows are of a module inside of compiled code: its calls have no rows."""
+        return np.asarray(
+            self.has_regions & (self.call < 0) & (self.nth >= 0) & (self.place >= 0) & ~self.is_of_op
+        )
 
     def is_at(self, places: Column) -> Bools:
         """Returns which rows are of calls of the modules at these places."""
@@ -243,6 +246,7 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         order=np.lexsort((column_of(table, "order"), step)).argsort(),
         sizes=read_sizes(table["shape"]),
         site=site,
+        has_regions=bool(column_of(data.table("calls"), "compiled").any()),
         nth=take(column_of(sites, "nth"), site),
         role=take(role, site),
         roles=roles,

@@ -120,8 +120,8 @@ def _tell_values(
     rows = np.flatnonzero(has_call & ~has_op & (take(calls, values.call) < 0))
     reason[rows] = of_call[values.call[rows]]
     # Compiled code has no calls, but the tensors of forward and backward are to be there.
-    is_recomputed = values.phase == _RECOMPUTED
-    reason[reason == _INSIDE] = np.where(is_recomputed, _RECOMPUTE, _SITE)[reason == _INSIDE]
+    reason[(reason == _INSIDE) & (values.phase == _RECOMPUTED)] = _RECOMPUTE
+    reason[reason == _INSIDE] = _SITE
     rows = np.flatnonzero(has_op & (take(ops, values.op) < 0))
     reason[rows] = of_op[values.op[rows]]
     reason[np.isin(values.place, joined) & (values.place >= 0) & ~has_op] = _JOINED

@@ -9,7 +9,7 @@ from ..step.calls import Column, Rows
 from .calls import translate
 from .keys import Partners, number_keys, number_texts, pair_keys, rows_in_order, take
 from .modules import PlacePairs
-from .sides import Side
+from .sides import Side, ValueSide
 from .sizes import Sizes, count_elements, number_sizes
 
 
@@ -19,10 +19,16 @@ class ValueKeys:
 
     owner: Partners  # step, phase, role, and call, op or module
     parameter: Partners  # of what belongs to a module: step, role and module; of the rest as `owner`
-    inside: Partners  # step, phase, role, module and n-th call
     slot: Partners
     known: tuple[Column, Column]  # whether the owner has a partner
-    is_inside: tuple[Column, Column]  # whether a recording measured its module without rows of its calls
+    inside: "KeysInside | None"  # None if neither recording measured inside of compiled code
+
+
+class KeysInside(NamedTuple):
+    """What tensors of modules belong to that a recording measured inside of compiled code, where calls have no rows."""
+
+    owner: Partners  # step, phase, role, module and n-th call
+    known: tuple[Column, Column]  # whether it is of such a module
 
 
 def number_values(
@@ -50,28 +56,33 @@ def number_values(
         (take(roles[0], of_a.role), take(roles[1], of_b.role)),
         (np.where(is_alone[0], owners[0].number, -1), np.where(is_alone[1], owners[1].number, -1)),
     )
-    place = take(places.partner, of_a.place)
-    found = np.union1d(place[of_a.is_inside], of_b.place[of_b.is_inside])
+    kept = of_a.kept & (step >= 0), of_b.kept & np.isin(of_b.step, steps[:, 1])
     return ValueKeys(
         keys,
         parameter,
-        number_keys(
-            (step, of_b.step),
-            (of_a.phase, of_b.phase),
-            (take(roles[0], of_a.role), take(roles[1], of_b.role)),
-            (place, of_b.place),
-            (of_a.nth, of_b.nth),
-        ),
         (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),
-        (
-            of_a.kept & (step >= 0) & owners[0].has_partner,
-            of_b.kept & np.isin(of_b.step, steps[:, 1]) & owners[1].has_partner,
-        ),
-        (
-            of_a.kept & (step >= 0) & of_a.is_at(places.back[found[found >= 0]]),
-            of_b.kept & np.isin(of_b.step, steps[:, 1]) & of_b.is_at(found[found >= 0]),
-        ),
+        (kept[0] & owners[0].has_partner, kept[1] & owners[1].has_partner),
+        _number_inside(of_a, of_b, places, step, roles, kept),
     )
+
+
+def _number_inside(
+    a: ValueSide, b: ValueSide, places: PlacePairs, step: Column, roles: Partners, kept: tuple[Column, Column]
+) -> KeysInside | None:
+    """Numbers tensors by module and call, as `step` and `roles` of `a` are in `b`."""
+    if not (a.is_inside.any() or b.is_inside.any()):
+        return None
+    place = take(places.partner, a.place)
+    found = np.union1d(place[a.is_inside], b.place[b.is_inside])
+    found = found[found >= 0]
+    owner = number_keys(
+        (step, b.step),
+        (a.phase, b.phase),
+        (take(roles[0], a.role), take(roles[1], b.role)),
+        (place, b.place),
+        (a.nth, b.nth),
+    )
+    return KeysInside(owner, (kept[0] & a.is_at(places.back[found]), kept[1] & b.is_at(found)))
 
 
 class _Owners(NamedTuple):
@@ -98,14 +109,15 @@ def _number(back: Rows) -> Rows:
 def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
     """Returns the partner of each row of `values`; -1 if there is none.
 
-    Tensors of one owner are paired by slot, and those of calls that one recording has no rows of by their number. What
-    is left (a module returns a tuple, its port a tensor) is paired in
-    order where the shapes are equal, else where they are but for the order of dimensions or have as many elements.
+    Tensors of one owner are paired by slot; a module inside of compiled code owns them by the number of its call. What
+    is left (a module returns a tuple, its port a tensor) is paired in order where the shapes are equal, else where they
+    are but for the order of dimensions or have as many elements.
     """
     partners = np.full(len(a.values.step), -1, np.int64), np.full(len(b.values.step), -1, np.int64)
     _pair_more(a, b, keys.known, partners, number_keys(keys.owner, keys.slot))
     _pair_more(a, b, keys.known, partners, number_keys(keys.parameter, keys.slot))
-    _pair_more(a, b, keys.is_inside, partners, number_keys(keys.inside, keys.slot))
+    if keys.inside is not None:
+        _pair_more(a, b, keys.inside.known, partners, number_keys(keys.inside.owner, keys.slot))
     for form in (_same, _sorted, count_elements):
         if not all(
             (known & (partner < 0)).any() for known, partner in zip(keys.known, partners, strict=True)

@@ -11,6 +11,7 @@ from ...recording.role import OP_OUTPUT
 from ...recording.statistics.moments import nonfinite_rows
 from ...surface import choose_phrase
 from ..step.calls import column_of
+from ..step.placement import Module, merge_wrappers
 from ..values.nonfinite import OVERFLOW, NonFinite, describe_row, require_measured
 from .answer import answer
 from .indexed_tables import IndexedTables
@@ -150,11 +151,18 @@ def _describe_module(tables: IndexedTables, data: RecordingData, row: int) -> No
 
 
 def _is_of_region(data: RecordingData, row: int) -> bool:
-    """Returns whether a row of `values` is of a module that ran as a compiled region, or in a wrapper of one."""
-    calls = data.table("calls")
-    of = column_of(calls, "call_id") == column_of(data.table("values"), "call_id")[row]
-    around = np.isin(column_of(calls, "call_id"), column_of(calls, "parent_call_id")[of])
-    return bool(column_of(calls, "compiled")[of | around].any())
+    """Returns whether a row of `values` is of a module that ran as a compiled region, or that the region wraps."""
+    calls, modules = data.table("calls"), merge_wrappers(data.table("modules").to_pylist())
+    call_id, ids = data.table("values")["call_id"][row].as_py(), column_of(calls, "call_id")
+    module: Module | None = None
+    while call_id is not None and len(at := np.flatnonzero(ids == call_id)):
+        call = calls.slice(int(at[0]), 1).to_pylist()[0]
+        if module is not None and modules.get(call["module_id"]) is not module:
+            return False
+        if call["compiled"]:
+            return True
+        module, call_id = modules.get(call["module_id"]), call["parent_call_id"]
+    return False
 
 
 def _name_inside() -> str:

@@ -292,8 +292,6 @@ class ModuleNames:
             elif named is named_top or (named.given and path):
                 continue
             elif named.root is not named_top.root or named.unregistered:
-                if named.given:
-                    self._wrap(named, named_top)
                 if named.root is named or named.unregistered:  # met before its root was
                     self._move(named, named_parent, path, raw_path)
             elif path != named.path:
@@ -301,12 +299,6 @@ class ModuleNames:
         for named, paths in aliases.items():
             self._add_aliases(named, paths)
         self._count(top, named_top)
-
-    def _wrap(self, given: NamedModule, wrapper: NamedModule) -> None:
-        """Makes a wrapper that is met later the root that the user gave, under the name that this has."""
-        wrapper.given, wrapper.name = True, given.name
-        given.given = False
-        self._touch(wrapper)
 
     def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
         """Gives a module its parent and path. No module below it has a name yet."""
@@ -316,6 +308,9 @@ class ModuleNames:
 
     def _move(self, top: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
         """Gives a module that was seen before its root its parent and path, and renames all modules below it."""
+        if top.given:  # a wrapper of it is met: that is now the root that the user gave
+            parent.root.given, parent.root.name, top.given = True, top.name, False
+            self._touch(parent.root)
         old_path, old_raw = top.path, top.raw_path
         below = [each for each in self.modules if each is not top and _is_under(each, top)]
         self._place(top, parent, path, raw_path)
