@@ -96,8 +96,8 @@ def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
         second: as the second recording has it.
         is_op: which pairs are of what an op returned.
     """
-    keys = found.group << 32 | second.group
-    is_copy = ~is_op & (np.isin(keys, keys[is_op]) | found.is_input)
+    is_of_ops = np.isin(found.group, found.group[is_op]) & np.isin(second.group, second.group[is_op])
+    is_copy = ~is_op & (is_of_ops | found.is_input)
     # What the second recording reads may be the output of an op that only it has, which a module returned.
     error = np.maximum(found.error, second.error)
     return replace(found, error=error, through_b=second.through, maker_b=second.maker, is_copy=is_copy)
