@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if quick:
         gpt = reference_gpt(width=32, layers=2, batch=1, steps=1, rounds=3)
     else:
-        gpt = reference_gpt(width=256, layers=6, batch=8, steps=1, rounds=160)
+        gpt = reference_gpt(width=256, layers=6, batch=8, steps=1, rounds=320)
     print(cost_table(gpt))
 
 

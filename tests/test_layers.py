@@ -81,7 +81,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "scopes": {"backward", "log", "names"},
         "values": {"compile_hooks", "steps", "scopes", "backward", "log", "names", "structures"},
         "module_tracker": {"scopes", "steps", "backward", "log", "names", "compile_hooks"},
-        "stash": {"scopes", "steps", "backward", "log", "structures", "names"},
+        "stash": {"compile_hooks", "scopes", "steps", "backward", "log", "structures", "names"},
         "ops": {
             "values",
             "steps",

@@ -81,6 +81,14 @@ def hooks_on(tensor: torch.Tensor) -> list[Any]:
     return list((tensor._backward_hooks or {}).values())
 
 
+def hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Registers a hook that sees the gradient before the hooks that are there already."""
+    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+    hooks = tensor._backward_hooks or {}
+    for key in list(hooks)[:-1]:
+        hooks[key] = hooks.pop(key)  # torch calls them in the order of the dict below, not of the OrderedDict
+
+
 def forget_removed_hooks(tensor: torch.Tensor) -> None:
     """Resets a tensor whose hooks have all been removed to one that never had a hook.
 

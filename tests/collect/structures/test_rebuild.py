@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from torch import Tensor, nn
 
-from modtrace.collect.structures.rebuild import GradientTree
+from modtrace.collect.structures.in_graphs import find_in_graph
+from modtrace.collect.structures.rebuild import GradientTree, build_from_layout
 from modtrace.tensor_tracker import default_stash_value, rmap_tensor
 
 Point = namedtuple("Point", ["a", "b"])
@@ -175,3 +176,46 @@ def test_default_value_of_a_tensor_made_in_inference_mode_is_a_copy() -> None:
     with torch.inference_mode():
         tensor = torch.ones(2)
     assert default_stash_value(tensor).tolist() == [1, 1]
+
+
+def built_from_layout(value: Any) -> Any:
+    tensors: list[Tensor] = []
+    layout: list[str] = []
+    find_in_graph(value, True, tensors, [], 0, [], "", layout)
+    lines = "\n".join(layout).split("\n")
+    return build_from_layout(iter(lines), iter(tensors))
+
+
+def without_others(value: Any) -> Any:
+    """The structure with None in place of what is neither a tensor nor a container."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Point):
+        return Point(*map(without_others, value))
+    if isinstance(value, Pair):
+        return Pair(without_others(value.a), without_others(value.b))
+    if isinstance(value, dict):
+        return {key: without_others(each) for key, each in value.items()}
+    return type(value)(map(without_others, value)) if isinstance(value, (list, tuple)) else None
+
+
+@given(STRUCTURES)
+def test_layout_is_enough_to_build_the_structure(value: Any) -> None:
+    assert with_numbers(built_from_layout(value)) == with_numbers(without_others(value))
+
+
+def test_layout_of_classes_that_cannot_be_found_again() -> None:
+    @dataclass
+    class Hidden:
+        a: Any
+        b: Any
+
+    HiddenPoint = namedtuple("HiddenPoint", ["a", "b"])
+    HiddenPoint.__module__ = "nowhere"
+    one, two = torch.tensor(1), torch.tensor(2)
+    assert built_from_layout(Hidden(one, [two])) == {"a": one, "b": [two]}
+    assert built_from_layout([HiddenPoint(one, two)]) == [{"a": one, "b": two}]
+    assert built_from_layout(OrderedDict(x=one)) == {"x": one}
+    assert built_from_layout({3: one, (1, "k"): two}) == {3: one, (1, "k"): two}
+    highest = torch.max(torch.eye(2), 1)
+    assert isinstance(built_from_layout(highest), type(highest))

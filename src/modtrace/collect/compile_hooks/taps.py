@@ -16,6 +16,7 @@ from ...torch_internals.dynamo import (
     never_recomputed,
 )
 from ...torch_internals.modes import unseen
+from ...torch_internals.tensors import hook_first
 from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import gets_gradient
 from .stale import make_stale
@@ -24,8 +25,10 @@ from .stale import make_stale
 class TapReceiver(Protocol):
     """Receives the tensors while compiled code runs."""
 
-    def tapped(self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str]) -> int:
-        """Receives the tensors that a module has returned, with their slots.
+    def tapped(
+        self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str], layout: Sequence[str]
+    ) -> int:
+        """Receives the tensors that a module has returned, with their slots, and the layout of what they were in.
 
         Returns:
             the number of the call, with which its gradients come; -1 if they are not wanted.
@@ -45,15 +48,15 @@ class Taps:
 
     def __init__(self, receiver: TapReceiver) -> None:
         _prepare_torch()
-        self._number = next(_numbers)
+        self.number = next(_numbers)  # of all taps, in this process
         self._stack = ExitStack()
         self._tapped = 0
-        _receivers[self._number] = receiver
+        _receivers[self.number] = receiver
 
     def tap(self, module: nn.Module) -> None:
         """Taps what a module returns in compiled code. In eager code nothing is tapped."""
         with unseen(), torch.inference_mode(False):
-            place = torch.tensor([self._number, self._tapped], device="cpu")
+            place = torch.tensor([self.number, self._tapped], device="cpu")
         self._tapped += 1
         handle = module.register_forward_hook(_Hook(place), prepend=True)
         self._stack.callback(handle.remove)
@@ -61,7 +64,7 @@ class Taps:
 
     def remove(self) -> None:
         """Removes all taps."""
-        _receivers.pop(self._number, None)
+        _receivers.pop(self.number, None)
         self._stack.close()
 
 
@@ -80,10 +83,11 @@ class _Hook:
         found: list[torch.Tensor] = []
         in_tuples: list[bool] = []
         slots: list[str] = []
-        find_in_graph(output, True, found, in_tuples, 0, slots)
+        layout: list[str] = []
+        find_in_graph(output, True, found, in_tuples, 0, slots, "", layout)
         if not found:
             return None
-        returned = _tap_in_graph(self.place, "\n".join(slots), *found)
+        returned = _tap_in_graph(self.place, "\n".join(slots), "\n".join(layout), *found)
         in_tuple = [each for each, fits in zip(returned, in_tuples, strict=True) if fits]
         return with_fresh(output, iter(in_tuple))
 
@@ -102,14 +106,18 @@ def no_hook(module: nn.Module, args: Any, output: Any) -> None:
     """Does nothing, in copies of a tapped model."""
 
 
-def _tap_in_graph(place: torch.Tensor, slots: str, *found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _tap_in_graph(
+    place: torch.Tensor, slots: str, layout: str, *found: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """Taps tensors. This is a node of Dynamo's graph; what AOTAutograd traces of it are the two ops."""
     returned, gradient_op = tap_ops()
     with never_recomputed():
-        call = returned(list(found), place, slots)
+        call = returned(list(found), place, slots, layout)
     for slot, each in zip(slots.split("\n"), found, strict=True):
         if gets_gradient(each):
-            each.register_hook(partial(_tap_gradient, gradient_op, call, slot))  # type: ignore[no-untyped-call]
+            hook_first(
+                each, partial(_tap_gradient, gradient_op, call, slot)
+            )  # that of a module before its parts'
     return found
 
 
@@ -121,11 +129,13 @@ def _tap_gradient(op: Callable[..., None], call: torch.Tensor, slot: str, gradie
 def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
     """Returns the op that a module's call ends with, and the op that its gradients are given to."""
 
-    def tap_returned(found: list[torch.Tensor], place: torch.Tensor, slots: str) -> torch.Tensor:
+    def tap_returned(found: list[torch.Tensor], place: torch.Tensor, slots: str, layout: str) -> torch.Tensor:
         with unseen(), torch.no_grad():
             number, index = place.tolist()
             receiver = _receivers.get(number)
-            call = -1 if receiver is None else receiver.tapped(index, found, slots.split("\n"))
+            call = -1
+            if receiver is not None:
+                call = receiver.tapped(index, found, slots.split("\n"), layout.split("\n"))
             return torch.tensor([number, index, call], device="cpu")
 
     def tap_gradient(gradient: torch.Tensor, call: torch.Tensor, slot: str) -> None:
@@ -136,12 +146,14 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
                 receiver.tapped_gradient(index, of_call, slot, gradient)
 
     fakes = (
-        lambda found, place, slots: torch.empty(3, dtype=torch.int64, device="cpu"),
+        lambda found, place, slots, layout: torch.empty(3, dtype=torch.int64, device="cpu"),
         lambda gradient, call, slot: None,
     )
     return (
         make_effectful_op(
-            "tap_returned(Tensor[] found, Tensor place, str slots) -> Tensor", tap_returned, fakes[0]
+            "tap_returned(Tensor[] found, Tensor place, str slots, str layout) -> Tensor",
+            tap_returned,
+            fakes[0],
         ),
         make_effectful_op(
             "tap_gradient(Tensor gradient, Tensor call, str slot) -> ()", tap_gradient, fakes[1]

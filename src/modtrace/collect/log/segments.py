@@ -49,6 +49,53 @@ class CallRef(NamedTuple):
         above = self.segment.parent_of(self.index)
         return None if above < 0 else CallRef(self.segment, above)
 
+    @property
+    def counted_as(self) -> int:
+        """What calls of the same module are counted by."""
+        return self.named.module_id
+
+    @property
+    def rank(self) -> int:
+        """How many calls of the same module began in the segment before this one."""
+        return self.segment.rank_of(self.index)
+
+    def in_place_of(self, repeated: "CallRef") -> "CallRef":
+        """Returns the call that this one repeats, if `repeated` is what the call that hooks saw repeats."""
+        return repeated
+
+
+class InsideCall(NamedTuple):
+    """A call inside of compiled code. Hooks saw only the call of the compiled module around it."""
+
+    seen: CallRef
+    counted_as: tuple[int, int]
+    nth: int  # among the calls of its module inside of the seen one
+
+    @property
+    def segment(self) -> "Segment":
+        """The segment of the seen call."""
+        return self.seen.segment
+
+    @property
+    def index(self) -> int:  # type: ignore[override]  # hides tuple.index, as in `CallRef`
+        """The index of the seen call."""
+        return self.seen.index
+
+    @property
+    def context(self) -> CallContext:
+        """The calling context of the seen call."""
+        return self.seen.context
+
+    @property
+    def rank(self) -> int:
+        """How many calls of the same module ran in compiled code of the segment before this one."""
+        earlier = (counts for at, counts in self.segment.inside.items() if at < self.seen.index)
+        return self.nth + sum(counts[self.counted_as] for counts in earlier)
+
+    def in_place_of(self, repeated: CallRef) -> "InsideCall":
+        """Returns the call that this one repeats, if `repeated` is what the call that hooks saw repeats."""
+        return self._replace(seen=repeated)
+
 
 class Segment:
     """An outermost module call with everything inside it, on one thread.
@@ -58,8 +105,8 @@ class Segment:
 
     __slots__ = (
         "__weakref__", "_children", "_counts", "_events", "_open_calls", "_ranks", "_seen", "_structure",
-        "around", "call_tensors", "context", "first_id", "first_seq", "handover", "holders", "last_seq", "log",
-        "outer", "owners", "phase", "region", "repeats", "task", "trigger", "trigger_seq", "watches",
+        "around", "call_tensors", "context", "first_id", "first_seq", "handover", "holders", "inside", "last_seq",
+        "log", "outer", "owners", "phase", "region", "repeats", "task", "trigger", "trigger_seq", "watches",
         "with_grad",
     )  # fmt: skip
 
@@ -85,10 +132,12 @@ class Segment:
         self.handover: Any = None  # what it was given and has returned, if nothing else ran when it began
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
         self.call_tensors: Any = None  # the inputs and outputs of its calls, if a listener needs them
+        #: By call of a compiled module: how many calls inside of it are known, by what they are counted by.
+        self.inside: dict[int, Counter[Any]] = {}
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None
         self._children: list[list[int]] | None = None  # by call, once it is closed
-        self._counts: Counter[int] | None = None
+        self._counts: Counter[Any] | None = None
         self._ranks: list[int] | None = None  # by call, as far as asked for
         self._seen: Counter[int] = _NO_COUNTS
 
@@ -207,15 +256,24 @@ class Segment:
         contexts: list[int] = self.contexts[self.structure().enter_event].tolist()
         return contexts
 
-    def forward_counts(self) -> Counter[int]:
-        """Returns how many forward calls each module has in the segment, by module_id."""
+    def call_inside(self, index: int, counted_as: tuple[int, int]) -> InsideCall:
+        """Counts a call that runs in compiled code inside of the call `index`."""
+        counts = self.inside.setdefault(index, Counter())
+        call = InsideCall(CallRef(self, index), counted_as, counts[counted_as])
+        counts[counted_as] += 1
+        return call
+
+    def forward_counts(self) -> Counter[Any]:
+        """Returns how many forward calls each module has in the segment, by `counted_as` of the calls."""
         if self.phase != FORWARD:
             return Counter()
         if self._counts is not None:
             return self._counts
-        counts: Counter[int] = Counter()
+        counts: Counter[Any] = Counter()
         for number, count in Counter(self.contexts_of_calls()).items():
             counts[self.log.all_contexts[number].named.module_id] += count
+        for inside in self.inside.values():
+            counts.update(inside)
         if self.last_seq is not None:
             self._counts = counts
         return counts

@@ -10,11 +10,12 @@ from ...recording.failure_reporter import warn_of_error
 from ...recording.phase import BACKWARD
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..log.listeners import Listener
-from ..log.segments import CallRef
+from ..log.segments import CallRef, InsideCall
 from ..log.thread_log import ThreadLog
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
 from .gradients import OutputGradients
+from .inside import InsideOutputs
 from .stash import Event, Stash, StashFn
 from .steps import StashSteps
 from .watch import Arriving, Returned, Watch
@@ -38,15 +39,26 @@ class StashCollector(Listener):
     Exceptions of the stash function propagate to the caller of the module or of `backward()`.
     """
 
-    def __init__(self, stash: StashFn, stashes: Callable[[], list[Stash]], strict: bool) -> None:
-        """Stashes nothing before a module is registered; `stashes` returns the list where stashes are kept."""
+    def __init__(
+        self, stash: StashFn, stashes: Callable[[], list[Stash]], *, strict: bool, inside: bool
+    ) -> None:
+        """Stashes nothing before a module is registered.
+
+        Args:
+            stash: makes a stash of an event.
+            stashes: returns the list where stashes are kept.
+            strict: raises internal errors instead of warning.
+            inside: stashes what modules return inside of compiled code too.
+        """
         self.steps = StashSteps()
         self._stash = stash
         self._stashes = stashes
         self._strict = strict
+        self._is_inside_wanted = inside
         self._registered: dict[int, list[Registered]] = {}  # by `id` of the module
         self._tracker: ScopeTracker | None = None  # while it listens
         self._gradients: OutputGradients | None = None
+        self._inside: InsideOutputs | None = None
 
     @property
     def registered(self) -> list[Registered]:
@@ -57,8 +69,12 @@ class StashCollector(Listener):
         """Stashes what a module returns from now on."""
         if self._tracker is None and not self._registered:
             self._start()
-        listed = [each for each in self._registered.get(id(module), ()) if each.module() is module]
-        self._registered[id(module)] = [*listed, Registered(module, name, grad)]
+        self._registered[id(module)] = [*self._registered_as(module), Registered(module, name, grad)]
+        if self._inside is not None:
+            self._inside.tap(module)
+
+    def _registered_as(self, module: nn.Module) -> list[Registered]:
+        return [each for each in self._registered.get(id(module), ()) if each.module() is module]
 
     def stop(self) -> None:
         """Removes all of our hooks."""
@@ -81,6 +97,8 @@ class StashCollector(Listener):
             self._tracker = tracker
             self._gradients = OutputGradients(tracker, self._gradients_came, lambda: len(self._stashes()))
             tracker.subscribers.add(self._gradients)
+            if self._is_inside_wanted:
+                self._inside = InsideOutputs(tracker, self._gradients, self._returned_inside)
             self.steps = StashSteps(tracker.backwards.is_running)
             self.steps.start(tracker.subscribers, tracker.running_segments)
         except BaseException:
@@ -89,6 +107,9 @@ class StashCollector(Listener):
 
     def _let_go(self, tracker: ScopeTracker) -> None:
         tracker.subscribers.remove(self, "leaving")
+        inside, self._inside = self._inside, None
+        if inside is not None:
+            inside.stop()
         gradients, self._gradients = self._gradients, None
         if gradients is not None:
             gradients.stop()
@@ -99,18 +120,23 @@ class StashCollector(Listener):
     def leaving(
         self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any, raised: bool
     ) -> None:
-        listed = self._registered.get(id(module))
-        if listed is None or raised:
+        if id(module) not in self._registered or raised:
             return
         segment = log.segment
         assert segment is not None
         call = CallRef(segment, segment.open_calls.innermost)
-        mine = [each for each in listed if each.module() is module]
+        mine = self._registered_as(module)
         for each in mine:
             self._keep(each, call, False, output, args, kwargs)
         with_gradient = [each for each in mine if each.grad]
         if with_gradient:
             self._wait_for(with_gradient, call, output)
+
+    def _returned_inside(self, module: nn.Module, call: InsideCall, output: Any) -> list[Registered] | None:
+        mine = self._registered_as(module)
+        for each in mine:
+            self._keep(each, call, False, output, (), {})
+        return [each for each in mine if each.grad] or None
 
     def _wait_for(self, registered: list[Registered], call: CallRef, output: Any) -> None:
         tracker, gradients = self._tracker, self._gradients
@@ -125,7 +151,7 @@ class StashCollector(Listener):
     def _keep(
         self,
         registered: Registered,
-        call: CallRef,
+        call: CallRef | InsideCall,
         grad: bool,
         value: Any,
         args: tuple[Any, ...],
@@ -149,7 +175,7 @@ class StashCollector(Listener):
             at = self._gradients.make_room(arriving)
         stashes.insert(at, stash)
 
-    def _label(self, stash: Stash, event: Event, call: CallRef) -> None:
+    def _label(self, stash: Stash, event: Event, call: CallRef | InsideCall) -> None:
         if stash.phase is None:
             stash.step, stash.phase, stash.call = event.step, event.phase, event.call
         is_ours = (stash.step, stash.call) == (

@@ -18,7 +18,7 @@ from ..log.segments import CallRef
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree
-from .watch import Arriving, Entry, Returned, Watch
+from .watch import COMES_PERHAPS, Arriving, Entry, Returned, Watch
 
 #: A leaf may be returned again and again (an input, a parameter): at most this many calls receive its gradient.
 _MAX_CALLS_OF_LEAF = 64
@@ -79,6 +79,14 @@ class OutputGradients(Listener):
             for place, base in bases.items():
                 returned.bases[place] = base.watch.number
                 base.watch.entries.append(Entry(returned, place, base.shape))
+
+    def arrived_inside(self, returned: Returned, place: int, gradient: torch.Tensor) -> None:
+        """Passes on a gradient that has come from inside of compiled code, where tensors cannot be watched."""
+        found: tuple[list[Any], Arriving | None] | None = None
+        with self._tracker.subscribers.guard(returned.call.context.module):
+            found = self._take(Entry(returned, place), gradient)
+        if found is not None:
+            self._tell(returned, *found)
 
     def stop(self) -> None:
         """Removes every hook from every tensor."""
@@ -211,7 +219,7 @@ class OutputGradients(Listener):
         """Returns whether a run brings the gradient at `place`."""
         if run.running is None or returned.bases.get(place) in run.copied:
             return True
-        return returned.watches[place] in run.running
+        return returned.watches[place] == COMES_PERHAPS or returned.watches[place] in run.running
 
     def _begin_waiting(self, run: _Run, returned: Returned) -> Arriving:
         waiting = {place for place in range(len(returned.watches)) if self._comes(run, returned, place)}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...recording.phase import FORWARD, RECOMPUTE
 from ..backward.recompute_origins import Origins, origins_of
-from ..log.segments import CallRef, Segment
+from ..log.segments import CallRef, InsideCall, Segment
 from ..log.thread_log import Backward
 from ..steps.follower import StepFollower
 from .stash import Stash
@@ -20,7 +20,7 @@ class _Labelled(NamedTuple):
     """A stash of one call. The reference is weak, since users may delete stashes."""
 
     stash: "weakref.ref[Stash]"
-    call: CallRef
+    call: CallRef | InsideCall
 
 
 class StashSteps(StepFollower):
@@ -32,7 +32,7 @@ class StashSteps(StepFollower):
         self._labelled: dict[Segment, list[_Labelled]] = {}
         self._look_at = _PRUNE_AT
 
-    def follow(self, stash: Stash, call: CallRef) -> None:
+    def follow(self, stash: Stash, call: CallRef | InsideCall) -> None:
         """Registers a stash for later corrections."""
         with self._lock:
             self._labelled.setdefault(call.segment, []).append(_Labelled(weakref.ref(stash), call))
@@ -88,12 +88,13 @@ class StashSteps(StepFollower):
     def _label(self, labelled: Iterable[_Labelled], origins: Origins | None) -> None:
         for each in labelled:
             stash = each.stash()
-            original = None if origins is None else origins[each.call.index]
-            step, nth = self._count_now(each.call if original is None else original)
+            call = each.call
+            repeated = None if origins is None else origins[call.index]
+            step, nth = self._count_now(call if repeated is None else call.in_place_of(repeated))
             if stash is not None and step is not None:
                 stash.step, stash.call = step, nth
 
-    def _count_now(self, call: CallRef) -> tuple[int | None, int | None]:
+    def _count_now(self, call: CallRef | InsideCall) -> tuple[int | None, int | None]:
         """Counts the call, unless its step has forgotten the segment; then the old label stays."""
         if call.segment.phase == FORWARD:
             step = self._find(call.segment)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ...optional import require
+from ...recording.options.capture import BOUNDARY, COMPILED, INSIDE
 from ..names.walk import named_modules
 from .collector import StashCollector
 from .names import NamePattern, name_filter, warn_of_unmatched
@@ -32,22 +33,32 @@ class Tracker:
     arrived. The gradient of an output is that of the tensor: if a module returns its input unchanged, it is the sum
     over all uses of the tensor.
 
-    Stashes belong to the user and stay after `unregister()`. Modules inside compiled code (`torch.compile`) run no
-    hooks and are not stashed; the compiled module itself is. Exceptions of a stash function propagate to the caller of
-    the module or of `backward()`.
+    Stashes belong to the user and stay after `unregister()`. Of modules inside compiled code (`torch.compile`) nothing
+    is stashed without `compiled="inside"`; the compiled module itself always is. Exceptions of a stash function
+    propagate to the caller of the module or of `backward()`.
     """
 
-    def __init__(self, stash: StashFn | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self, stash: StashFn | None = None, *, strict: bool = False, compiled: str = BOUNDARY
+    ) -> None:
         """Creates an empty tracker.
 
         Args:
             stash: makes a stash of an event. None: copies every tensor.
             strict: raises internal errors instead of warning.
+            compiled: `"inside"` also stashes what modules inside of `torch.compile` return; see `track`.
+
+        Raises:
+            ValueError: `compiled` is another word.
         """
+        if compiled not in COMPILED:
+            raise ValueError(f"compiled={compiled!r}: give {' or '.join(COMPILED)}")
         #: All stashes so far, in order.
         self.stashes: list[Stash] = []
         # A function: users may assign another list.
-        self._collector = StashCollector(stash or get_stash_fn(), lambda: self.stashes, strict)
+        self._collector = StashCollector(
+            stash or get_stash_fn(), lambda: self.stashes, strict=strict, inside=compiled == INSIDE
+        )
 
     # Registering.
 
@@ -182,6 +193,7 @@ def track(
     *,
     match: str = "search",
     strict: bool = False,
+    compiled: str = BOUNDARY,
 ) -> Tracker:
     """Stashes the outputs and gradients of a module and of all modules in it, until `unregister()` or the block's end.
 
@@ -199,13 +211,16 @@ def track(
         stash: makes what is kept of a whole event, in place of `stash_value`.
         match: how texts are read: `search`, `exact` or `glob`; see `Tracker.register_all`.
         strict: raises internal errors instead of warning.
+        compiled: `"inside"` also stashes what modules inside of `torch.compile` return, and the gradients of that,
+            which compiles once more for that. Such an event has no `args`, what is no tensor in its value is None,
+            and its tensors have no graph. `"boundary"`: only what a compiled module as a whole returns.
 
     Raises:
         TypeError: `module` is not a module.
         TypeError, ValueError, re.error: a pattern cannot be read.
-        ValueError: `stash_value` and `stash` are both given.
+        ValueError: `stash_value` and `stash` are both given, or `compiled` is another word.
     """
-    tracker = Tracker(get_stash_fn(stash_value=stash_value, stash=stash), strict=strict)
+    tracker = Tracker(get_stash_fn(stash_value=stash_value, stash=stash), strict=strict, compiled=compiled)
     tracker.register_all(module, grad=grad, include=include, exclude=exclude, match=match)
     return tracker
 

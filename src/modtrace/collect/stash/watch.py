@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ...torch_internals.dynamo import is_dynamo_compiling
-from ..log.segments import CallRef
+from ..log.segments import CallRef, InsideCall
 from ..structures.rebuild import GradientTree
+
+#: In place of a watch's number: the gradient comes from inside of compiled code, and nothing says whether it will.
+COMES_PERHAPS = -1
 
 
 class Returned:
@@ -15,7 +18,9 @@ class Returned:
 
     __slots__ = ("arrived", "bases", "call", "registered", "tree", "watches")
 
-    def __init__(self, call: CallRef, registered: Any, tree: GradientTree, watches: tuple[int, ...]) -> None:
+    def __init__(
+        self, call: CallRef | InsideCall, registered: Any, tree: GradientTree, watches: tuple[int, ...]
+    ) -> None:
         self.call = call
         self.registered = registered  # passed on with the gradients
         self.tree = tree

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from ...recording.phase import FORWARD
 from ..backward.recompute import original_of
 from ..log.listeners import Listener, Subscribers
-from ..log.segments import CallRef, Segment
+from ..log.segments import CallRef, InsideCall, Segment
 from ..log.thread_log import Backward
 from .finder import StepFinder
 from .step import Step
@@ -28,7 +28,7 @@ class StepFollower(Listener):
         self._steps: dict[Segment, Step] = {}
         self._prune_at = _PRUNE_AT
         self._lock = threading.RLock()
-        self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
+        self._last: tuple[CallRef | InsideCall, tuple[int | None, int | None]] | None = None
 
     def start(self, subscribers: Subscribers, running: Callable[[], Iterable[Segment]]) -> None:
         """Follows the steps from now on.
@@ -92,14 +92,17 @@ class StepFollower(Listener):
         with self._lock:
             self._finder.optimizer_ended(start_ns, end_ns, thread).optimizer_steps.clear()
 
-    def count(self, call: CallRef) -> tuple[int | None, int | None]:
+    def count(self, call: CallRef | InsideCall) -> tuple[int | None, int | None]:
         """Returns the step of a call, and the number of calls of its module before it in the step; None if not known.
 
         A recomputed call counts as the one that it repeats.
         """
-        original = call if call.segment.phase == FORWARD else original_of(call)
-        if original is None:
-            return None, None
+        original: CallRef | InsideCall = call
+        if call.segment.phase != FORWARD:
+            repeated = original_of(CallRef(call.segment, call.index))
+            if repeated is None:
+                return None, None
+            original = call.in_place_of(repeated)
         with self._lock:
             if self._last is not None and self._last[0] == original:
                 return self._last[1]
@@ -107,18 +110,17 @@ class StepFollower(Listener):
             self._last = (original, found)
             return found
 
-    def _count(self, call: CallRef) -> tuple[int | None, int | None]:
+    def _count(self, call: CallRef | InsideCall) -> tuple[int | None, int | None]:
         step = self._find(call.segment)
         if step is None:
             return None, None
-        module_id = call.named.module_id
-        before = step.folded[module_id]
+        key = call.counted_as
+        before = step.folded[key]
         for segment in step.segments:
             if segment is call.segment:
                 break
-            before += segment.forward_counts()[module_id]
-        before += call.segment.rank_of(call.index)
-        return self._finder.number_of(step), before
+            before += segment.forward_counts()[key]
+        return self._finder.number_of(step), before + call.rank
 
     def _find(self, segment: Segment) -> Step | None:
         step = self._steps.get(segment)

@@ -34,8 +34,8 @@ class Step:
     values: list[Any] = field(default_factory=list)  # measured in it, outside of segments
     ops: list[Any] = field(default_factory=list)  # batches of the ops that ran in it
     saved: list[Any] = field(default_factory=list)  # what its backwards found kept for them
-    #: Forward calls by module_id, of segments that were dropped.
-    folded: Counter[int] = field(default_factory=Counter)
+    #: Forward calls by `counted_as`, of segments that were dropped.
+    folded: Counter[Any] = field(default_factory=Counter)
     worked_ns: int = 0  # when its last backward or optimizer's step ended
     restart: int | None = None  # segments from here on may be the next step's
     asked_for: int = 0  # 1: written when it ends; 2: so is the step that it may be divided into

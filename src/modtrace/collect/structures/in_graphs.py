@@ -12,6 +12,11 @@ import torch
 #: The greatest depth of nesting that is searched, since a list may contain itself.
 _MAX_DEPTH = 32
 
+# Lines of a layout: a tensor, what is neither a tensor nor a container, or a container's class with its names.
+TENSOR = "tensor"
+OTHER = "other"
+SEPARATOR = "\t"
+
 
 def find_in_graph(
     value: Any,
@@ -21,21 +26,34 @@ def find_in_graph(
     depth: int,
     slots: list[str] | None = None,
     slot: str = "",
+    layout: list[str] | None = None,
 ) -> None:
     """Appends the tensors in a value to `found`, and to `in_tuples` whether only tuples are around each.
 
     It searches tuples, lists, dicts and dataclasses. `slots` receives their slots, in the words of `find_slots`; `slot`
-    is that of the value.
+    is that of the value. `layout` receives the lines that `build_from_layout` reads.
     """
     if isinstance(value, torch.Tensor):
         found.append(value)
         in_tuples.append(in_tuple)
         if slots is not None:
             slots.append(slot)
-    elif depth <= _MAX_DEPTH:
-        in_tuple = in_tuple and type(value) is tuple
-        for name, each in _parts_of(value):
-            find_in_graph(each, in_tuple, found, in_tuples, depth + 1, slots, slot + name)
+        if layout is not None:
+            layout.append(TENSOR)
+        return
+    parts = _parts_of(value) if depth <= _MAX_DEPTH else []
+    if layout is not None:
+        layout.append(_layout_of(value, [name for name, _ in parts]))
+    in_tuple = in_tuple and type(value) is tuple
+    for name, each in parts:
+        find_in_graph(each, in_tuple, found, in_tuples, depth + 1, slots, slot + name, layout)
+
+
+def _layout_of(value: Any, names: list[str]) -> str:
+    kind = type(value)
+    if isinstance(value, (tuple, list, dict)) or dataclasses.is_dataclass(kind):
+        return SEPARATOR.join([f"{kind.__module__}:{kind.__qualname__}", *names])
+    return OTHER
 
 
 def _parts_of(value: Any) -> list[tuple[str, Any]]:

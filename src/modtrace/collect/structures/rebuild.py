@@ -1,14 +1,18 @@
 """Takes apart what a module returned, and builds the same structure with something else for each tensor."""
 
+import ast
 import dataclasses
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from .in_graphs import OTHER, SEPARATOR, TENSOR
 
 #: A container that is nested deeper, or inside itself, stays as it is.
 _MAX_DEPTH = 100
@@ -33,6 +37,47 @@ def _map(value: Any, fn: Callable[[torch.Tensor], Any], inside: tuple[int, ...])
     inside = (*inside, id(value))
     keys = [_map(key, fn, inside) for key in parts.keys]
     return parts.make(keys, [_map(each, fn, inside) for each in parts.values])
+
+
+def build_from_layout(layout: Iterator[str], tensors: Iterator[torch.Tensor]) -> Any:
+    """Returns what a module has returned inside of compiled code, from the lines that `find_in_graph` has left of it.
+
+    What is neither a tensor nor a container becomes None. A class that its module does not have under its name becomes
+    a plain tuple or dict.
+    """
+    line = next(layout)
+    if line == TENSOR:
+        return next(tensors)
+    if line == OTHER:
+        return None
+    where, *names = line.split(SEPARATOR)
+    values = [build_from_layout(layout, tensors) for _ in names]
+    keys = [name[1:] if name.startswith(".") else _read_key(name[1:-1]) for name in names]
+    kind = _find_class(where)
+    if kind is None:
+        kind = dict if any(isinstance(key, str) for key in keys) else tuple
+    if issubclass(kind, tuple):
+        return _make_tuple(kind, (), values)
+    if issubclass(kind, list):
+        return _make_list(kind, (), values)
+    if dataclasses.is_dataclass(kind):
+        return _make_dataclass(kind, keys if issubclass(kind, dict) else (), keys, values)
+    return _make_dict(keys, values)
+
+
+def _read_key(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _find_class(where: str) -> type | None:
+    module, _, name = where.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
 
 
 class GradientTree:

@@ -111,7 +111,9 @@ class CompiledTaps(ValueSource):
 
     # While compiled code runs.
 
-    def tapped(self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str]) -> int:
+    def tapped(
+        self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str], layout: Sequence[str]
+    ) -> int:
         """Measures what a module has returned. Returns which call of its step it was; -1 if nothing is wanted."""
         path = ""
         try:

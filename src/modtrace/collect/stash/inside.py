@@ -1,0 +1,124 @@
+"""Receives what modules return inside of compiled code, and the gradients of that, for the stashes of one tracker."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import ModtraceWarning
+from ..compile_hooks.taps import Taps
+from ..log.segments import CallRef, InsideCall
+from ..scopes.tracker import ScopeTracker
+from ..structures.rebuild import GradientTree, build_from_layout
+from .gradients import OutputGradients
+from .watch import COMES_PERHAPS, Returned
+
+#: At this number of calls whose gradients may come, those whose graphs are dead are dropped.
+_PRUNE_AT = 64
+
+_OUTSIDE = (
+    "nothing is stashed inside of a compiled function that calls a model; compile the model, not the function"
+)
+
+
+class InsideOutputs:
+    """Passes on outputs of tapped modules as those of other calls are: as they were returned, with copied tensors.
+
+    Compiled code writes to the memory of a tensor again when it needs the tensor no more.
+    """
+
+    def __init__(
+        self,
+        tracker: ScopeTracker,
+        gradients: OutputGradients,
+        returned: Callable[[nn.Module, InsideCall, Any], Any],
+    ) -> None:
+        """Taps nothing before `tap()`.
+
+        Args:
+            tracker: the tracker of the process.
+            gradients: collects the gradients of each call.
+            returned: receives the outputs; returns who wants their gradients, None if nobody does.
+        """
+        self._tracker = tracker
+        self._gradients = gradients
+        self._returned = returned
+        self._taps = Taps(self)
+        self._modules: list[nn.Module] = []
+        self._numbers = count()
+        self._waiting: dict[int, tuple[Returned, Sequence[str]]] = {}
+        self._prune_at = _PRUNE_AT
+        self._has_warned = False
+
+    def tap(self, module: nn.Module) -> None:
+        """Taps a module, once. It is kept alive until `stop()`."""
+        if not any(each is module for each in self._modules):
+            self._modules.append(module)
+            self._taps.tap(module)
+
+    def stop(self) -> None:
+        """Removes all taps."""
+        self._taps.remove()
+        self._modules, self._waiting = [], {}
+
+    # While compiled code runs. What the user's function raises reaches the caller of the model.
+
+    def tapped(
+        self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str], layout: Sequence[str]
+    ) -> int:
+        """Passes on what a module has returned. Returns the number with which its gradients come; -1: not wanted."""
+        module = self._modules[index]
+        call, output = None, None
+        with self._tracker.subscribers.guard(module):
+            call = self._count(module, index)
+            output = (
+                None if call is None else build_from_layout(iter(layout), (each.clone() for each in found))
+            )
+        if call is None:
+            return -1
+        wanted = self._returned(module, call, output)
+        if wanted is None:
+            return -1
+        number = next(self._numbers)
+        with self._tracker.subscribers.guard(module):
+            places = count()
+            tree = GradientTree(output, lambda _: next(places))
+            self._waiting[number] = Returned(call, wanted, tree, (COMES_PERHAPS,) * len(found)), slots
+            self._prune()
+        return number
+
+    def tapped_gradient(self, index: int, call: int, slot: str, gradient: torch.Tensor) -> None:
+        """Passes on the gradient of a tensor that a module has returned."""
+        returned, slots = self._waiting.get(call, (None, ()))
+        if returned is not None:
+            self._gradients.arrived_inside(returned, slots.index(slot), gradient.clone())
+
+    def _count(self, module: nn.Module, index: int) -> InsideCall | None:
+        """Returns the call that has ended; None if hooks see it, or if what is compiled is a function."""
+        segment = self._tracker.logs.current.segment
+        if segment is None:
+            self._warn()
+            return None
+        seen = CallRef(segment, segment.open_calls.innermost)
+        if seen.context.module is module:
+            return None
+        return segment.call_inside(seen.index, (self._taps.number, index))
+
+    def _warn(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(_OUTSIDE, ModtraceWarning, stacklevel=2)
+
+    def _prune(self) -> None:
+        """Drops calls whose gradients cannot come any more."""
+        if len(self._waiting) < self._prune_at:
+            return
+        self._waiting = {
+            number: waiting
+            for number, waiting in self._waiting.items()
+            if not waiting[0].call.segment.is_closed or waiting[0].call.segment.has_graph()
+        }
+        self._prune_at = 2 * len(self._waiting) + _PRUNE_AT
