@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
@@ -44,6 +44,7 @@ def recording(outputs: Sequence[Sequence[float] | None]) -> TypedRecording:
 
 @settings(max_examples=100, deadline=None)
 @given(RUNS, RUNS, st.sampled_from([None, 0.0, 1e-3]))
+@example(one=[None, [1.0, 1e-320], [0.0, 0.0]], other=[[0.0, 1.0], [0.0, 1.0], None], tolerance=0.0)
 def test_order_of_two_recordings_does_not_decide_whether_they_agree(
     one: list[list[float] | None], other: list[list[float] | None], tolerance: float | None
 ) -> None:

@@ -42,7 +42,8 @@ _SMALLEST = 1e-12
 class Ranking:
     """What is said of each pair, in the order of execution."""
 
-    is_beyond: Bools  # its difference is more than noise
+    is_beyond: Bools  # its difference is more than noise, and it may be blamed
+    is_beyond_as_copy: Bools  # its difference is more than noise, and that of the op that returned the tensor
     score: Numbers  # how many times larger than what it has inherited, or than the noise of its own if that is more
     is_beyond_inputs: Bools  # its inputs are apart by more than noise
     least: Column  # the code in VERDICTS of EQUAL or, for any difference, of NOISE; -1 where nothing was compared
@@ -76,7 +77,7 @@ class Ranking:
         kind[has_given] = VERDICTS.index(AMPLIFIED)
         kind[has_given & (self.score < STANDS_OUT)] = VERDICTS.index(GROWN)
         kind[self.is_source & ~has_given] = VERDICTS.index(SOURCE)
-        verdicts = np.where(is_beyond, VERDICTS.index(INHERITED), self.least)
+        verdicts = np.where(is_beyond | self.is_beyond_as_copy, VERDICTS.index(INHERITED), self.least)
         return np.where(stands_out, kind, verdicts).astype(np.int8)
 
 
@@ -94,14 +95,14 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
     own = np.where(
         inherited.is_update & (given > 0) & (noise.inherited > 0), np.maximum(own, _OF_UPDATES), own
     )
-    can_differ = are_judged & ~inherited.is_copy
-    is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, noise.inherited))
+    is_beyond = are_judged & ~inherited.is_copy & (error > own + _GAIN * np.minimum(given, noise.inherited))
     excused = np.maximum.accumulate(np.where(is_beyond | inherited.is_copy, 0.0, np.minimum(error, given)))
     # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
     bound = np.maximum(noise.inherited, np.where(noise.inherited > 0, excused, 0.0))
-    is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, bound))
+    is_more = are_judged & (error > own + _GAIN * np.minimum(given, bound))
     return Ranking(
-        is_beyond=is_beyond,
+        is_beyond=is_more & ~inherited.is_copy,
+        is_beyond_as_copy=is_more & inherited.is_copy,
         score=error / np.maximum(np.maximum(given, own), _SMALLEST),
         is_beyond_inputs=given > np.maximum(own, bound),
         least=np.where(
