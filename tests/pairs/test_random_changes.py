@@ -119,6 +119,12 @@ def path_of(net: Net, layer: nn.Module) -> str:
 @settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(NETS, st.lists(CHANGES, max_size=4), st.lists(CHANGES, max_size=2), st.integers(0, 8))
 @example([3], [Change("insert", 0, 2), Change("insert", 0, 2)], [Change("insert", 0, 1)], 2)
+@example(
+    [3],
+    [Change("rename", 0, 1), Change("rename", 0, 2), Change("idle", 0, 2)],
+    [Change("repeat", 0, 2), Change("insert", 0, 0)],
+    2,
+)
 def test_planted_difference_is_found_or_its_site_is_listed(
     sizes: list[int], changes: list[Change], others: list[Change], at: int
 ) -> None:

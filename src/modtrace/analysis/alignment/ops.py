@@ -1,11 +1,11 @@
 """Pairs the ops of two recordings, by the sequence in which they ran inside of each pair of calls."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
-from ..step.calls import Column, Rows, iterate_levels
+from ..step.calls import Bools, Column, Rows, iterate_levels
 from ..step.ops import bare_name
 from .calls import translate
 from .keys import Partners, number_keys, number_texts, rows_in_order, take
@@ -13,6 +13,7 @@ from .modules import PlacePairs
 from .op_shapes import number_shapes
 from .sequences import align_sequences
 from .sides import Side
+from .unread import find_unread
 
 _OPTIMIZED = PHASES.index(OPTIMIZER)
 
@@ -27,7 +28,8 @@ def pair_ops(
 
     What ran in a call of a module without partner is aligned as a part of the call around it: it may be that one of the
     two models has a module where the other has a few lines. If the module has a partner that is called less often, the
-    ops of the further calls have none.
+    ops of the further calls have none. What ran for nothing in one has no partner that the other needs, if there is a
+    better one.
     """
     groups, is_alone = _number_groups(a, b, places, calls, steps)
     tokens = _number_ops(a, b)
@@ -41,6 +43,7 @@ def pair_ops(
     pairs = _align_groups(
         (groups[0][rows[0]], groups[1][rows[1]]),
         [(one[rows[0]], other[rows[1]]) for one, other in tokens],
+        lambda: (find_unread(a)[rows[0]], find_unread(b)[rows[1]]),
         a.ops.phase[rows[0]] == _OPTIMIZED,
     )
     at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
@@ -128,7 +131,10 @@ def _drop_repeats(places: Rows) -> Rows:
 
 
 def _align_groups(
-    groups: tuple[Rows, Rows], tokens: Sequence[tuple[Rows, Rows]], by_optimizer: Column
+    groups: tuple[Rows, Rows],
+    tokens: Sequence[Partners],
+    read_unread: Callable[[], tuple[Bools, Bools]],
+    by_optimizer: Column,
 ) -> Rows:
     """Returns pairs of positions, where the ops of a group are adjacent.
 
@@ -140,10 +146,13 @@ def _align_groups(
     others = np.searchsorted(groups[1], distinct, side="right") - starts
     pairs, is_equal = _pair_equal(begins, counts, starts, counts == others, tokens[0])
     found = [pairs]
-    for at in np.flatnonzero(~is_equal & (others > 0) & ~by_optimizer[begins]).tolist():
+    differing = np.flatnonzero(~is_equal & (others > 0) & ~by_optimizer[begins]).tolist()
+    if differing:
+        tokens = [number_keys(tokens[1], read_unread()), *tokens[1:]]
+    for at in differing:
         one = slice(begins[at], begins[at] + counts[at])
         other = slice(starts[at], starts[at] + others[at])
-        aligned = align_sequences(*((left[one], right[other]) for left, right in tokens[1:]))
+        aligned = align_sequences(*((left[one], right[other]) for left, right in tokens))
         found.append(aligned + np.array([begins[at], starts[at]]))
     return np.concatenate(found)
 
