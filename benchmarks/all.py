@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent
 PARTS = {
     "scopes": ("following the modules, beside torch's own trackers", 7),
     "values": ("measuring values, beside hooks and torch's DebugMode", 5),
-    "on_nonfinite": ("what looking for NaN adds while a run goes on", 4),
+    "on_nonfinite": ("what looking for NaN adds while a run goes on", 13),
     "compiled": ("measuring inside of compiled code", 5),
     "captures": ("what a Capture adds to a step", 10),
     "tier2": ("histograms of one tensor", 1),

@@ -35,6 +35,9 @@ def variants(work: Work) -> dict[str, Round]:
         ),
         "tier 1 of all those but updates": lambda: _recorded(work, Capture(roles=MODULE_ROLES[:-1])),
         "tier 1 of op outputs": lambda: _recorded(work, Capture(roles="op_output"), ops=True),
+        "what naming the op of a NaN needs: tier 1 of op outputs, no saved memory": lambda: _recorded(
+            work, Capture(roles="op_output"), ops=modtrace.Ops(saved=False)
+        ),
         "ops, no values": lambda: _recorded(work, None, ops=True),
         "tier 2 every 10th step": lambda: _recorded(work, tier2),
         "tier 1, and tier 2 every 10th step": lambda: _recorded(work, ["stats", tier2]),
