@@ -2,8 +2,10 @@
 
 import copy
 import io
+import runpy
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from modtrace.analysis.modules.module_tree import iterate_nodes
 
 ROLES = ("output", "grad_output")
 WIDTH = 8
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -180,10 +183,33 @@ def without_labels(name: str) -> Make:
     return make
 
 
-def check_architecture(name: str, backend: str, tolerance: float, *, same: bool = True) -> None:
-    plain = run(without_labels(name), backend, compiled=None)
-    tapped = run(without_labels(name), backend, compiled="inside")
-    eager = run(without_labels(name))
+def make_albert():
+    """One layer that is called three times."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AlbertConfig(
+        vocab_size=64,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    return transformers.AlbertModel(config), {"input_ids": torch.randint(64, (2, 8))}
+
+
+def make_gpt():
+    """The reference of the benchmarks, smaller."""
+    gpt = runpy.run_path(str(EXAMPLES / "train_gpt.py"))["GPT"]
+    return gpt(64, layers=3, width=32, heads=4, context=16), {"tokens": torch.randint(64, (2, 16))}
+
+
+def check_architecture(name: str | Make, backend: str, tolerance: float, *, same: bool = True) -> None:
+    make = without_labels(name) if isinstance(name, str) else name
+    plain = run(make, backend, compiled=None)
+    tapped = run(make, backend, compiled="inside")
+    eager = run(make)
     assert same_bits(plain, tapped) is same
     assert tapped.graphs == plain.graphs == 1
     found, expected = rows_of(tapped.rec, *ROLES), rows_of(eager.rec, *ROLES)
@@ -208,6 +234,13 @@ def test_gpt2_has_the_very_rows_of_an_eager_run():
 @pytest.mark.parametrize("name", ["Llama", "Mixtral", "BERT", "T5", "ViT"])
 def test_architectures_have_the_rows_of_an_eager_run(name):
     check_architecture(name, "aot_eager", 1e-4)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("make", [make_albert, make_gpt])
+def test_shared_layer_and_the_reference_have_the_rows_of_an_eager_run(make, backend):
+    check_architecture(make, backend, 1e-4 if backend == "aot_eager" else 1e-3)
 
 
 @pytest.mark.compile
@@ -315,7 +348,7 @@ def test_batches_of_three_sizes_compile_as_often_as_without_taps():
     for compiled in ("boundary", "inside"):
         torch._dynamo.reset()
         model, counter = blocks(), CompileCounterWithBackend("aot_eager")
-        train(model, compile_whole(model, counter), steps=12, sizes=(4, 6, 9), compiled=compiled)
+        train(model, compile_whole(model, counter), steps=100, sizes=(4, 6, 9), compiled=compiled)
         graphs.append(counter.frame_count)
     assert graphs == [2, 2]
 
