@@ -161,6 +161,21 @@ table compilations                one compilation of torch.compile: of a functio
     start_ns        int64
     end_ns          int64?
 
+table compiled_ops                an op inside of compiled code, one row each time that it is compiled; only with ops
+    compilation_id  int32         row of `compilations` of the region's forward, also of what its backward runs
+    phase           phase         forward, backward
+    nth             int32         its place in the graph of that phase, from 0
+    module_id       int32?        whose forward it is a part of, or, in backward, the gradient of; null: not known
+    name            dictionary    aten.addmm.default; inductor takes many ops apart
+    inputs          list<int32>   the places of the ops that made what it reads
+    is_view         bool          it returns a view, and copies nothing
+    shape           list<int64>?  of the first tensor that it returns; -1 for a size that varies; null if there is none
+    dtype           dictionary?
+    source          dictionary?   file:line of the user's code, in backward of the forward op's
+    kernels         list<string>  into which inductor has fused it: `cpp_fused_gelu_2`, and `cpp_fused_gelu_2@1` where
+                                  the same code runs a second time; several if each computes the op anew; none: it
+                                  runs by itself, or is a view, or the backend is not inductor for a CPU
+
 table uses                        who read which tensor
     consumer_op     int64?
     consumer_call   int64?        an outermost forward call that is given it or returns it; its consumer_op is null,

@@ -41,7 +41,10 @@ def global_hooks() -> int:
     return len(module_globals._global_forward_pre_hooks) + len(module_globals._global_forward_hooks)
 
 
-@pytest.mark.parametrize("needs_grad", [True, False], ids=["with grad", "without grad"])
+@pytest.mark.parametrize(
+    "needs_grad",
+    [pytest.param(True, id="with grad"), pytest.param(False, id="without grad", marks=pytest.mark.soak)],
+)
 def test_hundreds_of_forwards_without_backward_hold_nothing(needs_grad):
     """d15, d15b"""
     model = nn.Sequential(M(), M())

@@ -92,6 +92,7 @@ def test_what_was_compiled_inside_is_compiled_once_more_afterwards_and_never_aga
     assert counts == [1, 2, 2, 2]
 
 
+@pytest.mark.compile
 def test_model_compiled_by_inductor_runs_compiled_and_its_ops_outside_of_kernels_are_seen():
     counted = Counted("inductor")
     counted.step()

@@ -384,7 +384,7 @@ def evaluate(model: nn.Module) -> None:
     ("reentrant", "backward_times"),
     [
         pytest.param(None, True, id="plain"),
-        pytest.param(True, True, id="reentrant"),
+        pytest.param(True, True, id="reentrant", marks=pytest.mark.soak),
         pytest.param(False, True, id="non-reentrant"),
         pytest.param(None, False, id="plain, no backward times", marks=pytest.mark.soak),
         pytest.param(True, False, id="reentrant, no backward times", marks=pytest.mark.soak),

@@ -159,10 +159,16 @@ KINDS: dict[str, Callable[[Any], modtrace.LiveRecording]] = {
     "to a folder": lambda folder: record(to=folder / "run.modtrace"),
     "in memory": lambda folder: record(max_bytes=2**18),
 }
-BOTH = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+SAMPLED = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.soak] if name == "in memory" else [])
+        for name, make in KINDS.items()
+    ],
+)
 
 
-@BOTH
+@SAMPLED
 def test_two_hundred_steps_leave_as_many_objects_as_fifty(tmp_path, make):
     training, counts = Training(), []
     with make(tmp_path) as rec:
@@ -175,7 +181,7 @@ def test_two_hundred_steps_leave_as_many_objects_as_fifty(tmp_path, make):
     assert_bounded(counts[1:])
 
 
-@BOTH
+@SAMPLED
 def test_python_holds_less_than_a_megabyte_more(tmp_path, make):
     training = Training()
     training.run(10)

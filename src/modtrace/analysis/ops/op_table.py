@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ...recording.protocols import RecordingData
 from ..step.chosen_step import ShownStep
 from ..step.ops import PlaceName, read_step_ops
+from .compiled import CompiledInside, find_compiled_before, read_compiled
 from .groups import Group, GroupedBy, group_ops
 from .sums import PhaseSums, sum_ops
 
@@ -41,6 +42,8 @@ class OpTable:
     recorded: bool  # some step of the recording has ops
     rows: tuple[OpRow, ...]
     sums: PhaseSums  # of all rows
+    compiled: tuple[CompiledInside, ...] | None = None  # the ops inside of compiled code, which have no times
+    compiled_before: tuple[str, ...] | None = None  # modules of which these are not known
 
 
 def build_op_table(
@@ -76,6 +79,8 @@ def build_op_table(
         recorded=ops.recorded,
         rows=tuple(sorted(rows, key=_cost)),
         sums=total,
+        compiled_before=find_compiled_before(data, step=None if ops.step is None else ops.step.step),
+        compiled=read_compiled(data, step=None if ops.step is None else ops.step.step, phase=phase),
     )
 
 

@@ -23,6 +23,7 @@ from ..log.listeners import Listener
 from ..log.segments import CallRef, Segment
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
+from .compiled_ops import CompiledOpRecorder
 
 
 @dataclass(eq=False)
@@ -56,18 +57,21 @@ class CompilationRecorder(Listener):
         self._announced: dict[tuple[str, bool], tuple[CallRef | None, list[str]]] = {}  # not read yet
         self._of_graph: dict[str, _Compilation] = {}  # forwards by compile id
         self._functions: dict[str, str] = {}  # by the number of the function
+        self._ids: dict[str, int] = {}  # compilation_id of forwards by compile id
+        self._ops: CompiledOpRecorder | None = None
         self._unplaced: list[_Compilation] = []  # their steps have not ended
         self._placed: list[_Compilation] = []  # not written yet
         self._written = 0
         self._failure: Exception | None = None  # not reported yet
 
-    def start(self, tracker: ScopeTracker) -> None:
-        """Begins to listen. What was compiled before is not recorded."""
+    def start(self, tracker: ScopeTracker, *, with_ops: bool) -> None:
+        """Begins to listen. What was compiled before is not recorded. `with_ops` records the ops inside too."""
         try:
             self._last = next(reversed(last_compilations()), None)
             self._last_break = next(reversed(last_graph_breaks()), None)
             self._tracker = tracker
-            call_after_compilations(self._ended)
+            self._ops = CompiledOpRecorder(tracker, self._sink, self._fail) if with_ops else None
+            self._look()
             tracker.subscribers.add(self)
         except Exception as error:
             self._fail(error)
@@ -87,12 +91,20 @@ class CompilationRecorder(Listener):
         if tracker is not None:
             tracker.subscribers.remove(self)
         no_more_calls_after_compilations(self._ended)
+        if self._ops is not None:
+            self._ops.stop()
+
+    def _look(self) -> None:
+        """Has Dynamo call us, if the program has imported it since, or has reset it."""
+        call_after_compilations(self._ended)
+        if self._ops is not None:
+            self._ops.look()
 
     def forked(self) -> None:
         self._leave()
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
-        call_after_compilations(self._ended)  # the program may have imported Dynamo since, or have reset it
+        self._look()
 
     def _ended(self, told: Any) -> None:
         """Takes note of a compilation that ends on this thread; Dynamo calls it."""
@@ -184,6 +196,8 @@ class CompilationRecorder(Listener):
         if rows:
             self._sink.write("compilations", self._columns(rows))
             self._written += len(rows)
+        if self._ops is not None:
+            self._ops.write(self._ids)
         self._report()
 
     def _columns(self, rows: list[_Compilation]) -> dict[str, Any]:
@@ -194,8 +208,12 @@ class CompilationRecorder(Listener):
         for each in rows:
             each.call = None  # which holds all calls around it
         records = [each.record for each in rows]
+        ids = list(range(self._written, self._written + len(rows)))
+        self._ids.update(
+            (each.compile_id, at) for each, at in zip(records, ids, strict=True) if not each.is_backward
+        )
         return {
-            "compilation_id": list(range(self._written, self._written + len(rows))),
+            "compilation_id": ids,
             "step": [each.step for each in rows],
             "call_id": call_ids,
             "module_id": [(each.forward or each).module_id for each in rows],

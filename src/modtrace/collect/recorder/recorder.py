@@ -121,7 +121,7 @@ class Recorder(Listener):
             self._tracker.names.add_root(module, name)
         self._values.start(self._tracker, [module for _, module in self._roots])
         self._roots = []
-        self._writer.compilations.start(self._tracker)
+        self._writer.compilations.start(self._tracker, with_ops=self._op_options is not None)
         if self._op_options is not None:
             self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
             self._ops.start(self._values, is_wanted=self._is_wanted())

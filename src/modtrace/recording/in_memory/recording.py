@@ -19,7 +19,7 @@ from ..schema import schema, schemas
 from .tensors import TensorMemory
 
 #: Small tables that are needed to understand all others.
-NEVER_DROPPED = frozenset({"modules", "sites", "scalars", "steps", "compilations"})
+NEVER_DROPPED = frozenset({"modules", "sites", "scalars", "steps", "compilations", "compiled_ops"})
 
 _SEALED_ROWS = 8192
 _SEALED_PART_OF_MAX = 64  # a sealed batch is about this part of max_bytes at most: it is dropped as a whole

@@ -19,7 +19,7 @@ from .held_steps import HeldSteps
 from .held_tensors import HeldTensor, HeldTensors
 
 #: Small tables that are needed to understand what is written later.
-_NEVER_HELD = frozenset({"modules", "sites", "compilations"})
+_NEVER_HELD = frozenset({"modules", "sites", "compilations", "compiled_ops"})
 
 #: At most this many firings are noted, because `meta.json` is rewritten for each.
 _MOST_NOTES = 1000

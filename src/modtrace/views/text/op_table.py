@@ -28,6 +28,8 @@ from ..common.numbers import (
     format_time,
     mark_unknown,
 )
+from .compiled_kernels import DISPENSABLE_KERNELS, describe_regions, kernel_columns
+from .compiled_kernels import LEGEND as KERNEL_LEGEND
 
 #: Columns left out in this order where the width does not suffice.
 _DISPENSABLE = ("allocated", "written", "read", "type", *reversed(PHASES), "GFLOP/s", "%", "most in", "ops")
@@ -65,12 +67,15 @@ def render_op_table(
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     head = describe_head(table.command, table.step, table.marks)
-    if not table.rows:
+    if not table.rows and not table.compiled:
         return render_tables(head, width=width, color=color)
     rows = table.rows[:top]
-    fitted = fit_columns(_columns(table, rows), width, _DISPENSABLE)
-    rest = _describe_rest(table, len(rows), fitted)
-    return render_tables(head, fitted, rest=rest, width=width, color=color)
+    fitted = [fit_columns(_columns(table, rows), width, _DISPENSABLE)]
+    rest = _describe_rest(table, len(rows), fitted[0])
+    if table.compiled:
+        fitted.append(fit_columns(kernel_columns(table.compiled, top), width, DISPENSABLE_KERNELS))
+        rest += [*describe_regions(table.compiled, top), *explain_columns(KERNEL_LEGEND, fitted[-1].titles)]
+    return render_tables(head, *fitted, rest=rest, width=width, color=color)
 
 
 def render_op_table_json(table: OpTable, *, top: int | None = None) -> str:
@@ -159,6 +164,15 @@ def _notes(table: OpTable, row: OpRow) -> Text:
 
 def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[Text]:
     lines = []
+    if table.compiled_before:
+        names = ", ".join(map(printable, table.compiled_before))
+        lines.append(
+            Text(
+                f"what ran inside of {names} is not known: it was compiled before the recording began, or by a backend "
+                "without AOTAutograd",
+                "dim",
+            )
+        )
     hidden = [row.sums.together.time_ns for row in table.rows[shown:]]
     if hidden:
         lines.append(Text(f"{count_of(len(hidden), 'more row')} with {format_time(sum(hidden))}", "dim"))

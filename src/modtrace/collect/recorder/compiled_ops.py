@@ -1,0 +1,83 @@
+"""Records the ops inside of what torch.compile compiles, with their modules and the kernels made of them."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ...recording.phase import BACKWARD, FORWARD, PHASES
+from ...recording.protocols import Sink
+from ...torch_internals.compiled_graphs import CompiledGraph, CompilerWatch
+from ...torch_internals.dynamo import is_compile_wrapper
+from ..scopes.tracker import ScopeTracker
+
+
+class CompiledOpRecorder:
+    """Takes the graphs that compilers were given, and writes them once their compilations have rows."""
+
+    def __init__(self, tracker: ScopeTracker, sink: Sink, failed: Callable[[Exception], None]) -> None:
+        """Creates a recorder that takes nothing before `look()`; `failed` receives its internal errors."""
+        self._tracker = tracker
+        self._sink = sink
+        self._failed = failed
+        self._watch = CompilerWatch(self._told)
+        self._lock = threading.Lock()  # over what follows
+        self._modules: dict[
+            str, dict[str, int]
+        ] = {}  # module_ids by path below the compiled module, by compile id
+        self._waiting: list[CompiledGraph] = []
+
+    def look(self) -> None:
+        """Begins to take graphs if the program has called `torch.compile` since."""
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Takes no more graphs."""
+        self._watch.stop()
+
+    def _told(self, graph: CompiledGraph) -> None:
+        try:
+            with self._lock:
+                if not graph.is_backward:
+                    self._modules[graph.compile_id] = self._find_modules()
+                self._waiting.append(graph)
+        except Exception as error:
+            self._failed(error)
+
+    def _find_modules(self) -> dict[str, int]:
+        """Returns the ids of the modules inside of the one whose call waits for the compiler."""
+        segment = self._tracker.logs.current.segment
+        module = None if segment is None else segment.context_of(segment.open_calls.innermost).module
+        if module is not None and is_compile_wrapper(module):
+            module = module._modules["_orig_mod"]
+        if not isinstance(module, nn.Module):
+            return {}
+        named = {
+            path: self._tracker.names.get(each) for path, each in module.named_modules(remove_duplicate=False)
+        }
+        return {path: each.module_id for path, each in named.items() if each is not None}
+
+    def write(self, compilation_ids: Mapping[str, int]) -> None:
+        """Writes the graphs whose forwards have rows, by compile id."""
+        with self._lock:
+            ready = [each for each in self._waiting if each.compile_id in compilation_ids]
+            self._waiting = [each for each in self._waiting if each.compile_id not in compilation_ids]
+            modules = [self._modules.get(each.compile_id, {}) for each in ready]
+        for graph, ids in zip(ready, modules, strict=True):
+            if graph.ops:
+                self._sink.write("compiled_ops", _columns(graph, ids, compilation_ids[graph.compile_id]))
+
+
+def _columns(graph: CompiledGraph, modules: Mapping[str, int], compilation_id: int) -> dict[str, Any]:
+    count = len(graph.ops)
+    return {
+        "compilation_id": [compilation_id] * count,
+        "phase": [PHASES.index(BACKWARD if graph.is_backward else FORWARD)] * count,
+        "nth": list(range(count)),
+        "module_id": [None if each.path is None else modules.get(each.path) for each in graph.ops],
+        **{
+            name: [getattr(each, name) for each in graph.ops]
+            for name in ("name", "inputs", "is_view", "shape", "dtype", "source", "kernels")
+        },
+    }

@@ -1,0 +1,83 @@
+"""Renders the ops inside of compiled code, with the kernels that they were fused into."""
+
+from collections.abc import Iterator, Sequence
+
+from ...analysis.ops.compiled import CompiledInside, CompiledKernel
+from ...recording.suggestions import count_of
+from ..common.columns import Column, Legend, Text, printable
+
+#: Columns left out in this order where the width does not suffice.
+DISPENSABLE_KERNELS = ("fused ops", "compiled in")
+
+LEGEND: Legend = (
+    (
+        (("kernel",), "kernel: what runs at once; numbered are those that inductor has fused"),
+        (("of modules",), "of modules: whose ops it runs, in backward the gradients of"),
+    ),
+)
+
+#: So many characters are shown of modules, and of the ops of a kernel.
+_MODULES, _OPS = 56, 28
+
+
+def kernel_columns(regions: Sequence[CompiledInside], top: int | None) -> list[Column]:
+    """Returns a row for each kernel, and for each op that runs by itself, in the order of the graphs."""
+    rows = [(region, kernel) for region in regions for kernel in region.kernels][:top]
+    fused = [(region.name, kernel.phase, kernel.name) for region, kernel in rows if kernel.is_fused]
+    numbers = {key: at for at, key in enumerate(dict.fromkeys(fused), 1)}
+    columns = [
+        Column("kernel", [_kernel_cell(region, each, numbers) for region, each in rows], right=False),
+        Column("phase", [Text(each.phase) for _, each in rows], right=False),
+        Column("ops", [Text(str(len(each.ops))) for _, each in rows]),
+        Column(
+            "of modules", [Text(_shorten(each.modules, _MODULES, " + ")) for _, each in rows], right=False
+        ),
+        Column("fused ops", [Text(_describe_ops(each), "dim") for _, each in rows], right=False),
+    ]
+    if len(regions) > 1:
+        columns.insert(
+            0, Column("compiled in", [Text(printable(each.name)) for each, _ in rows], right=False)
+        )
+    return columns
+
+
+def describe_regions(regions: Sequence[CompiledInside], top: int | None) -> Iterator[Text]:
+    """Yields a line for each region, and one for rows that are not shown."""
+    for each in regions:
+        fused = sum(kernel.is_fused for kernel in each.kernels)
+        kernels = f", fused into {count_of(fused, 'kernel')}" if fused else ""
+        yield Text(
+            f"inside of {printable(each.name)}, compiled in step {each.step}: {count_of(each.forward_ops, 'op')} of "
+            f"forward and {each.backward_ops} of backward{kernels}; times inside are not known",
+            "dim",
+        )
+    hidden = sum(len(each.kernels) for each in regions) - (top or 0)
+    if top is not None and hidden > 0:
+        yield Text(f"{count_of(hidden, 'more row')} of compiled code", "dim")
+
+
+def _kernel_cell(
+    region: CompiledInside, kernel: CompiledKernel, numbers: dict[tuple[str, str, str], int]
+) -> Text:
+    if kernel.is_fused:
+        return Text(str(numbers[region.name, kernel.phase, kernel.name]))
+    return Text(_bare(kernel.name))
+
+
+def _describe_ops(kernel: CompiledKernel) -> str:
+    if not kernel.is_fused:
+        return ""
+    return _shorten(list(dict.fromkeys(map(_bare, kernel.ops))), _OPS, " ")
+
+
+def _bare(op: str) -> str:
+    return op.split(".")[1] if op.count(".") > 1 else op
+
+
+def _shorten(names: Sequence[str], width: int, between: str) -> str:
+    """Returns the names, as many as there is room for, at least one, and how many more there are."""
+    shown = list(map(printable, names))
+    while len(shown) > 1 and len(between.join(shown)) > width:
+        shown.pop()
+    more = len(names) - len(shown)
+    return between.join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,233 @@
+"""The ops inside of compiled code are recorded with their modules, and with the kernels that they were fused into."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.backends.common
+from torch import nn
+
+import modtrace
+from modtrace import ModtraceWarning
+from modtrace.collect.recorder.compiled_ops import CompiledOpRecorder
+
+WIDTH = 8
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_code() -> Iterator[None]:
+    """No test meets code compiled in another."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(MLP() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x) * 2
+
+
+def train(model: nn.Module, called: nn.Module, *, sizes: tuple[int, ...] = (4,), **options: Any) -> Any:
+    torch.manual_seed(0)
+    with modtrace.record(model, **{"ops": True, "values": None, "strict": True, **options}) as rec:
+        for size in sizes:
+            called(torch.randn(size, WIDTH)).sum().backward()
+            model.zero_grad()
+    return rec
+
+
+def inside(rec: Any) -> list[dict[str, Any]]:
+    """The rows of ops inside of compiled code, with the paths of their modules."""
+    paths = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
+    return [row | {"path": paths.get(row["module_id"])} for row in rec.table("compiled_ops").to_pylist()]
+
+
+def eager_ops(rec: Any) -> list[tuple[str, str, str]]:
+    """Phase, path and name of the ops of modules of an eager run."""
+    paths = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
+    calls = {row["call_id"]: paths[row["module_id"]] for row in rec.table("calls").to_pylist()}
+    return [
+        (row["phase"], calls[row["call_id"]], row["name"])
+        for row in rec.table("ops").to_pylist()
+        if row["call_id"] is not None
+    ]
+
+
+def test_every_op_is_there_once_and_of_the_module_that_an_eager_run_has_it_of() -> None:
+    model = Net()
+    eager = Counter(eager_ops(train(model, model)))
+    found = inside(train(model, torch.compile(model, backend="aot_eager", fullgraph=True)))
+
+    forward = Counter((row["path"], row["name"]) for row in found if row["phase"] == "forward")
+    expected = Counter(
+        {(path, name): count for (phase, path, name), count in eager.items() if phase == "forward"}
+    )
+    for path in ("blocks.0", "blocks.1"):
+        expected.subtract([(path, "aten.detach.default")])  # of what relu saves: only in eager code
+    assert forward == +expected
+    products = Counter(row["path"] for row in found if row["name"] == "aten.mm.default")
+    layers = ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "head"]
+    assert products == dict.fromkeys(
+        layers, 2
+    )  # of the input, which a bias before it makes need one, and of the weight
+    sums = [row for row in found if row["phase"] == "backward" and row["name"] == "aten.add.Tensor"]
+    assert {row["path"] for row in sums} == {None}  # of gradients, which belong to no op
+
+
+def test_inputs_shapes_and_lines_are_told() -> None:
+    model = Net()
+    found = inside(train(model, torch.compile(model, backend="aot_eager", fullgraph=True)))
+    forward = [row for row in found if row["phase"] == "forward"]
+    assert [row["nth"] for row in forward] == list(range(len(forward)))
+    last = forward[-1]
+    assert (last["name"], last["shape"], last["dtype"], last["path"]) == (
+        "aten.mul.Tensor",
+        [4, 3],
+        "float32",
+        "",
+    )
+    [made] = last["inputs"]
+    assert (forward[made]["name"], forward[made]["path"]) == ("aten.addmm.default", "head")
+    assert [forward[each]["name"] for each in forward[made]["inputs"]] == [
+        "aten.add.Tensor",
+        "aten.t.default",
+    ]
+    file, _, line = last["source"].rpartition(":")
+    assert Path(file) == Path(__file__)
+    assert "self.head(x) * 2" in Path(file).read_text().splitlines()[int(line) - 1]
+    assert not any(row["kernels"] for row in found)
+    assert {row["is_view"] for row in found if row["name"] == "aten.t.default"} == {True}
+
+
+def test_regions_of_blocks_and_recompilations_have_their_own() -> None:
+    model = Net()
+    for block in model.blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    rec = train(model, model, sizes=(4, 6, 9))
+    compilations = {row["compilation_id"]: row for row in rec.table("compilations").to_pylist()}
+    found = inside(rec)
+    assert len({row["compilation_id"] for row in found}) > 1
+    assert all(row["compilation_id"] in compilations for row in found)
+    assert [-1, WIDTH] in [row["shape"] for row in found]  # it is compiled for any size in the end
+    assert {row["path"] for row in found} - {None} == {
+        path for path, _ in model.named_modules() if path.startswith("blocks.")
+    }
+
+
+def test_nothing_is_wrapped_without_ops_nor_after_the_recording() -> None:
+    model = Net()
+    common: Any = torch._dynamo.backends.common
+    plain = common.aot_module_simplified
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with modtrace.record(model, strict=True):
+        compiled(torch.randn(4, WIDTH))
+        assert common.aot_module_simplified is plain
+    assert inside(train(model, compiled, ops=False, values="stats")) == []
+    train(model, compiled)
+    assert common.aot_module_simplified is plain
+
+
+def test_what_was_compiled_before_is_said_to_be() -> None:
+    model = Net()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled(torch.randn(4, WIDTH)).sum().backward()
+    rec = train(model, compiled)
+    assert inside(rec) == []
+    assert rec.op_table().compiled_before == ("Net",)
+    assert "what ran inside of Net is not known: it was compiled before the recording began" in str(
+        rec.op_table()
+    )
+
+
+def test_same_numbers_are_computed() -> None:
+    results = []
+    for options in ({}, {"ops": False, "values": "stats"}):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Net()
+        train(model, torch.compile(model, backend="aot_eager", fullgraph=True), sizes=(4, 5), **options)
+        results.append([each.detach().clone() for each in model.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+def test_internal_error_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(CompiledOpRecorder, "_find_modules", fail)
+    model = Net()
+    with pytest.warns(ModtraceWarning, match="records no more compilations"):
+        rec = train(model, torch.compile(model, backend="aot_eager", fullgraph=True), strict=False)
+    assert rec.table("ops").num_rows
+
+
+def test_ops_command_lists_them_with_their_modules() -> None:
+    model = Net()
+    text = str(train(model, torch.compile(model, backend="aot_eager", fullgraph=True)).op_table())
+    assert "inside of Net, compiled in step 0: " in text
+    assert [line.split() for line in text.splitlines() if line.startswith("native_layer_norm ")] == [
+        ["native_layer_norm", "forward", "1", f"blocks.{at}.norm"] for at in range(2)
+    ]
+
+
+SCRIPT = """
+import json, sys
+import torch
+import modtrace
+from test_compiled_ops import Net, inside
+
+torch.manual_seed(0)
+model = Net()
+compiled = torch.compile(model, fullgraph=True)
+with modtrace.record(model, ops=True, values=None, strict=True) as rec:
+    compiled(torch.randn(4, 8)).sum().backward()
+table = rec.op_table()
+rows = [[each["path"], each["name"], each["kernels"]] for each in inside(rec)]
+kernels = [[each.name, each.phase, each.modules] for each in table.compiled[0].kernels if each.is_fused]
+print(json.dumps({"rows": rows, "kernels": kernels, "text": str(table)}))
+"""
+
+
+@pytest.mark.compile
+def test_kernels_of_inductor_are_named_by_their_modules_also_with_warm_caches(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    runs = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        runs.append(json.loads(done.stdout))
+    assert [runs[0][key] == runs[1][key] for key in ("rows", "kernels")] == [True, True]
+    found = {(phase, frozenset(modules)) for _, phase, modules in runs[0]["kernels"]}
+    assert ("forward", frozenset({"blocks.0.norm"})) in found
+    assert all(name.startswith("cpp_fused_") for name, _, _ in runs[0]["kernels"])
+    assert "fused into " in runs[0]["text"]
+    products = [kernels for path, name, kernels in runs[0]["rows"] if name == "aten.addmm.default"]
+    assert len(products) == 5 and not any(products)  # they run by themselves
