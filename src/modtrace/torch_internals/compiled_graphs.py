@@ -35,8 +35,8 @@ class GraphOp:
     """An op of a graph."""
 
     name: str  # `aten.addmm.default`
-    #: Below the compiled module, "" for that itself; of a backward op that of its forward; None: not known.
-    path: str | None
+    #: Its `id`, or its path below the compiled one, "" for that; of a backward op that of its forward; None: not known.
+    module: int | str | None
     inputs: list[int]  # the positions of the ops that made what it reads
     is_view: bool
     shape: list[int] | None  # of the first tensor that it returns; -1 for a size that varies
@@ -119,7 +119,7 @@ def _read(nodes: list[Any]) -> list[GraphOp]:
         returns = node.target._schema.returns
         op = GraphOp(
             name=str(node.target),
-            path=None if node.meta.get("is_gradient_acc") else _path_of(node.meta),
+            module=None if node.meta.get("is_gradient_acc") else _module_of(node.meta),
             inputs=sorted({positions[id(each)] for each in _makers_of(node) if id(each) in positions}),
             is_view=any(each.alias_info and not each.alias_info.is_write for each in returns),
             shape=None if first is None else [_to_number(size) for size in first.shape],
@@ -147,13 +147,19 @@ def _makers_of(node: Any) -> Iterator[Any]:
             yield from _makers_of(each)
 
 
-def _path_of(meta: dict[str, Any]) -> str | None:
-    """Returns the path of the innermost module, as `nn_module_stack` has it: `L['self'].blocks.0`."""
-    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
-    found = next(reversed([path for path, *_ in stack.values()]), _SELF)
-    if found == _SELF:
+def _module_of(meta: dict[str, Any]) -> int | str | None:
+    """Returns the innermost module, as `nn_module_stack` has it: `{"140251": ("L['self'].blocks.0", Block)}`.
+
+    The key is the module's `id`, with `@1` behind it in its second call, or a name.
+    """
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {"": (_SELF, None)}
+    key, (path, *_) = next(reversed(stack.items()))
+    number = key.partition("@")[0]
+    if number.isdecimal():
+        return int(number)
+    if path == _SELF:
         return ""
-    return found.removeprefix(_SELF + ".") if found.startswith(_SELF + ".") else None
+    return path.removeprefix(_SELF + ".") if path.startswith(_SELF + ".") else None
 
 
 @contextmanager

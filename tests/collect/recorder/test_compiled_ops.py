@@ -137,6 +137,28 @@ def test_regions_of_blocks_and_recompilations_have_their_own() -> None:
     }
 
 
+class Broken(Net):
+    """Its graph breaks in front of the head, which is then on the stack of what is compiled behind."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.shown(x))
+
+    @torch.compiler.disable
+    def shown(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_modules_behind_a_graph_break_are_known() -> None:
+    model = Broken()
+    found = inside(train(model, torch.compile(model, backend="aot_eager")))
+    products = Counter(row["path"] for row in found if row["name"] == "aten.addmm.default")
+    assert products == dict.fromkeys(
+        ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "head"], 1
+    )
+
+
 def test_nothing_is_wrapped_without_ops_nor_after_the_recording() -> None:
     model = Net()
     common: Any = torch._dynamo.backends.common

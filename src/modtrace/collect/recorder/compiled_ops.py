@@ -23,9 +23,8 @@ class CompiledOpRecorder:
         self._failed = failed
         self._watch = CompilerWatch(self._told)
         self._lock = threading.Lock()  # over what follows
-        self._modules: dict[
-            str, dict[str, int]
-        ] = {}  # module_ids by path below the compiled module, by compile id
+        #: What `_find_modules` has returned, by compile id.
+        self._modules: dict[str, dict[int | str, int]] = {}
         self._waiting: list[CompiledGraph] = []
 
     def look(self) -> None:
@@ -45,18 +44,20 @@ class CompiledOpRecorder:
         except Exception as error:
             self._failed(error)
 
-    def _find_modules(self) -> dict[str, int]:
-        """Returns the ids of the modules inside of the one whose call waits for the compiler."""
+    def _find_modules(self) -> dict[int | str, int]:
+        """Returns the module_ids of the compiled module and of those inside of it, by `id` and by path."""
         segment = self._tracker.logs.current.segment
         module = None if segment is None else segment.context_of(segment.open_calls.innermost).module
         if module is not None and is_compile_wrapper(module):
             module = module._modules["_orig_mod"]
         if not isinstance(module, nn.Module):
             return {}
-        named = {
-            path: self._tracker.names.get(each) for path, each in module.named_modules(remove_duplicate=False)
-        }
-        return {path: each.module_id for path, each in named.items() if each is not None}
+        found: dict[int | str, int] = {}
+        for path, each in module.named_modules(remove_duplicate=False):
+            named = self._tracker.names.get(each)
+            if named is not None:
+                found[id(each)] = found[path] = named.module_id
+        return found
 
     def write(self, compilation_ids: Mapping[str, int]) -> None:
         """Writes the graphs whose forwards have rows, by compile id."""
@@ -69,13 +70,13 @@ class CompiledOpRecorder:
                 self._sink.write("compiled_ops", _columns(graph, ids, compilation_ids[graph.compile_id]))
 
 
-def _columns(graph: CompiledGraph, modules: Mapping[str, int], compilation_id: int) -> dict[str, Any]:
+def _columns(graph: CompiledGraph, modules: Mapping[int | str, int], compilation_id: int) -> dict[str, Any]:
     count = len(graph.ops)
     return {
         "compilation_id": [compilation_id] * count,
         "phase": [PHASES.index(BACKWARD if graph.is_backward else FORWARD)] * count,
         "nth": list(range(count)),
-        "module_id": [None if each.path is None else modules.get(each.path) for each in graph.ops],
+        "module_id": [None if each.module is None else modules.get(each.module) for each in graph.ops],
         **{
             name: [getattr(each, name) for each in graph.ops]
             for name in ("name", "inputs", "is_view", "shape", "dtype", "source", "kernels")
