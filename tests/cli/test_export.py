@@ -24,6 +24,7 @@ TABLES = [
     "calls",
     "collectives",
     "compilations",
+    "compiled_ops",
     "modules",
     "ops",
     "runs",
