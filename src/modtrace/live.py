@@ -210,6 +210,7 @@ class LiveRecording(Recording):
 
     def _start(self) -> "Recorder":
         from .collect.recorder.environment import describe_run
+        from .collect.recorder.flush_timer import FLUSH_TO_DISK_S, FLUSH_TO_MEMORY_S
         from .collect.recorder.recorder import Recorder
         from .store.flight_recorder.sink import FlightRecorder, in_front_of
 
@@ -234,6 +235,7 @@ class LiveRecording(Recording):
             strict=options.strict,
             inside=options.compiled == INSIDE,
             flight_recorder=sink if isinstance(sink, FlightRecorder) else None,
+            flush_after_s=FLUSH_TO_MEMORY_S if self.path is None else FLUSH_TO_DISK_S,
         )
         recorder.start()
         return recorder

@@ -87,7 +87,7 @@ def test_step_is_written_at_its_end_by_the_training_itself(tmp_path, monkeypatch
 def test_modes_of_the_users_see_nothing_of_what_is_written_at_a_steps_end(
     tmp_path, monkeypatch, mode_type, options
 ):
-    monkeypatch.setattr("modtrace.collect.recorder.flush_timer._FLUSH_AFTER_S", 0.0)
+    monkeypatch.setattr("modtrace.collect.recorder.flush_timer.FLUSH_TO_DISK_S", 0.0)
     with mode_type() as alone:
         for _ in range(3):
             train(1)
@@ -121,7 +121,7 @@ def signal_in_write(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     original = RowWriter.write
     monkeypatch.setattr(RowWriter, "write", write)
-    monkeypatch.setattr("modtrace.collect.recorder.flush_timer._FLUSH_AFTER_S", 0.0)
+    monkeypatch.setattr("modtrace.collect.recorder.flush_timer.FLUSH_TO_DISK_S", 0.0)
     before = signal.signal(signal.SIGALRM, interrupt)
     yield
     signal.signal(signal.SIGALRM, before)
@@ -184,7 +184,7 @@ def test_handler_that_dumps_in_the_middle_of_our_own_work_does_not_wait_for_ever
 
 def test_steps_that_a_flight_recorder_looks_at_are_not_forced_into_files_at_each(tmp_path, monkeypatch):
     late = []
-    monkeypatch.setattr("modtrace.collect.recorder.flush_timer._FLUSH_AFTER_S", 60.0)
+    monkeypatch.setattr("modtrace.collect.recorder.flush_timer.FLUSH_TO_DISK_S", 60.0)
     monkeypatch.setattr(Recorder, "_flush_late", lambda recorder: late.append(recorder.steps_ended))
     with modtrace.record(to=tmp_path / "run.modtrace", keep_last=2):
         train(20)

@@ -23,11 +23,6 @@ class Arguments(NamedTuple):
     positional: int  # how many are given by position
     given: tuple[Any, ...]  # behind those, names and values
 
-    @property
-    def tensor_count(self) -> int:
-        """The number of tensors among the arguments."""
-        return _count_tensors(self.given)
-
     def texts(self) -> tuple[str, tuple[str, ...]]:
         """Returns the JSON template, and the slots of the tensors in order."""
         slots: list[str] = []
@@ -68,11 +63,6 @@ class ArgumentTexts:
 
 def _count_parts(given: tuple[Any, ...]) -> int:
     return len(given) + sum(_count_parts(each) for each in given if isinstance(each, tuple))
-
-
-def _count_tensors(given: tuple[Any, ...]) -> int:
-    nested = sum(_count_tensors(each) for each in given if isinstance(each, tuple))
-    return nested + sum(each is TENSOR for each in given)
 
 
 def _unmarked(given: tuple[Any, ...]) -> Iterator[Any]:

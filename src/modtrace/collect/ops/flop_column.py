@@ -36,10 +36,12 @@ class OpFlops:
         counted = np.array(
             [is_used and self._is_counted(each) for each, is_used in zip(schemas, used, strict=False)]
         )
-        for op in np.flatnonzero(counted[schema]).tolist():
-            given, returned = found.geometries_of(op)
-            uses, outputs = [geometries[each] for each in given], [geometries[each] for each in returned]
-            flops[op] = self._one(found.arguments[found.argument[op]], uses, outputs)
+        ops = np.flatnonzero(counted[schema])
+        for op, argument, (given, returned) in zip(
+            ops.tolist(), found.argument[ops].tolist(), found.geometries_of(ops), strict=True
+        ):
+            uses, outputs = ([geometries[at] for at in each.tolist()] for each in (given, returned))
+            flops[op] = self._one(found.arguments[argument], uses, outputs)
         return flops
 
     def _is_counted(self, schema: OpSchema) -> bool:

@@ -1,6 +1,6 @@
 """Joins batches of ops, with what each op used and returned."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -19,7 +19,10 @@ _GEOMETRY_OF_USE = 1
 class JoinedOps:
     """The ops of several batches, as one table."""
 
-    def __init__(self, batches: Sequence[OpBatch]) -> None:
+    def __init__(
+        self, batches: Sequence[OpBatch], texts_of: Callable[[Arguments], tuple[str, tuple[str, ...]]]
+    ) -> None:
+        """Joins batches. `texts_of` returns the JSON template of arguments, and the slots of their tensors."""
         self.batches = batches
         self.firsts = [*accumulate(map(len, batches), initial=0)][:-1]  # of the ops of each batch
         self.events: Ints = _joined([batch.events for batch in batches]).reshape(-1, EVENT_WIDTH)
@@ -31,7 +34,8 @@ class JoinedOps:
         ]
         self.tensor_ids: Ints = np.repeat(np.array(shifts, np.int64), counts) + np.arange(sum(counts))
         self.arguments, self.argument = self._join_arguments()
-        slots = np.array([each.tensor_count for each in self.arguments], np.int64)
+        self.texts = [texts_of(each) for each in self.arguments]
+        slots = np.array([len(slots) for _, slots in self.texts], np.int64)
         self.use_counts: Ints = slots[self.argument]  # of each op
         self.used: Ints = self._join_uses()  # tensor and geometry
         self.use_ends: Ints = np.cumsum(self.use_counts)
@@ -53,7 +57,7 @@ class JoinedOps:
         shifts = np.repeat(
             [firsts[id(each.arguments)] for each in self.batches], [len(each) for each in self.batches]
         )
-        used, position = np.unique(self.events[:, ARGUMENTS] + shifts, return_inverse=True)
+        used, position = number_used(self.events[:, ARGUMENTS] + shifts, len(known))
         return [known[at] for at in used.tolist()], position
 
     def _join_uses(self) -> Ints:
@@ -94,13 +98,14 @@ class JoinedOps:
         np.add.at(summed, self.op_of_tensor[self.is_output], sizes[self.tensors[self.is_output, GEOMETRY]])
         return summed
 
-    def geometries_of(self, op: int) -> tuple[list[int], list[int]]:
-        """Returns the geometries of the inputs and of the outputs of an op."""
-        end = int(self.use_ends[op])
-        given = self.used[end - int(self.use_counts[op]) : end, _GEOMETRY_OF_USE].tolist()
-        first, last = np.searchsorted(self.op_of_tensor, [op, op + 1]).tolist()
-        returned = self.tensors[first:last, GEOMETRY][self.is_output[first:last]].tolist()
-        return given, returned
+    def geometries_of(self, ops: Ints) -> Iterator[tuple[Ints, Ints]]:
+        """Yields the geometries of the inputs and of the outputs of each of these ops."""
+        used, ends = self.used[:, _GEOMETRY_OF_USE], self.use_ends[ops]
+        uses = zip((ends - self.use_counts[ops]).tolist(), ends.tolist(), strict=True)
+        outputs, op_of_output = self.tensors[self.is_output, GEOMETRY], self.op_of_tensor[self.is_output]
+        firsts, lasts = (np.searchsorted(op_of_output, ops + more).tolist() for more in (0, 1))
+        for (begin, end), first, last in zip(uses, firsts, lasts, strict=True):
+            yield used[begin:end], outputs[first:last]
 
     def first_use(self, op: int) -> int:
         """Returns the first input tensor of an op; -1 if it has none."""
@@ -120,6 +125,16 @@ class JoinedOps:
         is_fresh = self.is_output & ((self.tensors[:, BITS] & FRESH) != 0)
         allocated[self.op_of_tensor[is_fresh]] = True
         return allocated
+
+
+def number_used(codes: Ints, count: int) -> tuple[Ints, Ints]:
+    """Returns the codes that occur, in ascending order, and for each code its position among those.
+
+    It is `np.unique` for codes from 0 up to `count`, without sorting.
+    """
+    is_used = np.zeros(count, bool)
+    is_used[codes] = True
+    return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[codes]
 
 
 def _joined(parts: Sequence[Sequence[int]]) -> Ints:

@@ -214,7 +214,8 @@ class OpMode(UnwrappedMode):
                 where = self._look_at_frames(log, sys._getframe(2))
                 at = len(log.contexts) - 1
             flags |= NOT_ADDING
-        if where is not self._where or backward is not self._backward or log is not self._log:
+        is_elsewhere = where is not self._where and not (type(where) is Location and where == self._where)
+        if is_elsewhere or backward is not self._backward or log is not self._log:
             self._where, self._backward, self._log = where, backward, log
             self.op_runs.append(OpRun(len(self.events) // EVENT_WIDTH, where, backward, log.number))
         return at, node, flags

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,12 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from ...recording.arrow.arrays import from_numpy, from_strings
+from ...recording.arrow.arrays import from_list, from_numpy, from_strings
 from ...recording.role import BUFFER, LEAF, PARAMETER
 from ..log.nesting import Ints
 from ..steps.call_rows import count_before
 from ..steps.step import Step
-from ..tensor_ids.tensor_ids import GEOMETRY, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
+from ..tensor_ids.tensor_ids import GEOMETRY, NO_TENSOR, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
 from ..values.sites import SiteIds
 from .arguments import Arguments
 from .batches import OpBatch
@@ -22,7 +23,7 @@ from .boundary import AtRoot
 from .calls import OpCalls
 from .charges import Charges, charge_ops
 from .flop_column import OpFlops
-from .joined import JoinedOps
+from .joined import JoinedOps, number_used
 from .mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, RAISED, SCHEMA, START_NS, OpMode
 from .nodes import NodesOfOps, OpNodes
 
@@ -32,6 +33,7 @@ _MOST_LETTERS = 2**22
 
 Columns = dict[str, Any]
 
+_SIZES = pa.list_(pa.int64())
 _WHERE = [STORAGE, OFFSET, GEOMETRY]
 
 
@@ -87,9 +89,8 @@ class OpTables:
         batches: list[OpBatch] = [batch for step in steps for batch in step.ops]
         if not batches:
             return None
-        found = JoinedOps(batches)
+        found = JoinedOps(batches, self._texts_of)
         self._learn()
-        texts = [self._texts_of(each) for each in found.arguments]
         calls = OpCalls(found, steps, optimizer_ids)
         nodes = self._find_nodes(found)
         saved = [each for step in steps for each in step.saved]
@@ -98,10 +99,10 @@ class OpTables:
         step = np.repeat(np.array([each.number for each in steps], np.int32), counts)
         tables = {
             "ops": {
-                **self._op_columns(found, step, calls, nodes, [template for template, _ in texts]),
+                **self._op_columns(found, step, calls, nodes),
                 "saved_bytes": _null(charges.of_op),
             },
-            "uses": _use_columns(found, [slots for _, slots in texts], _at_roots(steps)),
+            "uses": _use_columns(found, _at_roots(steps)),
             "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
         }
         names = [each.name for each in self._mode.schemas]
@@ -127,19 +128,19 @@ class OpTables:
         ids = sites.get(
             owners, [-1] * len(leaves), [(leaf.role, leaf.slot, None, -1) for leaf in leaves]
         ).tolist()
-        wheres = [*map(tuple, found.tensors[:, _WHERE].tolist())]
-        positions = {number: at for at, number in enumerate(found.tensor_ids.tolist())} if leaves else {}
-        for leaf, site_id in zip(leaves, ids, strict=True):
-            at = positions.get(leaf.tensor_id)
-            if at is not None:
-                site[at] = self._kept.get(wheres[at], site_id) if leaf.role == LEAF else site_id
-                if leaf.role in (PARAMETER, BUFFER):
-                    self._kept[wheres[at]] = site_id
+        leaf_ids = np.array([leaf.tensor_id for leaf in leaves], np.int64)
+        rows = np.searchsorted(found.tensor_ids, leaf_ids)
+        is_here = np.append(found.tensor_ids, NO_TENSOR)[rows] == leaf_ids
+        rows, here = rows[is_here], np.flatnonzero(is_here).tolist()
+        for row, at, where in zip(rows.tolist(), here, _wheres(found, rows), strict=True):
+            role = leaves[at].role
+            site[row] = self._kept.get(where, ids[at]) if role == LEAF else ids[at]
+            if role in (PARAMETER, BUFFER):
+                self._kept[where] = ids[at]
         is_view = found.is_output.copy()
         is_view[is_view] = self._schemas.is_view[found.events[found.op_of_tensor[is_view], SCHEMA]]
         is_written = (site < 0) & ~is_view & (found.tensors[:, VERSION] > 0)
-        for at in np.flatnonzero(is_written).tolist():
-            site[at] = self._kept.get(wheres[at], -1)
+        site[is_written] = [self._kept.get(where, -1) for where in _wheres(found, is_written)]
         return site
 
     def _learn(self) -> None:
@@ -179,13 +180,12 @@ class OpTables:
         writes = self._schemas.writes[found.events[:, SCHEMA]]
         returns = np.zeros(len(found.events), bool)
         returns[found.op_of_tensor[found.is_output]] = True
-        for op in np.flatnonzero(writes & ~returns).tolist():
-            arguments = found.arguments[found.argument[op]]
-            _, slots = self._texts_of(arguments)
-            names = tuple(each.name for each in arguments.schema.written)
-            given, _ = found.geometries_of(op)
-            is_written = [slot.partition("[")[0] in names for slot in slots]
-            written[op] = sum(int(sizes[each]) for each, yes in zip(given, is_written, strict=True) if yes)
+        ops = np.flatnonzero(writes & ~returns)
+        for op, (given, _) in zip(ops.tolist(), found.geometries_of(ops), strict=True):
+            argument = found.argument[op]
+            names = {each.name for each in found.arguments[argument].schema.written}
+            is_written = [slot.partition("[")[0] in names for slot in found.texts[argument][1]]
+            written[op] = sizes[given[is_written]].sum()
         return written
 
     def _find_nodes(self, found: JoinedOps) -> NodesOfOps:
@@ -206,7 +206,6 @@ class OpTables:
         step: npt.NDArray[np.int32],
         calls: OpCalls,
         nodes: NodesOfOps,
-        templates: Sequence[str],
     ) -> Columns:
         events, schemas, known, sizes = found.events, self._mode.schemas, self._schemas, self._sizes
         names = [each.name for each in schemas]
@@ -219,7 +218,7 @@ class OpTables:
             "phase": _null(calls.phase),
             "name": _dictionary(schema, names),
             "nth": count_before(_run_key(step, calls), schema),
-            "args": _dictionary(found.argument, templates),
+            "args": _dictionary(found.argument, [template for template, _ in found.texts]),
             "sequence_nr": _null(nodes.node),
             "sequence_thread": np.ma.masked_array(nodes.thread, nodes.node < 0),
             "forward_op_id": _null(nodes.forward_op),
@@ -238,6 +237,11 @@ class OpTables:
         }
 
 
+def _wheres(found: JoinedOps, rows: Any) -> list[tuple[int, ...]]:
+    """Returns what these tensors show of which storage."""
+    return [*map(tuple, found.tensors[rows][:, _WHERE].tolist())]
+
+
 def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
     """Returns the columns of the Python source of ops, if it was recorded. A backward op has that of its forward op."""
     columns: Columns = {}
@@ -251,15 +255,22 @@ def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
     return columns
 
 
-def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], at_roots: Sequence[AtRoot]) -> Columns:
+def _use_columns(found: JoinedOps, at_roots: Sequence[AtRoot]) -> Columns:
     """Returns the uses of tensors by ops, and then those by outermost calls as arguments and outputs."""
     ops = np.repeat(found.events[:, OP], found.use_counts)
     calls = np.array([each.segment.first_id for each in at_roots], np.int64)
-    given = [slot for at in found.argument.tolist() for slot in slots[at]]
+    texts = [slots for _, slots in found.texts]
+    slots = [*chain.from_iterable(texts), *(each.slot for each in at_roots)]
+    ends = np.cumsum([len(each) for each in texts], dtype=np.int64)[found.argument]
+    behind = found.use_ends - ends  # how much further a use is among all uses than its slot among all slots
+    at = np.append(
+        np.arange(len(ops)) - np.repeat(behind, found.use_counts),
+        np.arange(len(slots) - len(calls), len(slots)),
+    )
     return {
         "consumer_op": _null(np.concatenate([ops, np.full(len(calls), -1, np.int64)])),
         "consumer_call": _null(np.concatenate([np.full(len(ops), -1, np.int64), calls])),
-        "slot": given + [each.slot for each in at_roots],
+        "slot": from_strings(slots).take(from_numpy(at, pa.int64())),
         "tensor_id": np.append(found.used[:, 0], np.array([each.tensor_id for each in at_roots], np.int64)),
     }
 
@@ -274,15 +285,15 @@ def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
 def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.int32]) -> Columns:
     rows, geometries = found.tensors, ids.geometries
     storage, version, offset, geometry, device, producer, slot, bits = rows.T
-    known, position = np.unique(geometry, return_inverse=True)
+    known, position = number_used(geometry, len(geometries))
     shown = [geometries[at] for at in known.tolist()]
-    at = position.tolist()
+    at = from_numpy(position, pa.int64())
     shapes, strides = [_whole(each.shape) for each in shown], [_whole(each.stride or ()) for each in shown]
     return {
         "tensor_id": found.tensor_ids,
         "site_id": _null(site),
-        "shape": [shapes[each] for each in at],
-        "stride": [strides[each] for each in at],
+        "shape": from_list(shapes, _SIZES).take(at),
+        "stride": from_list(strides, _SIZES).take(at),
         "offset": offset,
         "conj": np.array([each.conj for each in shown], bool)[position],
         "neg": np.array([each.neg for each in shown], bool)[position],
@@ -293,7 +304,7 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
         "storage": _null(storage),
         "version": np.ma.masked_array(version, storage < 0),
         "producer_op": _null(producer),
-        "slot": [ids.slots[each] for each in slot.tolist()],
+        "slot": from_strings(ids.slots).take(from_numpy(slot, pa.int64())),
         "note": _dictionary(position, [each.note for each in shown]),
     }
 
@@ -327,7 +338,7 @@ def _null(values: Any) -> Any:
 
 def _dictionary(codes: Ints, texts: Sequence[str | None]) -> pa.DictionaryArray:
     """Returns a column of texts, null for None. Only those that are used are kept; `texts` may hold one twice."""
-    used, back = np.unique(codes, return_inverse=True)
+    used, back = number_used(codes, len(texts))
     numbers: dict[str, int] = {}
     new = [
         _NO_TEXT if text is None else numbers.setdefault(text, len(numbers))

@@ -8,11 +8,12 @@ from concurrent.futures import Future, wait
 
 from ...recording.failure_reporter import start_thread
 
-#: The end of a step writes if nothing was written for this long. Otherwise the thread writes, this long after it.
-_FLUSH_AFTER_S = 0.1
+#: The end of a step writes if nothing was written for this long. Otherwise the thread writes, this long after it. What
+#: is written survives the process. Rows in memory do not: there steps wait for longer, and are written together.
+FLUSH_TO_DISK_S, FLUSH_TO_MEMORY_S = 0.1, 1.0
 
-#: ... or when this many measurements wait; they and their unfinished rows take 1 MB.
-_FLUSH_SAMPLES = 2048
+#: ... or when this many measurements wait for each of these seconds; 2048 and their unfinished rows take 1 MB.
+_SAMPLES_PER_S = 20480
 
 #: A caller that waits for the thread checks at this interval that it is still alive.
 _LOOK_AFTER_S = 1.0
@@ -21,13 +22,21 @@ _LOOK_AFTER_S = 1.0
 class FlushTimer:
     """A thread that writes ended steps, from `start` to `stop`."""
 
-    def __init__(self, flush: Callable[[], None], *, locks: Sequence[threading.RLock] = ()) -> None:
+    def __init__(
+        self,
+        flush: Callable[[], None],
+        *,
+        after_s: float = FLUSH_TO_DISK_S,
+        locks: Sequence[threading.RLock] = (),
+    ) -> None:
         """Creates a timer, which does not run yet.
 
         Args:
             flush: writes the steps that wait, and calls `taken`.
+            after_s: how long steps wait.
             locks: the locks that functions passed to `run` acquire.
         """
+        self._after_s = after_s
         self._locks = locks
         self._flush = flush
         self._wake = threading.Event()
@@ -41,7 +50,7 @@ class FlushTimer:
     @property
     def is_due(self) -> bool:
         """True if the last write was so long ago that the next step that ends must be written at once."""
-        return time.monotonic() - self._taken_s >= _FLUSH_AFTER_S
+        return time.monotonic() - self._taken_s >= self._after_s
 
     def start(self) -> None:
         """Starts the thread."""
@@ -54,7 +63,7 @@ class FlushTimer:
         if self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()
             self._wake.set()
-        if samples >= _FLUSH_SAMPLES:
+        if samples >= _SAMPLES_PER_S * self._after_s:
             self._hurry.set()
 
     def taken(self) -> None:
@@ -120,7 +129,7 @@ class FlushTimer:
 
     def _flush_what_waits(self) -> None:
         while not self._stopping and (since_s := self._waiting_since_s) is not None:
-            left_s = since_s + _FLUSH_AFTER_S - time.monotonic()
+            left_s = since_s + self._after_s - time.monotonic()
             if left_s > 0 and not self._hurry.wait(left_s):
                 continue  # a step's end may have written meanwhile, and others may wait since
             if self._asked:

@@ -28,7 +28,7 @@ from ..steps.step import Step
 from ..steps.step_rows import to_scalar
 from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
-from .flush_timer import FlushTimer
+from .flush_timer import FLUSH_TO_DISK_S, FlushTimer
 from .nonfinite_stop import NonFiniteStop, OpenStep
 from .ready_steps import ReadySteps
 from .row_writer import RowWriter, StepHolder
@@ -50,6 +50,7 @@ class Recorder(Listener):
         strict: bool = False,
         inside: bool = False,  # measures modules inside of compiled code too
         flight_recorder: "StepHolder | None" = None,  # the sink, if it checks triggers
+        flush_after_s: float = FLUSH_TO_DISK_S,  # how long steps wait to be written
     ) -> None:
         """Creates a recorder, which records nothing before `start()`."""
         self.wants_backward_events = backward_times or ops is not None
@@ -81,7 +82,7 @@ class Recorder(Listener):
         self._ready = ReadySteps(self._finder, self._values, self._writer.compilations, self._reporter, steps)
         self._op_options = ops
         self._ops: OpRecorder | None = None
-        self._timer = FlushTimer(self._flush_late, locks=(self._writing, self._lock))
+        self._timer = FlushTimer(self._flush_late, after_s=flush_after_s, locks=(self._writing, self._lock))
         self._nonfinite = NonFiniteStop(flight_recorder, self._writing, self._read_open, self._numbers_of)
         signals = flight_recorder.signals if flight_recorder else ()
         self._signals = SignalWatch(signals, partial(self.fire, "OnSignal"))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -295,5 +296,6 @@ def _numel(measurement: Any) -> int:
     return 0 if measurement.dtype is None else math.prod(measurement.shape)
 
 
+@cache
 def _word(dtype: Any) -> str:
     return "" if dtype is None else str(dtype).removeprefix("torch.")
