@@ -1,8 +1,11 @@
 """A recording of any architecture equals itself, op by op, and a second recording of the same."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import modtrace
 from helpers.more_architectures import TWENTY
@@ -54,3 +57,29 @@ def uninitialized(rec: modtrace.Recording) -> int:
         each["site_id"] for each in ops.to_pylist() if ".empty" in each["op"] or ".new_empty" in each["op"]
     }
     return sum(site in empty for site in rec.table("values")["site_id"].to_pylist())
+
+
+@pytest.mark.parametrize("more", [{"ops": True}, {"backward_times": True}])
+@pytest.mark.parametrize("has_first_more", [True, False])
+def test_what_one_of_two_equal_runs_was_not_asked_to_record_is_no_difference(
+    more: dict[str, Any], has_first_more: bool
+) -> None:
+    def run(scale: float = 1.0, **options: Any) -> modtrace.Recording:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+        model[0].weight.data *= scale
+        roles = ["output", "grad_output", *(["op_output"] if "ops" in options else [])]
+        with modtrace.record(model, values=modtrace.Capture(roles=roles), **options) as rec:
+            model(torch.randn(3, 4)).sum().backward()
+        return rec
+
+    first, second = run(**more), run()
+    found = modtrace.compare(first, second) if has_first_more else modtrace.compare(second, first)
+    assert found.ok
+    assert not found.missing.tensors
+    assert not found.extra.calls
+    other = run(1.01)
+    found = modtrace.compare(first, other) if has_first_more else modtrace.compare(other, first)
+    assert not found.ok
+    assert found.first is not None
+    assert found.first.path == "0"

@@ -21,12 +21,11 @@ REASONS = (
     "view",  # the op computes nothing: it returns a view of what it was given
     "joined",  # one of several parts, or the whole of several: see `Alignment.joined`
     "inside",  # it measured the module inside of compiled code, which has no calls
+    "unrecorded",  # it was not asked to record ops, or the calls of backward
 )
 
 #: Reasons that say nothing of what the two models compute: none of them makes two recordings unequal.
-HARMLESS = frozenset(
-    {"wrapper", "recompute", "optimizer", "prepared", "again", "before", "view", "joined", "inside"}
-)
+HARMLESS = frozenset(REASONS) - {"step", "module", "call", "op", "site"}
 
 
 class ModuleName(NamedTuple):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ...recording.phase import OPTIMIZER, PHASES, RECOMPUTE
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.role import OP_OUTPUT
 from ..step.calls import Bools, Column, Rows
 from .calls import translate
@@ -26,8 +26,9 @@ from .sides import Side
     _VIEW,
     _JOINED,
     _INSIDE,
+    _UNRECORDED,
 ) = range(len(REASONS))
-_RECOMPUTED = PHASES.index(RECOMPUTE)
+_BACKWARD, _RECOMPUTED = PHASES.index(BACKWARD), PHASES.index(RECOMPUTE)
 
 
 def list_unpaired(
@@ -61,6 +62,12 @@ def list_unpaired(
     of_op = _tell_ops(side, steps[:, 0], calls, ops, joined)
     of_value = _tell_values(side, steps[:, 0], places, of_call, calls, of_op, ops, joined, values)
     of_value[(of_value == _SITE) & _is_measured_before(side, other, steps, places)] = _BEFORE
+    asked = other.data.meta.options
+    if not asked.get("ops") and not len(other.ops.step):
+        of_op[of_op != _STEP] = _UNRECORDED
+        of_value[(side.values.op >= 0) & (of_value != _STEP)] = _UNRECORDED
+        if not asked.get("backward_times") and _BACKWARD not in other.calls.calls.phase:
+            of_call[(side.calls.calls.phase == _BACKWARD) & (of_call == _CALL)] = _UNRECORDED
     for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
         reason[rows & (reason != _STEP)] = _JOINED
     alone = np.setdiff1d(np.flatnonzero(places < 0), joined)
