@@ -5,7 +5,7 @@ from .analysis.report.limits import Limits
 from .analysis.report.report import build_report
 from .recording.protocols import RecordingData
 from .surface import name_argument
-from .views.html.page import render_report
+from .views.html.page import render_report, size_without_data
 
 #: How large the file of a report may be, in MB, unless something else is asked for.
 MAX_MB = 20.0
@@ -37,13 +37,15 @@ def make_report(
     Raises:
         ValueError: there is no such step, or `max_mb` is too small.
     """
-    allowed = room = min(max_mb, _ALL_MB) * 1e6
+    allowed = min(max_mb, _ALL_MB) * 1e6
+    of_page = size_without_data()
+    room = allowed_data = max(allowed - of_page, 1.0)
     size = 0
     for _ in range(_TRIES if max_mb > 0 else 0):
         page = render_report(build_report(data, Limits.of(room), step=step, comparison=comparison))
         size = len(page.encode("utf-8"))
         if size <= allowed:
             return page
-        room *= _SPARE * allowed / size
+        room *= _SPARE * min(allowed_data / max(size - of_page, 1), 1)
     least = f" The smallest report of this recording has {size / 1e6:.1f}." if size else ""
     raise ValueError(f"{name_argument('max_mb', max_mb)}: give more megabytes.{least}")

@@ -15,6 +15,7 @@ def test_quick_run_prints_every_row() -> None:
         "tier 1 of all module, parameter and optimizer roles",
         "tier 1 of all those but updates",
         "tier 1 of op outputs",
+        "what naming the op of a NaN needs: tier 1 of op outputs, no saved memory",
         "ops, no values",
         "tier 2 every 10th step",
         "tier 1, and tier 2 every 10th step",

@@ -1,4 +1,4 @@
-/** Reads the payload of a report: one JSON object, compressed, with tables of columns. */
+/** Reads the payload of a report: one JSON object with tables of columns, and their numbers, compressed. */
 
 export type Kind =
   | "text"
@@ -147,19 +147,21 @@ const NEEDED: Partial<Record<TableName, readonly string[]>> = {
 };
 
 /** The version of the payload that this page was written for. */
-const VERSION = 1;
+const VERSION = 2;
 
-/** Reads the text of the page's payload element: base64 of gzip of JSON. */
+/** Reads the text of the page's payload element: base64 of gzip of the length of the JSON, the JSON, and the numbers. */
 export async function decodePayload(text: string): Promise<Payload> {
-  const bytes = fromBase64(text.trim());
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const payload = readPayload(JSON.parse(await new Response(stream).text()));
+  const stream = new Blob([fromBase64(text.trim())]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const end = 4 + new DataView(bytes.buffer).getUint32(0, true);
+  const json: unknown = JSON.parse(new TextDecoder().decode(bytes.subarray(4, end)));
+  const payload = readPayload(json, bytes.subarray(end));
   payload.missing.push(...tellAbsent(payload.tables));
   return payload;
 }
 
-/** Makes a payload of the parsed JSON. What is missing or odd is left out, and told in `missing`. */
-export function readPayload(json: unknown): Payload {
+/** Makes a payload of the parsed JSON and the numbers. What is missing or odd is left out, and told in `missing`. */
+export function readPayload(json: unknown, numbers: Uint8Array): Payload {
   const raw = asRecord(json);
   const missing: string[] = [];
   if (raw.version !== VERSION)
@@ -167,7 +169,7 @@ export function readPayload(json: unknown): Payload {
   const dictionaries = asRecord(raw.dictionaries);
   const tables = {} as Record<TableName, Table>;
   for (const name of TABLES)
-    tables[name] = readTable(name, asRecord(raw.tables)[name], dictionaries, missing);
+    tables[name] = readTable(name, asRecord(raw.tables)[name], dictionaries, numbers, missing);
   return {
     title: asText(raw.title) || "modtrace report",
     about: asList(raw.about).map((pair) => [asText(asList(pair)[0]), asText(asList(pair)[1])]),
@@ -184,6 +186,7 @@ function readTable(
   name: TableName,
   json: unknown,
   dictionaries: Record<string, unknown>,
+  numbers: Uint8Array,
   missing: string[],
 ): Table {
   if (json === undefined || json === null) return new Table(name, 0, []);
@@ -193,7 +196,7 @@ function readTable(
   for (const each of asList(raw.columns)) {
     const spec = readSpec(asRecord(each));
     try {
-      columns.push(readColumn(spec, asRecord(asRecord(each).data), rows, dictionaries));
+      columns.push(readColumn(spec, asRecord(asRecord(each).data), rows, dictionaries, numbers));
     } catch (error) {
       missing.push(
         `Column ${spec.label} of ${name} cannot be read: ${error instanceof Error ? error.message : ""}`,
@@ -235,14 +238,15 @@ function readColumn(
   data: Record<string, unknown>,
   rows: number,
   dictionaries: Record<string, unknown>,
+  numbers: Uint8Array,
 ): Column {
   const type = asText(data.type);
-  const text = asText(data.base64);
   const size = SIZES[type];
   if (!size) throw new Error(`its type ${type} is unknown.`);
-  const count = (text.length * 0.75 - (/=*$/.exec(text.slice(-2))?.[0].length ?? 0)) / size;
-  if (count !== rows) throw new Error(`it has ${count} values for ${rows} rows.`);
-  const values = () => readNumbers(type, text, rows);
+  const offset = asNumber(data.offset, -1);
+  const count = offset < 0 ? 0 : Math.floor((numbers.length - offset) / size);
+  if (!(count >= rows)) throw new Error(`it has ${Math.max(count, 0)} values for ${rows} rows.`);
+  const values = () => readNumbers(type, numbers.subarray(offset, offset + rows * size), rows);
   const unknown = asNumber(data.null, NaN);
   if (data.dictionary === undefined) return new Column(spec, values, null, unknown);
   const texts = dictionaries[asText(data.dictionary)];
@@ -253,16 +257,18 @@ function readColumn(
 /** How many bytes a number of each type takes. */
 const SIZES: Record<string, number> = { f64: 8, f32: 4, i32: 4, u8: 1 };
 
-/** Decodes numbers; where that cannot be, none is known. */
-function readNumbers(type: string, text: string, rows: number): Numbers {
-  try {
-    const bytes = fromBase64(text);
-    if (type === "u8") return bytes;
-    if (type === "i32") return new Int32Array(bytes.buffer);
-    return type === "f32" ? new Float32Array(bytes.buffer) : new Float64Array(bytes.buffer);
-  } catch {
-    return new Float64Array(rows).fill(NaN);
+/** Puts the bytes of each number together: the lowest ones of all numbers come first, then the next ones. */
+function readNumbers(type: string, planes: Uint8Array, rows: number): Numbers {
+  if (type === "u8") return planes;
+  const words = SIZES[type] / 4;
+  const joined = new Uint32Array(rows * words);
+  for (let word = 0; word < words; word++) {
+    const [a, b, c, d] = [0, 1, 2, 3].map((plane) => planes.subarray((4 * word + plane) * rows));
+    for (let row = 0, to = word; row < rows; row++, to += words)
+      joined[to] = a[row] | (b[row] << 8) | (c[row] << 16) | (d[row] << 24);
   }
+  if (type === "i32") return new Int32Array(joined.buffer);
+  return type === "f32" ? new Float32Array(joined.buffer) : new Float64Array(joined.buffer);
 }
 
 function fromBase64(text: string): Uint8Array<ArrayBuffer> {

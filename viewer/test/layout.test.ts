@@ -2,10 +2,9 @@ import { expect, test } from "vitest";
 import { GraphLayout } from "../src/graph/layout";
 import { IN, LevelMaker, OUT } from "../src/graph/levels";
 import { Model } from "../src/model";
-import { readPayload } from "../src/payload";
-import { makeGraph, makePayload } from "./sample";
+import { makeGraph, makePayload, readSample } from "./sample";
 
-const model = new Model(readPayload(makeGraph()));
+const model = new Model(readSample(makeGraph()));
 
 function layOut(open: number[], unfolded: number[] = [], shown = model): GraphLayout {
   const layout = new GraphLayout(shown);
@@ -99,7 +98,7 @@ test("nothing overlaps, and what is inside a group lies within it", () => {
 });
 
 test("a graph without edges, phases or anything known is laid out one below the other", () => {
-  const bare = new Model(readPayload(makePayload({ nodes: { label: ["a", "b", "c"] } })));
+  const bare = new Model(readSample(makePayload({ nodes: { label: ["a", "b", "c"] } })));
   const layout = layOut([], [], bare);
   expect(layout.y[0]).toBeLessThan(layout.y[1]);
   expect(layout.y[1]).toBeLessThan(layout.y[2]);
@@ -112,7 +111,7 @@ test("layers that go back to each other in a circle are laid out as if they went
     parent: [-1, -1, 0, 1],
     twin: [1, 0, null, null],
   };
-  const layout = layOut([0, 1], [], new Model(readPayload(makePayload({ nodes: columns }))));
+  const layout = layOut([0, 1], [], new Model(readSample(makePayload({ nodes: columns }))));
   expect([0, 1].map((owner) => [...layout.levels.level(owner).items])).toEqual([[2], [3]]);
 });
 
@@ -120,7 +119,7 @@ test("more nodes than a call takes arguments are laid out beside each other", ()
   const size = 150_000;
   const source = Array.from({ length: size }, (_, at) => at);
   const edges = { source, target: Array<number>(size).fill(size) };
-  const layout = layOut([], [], new Model(readPayload(makePayload({ nodes: { kind: Array<string>(size + 1).fill("op") }, edges })))); // prettier-ignore
+  const layout = layOut([], [], new Model(readSample(makePayload({ nodes: { kind: Array<string>(size + 1).fill("op") }, edges })))); // prettier-ignore
   expect(layout.y[size]).toBeGreaterThan(layout.y[size - 1]);
 });
 
@@ -131,6 +130,6 @@ test("a chain of 50,000 ops is laid out", () => {
     nodes: { kind: Array<string>(size).fill("op") },
     edges: { source: numbers(0), target: numbers(1) },
   });
-  const layout = layOut([], [], new Model(readPayload(chain)));
+  const layout = layOut([], [], new Model(readSample(chain)));
   expect(layout.y[size - 1]).toBe((size - 1) * (layout.height[0] + 26));
 });

@@ -1,10 +1,12 @@
 import { expect, test } from "vitest";
-import { decodePayload, readPayload } from "../src/payload";
-import { makePayload, toBase64 } from "./sample";
+import { decodePayload } from "../src/payload";
+import { addNumbers, allNumbers, makePayload, readSample, toBase64 } from "./sample";
 
-test("a payload is read from base64 of gzip of JSON", async () => {
+test("a payload is read from base64 of gzip of its length, JSON and numbers", async () => {
   const json = makePayload({ modules: { label: ["GPT", "head"], parent: [-1, 0], time: [2.5, null] } });
-  const packed = new Blob([JSON.stringify(json)]).stream().pipeThrough(new CompressionStream("gzip"));
+  const text = new TextEncoder().encode(JSON.stringify(json));
+  const parts = [Uint32Array.of(text.length), text, allNumbers()];
+  const packed = new Blob(parts).stream().pipeThrough(new CompressionStream("gzip"));
   const payload = await decodePayload(toBase64(await new Response(packed).arrayBuffer()));
   expect(payload.title).toBe("sample");
   expect(payload.tables.modules.rows).toBe(2);
@@ -23,9 +25,9 @@ test("an unknown value of an integer column is no number, and an unknown text is
   tables.sites.columns[1].data = {
     type: "i32",
     null: -1,
-    base64: toBase64(Int32Array.of(4, -1).buffer),
+    offset: addNumbers(Int32Array.of(4, -1)),
   };
-  const { sites } = readPayload(json).tables;
+  const { sites } = readSample(json).tables;
   expect(sites.link("module", 0)).toBe(4);
   expect(sites.link("module", 1)).toBe(-1);
   expect(sites.text("role", 1)).toBe("");
@@ -33,37 +35,37 @@ test("an unknown value of an integer column is no number, and an unknown text is
 
 test("a column that cannot be read is left out and told of", () => {
   const json = makePayload({ modules: { label: ["GPT"], time: [1] } });
-  const tables = json.tables as { modules: { rows: number } };
-  tables.modules.rows = 2;
-  const payload = readPayload(json);
+  const tables = json.tables as { modules: { columns: { data: object }[] } };
+  tables.modules.columns[0].data = { type: "i32", offset: allNumbers().length - 3 };
+  tables.modules.columns[1].data = { type: "f64" };
+  const payload = readSample(json);
   expect(payload.tables.modules.columns).toEqual([]);
   expect(payload.missing).toEqual([
-    "Column label of modules cannot be read: it has 1 values for 2 rows.",
-    "Column time of modules cannot be read: it has 1 values for 2 rows.",
+    "Column label of modules cannot be read: it has 0 values for 1 rows.",
+    "Column time of modules cannot be read: it has 0 values for 1 rows.",
   ]);
 });
 
 test.each([
   [{}],
   [null],
-  [{ version: 1, tables: { modules: null, nodes: 3 }, findings: [null], about: ["x"], lanes: [7] }],
+  [{ version: 2, tables: { modules: null, nodes: 3 }, findings: [null], about: ["x"], lanes: [7] }],
 ])("a payload with nothing in it, or nonsense, opens: %j", (json) => {
-  const payload = readPayload(json);
+  const payload = readSample(json);
   expect(payload.title).toBe("modtrace report");
   expect(payload.tables.nodes.rows).toBe(0);
   expect(payload.tables.steps.text("kind", 3)).toBe("");
 });
 
 test("another version is told of", () => {
-  expect(readPayload({ version: 9 }).missing).toEqual(["The data has version 9; this page reads version 1."]);
+  expect(readSample({ version: 9 }).missing).toEqual(["The data has version 9; this page reads version 2."]);
 });
 
-test("numbers that are no base64 are unknown, and a type that is not known is told of", () => {
+test("a type that is not known is told of", () => {
   const json = makePayload({ modules: { time: [1, 2], size: [3, 4] } });
-  const [time, size] = (json.tables as { modules: { columns: { data: object }[] } }).modules.columns;
-  time.data = { type: "f64", base64: "!".repeat(22) + "==" };
-  size.data = { type: "f16", base64: "" };
-  const payload = readPayload(json);
-  expect(payload.tables.modules.number("time", 0)).toBeNaN();
+  const [, size] = (json.tables as { modules: { columns: { data: object }[] } }).modules.columns;
+  size.data = { type: "f16", offset: 0 };
+  const payload = readSample(json);
+  expect(payload.tables.modules.number("time", 1)).toBe(2);
   expect(payload.missing).toEqual(["Column size of modules cannot be read: its type f16 is unknown."]);
 });

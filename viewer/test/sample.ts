@@ -1,11 +1,34 @@
 /** Makes payloads by hand. */
 
+import { type Payload, readPayload } from "../src/payload";
+
 export type Cells = readonly (number | string | null)[];
 
 export function toBase64(bytes: ArrayBufferLike): string {
   let text = "";
   for (const byte of new Uint8Array(bytes)) text += String.fromCharCode(byte);
   return btoa(text);
+}
+
+const numbers: number[] = [];
+
+/** Appends numbers to those of all samples, byte by byte as a payload has them, and says where they begin. */
+export function addNumbers(values: Int32Array | Float64Array): number {
+  const offset = numbers.length;
+  const bytes = new Uint8Array(values.buffer);
+  const size = values.BYTES_PER_ELEMENT;
+  for (let plane = 0; plane < size; plane++)
+    for (let at = plane; at < bytes.length; at += size) numbers.push(bytes[at]);
+  return offset;
+}
+
+/** The numbers of all samples. */
+export function allNumbers(): Uint8Array<ArrayBuffer> {
+  return Uint8Array.from(numbers);
+}
+
+export function readSample(json: unknown): Payload {
+  return readPayload(json, allNumbers());
 }
 
 /** Makes the JSON of a table from columns written out as lists; texts get a dictionary of their own. */
@@ -19,8 +42,8 @@ export function makeTable(columns: Record<string, Cells>, specs: Record<string, 
       if (cell === null) return isText ? -1 : NaN;
       return typeof cell === "string" ? dictionaries[name].indexOf(cell) : cell;
     });
-    const base64 = toBase64((isText ? Int32Array : Float64Array).from(values).buffer);
-    const data = isText ? { dictionary: name, type: "i32", null: -1, base64 } : { type: "f64", base64 };
+    const offset = addNumbers((isText ? Int32Array : Float64Array).from(values));
+    const data = isText ? { dictionary: name, type: "i32", null: -1, offset } : { type: "f64", offset };
     return { name, label: name, kind: isText ? "text" : "number", aggregate: "sum", ...specs[name], data };
   });
   return { table: { rows, columns: made }, dictionaries };
@@ -33,7 +56,7 @@ export function makePayload(
 ): Record<string, unknown> {
   const parts = Object.entries(tables).map(([name, columns]) => [name, makeTable(columns, specs)] as const);
   return {
-    version: 1,
+    version: 2,
     title: "sample",
     dictionaries: Object.assign({}, ...parts.map(([, { dictionaries }]) => dictionaries)) as object,
     tables: Object.fromEntries(parts.map(([name, { table }]) => [name, table])),

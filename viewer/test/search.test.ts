@@ -1,11 +1,10 @@
 import { expect, test } from "vitest";
 import { Model } from "../src/model";
-import { readPayload } from "../src/payload";
 import { parseNumber, parseQuery, search } from "../src/search";
-import { makePayload } from "./sample";
+import { makePayload, readSample } from "./sample";
 
 const model = new Model(
-  readPayload(
+  readSample(
     makePayload({
       modules: {
         path: ["", "layers.0", "layers.0.attn", "layers.1.attn", "head"],

@@ -3,10 +3,9 @@ import { findRange, NONFINITE, Scale, textOn } from "../src/colors";
 import { formatBytes, formatCount, formatNumber, formatSeconds, shorten } from "../src/format";
 import { Model } from "../src/model";
 import { OverlayMaker } from "../src/overlay";
-import { readPayload } from "../src/payload";
 import { Tree } from "../src/tree";
 import { ticks } from "../src/views/chart";
-import { makeGraph, makePayload } from "./sample";
+import { makeGraph, makePayload, readSample } from "./sample";
 
 test("numbers are written as modtrace writes them elsewhere", () => {
   expect([0, 0.05341234, 3.4e-7, 123456, -2.5, NaN, Infinity, -Infinity].map(formatNumber)).toEqual([
@@ -55,7 +54,7 @@ test("a group without a value has the aggregate of what is inside it, as its col
     none: [null, null, 2, 3],
     known: [9, null, 2, 3],
   };
-  const tree = new Tree(readPayload(makePayload({ modules: columns }, specs)).tables.modules);
+  const tree = new Tree(readSample(makePayload({ modules: columns }, specs)).tables.modules);
   const values = (name: string) => [...tree.values(tree.table.column(name)!)];
   expect(values("sum")).toEqual([5, 5, 2, 3]);
   expect(values("most")).toEqual([3, 3, 2, 3]);
@@ -64,7 +63,7 @@ test("a group without a value has the aggregate of what is inside it, as its col
 });
 
 test("a parent that is not there, or that comes later, is none", () => {
-  const tree = new Tree(readPayload(makePayload({ modules: { parent: [1, 7, 1, 3] } })).tables.modules);
+  const tree = new Tree(readSample(makePayload({ modules: { parent: [1, 7, 1, 3] } })).tables.modules);
   expect([...tree.children(-1)]).toEqual([0, 1, 3]);
   expect([...tree.order]).toEqual([0, 1, 2, 3]);
 });
@@ -77,7 +76,7 @@ test("a range is found among more values than a call takes arguments", () => {
 
 test("a node that stands for its equal siblings has the aggregate of all of them", () => {
   const json = makeGraph({ time: { overlay: true } });
-  const overlay = new OverlayMaker(new Model(readPayload(json))).get("time", 0)!;
+  const overlay = new OverlayMaker(new Model(readSample(json))).get("time", 0)!;
   expect([3, 4, 5, 9].map((node) => overlay.nodes[node])).toEqual([5, 2, 3, 6]);
   expect([3, 4, 5, 9].map((node) => overlay.folded[node])).toEqual([14, 6, 8, 6]);
 });
@@ -92,7 +91,7 @@ test("a kind has one number and one colour for modules and nodes, whatever their
   (json.dictionaries as Record<string, unknown>).other = (
     other.dictionaries as Record<string, unknown>
   ).dtype;
-  const overlay = new OverlayMaker(new Model(readPayload(json))).get("dtype", 0)!;
+  const overlay = new OverlayMaker(new Model(readSample(json))).get("dtype", 0)!;
   expect([...overlay.modules].map((value) => overlay.text(value))).toEqual(["float32", "bfloat16"]);
   expect([...overlay.nodes].map((value) => overlay.text(value))).toEqual(["", "int64", "bfloat16"]);
 });

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
 from helpers.report_tables import ALL, column, report, rows
 from modtrace.analysis.provenance.recompute import RecomputeCheck
 from modtrace.analysis.report.limits import Limits, choose_window, thin
+from modtrace.analysis.report.tables import round_to_show
 from modtrace.analysis.values.nonfinite import NonFinite
 from modtrace.views.html.findings import describe_finding
 
@@ -301,3 +304,15 @@ def test_histograms_have_no_empty_bins_at_their_ends() -> None:
     names = ("site", "step", "first", "length", "exponent", "zeros")
     assert rows(found["histograms"], *names) == [(0, 0, 0, 3, 0.0, 2)]
     assert column(found["bins"], "count") == [3, 0, 1]
+
+
+@given(st.lists(st.floats(width=32)))
+def test_statistics_are_rounded_below_the_fourth_digit(given_values: list[float]) -> None:
+    values = np.array(given_values, np.float32)
+    rounded = round_to_show(values)
+    is_finite = np.isfinite(values)
+    assert np.array_equal(rounded[~is_finite], values[~is_finite], equal_nan=True)
+    assert np.isfinite(rounded[is_finite]).all()
+    wide, exact = rounded[is_finite].astype(np.float64), values[is_finite].astype(np.float64)
+    assert (np.abs(wide - exact) <= np.abs(exact) * 2.0**-16).all()
+    assert round_to_show(np.float64([0.1]))[0] == 0.1

@@ -1,18 +1,14 @@
 """The payload of a page: what a report becomes as JSON, compressed."""
 
-import base64
-import gzip
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.report_pages import decode, numbers_of
 from modtrace.analysis.report.tables import Report, ReportColumn, ReportLane, ReportTable, text_column
 from modtrace.views.html.payload import VERSION, encode_payload, to_payload
-
-_TYPES = {"u8": "u1", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
 
 
 def report(*columns: ReportColumn, rows: int = 3, **more: Any) -> Report:
@@ -44,19 +40,30 @@ def only(found: dict[str, Any]) -> dict[str, Any]:
 def test_numbers_have_the_smallest_type_that_holds_them(
     values: list[Any], dtype: Any, type: str, null: int | None
 ) -> None:
-    data = only(to_payload(report(column(values, dtype))))["data"]
+    found, numbers = to_payload(report(column(values, dtype), rows=len(values)))
+    data = only(found)["data"]
     assert (data["type"], data.get("null")) == (type, null)
-    assert np.frombuffer(base64.b64decode(data["base64"]), _TYPES[type]).tolist() == values
+    assert numbers_of(data, len(values), numbers).tolist() == values
 
 
 def test_unknown_numbers_that_do_not_fit_are_not_numbers() -> None:
-    data = only(to_payload(report(column([-1, 2**40]))))["data"]
+    found, numbers = to_payload(report(column([-1, 2**40])))
+    data = only(found)["data"]
     assert data["type"] == "f64"
-    assert str(np.frombuffer(base64.b64decode(data["base64"]), "<f8").tolist()) == f"[nan, {float(2**40)}]"
+    assert str(numbers_of(data, 2, numbers).tolist()) == f"[nan, {float(2**40)}]"
+
+
+def test_columns_follow_each_other_byte_by_byte() -> None:
+    found, numbers = to_payload(report(column([1, 2]), column([0x01020304, -1])))
+    [first, second] = (each["data"] for each in found["tables"]["nodes"]["columns"])
+    assert (first["offset"], second["offset"]) == (0, 2)
+    assert numbers == bytes([1, 2, 0x04, 0xFF, 0x03, 0xFF, 0x02, 0xFF, 0x01, 0xFF])
 
 
 def test_texts_are_codes_of_a_dictionary_and_none_is_minus_one() -> None:
-    found = to_payload(report(text_column("label", "name", ["b", None, "b", "a"], default=True)))
+    found, numbers = to_payload(report(text_column("label", "name", ["b", None, "b", "a"], default=True)))
+    data = only(found)["data"]
+    assert numbers_of(data, 4, numbers).tolist() == [0, -1, 0, 1]
     assert found["dictionaries"] == {"nodes.label": ["b", "a"]}
     assert only(found) == {
         "name": "label",
@@ -64,12 +71,7 @@ def test_texts_are_codes_of_a_dictionary_and_none_is_minus_one() -> None:
         "kind": "text",
         "aggregate": "none",
         "default": True,
-        "data": {
-            "dictionary": "nodes.label",
-            "type": "i32",
-            "null": -1,
-            "base64": base64.b64encode(np.array([0, -1, 0, 1], "<i4").tobytes()).decode(),
-        },
+        "data": {"dictionary": "nodes.label", "type": "i32", "null": -1, "offset": 0},
     }
 
 
@@ -81,7 +83,8 @@ def test_payload_is_compressed_json_and_the_same_each_time() -> None:
         notes=("the values are left out",),
     )
     packed = encode_payload(given)
-    found = json.loads(gzip.decompress(base64.b64decode(packed)))
+    found, numbers = decode(packed)
+    assert numbers == b"\1\2\3"
     assert {name: found[name] for name in ("format", "version", "title", "notes", "lanes", "dimensions")} == {
         "format": "modtrace report",
         "version": VERSION,
@@ -96,5 +99,5 @@ def test_payload_is_compressed_json_and_the_same_each_time() -> None:
 @pytest.mark.parametrize("name", ["\ud800", "\x00\x1b", "\u202eabc", "</script><script>alert(1)</script>"])
 def test_no_name_breaks_the_payload(name: str) -> None:
     packed = encode_payload(report(text_column("label", "name", [name]), title=name))
-    found = json.loads(gzip.decompress(base64.b64decode(packed)).decode("utf-8"))
+    found, _ = decode(packed)
     assert len(found["dictionaries"]["nodes.label"][0]) == len(name)

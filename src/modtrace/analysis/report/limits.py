@@ -9,7 +9,7 @@ from ..step.calls import Column
 #: Of each large table, the part of the file that it may take, and the bytes of one row there, compressed: measured on a
 #: GPT with ops, where `nodes` counts the edges of a node too. The parts are more than one together, because hardly a
 #: recording has much of everything; where it has, smaller limits are tried.
-_ROOM = {"nodes": (0.6, 35), "spans": (0.6, 15), "values": (0.9, 5), "histograms": (0.3, 50)}
+_ROOM = {"nodes": (0.6, 20), "spans": (0.6, 12), "values": (0.9, 2.5), "histograms": (0.3, 30)}
 
 
 @dataclass(frozen=True, kw_only=True)

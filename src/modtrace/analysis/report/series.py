@@ -15,7 +15,7 @@ from ..step.calls import Column, Rows
 from ..values.history_statistics import Cells, evaluate, group_rows, is_measured, merge_tier2_cells, to_stat
 from ..values.selection import Owner, SelectedValues, Selection, select_values
 from .modules import CLIPPED, Place
-from .tables import NONE, ReportColumn, ReportTable, narrow, text_column
+from .tables import NONE, ReportColumn, ReportTable, narrow, round_to_show, text_column
 
 #: The statistics of the table, those of tier 2 where they were measured.
 SERIES = ("rms", "mean", "std", "abs_max", "l2", "min", "max", "mean_abs", "zero_fraction", "kurtosis")
@@ -104,7 +104,9 @@ def tabulate_series(measured: list[RoleValues], steps: Column) -> ReportTable:
             _fill(column, at, kept, each, stat)
         first += len(each.names)
     more = [
-        ReportColumn(name=stat, label=title_of(stat), kind="number", values=narrow(column), overlay=True)
+        ReportColumn(
+            name=stat, label=title_of(stat), kind="number", values=round_to_show(narrow(column)), overlay=True
+        )
         for stat, column in columns.items()
         if not np.isnan(column).all()
     ]

@@ -27,6 +27,11 @@ def render_report(report: Report) -> str:
     return before + head + between + payload + after
 
 
+def size_without_data() -> int:
+    """Returns how many bytes a page has beside its report."""
+    return len(_read_page().encode("utf-8"))
+
+
 @dataclass(frozen=True, repr=False)
 class ReportFrame:
     """A report as a notebook shows it: in a frame with an origin of its own, from which nothing is within reach."""
