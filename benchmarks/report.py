@@ -57,7 +57,9 @@ _PAN = f"""(async () => {{
     return times;
 }})()"""
 _FIRST_PAINT = "performance.getEntriesByType('paint')[0].startTime"
-_READY = "document.documentElement.dataset.ready !== undefined && performance.getEntriesByType('paint').length > 0"
+_READY = (
+    "document.documentElement.dataset.ready !== undefined && performance.getEntriesByType('paint').length > 0"
+)
 
 
 def main() -> None:
