@@ -15,6 +15,7 @@ import torch._dynamo.backends.common
 from torch import nn
 
 import modtrace
+from helpers.report_pages import read_payload
 from modtrace import ModtraceWarning
 from modtrace.collect.recorder.compiled_ops import CompiledOpRecorder
 
@@ -231,6 +232,21 @@ rows = [[each["path"], each["name"], each["kernels"]] for each in inside(rec)]
 kernels = [[each.name, each.phase, each.modules] for each in table.compiled[0].kernels if each.is_fused]
 print(json.dumps({"rows": rows, "kernels": kernels, "text": str(table)}))
 """
+
+
+def test_report_tells_what_is_inside_of_each_region(tmp_path: Path) -> None:
+    net = Net()
+    for block in net.blocks:
+        block.compile(backend="aot_eager")
+    train(net, net).write_html(tmp_path / "run.html")
+    payload = read_payload((tmp_path / "run.html").read_text(encoding="utf-8"))
+    rows = [each for each in payload["findings"] if each["severity"] == "note"]
+    assert [each["title"].split(":")[0] for each in rows] == [
+        "inside of blocks.0, compiled in step 0",
+        "inside of blocks.1, compiled in step 0",
+    ]
+    assert all(each["module"] > 0 and each["step"] == 0 for each in rows)
+    assert any("blocks.0.norm" in line and "layer_norm" in line for line in rows[0]["lines"])
 
 
 @pytest.mark.compile

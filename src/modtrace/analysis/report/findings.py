@@ -13,6 +13,7 @@ from ...recording.protocols import RecordingData
 from ..divergence.answer import AMPLIFIED, Comparison, Divergence
 from ..graph.columns import Graph
 from ..modules.compilations import Compilations, Reason
+from ..ops.compiled import CompiledInside, read_compiled
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_all
 from ..step.calls import Column, RowFinder
@@ -60,10 +61,10 @@ class Located:
             step=self.step(answer.step),
         )
 
-    def reason(self, answer: Reason) -> ReportFinding:
-        """Returns what torch.compile said of a module, with its row and that of the first step."""
-        found = (row for (root, path), row in self.modules.items() if answer.module == (path or root))
-        return ReportFinding(answer=answer, module=next(found, NONE), step=self.step(answer.steps[0]))
+    def of_compiled(self, answer: Reason | CompiledInside, module: str | None, step: int) -> ReportFinding:
+        """Returns what torch.compile said or made of a module, with its row and that of the step."""
+        found = (row for (root, path), row in self.modules.items() if module == (path or root))
+        return ReportFinding(answer=answer, module=next(found, NONE), step=self.step(step))
 
     def step(self, number: int | None) -> int:
         """Returns the row of a step."""
@@ -120,7 +121,10 @@ def find_findings(
     yield from _check_recomputes(data, located)
     if compilations is not None:
         for reasons in (compilations.errors, compilations.recompilations, compilations.graph_breaks):
-            yield from map(located.reason, reasons[:_TOLD])
+            yield from (located.of_compiled(each, each.module, each.steps[0]) for each in reasons[:_TOLD])
+    shown = located.graph.step
+    for region in (read_compiled(data, step=shown.step if shown else None, phase=None) or ())[:_TOLD]:
+        yield located.of_compiled(region, region.name, region.step)
     for note in data.meta.notes:
         if note.kind != HELD:
             yield ReportFinding(answer=note, step=located.step(note.step))

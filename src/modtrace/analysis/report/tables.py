@@ -9,6 +9,7 @@ import numpy as np
 from ...recording.meta import Note
 from ..divergence.answer import Comparison, Divergence
 from ..modules.compilations import Reason
+from ..ops.compiled import CompiledInside
 from ..provenance.recompute import RecomputeCheck
 from ..step.calls import Column, Rows
 from ..values.nonfinite import NonFinite
@@ -58,7 +59,9 @@ class ReportTable:
 class ReportFinding:
     """An answer of an analysis, and the rows that it is about."""
 
-    answer: NonFinite | RecomputeCheck | Comparison | Divergence | Reason | Note | str  # a text is a mark
+    answer: (
+        NonFinite | RecomputeCheck | Comparison | Divergence | Reason | CompiledInside | Note | str
+    )  # a text is a mark
     module: int = NONE
     node: int = NONE
     step: int = NONE

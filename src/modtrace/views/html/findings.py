@@ -4,12 +4,14 @@ from typing import Any
 
 from ...analysis.divergence.answer import Comparison, Divergence
 from ...analysis.modules.compilations import Reason
+from ...analysis.ops.compiled import CompiledInside
 from ...analysis.provenance.recompute import RecomputeCheck
 from ...analysis.report.tables import ReportFinding
 from ...analysis.values.nonfinite import Measured, NonFinite
 from ...recording.meta import Note
 from ..text.comparison import describe_comparison, describe_divergence
 from ..text.compilations import describe_reason
+from ..text.compiled_kernels import describe_region
 from ..text.nonfinite import render_nonfinite
 from ..text.recompute import render_recompute
 
@@ -35,6 +37,8 @@ def _tell(finding: ReportFinding) -> tuple[str, list[str]]:
         return "error", describe_divergence(answer)
     if isinstance(answer, Reason):
         return "error" if answer.kind == "error" else "warning", describe_reason(answer)
+    if isinstance(answer, CompiledInside):
+        return "note", describe_region(answer)
     if isinstance(answer, Note):
         return "note", [f"{answer.kind}: {answer.reason}"]
     return "warning", [answer]

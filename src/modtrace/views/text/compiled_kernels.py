@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ...analysis.ops.compiled import CompiledInside, CompiledKernel
 from ...recording.suggestions import count_of
-from ..common.columns import Column, Legend, Text, printable
+from ..common.columns import Column, Legend, Text, printable, render_columns, render_lines
 
 #: Columns left out in this order where the width does not suffice.
 DISPENSABLE_KERNELS = ("fused ops", "compiled in")
@@ -18,6 +18,9 @@ LEGEND: Legend = (
 
 #: So many characters are shown of modules, and of the ops of a kernel.
 _MODULES, _OPS = 56, 28
+
+#: So many kernels of a region are listed where all that a recording has are told.
+_LISTED = 200
 
 
 def kernel_columns(regions: Sequence[CompiledInside], top: int | None) -> list[Column]:
@@ -39,6 +42,13 @@ def kernel_columns(regions: Sequence[CompiledInside], top: int | None) -> list[C
             0, Column("compiled in", [Text(printable(each.name)) for each, _ in rows], right=False)
         )
     return columns
+
+
+def describe_region(region: CompiledInside) -> list[str]:
+    """Returns the lines of one region: what it has, and its kernels."""
+    top = min(_LISTED, len(region.kernels))
+    told = render_lines(describe_regions([region], top), color=False).splitlines()
+    return told[:1] + render_columns(kernel_columns([region], top), color=False).splitlines() + told[1:]
 
 
 def describe_regions(regions: Sequence[CompiledInside], top: int | None) -> Iterator[Text]:
