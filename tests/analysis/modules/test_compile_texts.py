@@ -77,7 +77,6 @@ def test_a_module_that_is_not_known_stays_as_dynamo_wrote_it(base: str | None) -
 @pytest.mark.parametrize(
     ("guard", "advice"),
     [
-        ("GLOBAL_STATE changed: grad_mode", "call it in one grad mode"),
         ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "call it in one grad mode"),
         ("len(xs) <= 3", ""),
     ],
@@ -86,6 +85,12 @@ def test_any_other_guard_is_told_as_it_is(guard: str, advice: str) -> None:
     told = read_guard(f"0/0: {guard}", "", PATHS)
     assert told.reason == f"no longer true: {guard}"
     assert told.advice.startswith(advice) if advice else not told.advice
+
+
+def test_change_between_training_and_evaluation_is_told_as_one() -> None:
+    told = read_guard("0/0: GLOBAL_STATE changed: grad_mode ", "", PATHS)
+    assert told.reason == "the grad mode changed, as between training and evaluation"
+    assert told.advice.startswith("nothing, if it comes once")
 
 
 def test_a_guard_that_dynamo_did_not_find_is_told_in_its_words() -> None:

@@ -37,6 +37,11 @@ _TO_DO_VALUE = "keep in a tensor what changes, or set it before the first call a
 _TO_DO_INTEGER = f"{_TO_DO_VALUE}; for integers there is torch._dynamo.config.allow_unspec_int_on_nn_module"
 _TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient each time or never"
 
+#: What changes between training and evaluation, each of which has a graph of its own from then on.
+_GRAD_MODE = "GLOBAL_STATE changed: grad_mode"
+_SAY_GRAD_MODE = "the grad mode changed, as between training and evaluation"
+_TO_DO_GRAD_MODE = "nothing, if it comes once: a graph is kept for each grad mode"
+
 _LIMIT = "Dynamo recompile limit exceeded"
 _LIMIT_NAME = re.compile(r"the (\w+) cache size limit \(currently set to (\d+)\)")
 _SAY_LIMIT = "the limit of compilations, {limit}, is reached: calls that fit no graph so far run uncompiled"
@@ -136,6 +141,8 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
             module=module,
             stack=stack,
         )
+    if guard.rstrip() == _GRAD_MODE:
+        return Told(text=text, reason=_SAY_GRAD_MODE, advice=_TO_DO_GRAD_MODE, subject=guard, stack=stack)
     advice = hint[1] if hint else _TO_DO_GRAD if "grad" in guard.lower() else ""
     reason = f"no longer true: {guard}" if _COMPILE_ID.match(said) else guard  # else torch found no guard
     return Told(text=text, reason=reason, advice=advice, subject=guard, module=module, stack=stack)
