@@ -234,6 +234,68 @@ print(json.dumps({"rows": rows, "kernels": kernels, "text": str(table)}))
 """
 
 
+#: What copies and detaches around the graphs of AOTAutograd, which are no ops of theirs.
+AROUND = {"aten.detach.default", "aten.empty_strided.default", "aten.copy_.default"}
+
+
+def ops_in_graph(rec: Any, step: int | None = None) -> Counter[tuple[str | None, str | None, str]]:
+    """Phase, path and name of the ops of modules in the execution graph, without `AROUND`."""
+    found = (each for each in rec.graph(step).unfold().nodes if each.kind == "op" and each.path is not None)
+    return Counter((each.phase, each.path, each.name) for each in found if each.name not in AROUND)
+
+
+def ops_inside(rec: Any, root: str = "") -> Counter[tuple[str | None, str | None, str]]:
+    """The same of the ops inside of compiled code; those of no module are in the region."""
+    found = (row for row in inside(rec) if row["name"] not in AROUND)
+    return Counter((row["phase"], row["path"] or root, row["name"]) for row in found)
+
+
+def test_graph_of_a_compiled_step_has_each_op_once_and_in_the_module_of_an_eager_one() -> None:
+    model = Net()
+    eager = ops_in_graph(train(model, model))
+    rec = train(model, torch.compile(model, backend="aot_eager", fullgraph=True), sizes=(4, 4))
+    found = ops_in_graph(rec)
+    assert found == ops_inside(rec)
+    assert {key: count for key, count in found.items() if key[0] == "forward"} == {
+        key: count for key, count in eager.items() if key[0] == "forward"
+    }
+
+
+def test_graph_has_the_compilation_that_ran() -> None:
+    model = Net()
+    rec = train(model, torch.compile(model, backend="aot_eager", dynamic=False), sizes=(4, 6, 4))
+    graphs = [ops_in_graph(rec, step) for step in range(3)]
+    assert graphs[0] == graphs[1] == graphs[2]
+    shapes = [{each.shape for each in rec.graph(step).nodes if each.label == "relu"} for step in range(3)]
+    assert shapes == [{(4, WIDTH)}, {(6, WIDTH)}, {(4, WIDTH)}]
+
+
+def test_graph_has_each_call_of_a_region() -> None:
+    net = Net()
+    compiled = torch.compile(net.blocks[0], backend="aot_eager", fullgraph=True)
+    with modtrace.record(net, ops=True, values=None, strict=True) as rec:
+        compiled(compiled(torch.randn(4, WIDTH, requires_grad=True))).sum().backward()
+    found = ops_in_graph(rec)
+    expected = Counter({key: 2 * count for key, count in ops_inside(rec, "blocks.0").items()})
+    sums = Counter(
+        {("backward", "blocks.0", "aten.add.Tensor"): 6}
+    )  # of the gradients of 6 parameters, by the engine
+    assert found == expected + sums
+    relus = [each for each in rec.graph().unfold().nodes if each.name == "aten.relu.default"]
+    assert [each.call for each in relus] == [0, 1]
+
+
+def test_graph_of_blocks_that_are_compiled_in_an_eager_model() -> None:
+    net = Net()
+    eager = ops_in_graph(train(net, net))
+    net.blocks[0].compile(backend="aot_eager")
+    found = ops_in_graph(train(net, net))
+    names = ("aten.addmm.default", "aten.native_layer_norm.default", "aten.mm.default")
+    assert {key: count for key, count in found.items() if key[2] in names} == {
+        key: count for key, count in eager.items() if key[2] in names
+    }
+
+
 def test_report_tells_what_is_inside_of_each_region(tmp_path: Path) -> None:
     net = Net()
     for block in net.blocks:
@@ -247,6 +309,15 @@ def test_report_tells_what_is_inside_of_each_region(tmp_path: Path) -> None:
     ]
     assert all(each["module"] > 0 and each["step"] == 0 for each in rows)
     assert any("blocks.0.norm" in line and "layer_norm" in line for line in rows[0]["lines"])
+
+
+@pytest.mark.compile
+def test_graph_has_what_inductor_was_given() -> None:
+    model = Net()
+    rec = train(model, torch.compile(model, fullgraph=True))
+    assert ops_in_graph(rec) == ops_inside(rec)
+    relu = next(each for each in rec.graph().unfold().nodes if each.name == "aten.relu.default")
+    assert (relu.path, relu.shape, relu.duration_ns) == ("blocks.0", (4, WIDTH), 0)
 
 
 @pytest.mark.compile

@@ -7,6 +7,7 @@ import numpy as np
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, Rows, column_of
+from ..step.inside import with_inside
 from ..step.ops import StepOps, read_step_ops
 from .columns import CONTAINER, LAYER_KINDS, NONE, Edges, Graph, Layers, Nodes
 from .costs import MeasuredValues, numbers_of_layers, read_measured
@@ -30,6 +31,9 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         ValueError: the recording has no such step.
     """
     ops = read_step_ops(data, step=step)
+    if ops.step is not None and (inside := with_inside(data, ops.step.step)) is not data:
+        data = inside
+        ops = read_step_ops(data, step=ops.step.step)
     has_ops = len(ops) > 0 or bool(data.meta.options.get("ops"))
     busy = np.unique(ops.call[ops.call >= 0])
     if has_ops:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, 
 from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
 from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.inside import with_inside
 from ..step.ops import dictionary_codes
 from .cut import GraphCut
 from .modules import Place
@@ -43,6 +44,8 @@ def tabulate_nodes(
         index: the row of each module.
         origins: the shown rows in which NaN or infinite values came up.
     """
+    if graph.step is not None:
+        data = with_inside(data, graph.step.step)
     layers, nodes = graph.layers, graph.nodes
     size = len(layers)
     module = np.array([index.get((each.root, each.path), NONE) for each in layers.places], np.int64)
@@ -75,7 +78,7 @@ def tabulate_nodes(
         text_column("shape", "shape", tensor),
         text_column("dtype", "dtype", dtype, kind="dtype", overlay=True, measure="dtype"),
         _coded("args", "arguments", (np.full(size, NONE), ()), (nodes.args, nodes.argument_texts)),
-        *_sources(data, graph),
+        *_sources_and_kernels(data, graph),
         _flag("raised", "raised", layers.raised, nodes.raised),
         _flag("is_view", "view", np.zeros(size, bool), nodes.is_view),
     )
@@ -167,12 +170,12 @@ def _numbers(layers: Numbers, nodes: Numbers) -> list[ReportColumn]:
     def joined(name: str) -> Column:
         return np.concatenate([getattr(layers, name), getattr(nodes, name)])
 
-    measured, sumsq = joined("measured"), joined("sumsq")
+    measured, sumsq, took_ns = joined("measured"), joined("sumsq"), joined("duration_ns")
     with np.errstate(all="ignore"):
         rms = np.where(measured > 0, np.sqrt(sumsq / np.maximum(measured, 1)), np.nan)
     more: dict[str, Any] = {"overlay": True, "aggregate": "sum"}
     return [
-        _plain("time", "time", "seconds", seconds(joined("duration_ns")), measure="time", **more),
+        _plain("time", "time", "seconds", seconds(np.where(took_ns, took_ns, NONE)), measure="time", **more),
         _plain("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **more),
         _plain("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **more),
         _plain("bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **more),
@@ -191,20 +194,20 @@ def _starts(graph: Graph) -> tuple[Column, Column]:
     return narrow((graph.layers.start_ns - zero) / 1e9), narrow((graph.nodes.start_ns - zero) / 1e9)
 
 
-def _sources(data: RecordingData, graph: Graph) -> list[ReportColumn]:
-    """Returns file and line of each op, if they were recorded; of an op in backward those of its forward op."""
-    ops = data.table("ops").select(["op_id", "source", "forward_op_id"])
-    if ops["source"].null_count == ops.num_rows:
-        return []
+def _sources_and_kernels(data: RecordingData, graph: Graph) -> Iterator[ReportColumn]:
+    """Yields file and line of each op, of an op in backward those of its forward op, and its kernels, where known."""
+    ops = data.table("ops").select(["op_id", "source", "kernel", "forward_op_id"])
     find = RowFinder(column_of(ops, "op_id"))
     row = find(graph.nodes.op_id)
-    codes, texts = dictionary_codes(ops["source"])
-    codes = np.append(codes, NONE)
     forward = np.append(find(column_of(ops, "forward_op_id")), NONE)
-    found = np.where(codes[row] >= 0, codes[row], codes[forward[row]])
-    return [
-        coded_column("source", "source", np.concatenate([np.full(len(graph.layers), NONE), found]), texts)
-    ]
+    for name in ("source", "kernel"):
+        codes, texts = dictionary_codes(ops[name])
+        if texts:
+            codes = np.append(codes, NONE)
+            found = (
+                codes[row] if name == "kernel" else np.where(codes[row] >= 0, codes[row], codes[forward[row]])
+            )
+            yield coded_column(name, name, np.concatenate([np.full(len(graph.layers), NONE), found]), texts)
 
 
 def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
