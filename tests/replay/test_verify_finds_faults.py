@@ -98,7 +98,7 @@ def test_parent_that_is_another_tensor_of_the_same_shape_is_named(seeded, monkey
     def swap(self, table, columns, write=MemoryRecording.write):
         if table == "uses":
             tensors = columns["tensor_id"].tolist()
-            at = [*columns["slot"]].index("other")
+            at = columns["slot"].to_pylist().index("other")
             tensors[at] = tensors[at - 1]
             columns = {**columns, "tensor_id": tensors}
         write(self, table, columns)
