@@ -12,8 +12,8 @@ from ...recording.failure_reporter import start_thread
 #: is written survives the process. Rows in memory do not: there steps wait for longer, and are written together.
 FLUSH_TO_DISK_S, FLUSH_TO_MEMORY_S = 0.1, 1.0
 
-#: ... or when this many measurements wait for each of these seconds; 2048 and their unfinished rows take 1 MB.
-_SAMPLES_PER_S = 20480
+#: ... or when this many measurements wait; they and their unfinished rows take 1 MB.
+_FLUSH_SAMPLES = 2048
 
 #: A caller that waits for the thread checks at this interval that it is still alive.
 _LOOK_AFTER_S = 1.0
@@ -63,7 +63,7 @@ class FlushTimer:
         if self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()
             self._wake.set()
-        if samples >= _SAMPLES_PER_S * self._after_s:
+        if samples >= _FLUSH_SAMPLES:
             self._hurry.set()
 
     def taken(self) -> None:
