@@ -19,6 +19,7 @@ _COSTS = {
     "nonfinite": None,
     "rms": None,
     "raised": False,
+    "compiled": False,
     "first": 0,
 }
 

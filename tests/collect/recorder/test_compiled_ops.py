@@ -296,6 +296,16 @@ def test_graph_of_blocks_that_are_compiled_in_an_eager_model() -> None:
     }
 
 
+def test_compiled_layers_and_ops_are_known_to_be() -> None:
+    net = Net()
+    net.blocks[0].compile(backend="aot_eager")
+    graph = train(net, net).graph().unfold()
+    region = {"blocks.0", "blocks.0.norm", "blocks.0.up", "blocks.0.down"}
+    assert {each.path for each in graph.boxes if each.compiled} == region
+    assert {each.path for each in graph.nodes if each.compiled} == region
+    assert graph.render_dot().count("(MLP) compiled") == 2  # the box in forward, and in backward
+
+
 def test_report_tells_what_is_inside_of_each_region(tmp_path: Path) -> None:
     net = Net()
     for block in net.blocks:

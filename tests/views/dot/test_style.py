@@ -27,6 +27,17 @@ def test_what_raised_is_marked_and_so_is_what_is_not_finite() -> None:
     assert text.count('color="#b91c1c"') == 4  # two nodes, and the ground of two badges
 
 
+def test_outermost_layers_of_compiled_code_are_marked() -> None:
+    boxes = [box("a", "A", compiled=True), box("a.b", "B", box=0, depth=1, compiled=True)]
+    text = render_dot(
+        view([layer("a.b.c", "C", box=1, compiled=True), layer("d", "D", compiled=True)], boxes=boxes)
+    )
+    assert "(A) compiled" in text
+    assert "(D) compiled" in text
+    assert "(B) compiled" not in text
+    assert "(C) compiled" not in text
+
+
 def test_style_decides_over_nodes_boxes_edges_and_the_picture() -> None:
     class Mine(GraphStyle):
         def graph(self, view: GraphView) -> dict[str, Any]:

@@ -85,6 +85,7 @@ def test_networkx_reads_all_attributes_with_their_types() -> None:
         "nonfinite": 2,
         "rms": math.inf,
         "raised": True,
+        "compiled": False,
     }
     assert graph.nodes["backward/aten.mm.default"]["twin"] == "forward/blocks.0/aten.mm.default"
     assert graph.edges["parameter:blocks.0.weight", "forward/blocks.0/aten.mm.default"] == {

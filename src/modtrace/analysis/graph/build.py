@@ -110,12 +110,15 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
     at = tree.call
     is_call = at >= 0
     if not len(calls):
-        calls_of, nth, repeats, raised = np.full(len(at), NONE), np.full(len(at), NONE), at, is_call
+        calls_of, nth, repeats = np.full(len(at), NONE), np.full(len(at), NONE), at
+        raised = compiled = is_call
     else:
         calls_of = np.where(is_call, calls.call_id[at], NONE)
         nth = np.where(is_call, placed.column("nth")[placed.origin[at]], NONE)
         repeats = np.where(is_call & (calls.repeats[at] >= 0), tree.of_call[calls.repeats[at]], NONE)
         raised = is_call & calls.raised[at].astype(bool)
+        is_compiled = placed.column("compiled").astype(bool)
+        compiled = is_call & (is_compiled | is_compiled[placed.origin])[at]
     repeats = np.where(is_call, repeats, _find_containers(tree))
     return Layers(
         parent=tree.parent,
@@ -129,9 +132,18 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
         repeats=repeats,
         start_ns=tree.start_ns,
         raised=raised,
+        compiled=_with_inner(compiled, tree.parent),
         numbers=numbers_of_layers(tree, calls, nodes.layer, nodes.numbers, measured),
         places=tree.places,
     )
+
+
+def _with_inner(chosen: Column, parent: Rows) -> Column:
+    """Returns the chosen layers and all inside of them."""
+    chosen = chosen.copy()
+    for at in range(len(chosen)):  # a layer follows those around it
+        chosen[at] |= parent[at] >= 0 and chosen[parent[at]]
+    return chosen
 
 
 def _find_containers(tree: LayerTree) -> Rows:

@@ -73,6 +73,7 @@ class Layers:
     repeats: Rows  # the layer of the forward call that this backward or recompute belongs to
     start_ns: Column
     raised: Column
+    compiled: Column  # it ran as compiled code, or is inside of what did
     numbers: Numbers
     places: tuple["LayerPlace", ...]
 

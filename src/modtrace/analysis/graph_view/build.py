@@ -115,7 +115,7 @@ class _Visible:
         layers, rows = self._graph.layers, self._box_rows
         columns = (
             layers.kind, layers.place, layers.nth, layers.phase, layers.depth, self._layer_repeats,
-            self._layer_ops, layers.start_ns, layers.raised,
+            self._layer_ops, layers.start_ns, layers.raised, layers.compiled,
         )  # fmt: skip
         known = zip(
             rows.tolist(),
@@ -143,10 +143,11 @@ class _Visible:
                     start_ns,
                     *numbers,
                     raised,
+                    compiled,
                     row,
                 )
             )
-            for row, box, kind, at, nth, phase, depth, repeats, ops, start_ns, raised, numbers in known
+            for row, box, kind, at, nth, phase, depth, repeats, ops, start_ns, raised, compiled, numbers in known
             for place in (layers.places[at],)
         )
 
@@ -174,7 +175,7 @@ class _Visible:
         layers = self._graph.layers
         columns = (
             layers.place, layers.nth, layers.phase, self._layer_repeats, self._layer_ops, layers.start_ns,
-            layers.raised,
+            layers.raised, layers.compiled,
         )  # fmt: skip
         twin = self._items.of_layer[layers.repeats[rows]]
         known = zip(
@@ -185,12 +186,12 @@ class _Visible:
             _number_tuples(self._layer_numbers.take(rows)),
             strict=True,
         )
-        for row, box, goes_back, at, nth, phase, repeats, ops, start_ns, raised, numbers in known:
+        for row, box, goes_back, at, nth, phase, repeats, ops, start_ns, raised, compiled, numbers in known:
             place = layers.places[at]
             yield ViewNode._make((
                 self._layer_keys[row], LAYER, self._names[row], self._labels[row], place.type, place.path, place.root,
                 None if nth < 0 else nth, PHASES[phase], box, repeats, ops, None, None, "", start_ns, *numbers,
-                raised, goes_back, row,
+                raised, compiled, goes_back, row,
             ))  # fmt: skip
 
     def _own_nodes(self, rows: Rows, number: Rows) -> Iterable[ViewNode]:
@@ -202,6 +203,7 @@ class _Visible:
         twin = np.append(self._items.of_node, NONE)[nodes.repeats[rows]]
         places = [*(layers.places[each] for each in layers.place.tolist()), None]
         nth = [*layers.nth.tolist(), NONE]
+        compiled = [*layers.compiled.tolist(), False]
         labels = [_shorten(each) for each in nodes.names]
         columns = (
             nodes.layer, nodes.kind, nodes.name, nodes.phase, nodes.tensor, nodes.args, nodes.start_ns, nodes.raised
@@ -238,7 +240,8 @@ class _Visible:
                 "", place.path if place else None, place.root if place else None, None if call < 0 else call,
                 PHASES[phase] if phase >= 0 else None, box, count, count if kind == _OP else 0,
                 tensors.shapes[tensor] if tensor >= 0 else None, tensors.dtypes[tensor] if tensor >= 0 else None,
-                nodes.argument_texts[args] if args >= 0 else "", start_ns, *numbers, raised, goes_back, row,
+                nodes.argument_texts[args] if args >= 0 else "", start_ns, *numbers, raised,
+                kind == _OP and compiled[layer], goes_back, row,
             ))  # fmt: skip
 
     def _tensor_node(self, item: int, maker: ViewNode) -> ViewNode:

@@ -37,6 +37,7 @@ class ViewNode(NamedTuple):
     nonfinite: int | None  # NaN and infinite elements; None: it was not measured
     rms: float | None  # of the outputs that were measured
     raised: bool
+    compiled: bool  # it ran as compiled code, or inside of it
     twin: int  # the visible node that it goes back to (backward) or repeats (recompute); -1 for none
     first: int  # what it stands for, and stands for it: row of `Graph.layers` or `Graph.nodes`
 
@@ -66,6 +67,7 @@ class ViewBox(NamedTuple):
     nonfinite: int | None
     rms: float | None
     raised: bool
+    compiled: bool
     first: int
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, PARAMETER, Graph, Numbers
+from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, OP, PARAMETER, Graph, Numbers
 from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
 from ..step.calls import Column, RowFinder, Rows, column_of
@@ -82,11 +82,20 @@ def tabulate_nodes(
         _flag("raised", "raised", layers.raised, nodes.raised),
         _flag("is_view", "view", np.zeros(size, bool), nodes.is_view),
     )
-    shown = [_take(each, cut) for each in columns]
+    shown = [_take(each, cut) for each in (*columns, *_compiled(graph))]
     if origins:
         came_up = np.array([row in origins for row in range(len(cut.shown))])
         shown.append(_flag("origin", "NaN or inf came up here", came_up))
     return ReportTable(rows=len(cut.shown), columns=tuple(shown))
+
+
+def _compiled(graph: Graph) -> Iterator[ReportColumn]:
+    """Yields which layers and ops ran as compiled code, if any did."""
+    of_layers = graph.layers.compiled
+    if of_layers.any():
+        is_op = graph.nodes.kind == NODE_KINDS.index(OP)
+        of_ops = is_op & np.append(of_layers, False)[graph.nodes.layer]
+        yield _flag("compiled", "compiled", of_layers, of_ops)
 
 
 def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:

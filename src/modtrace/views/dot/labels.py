@@ -37,10 +37,10 @@ def title_of(item: ViewNode | ViewBox) -> str:
     return f"{item.kind} {name}" if item.kind in (INPUT, OUTPUT) and item.kind not in name else name
 
 
-def render_label(node: ViewNode) -> Html:
-    """Returns path and class of a layer, or name and shape of another node, on two lines."""
+def render_label(node: ViewNode, mark: str = "") -> Html:
+    """Returns path and class of a layer with a mark behind them, or name and shape of another node, on two lines."""
     if node.kind in (LAYER, CALL):
-        text = _render_path(title_of(node), _suffix(node))
+        text = _render_path(title_of(node), _suffix(node, mark))
     else:
         text = _render_text(" ".join(filter(None, (title_of(node), _suffix(node)))), _shape_line(node))
     badges = [f'<font color="white" point-size="8"><b> {each} </b></font>' for each in _badges(node)]
@@ -58,13 +58,13 @@ def _render_text(line: str, small: str) -> Html:
     return Html(f"{escape_html(line)}{second}")
 
 
-def render_box_label(box: ViewBox) -> Html:
-    """Returns the path and class of an open layer; the name for a phase."""
-    return _render_path(box.phase if box.kind == PHASE else title_of(box), _suffix(box))
+def render_box_label(box: ViewBox, mark: str = "") -> Html:
+    """Returns the path and class of an open layer with a mark behind them; the name for a phase."""
+    return _render_path(box.phase if box.kind == PHASE else title_of(box), _suffix(box, mark))
 
 
-def _suffix(item: ViewNode | ViewBox) -> str:
-    parts = (f"({item.type})" if item.type else "", f"×{item.repeats}" if item.repeats > 1 else "")
+def _suffix(item: ViewNode | ViewBox, mark: str = "") -> str:
+    parts = (f"({item.type})" if item.type else "", f"×{item.repeats}" if item.repeats > 1 else "", mark)
     return " ".join(filter(None, parts))
 
 
@@ -144,6 +144,8 @@ def _numbers(item: ViewNode | ViewBox) -> Iterator[str]:
         yield f"not finite: {item.nonfinite}"
     if item.raised:
         yield "raised"
+    if item.compiled:
+        yield "compiled"
 
 
 def _bytes(size: int | None) -> str:

@@ -1,6 +1,6 @@
 """The look of a picture's nodes, boxes and edges, which can be changed by subclassing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...analysis.graph.columns import (
@@ -85,11 +85,13 @@ class GraphStyle:
         self.attributes = attributes
         self._has_phases = False
         self._tells_all = True
+        self._boxes: Sequence[ViewBox] = ()
 
     def look_at(self, view: GraphView) -> None:
         """Receives the view that is drawn next, before all other methods are called."""
         self._has_phases = len(view.phases) > 1
         self._tells_all = len(view.nodes) <= _MANY
+        self._boxes = view.boxes
 
     def graph(self, view: GraphView) -> Attributes:
         """Returns the attributes of the whole picture."""
@@ -134,7 +136,7 @@ class GraphStyle:
 
     def node(self, node: ViewNode) -> Attributes:
         """Returns the attributes of one node: an op, a leaf, an output, or a closed layer."""
-        found = {"label": render_label(node), "tooltip": self.tooltip(node), **_look(node)}
+        found = {"label": render_label(node, self._mark(node)), "tooltip": self.tooltip(node), **_look(node)}
         return found | self.attributes if self.attributes else found
 
     def box(self, box: ViewBox) -> Attributes:
@@ -142,7 +144,7 @@ class GraphStyle:
         hue = _HUES[box.phase]
         is_phase = box.kind == PHASE
         return {
-            "label": render_box_label(box),
+            "label": render_box_label(box, self._mark(box)),
             "tooltip": self.tooltip(box),
             "style": "rounded,filled,dashed" if box.phase == RECOMPUTE else "rounded,filled",
             "color": RED if box.raised else hue.line if is_phase else f"{hue.line}90",
@@ -172,6 +174,11 @@ class GraphStyle:
         if not self._tells_all:
             return item.key
         return describe_node(item) if isinstance(item, ViewNode) else describe_box(item)
+
+    def _mark(self, item: ViewNode | ViewBox) -> str:
+        """Returns the word that marks the outermost layers of compiled code."""
+        is_inside = 0 <= item.box < len(self._boxes) and self._boxes[item.box].compiled
+        return "compiled" if item.compiled and not is_inside else ""
 
     @property
     def _font(self) -> str:

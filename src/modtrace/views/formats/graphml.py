@@ -53,6 +53,7 @@ NODE_KEYS = {
     "nonfinite": "long",
     "rms": "double",
     "raised": "boolean",
+    "compiled": "boolean",
     "twin": "string",
 }
 EDGE_KEYS = {

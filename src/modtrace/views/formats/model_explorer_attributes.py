@@ -90,6 +90,8 @@ def _describe_values(item: ViewNode | ViewBox) -> dict[str, str]:
         described["non-finite"] = f"{item.nonfinite:,}"
     if item.raised:
         described["raised"] = "yes"
+    if item.compiled:
+        described["compiled"] = "yes"
     return described
 
 
