@@ -1,7 +1,7 @@
 """Modes of torch that see operators and functions, and the tracer of `torch.jit.trace`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -79,14 +79,15 @@ class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its 
         return False
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
+def unseen() -> AbstractContextManager[None]:
     """Hides operations on tensors inside the block from every mode, tensor subclass and `torch.jit.trace`."""
+    is_plain = tracing_state() is None and not count_dispatch_modes()
+    return DisableTorchFunction() if is_plain else _unseen_by_any()
+
+
+@contextmanager
+def _unseen_by_any() -> Iterator[None]:
     tracing = tracing_state()
-    if tracing is None and not count_dispatch_modes():
-        with DisableTorchFunction():
-            yield
-        return
     with ExitStack() as stack:
         stack.enter_context(DisableTorchFunction())
         disable = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
