@@ -1,8 +1,10 @@
 """Of a recording of which a table is cut, NaN are told as what they are: nobody knows whether they were intended."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,10 @@ from torch import nn
 import modtrace
 from helpers.command_line import run_command
 from helpers.nonfinite_models import Applied
+from modtrace.analysis.provenance.search import find_all
+from modtrace.recording.meta import RunMeta
+from modtrace.recording.protocols import RecordingData
+from modtrace.recording.raw_tensor import RawTensor
 
 TABLES = ("ops", "uses", "tensors")
 
@@ -45,3 +51,34 @@ def test_infinities_of_a_mask_are_no_finding(tmp_path: Path, table: str) -> None
         return x.masked_fill(torch.eye(2, 8, dtype=torch.bool), -torch.inf).softmax(-1)
 
     assert record_and_cut(masked, table, tmp_path / "run").first_nonfinite() is None
+
+
+@dataclass(frozen=True)
+class WithValues:
+    """A recording with other rows of values."""
+
+    data: RecordingData
+    values: pa.Table
+
+    @property
+    def meta(self) -> RunMeta:
+        return self.data.meta
+
+    def table(self, name: str) -> pa.Table:
+        return self.values if name == "values" else self.data.table(name)
+
+    def tensor(self, blob: str) -> RawTensor:
+        return self.data.tensor(blob)
+
+
+def test_row_that_has_lost_its_op_is_one_of_those_whose_origin_is_not_known() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Applied(torch.log), nn.Linear(8, 8))  # type: ignore[arg-type]
+    with modtrace.record(model, ops=True) as rec:
+        model(torch.randn(2, 8)).sum().backward()
+    values = rec.data.table("values")
+    at = values.schema.get_field_index("op_id")
+    lost = values.set_column(at, values.schema.field(at), pa.nulls(values.num_rows, pa.int64()))
+    found = next(find_all(WithValues(rec.data, lost)))
+    assert (found.path, found.op) == ("1", None)
+    assert found.hint is not None and found.hint.startswith("what made them")

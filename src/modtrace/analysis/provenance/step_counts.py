@@ -59,10 +59,10 @@ class StepCounts:
         #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
         self._leaves: dict[tuple[int, int | None], Counts] = {}
         row_of = {op: row for row, op in enumerate(flow.ops.op_id.tolist())}
-        for row in _measured_rows(data.table("values").select(_COLUMNS)):
+        for at, row in enumerate(_measured_rows(data.table("values").select(_COLUMNS))):
             site = tables.sites.get(row["site_id"])
             if site is not None and site.role == OP_OUTPUT:
-                op = row_of.get(row["op_id"], -1 - row["op_id"])  # negative if the op has no row
+                op = row_of.get(row["op_id"], -2 - at)  # no other's if the op has no row
                 self.outputs[op, site.slot] = _to_counts(row)
             else:
                 self._leaves.setdefault((row["site_id"], row_of.get(row["op_id"])), _to_counts(row))
