@@ -20,7 +20,7 @@ from modtrace.recording.schema import schemas
 DATA = Path(__file__).parent / "data"
 
 #: What version 2 has added.
-NEW_TABLES = ["collectives", "compilations", "compiled_ops"]
+NEW_TABLES = ["collectives", "compilations", "compiled_ops", "compiled_runs"]
 NEW_COLUMNS = {
     "calls": ["compilation_id", "micro_batch", "stage"],
     "ops": ["compilation_id", "kernel", "stream", "device_start_ns", "device_end_ns"],

@@ -168,6 +168,9 @@ table compiled_ops                an op inside of compiled code, one row each ti
     module_id       int32?        whose forward it is a part of, or, in backward, the gradient of; null: not known
     name            dictionary    aten.addmm.default; inductor takes many ops apart
     inputs          list<int32>   the places of the ops that made what it reads
+    given           list<int32>?  the places, among what the graph is given, of what it reads of that
+    saved           list<int32>?  in backward: the places of the forward's ops whose results it reads
+    returned        list<int32>?  the places, among what the graph returns to the program, of what it makes
     is_view         bool          it returns a view, and copies nothing
     shape           list<int64>?  of the first tensor that it returns; -1 for a size that varies; null if there is none
     dtype           dictionary?
@@ -175,6 +178,20 @@ table compiled_ops                an op inside of compiled code, one row each ti
     kernels         list<string>  into which inductor has fused it: `cpp_fused_gelu_2`, and `cpp_fused_gelu_2@1` where
                                   the same code runs a second time; several if each computes the op anew; none: it
                                   runs by itself, or is a view, or the backend is not inductor for a CPU
+
+table compiled_runs               one run of a compiled graph; only with ops, of code compiled while they were recorded
+    op_id           int64         a number that no op has: it began after the op with the number before
+    step            int32
+    call_id         int64?        row of `calls`: in backward that of the call's backward; null outside of calls
+    phase           phase?
+    compile_id      dictionary    as in `compilations`, also in backward that of the forward
+    thread          int32
+    start_ns        int64
+    end_ns          int64?        null if it raised
+    given           list<int64>   tensor_ids of what it is given, in the order of the graph; -1 for what none of its ops
+                                  reads, what its forward has kept for it, and what is no tensor
+    returned        list<int64>   tensor_ids of what it returns; -1 for what none of its ops has made, what it keeps for
+                                  its backward, and what is no tensor
 
 table uses                        who read which tensor
     consumer_op     int64?

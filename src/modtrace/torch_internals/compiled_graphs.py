@@ -2,12 +2,13 @@
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from itertools import chain, zip_longest
+from typing import Any, Protocol
 
 import torch
 
@@ -38,6 +39,9 @@ class GraphOp:
     #: Its `id`, or its path below the compiled one, "" for that; of a backward op that of its forward; None: not known.
     module: int | str | None
     inputs: list[int]  # the positions of the ops that made what it reads
+    given: list[int]  # the positions, among what the graph is given, of what it reads of that
+    saved: list[int]  # of a backward op the positions of the forward ops whose results it reads
+    returned: list[int]  # the positions, among what the graph returns to the program, of what it makes
     is_view: bool
     shape: list[int] | None  # of the first tensor that it returns; -1 for a size that varies
     dtype: str | None
@@ -53,17 +57,39 @@ class CompiledGraph:
     is_backward: bool
     ops: list[GraphOp]
 
+    def __post_init__(self) -> None:
+        self.given = frozenset(chain.from_iterable(each.given for each in self.ops))
+        self.returned = frozenset(chain.from_iterable(each.returned for each in self.ops))
+
+
+class GraphListener(Protocol):
+    """Receives graphs, and each run of what was compiled of them."""
+
+    def compiled(self, graph: CompiledGraph) -> None:
+        """Receives a graph that a compiler was given, after it has returned."""
+
+    def begins(self, graph: CompiledGraph, given: Sequence[Any]) -> Any:
+        """Receives what compiled code is given when it begins to run, and must not keep it.
+
+        Returns:
+            what `ended` receives.
+        """
+
+    def ended(self, run: Any, returned: Any) -> None:
+        """Receives what compiled code has returned, in a list or tuple."""
+
 
 class CompilerWatch:
-    """Tells a function of each graph that a compiler was given, after it has returned.
+    """Tells a listener of each graph that a compiler was given, and of each run of what it has made of that.
 
     Compilers are wrapped as long as something watches. For wrapped ones AOTAutograd does not ask its cache, and
     inductor not that of its graphs, because what is in there has no graph any more. What inductor has built of C++ or
     Triton is found again.
     """
 
-    def __init__(self, told: Callable[[CompiledGraph], None]) -> None:
-        self._told = told
+    def __init__(self, listener: GraphListener) -> None:
+        self._listener = listener
+        self._saved: dict[str, dict[str, int]] = {}  # by compile id: what `_find_saved` has returned
         self._common: Any = None
         self._original: Any = None
         self._wrapper: Any = None
@@ -95,23 +121,50 @@ class CompilerWatch:
         def compile_graph(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._wrapper is None:  # a backward may be compiled after the end
                 return compiler(graph_module, *args, **kwargs)
+            context: Any = sys.modules["torch._guards"].CompileContext
+            compile_id = str(context.current_compile_id())
             nodes = [node for node in graph_module.graph.nodes if _is_op(node)]
-            ops = _read(nodes)
+            saved = self._saved.get(compile_id, {}) if is_backward else {}
+            ops = _read(nodes, graph_module.graph, saved)
+            if not is_backward:
+                self._saved[compile_id] = _find_saved(nodes, graph_module.graph)
             with _naming_kernels(nodes, ops):
                 compiled = compiler(graph_module, *args, **kwargs)
-            context: Any = sys.modules["torch._guards"].CompileContext
-            self._told(CompiledGraph(str(context.current_compile_id()), is_backward, ops))
-            return compiled
+            graph = CompiledGraph(compile_id, is_backward, ops)
+            self._listener.compiled(graph)
+            return self._wrap_compiled(compiled, graph)
 
         return compile_graph
+
+    def _wrap_compiled(self, compiled: Callable[..., Any], graph: CompiledGraph) -> Callable[..., Any]:
+        is_boxed = getattr(compiled, "_boxed_call", False)  # it is given one list, which it empties
+
+        def run(*args: Any) -> Any:
+            if self._wrapper is None:
+                return compiled(*args)
+            begun = self._listener.begins(graph, args[0] if is_boxed else args)
+            returned = compiled(*args)
+            self._listener.ended(begun, returned)
+            return returned
+
+        run._boxed_call = is_boxed  # type: ignore[attr-defined]
+        return run
 
 
 def _is_op(node: Any) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace != "modtrace"
 
 
-def _read(nodes: list[Any]) -> list[GraphOp]:
+def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphOp]:
+    """Reads the ops of a graph; `saved` has the forward ops whose results it is given, by the names that these have."""
     positions = {id(each): at for at, each in enumerate(nodes)}
+    given = {
+        id(each): at for at, each in enumerate(graph.find_nodes(op="placeholder")) if each.name not in saved
+    }
+    returned: dict[int, list[int]] = defaultdict(list)
+    for at, (each, is_saved) in enumerate(_outputs_of(graph)):
+        for maker in () if is_saved else _makers_of_value(each):
+            returned[id(maker)].append(at)
     found = []
     for node in nodes:
         first = _first_tensor(node.meta.get("val"))
@@ -121,6 +174,9 @@ def _read(nodes: list[Any]) -> list[GraphOp]:
             name=str(node.target),
             module=None if node.meta.get("is_gradient_acc") else _module_of(node.meta),
             inputs=sorted({positions[id(each)] for each in _makers_of(node) if id(each) in positions}),
+            given=sorted({given[id(each)] for each in _makers_of(node) if id(each) in given}),
+            saved=sorted({saved[each.name] for each in _makers_of(node) if each.name in saved}),
+            returned=returned[id(node)],
             is_view=any(each.alias_info and not each.alias_info.is_write for each in returns),
             shape=None if first is None else [_to_number(size) for size in first.shape],
             dtype=None if first is None else str(first.dtype).removeprefix("torch."),
@@ -141,10 +197,32 @@ def _first_tensor(value: Any) -> torch.Tensor | None:
 
 def _makers_of(node: Any) -> Iterator[Any]:
     for each in node.all_input_nodes:
-        if _is_op(each) or each.op != "call_function":
-            yield each
-        else:  # what takes a part of what an op returned
-            yield from _makers_of(each)
+        yield from _makers_of_value(each)
+
+
+def _makers_of_value(node: Any) -> Iterator[Any]:
+    if not isinstance(node, torch.fx.Node):  # a number, or None
+        return
+    if _is_op(node) or node.op != "call_function":
+        yield node
+    else:  # what takes a part of what an op returned
+        yield from _makers_of(node)
+
+
+def _outputs_of(graph: Any) -> Iterator[tuple[Any, bool]]:
+    """Yields what a graph returns, and whether that is kept for its backward alone."""
+    [output] = graph.find_nodes(op="output")
+    values = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
+    for value, about in zip_longest(values, output.meta.get("desc") or ()):
+        yield value, type(about).__name__ == "SavedForBackwardsAOTOutput"
+
+
+def _find_saved(nodes: list[Any], graph: Any) -> dict[str, int]:
+    """Returns the positions of the ops whose results a forward keeps for its backward, by the names of those there."""
+    positions = {id(each): at for at, each in enumerate(nodes)}
+    outputs = [value for value, is_saved in _outputs_of(graph) if is_saved]
+    makers = ((each.name, maker) for each in outputs for maker in _makers_of_value(each))
+    return {name: positions[id(maker)] for name, maker in makers if id(maker) in positions}
 
 
 def _module_of(meta: dict[str, Any]) -> int | str | None:

@@ -296,6 +296,46 @@ def test_graph_of_blocks_that_are_compiled_in_an_eager_model() -> None:
     }
 
 
+def test_region_has_ops_that_were_compiled_for_another_of_its_class() -> None:
+    net = Net()
+
+    def record() -> Any:
+        with modtrace.record(net, ops=True, values=None, strict=True) as rec:
+            net(torch.randn(4, WIDTH, requires_grad=True)).sum().backward()
+        return rec
+
+    eager = ops_in_graph(record())
+    for block in net.blocks:
+        block.compile(backend="aot_eager")
+    rec = record()
+    assert {row["compile_id"] for row in rec.table("compiled_runs").to_pylist()} == {"0/0"}
+    found = ops_in_graph(rec)
+    assert {key: count for key, count in found.items() if key[0] == "forward"} == {
+        key: count for key, count in eager.items() if key[0] == "forward"
+    }
+
+
+def leaves_of(rec: Any) -> Counter[tuple[str, str]]:
+    """What the ops of the execution graph read and no op has made: kind and name."""
+    return Counter(
+        (each.kind, each.name) for each in rec.graph().unfold().nodes if each.kind not in ("op", "output")
+    )
+
+
+def test_graph_knows_what_goes_into_a_region_and_comes_out() -> None:
+    net = Net()
+    eager = leaves_of(train(net, net))
+    assert leaves_of(train(net, torch.compile(net, backend="aot_eager", fullgraph=True))) == eager
+
+
+def test_runs_are_held_with_their_steps() -> None:
+    net = Net()
+    rec = train(net, torch.compile(net, backend="aot_eager", fullgraph=True), sizes=(4, 4, 4), keep_last=1)
+    assert not rec.table("compiled_runs").num_rows
+    rec = train(net, torch.compile(net, backend="aot_eager", fullgraph=True), sizes=(4, 4, 4), steps="1:2")
+    assert {*rec.table("compiled_runs")["step"].to_pylist()} == {1}
+
+
 def test_compiled_layers_and_ops_are_known_to_be() -> None:
     net = Net()
     net.blocks[0].compile(backend="aot_eager")
@@ -326,6 +366,7 @@ def test_graph_has_what_inductor_was_given() -> None:
     model = Net()
     rec = train(model, torch.compile(model, fullgraph=True))
     assert ops_in_graph(rec) == ops_inside(rec)
+    assert leaves_of(rec) == leaves_of(train(model, model))
     relu = next(each for each in rec.graph().unfold().nodes if each.name == "aten.relu.default")
     assert (relu.path, relu.shape, relu.duration_ns) == ("blocks.0", (4, WIDTH), 0)
 

@@ -1,7 +1,7 @@
 """Puts the ops inside of compiled code among the ops of a step, each in a call of its module."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...recording.meta import RunMeta
-from ...recording.module_path import is_below
+from ...recording.module_path import is_below, join
 from ...recording.phase import BACKWARD, FORWARD
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.schema import schema
 from .calls import column_of
+
+_DETACH = "aten.detach.default"
 
 #: Containers that nobody calls.
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict"})
@@ -29,13 +31,14 @@ def with_inside(data: RecordingData, step: int) -> RecordingData:
 
     Where the ops of a region have run one by one (backend "aot_eager"), those rows are put into the calls. Elsewhere
     rows without times stand for the ops, and those of kernels outside of inductor's code, which are recorded, are left
-    out: they are among the ops inside. Of several compilations of a function it is the one whose ops have run, or else
-    the last one up to the step.
+    out: they are among the ops inside.
     """
-    if not data.table("compiled_ops").num_rows:
+    runs = data.table("compiled_runs")
+    runs = runs.filter(pc.equal(runs["step"], step))
+    if not runs.num_rows:
         return data
     added = _Added(data, step)
-    added.add_all()
+    added.add_all(runs.to_pylist())
     return added.to_data()
 
 
@@ -63,6 +66,20 @@ class _Region:
 
     call: _Row
     of_module: dict[int, int] = field(default_factory=dict)  # the call of each module inside, by its id
+    nth: Counter[tuple[int, str]] = field(default_factory=Counter)  # of the next op, by call and name
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of compiled code, with the graph that was compiled."""
+
+    row: _Row
+    ops: Sequence[_Row]
+    compiled_for: int  # the module_id of the region
+    region: _Region
+    forward: _Region | None  # of a backward
+    kept: dict[int, int]  # of the forward: the tensor of each op
+    made: dict[int, int] = field(default_factory=dict)  # the tensor of each op
 
 
 class _Added:
@@ -72,104 +89,94 @@ class _Added:
         self._data = data
         self._step = step
         self._modules = {each["module_id"]: each for each in data.table("modules").to_pylist()}
+        self._by_path = {(each["root_id"], each["path"]): key for key, each in self._modules.items()}
         self._ops = data.table("ops")
         self._call_of = column_of(self._ops, "call_id").copy()
         self._nth = column_of(self._ops, "nth").copy()
         self._is_kept = np.ones(len(self._call_of), bool)
         self._new: dict[str, list[_Row]] = {name: [] for name in ("calls", "ops", "tensors", "uses")}
+        self._maker_of: dict[int, int] = {}  # the ops of recorded tensors that runs return
         self._ids = {
             name: count(int(column_of(data.table(table), name).max(initial=-1)) + 1)
             for table, name in (("calls", "call_id"), ("ops", "op_id"), ("tensors", "tensor_id"))
         }
-        self._made = self._read_made()
 
-    def _read_made(self) -> dict[int, dict[str, list[dict[str, list[_Row]]]]]:
-        """Returns by module and function what its compilations have inside, the newest first, by phase."""
-        inside: dict[int, dict[str, list[_Row]]] = defaultdict(lambda: {FORWARD: [], BACKWARD: []})
-        for op in self._data.table("compiled_ops").to_pylist():
-            inside[op["compilation_id"]][op["phase"]].append(op)
-        made: dict[int, dict[str, list[dict[str, list[_Row]]]]] = defaultdict(dict)
-        for row in self._data.table("compilations").to_pylist():
-            known = row["compilation_id"] in inside and row["module_id"] is not None
-            if known and row["step"] <= self._step:
-                of_function = made[row["module_id"]].setdefault(row["function"], [])
-                of_function.insert(0, inside[row["compilation_id"]])
-        return made
-
-    def add_all(self) -> None:
-        """Adds what is inside of all compiled calls of the step."""
+    def add_all(self, runs: Sequence[_Row]) -> None:
+        """Adds what is inside of all runs of the step."""
         calls = self._data.table("calls")
-        rows = calls.filter(pc.equal(calls["step"], self._step)).to_pylist()
-        compiled = {each["call_id"] for each in rows if each["compiled"]}
-        regions = {}
-        for call in rows:
-            is_region = call["call_id"] in compiled or call["parent_call_id"] in compiled
-            if call["phase"] == FORWARD and is_region and call["module_id"] in self._made:
-                regions[call["call_id"]] = self._add(_Region(call), FORWARD, None)
-        for call in rows:
-            forward = regions.get(call["forward_call_id"])
-            if call["phase"] == BACKWARD and forward and call["module_id"] == forward.call["module_id"]:
-                self._add(_Region(call), BACKWARD, forward)
+        calls = calls.filter(
+            pc.is_in(calls["call_id"], pa.array([each["call_id"] for each in runs], pa.int64()))
+        )
+        regions = {each["call_id"]: _Region(each) for each in calls.to_pylist()}
+        compilations = {
+            each["compile_id"]: each
+            for each in self._data.table("compilations").to_pylist()
+            if each["phase"] == FORWARD and each["module_id"] is not None
+        }
+        inside: dict[tuple[int, bool], list[_Row]] = defaultdict(list)
+        for op in self._data.table("compiled_ops").to_pylist():
+            inside[op["compilation_id"], op["phase"] == BACKWARD].append(op)
+        forwards: dict[tuple[int, str], list[_Run]] = defaultdict(list)
+        for row in sorted(runs, key=lambda each: each["op_id"]):
+            region, compilation = regions.get(row["call_id"]), compilations.get(row["compile_id"])
+            if region is None or compilation is None:
+                continue
+            is_backward = row["phase"] == BACKWARD
+            ops = inside[compilation["compilation_id"], is_backward]
+            before = forwards[region.call["forward_call_id"], row["compile_id"]] if is_backward else []
+            forward = before.pop() if before else None  # the last one's backward is the first
+            run = _Run(
+                row,
+                ops,
+                compilation["module_id"],
+                region,
+                None if forward is None else forward.region,
+                {} if forward is None else forward.made,
+            )
+            if not is_backward:
+                forwards[row["call_id"], row["compile_id"]].append(run)
+            self._add(run)
 
-    def _add(self, region: _Region, phase: str, forward: _Region | None) -> _Region:
-        ran = np.flatnonzero(self._call_of == region.call["call_id"])
+    def _add(self, run: _Run) -> None:
+        op_id, start_ns = column_of(self._ops, "op_id"), column_of(self._ops, "start_ns")
+        end_ns = np.inf if run.row["end_ns"] is None else run.row["end_ns"]
+        is_call = column_of(self._ops, "call_id") == run.row["call_id"]
+        ran = np.flatnonzero(is_call & (op_id > run.row["op_id"]) & (start_ns <= end_ns))
         names = [*map(str, self._ops["name"].take(pa.array(ran)).to_pylist())]
-        of_functions = list(self._made[region.call["module_id"]].values())
-        if phase == BACKWARD:
-            of_functions.reverse()
-        newest = [op for each in of_functions for op in each[0][phase]]
-        choices = [newest]
-        if len(of_functions) == 1:
-            choices += [each[phase] for each in of_functions[0][1:]]
-        for ops in choices:
-            found = _find_all([each["name"] for each in ops], names)
-            if found is not None:
-                self._put(ran[found].tolist(), ops, region, forward)
-                return region
-        self._replace(ran.tolist(), names, newest, region, forward)
-        return region
+        found = _find_all([each["name"] for each in run.ops], names)
+        if found is None:
+            self._replace(ran.tolist(), names, run)
+        else:
+            self._put(ran[found].tolist(), run)
 
-    def _put(
-        self, rows: Sequence[int], ops: Sequence[_Row], region: _Region, forward: _Region | None
-    ) -> None:
+    def _put(self, rows: Sequence[int], run: _Run) -> None:
         """Puts recorded ops into the calls of their modules."""
         start_ns = column_of(self._ops, "start_ns")
-        nth: Counter[tuple[int, str]] = Counter()
-        for row, op in zip(rows, ops, strict=True):
-            call = self._call(op["module_id"], region, forward, int(start_ns[row]))
-            self._call_of[row], self._nth[row] = call, nth[call, op["name"]]
-            nth[call, op["name"]] += 1
+        for row, op in zip(rows, run.ops, strict=True):
+            call = self._call(op["module_id"], run, int(start_ns[row]))
+            self._call_of[row], self._nth[row] = call, run.region.nth[call, op["name"]]
+            run.region.nth[call, op["name"]] += 1
 
-    def _replace(
-        self,
-        rows: Sequence[int],
-        names: Sequence[str],
-        ops: Sequence[_Row],
-        region: _Region,
-        forward: _Region | None,
-    ) -> None:
-        """Adds ops in place of those recorded ones that are among them."""
-        inside = Counter(_packet(op["name"]) for op in ops)
+    def _replace(self, rows: Sequence[int], names: Sequence[str], run: _Run) -> None:
+        """Adds ops in place of those recorded ones that are among them, or that read a parameter for one of them."""
+        inside = Counter(_packet(op["name"]) for op in run.ops)
         for row, name in zip(rows, names, strict=True):
-            if inside[_packet(name)]:
-                inside[_packet(name)] -= 1
-                self._is_kept[row] = False
-        nth: Counter[tuple[int, str]] = Counter()
-        made: dict[int, int] = {}  # the tensor of each op
-        for at, op in enumerate(ops):
-            start_ns = region.call["start_ns"] + at
-            call = self._call(op["module_id"], region, forward, start_ns)
+            inside[_packet(name)] -= 1
+            self._is_kept[row] = inside[_packet(name)] < 0 and name != _DETACH
+        for at, op in enumerate(run.ops):
+            start_ns = run.row["start_ns"] + at
+            call = self._call(op["module_id"], run, start_ns)
             op_id = next(self._ids["op_id"])
             self._new["ops"].append(
                 {
                     "op_id": op_id,
                     "step": self._step,
                     "call_id": call,
-                    "phase": region.call["phase"],
+                    "phase": run.row["phase"],
                     "name": op["name"],
-                    "nth": nth[call, op["name"]],
+                    "nth": run.region.nth[call, op["name"]],
                     "args": "{}",
-                    "thread": region.call["thread"],
+                    "thread": run.row["thread"],
                     "is_view": op["is_view"],
                     "start_ns": start_ns,
                     "raised": False,
@@ -177,23 +184,43 @@ class _Added:
                     "kernel": "+".join(op["kernels"]) or None,
                 }
             )
-            nth[call, op["name"]] += 1
+            run.region.nth[call, op["name"]] += 1
             self._new["uses"] += [
-                {"consumer_op": op_id, "slot": f"[{slot}]", "tensor_id": made[each]}
-                for slot, each in enumerate(op["inputs"])
-                if each in made
+                {"consumer_op": op_id, "slot": f"[{slot}]", "tensor_id": tensor}
+                for slot, tensor in enumerate(_read_by(op, run))
             ]
-            if op["shape"] is not None:
-                made[at] = next(self._ids["tensor_id"])
-                self._new["tensors"].append(_tensor(made[at], op_id, op))
+            self._note_made(at, op, op_id, run)
 
-    def _call(self, module_id: int | None, region: _Region, forward: _Region | None, start_ns: int) -> int:
+    def _note_made(self, at: int, op: _Row, op_id: int, run: _Run) -> None:
+        """Notes the tensor of an op: the one that the run has returned, or else a new one."""
+        returned = [
+            run.row["returned"][each] for each in op["returned"] or () if each < len(run.row["returned"])
+        ]
+        recorded = [each for each in returned if each >= 0]
+        for tensor in recorded:
+            self._maker_of[tensor] = op_id
+        if recorded:
+            run.made[at] = recorded[0]
+        elif op["shape"] is not None:
+            run.made[at] = next(self._ids["tensor_id"])
+            self._new["tensors"].append(_tensor(run.made[at], op_id, op))
+
+    def _call(self, module_id: int | None, run: _Run, start_ns: int) -> int:
         """Returns the call of a module inside of a region, which is made when it is first asked for."""
-        outer = region.call["module_id"]
+        region, outer = run.region, run.region.call["module_id"]
+        if module_id is not None and run.compiled_for != outer:
+            module_id = self._find_twin(module_id, run.compiled_for, outer)
         if module_id is None or module_id == outer or not self._is_inside(module_id, outer):
             return int(region.call["call_id"])
+        return self._call_inside(module_id, run, start_ns)
+
+    def _call_inside(self, module_id: int, run: _Run, start_ns: int) -> int:
+        region = run.region
+        if module_id == region.call["module_id"]:
+            return int(region.call["call_id"])
         if module_id not in region.of_module:
-            parent = self._call(self._above(module_id), region, forward, start_ns)
+            above = self._above(module_id)
+            parent = int(region.call["call_id"]) if above is None else self._call_inside(above, run, start_ns)
             call = region.of_module[module_id] = next(self._ids["call_id"])
             self._new["calls"].append(
                 {
@@ -203,7 +230,7 @@ class _Added:
                     "nth": region.call["nth"],
                     "parent_call_id": parent,
                     "phase": region.call["phase"],
-                    "forward_call_id": forward.of_module.get(module_id) if forward else None,
+                    "forward_call_id": run.forward.of_module.get(module_id) if run.forward else None,
                     "thread": region.call["thread"],
                     "start_ns": start_ns,
                     "raised": False,
@@ -211,6 +238,16 @@ class _Added:
                 }
             )
         return region.of_module[module_id]
+
+    def _find_twin(self, module_id: int, compiled_for: int, outer: int) -> int | None:
+        """Returns the module that stands in another region where this one stands in that which was compiled."""
+        module, around, other = (self._modules.get(each) for each in (module_id, compiled_for, outer))
+        if module is None or around is None or other is None:
+            return None
+        if module["path"] == around["path"]:
+            return outer
+        path = module["path"].removeprefix(f"{around['path']}." if around["path"] else "")
+        return self._by_path.get((other["root_id"], join(other["path"], path)))
 
     def _is_inside(self, module_id: int, outer: int) -> bool:
         module, around = self._modules.get(module_id), self._modules.get(outer)
@@ -228,13 +265,28 @@ class _Added:
     def to_data(self) -> RecordingData:
         """Returns the recording with what was collected."""
         call_id = pa.array(self._call_of, pa.int64(), mask=self._call_of < 0)
-        tables = {"ops": _set(_set(self._ops, "call_id", call_id), "nth", pa.array(self._nth, pa.int32()))}
-        tables["ops"] = tables["ops"].filter(pa.array(self._is_kept))
+        ops = _set(_set(self._ops, "call_id", call_id), "nth", pa.array(self._nth, pa.int32()))
+        tables = {"ops": ops.filter(pa.array(self._is_kept)), "tensors": self._with_makers()}
         for name, rows in self._new.items():
             table = tables.get(name, self._data.table(name))
             new = pa.Table.from_pylist(rows, schema=schema(name))
             tables[name] = pa.concat_tables([table, new])
         return _WithInside(self._data, tables)
+
+    def _with_makers(self) -> pa.Table:
+        tensors = self._data.table("tensors")
+        tensor_id, producer = column_of(tensors, "tensor_id"), column_of(tensors, "producer_op").copy()
+        for row in np.flatnonzero(np.isin(tensor_id, np.array([*self._maker_of], np.int64))).tolist():
+            producer[row] = self._maker_of[int(tensor_id[row])]
+        return _set(tensors, "producer_op", pa.array(producer, pa.int64(), mask=producer < 0))
+
+
+def _read_by(op: _Row, run: _Run) -> Iterator[int]:
+    """Yields the tensors that an op reads, as far as they are known."""
+    yield from (run.made[each] for each in op["inputs"] if each in run.made)
+    yield from (run.kept[each] for each in op["saved"] or () if each in run.kept)
+    given = run.row["given"]
+    yield from (given[each] for each in op["given"] or () if each < len(given) and given[each] >= 0)
 
 
 def _find_all(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:

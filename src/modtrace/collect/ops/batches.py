@@ -12,6 +12,7 @@ from ..log.thread_log import ThreadLog
 from ..tensor_ids.tensor_ids import ROW_WIDTH
 from .arguments import Arguments
 from .boundary import AtRoot
+from .compiled_runs import CompiledRun
 from .leaves import Leaf
 from .mode import EVENT_WIDTH, NODE, OP, START_NS, TENSORS, USES, OpMode, OpRun
 from .values import MeasuredOps
@@ -21,8 +22,8 @@ class OpBatch:
     """Ops with the tensors that they used, or at least the arguments and outputs of outermost calls."""
 
     __slots__ = (
-        "arguments", "at_roots", "events", "first_tensor", "leaves", "measured", "op_runs", "owners", "python_names",
-        "sources", "start_ns", "tensors", "used",
+        "arguments", "at_roots", "compiled_runs", "events", "first_tensor", "leaves", "measured", "op_runs", "owners",
+        "python_names", "sources", "start_ns", "tensors", "used",
     )  # fmt: skip
 
     def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:
@@ -36,6 +37,7 @@ class OpBatch:
         self.leaves: list[Leaf] = []
         self.sources: dict[int, str] = {}  # by op, as far as asked for
         self.python_names: dict[int, str] = {}
+        self.compiled_runs: list[CompiledRun] = []
         self.measured: MeasuredOps | None = None
 
     def __len__(self) -> int:

@@ -190,6 +190,21 @@ class OpMode(UnwrappedMode):
             self.fail(error, f"the op {schema.name}")
         return output
 
+    def mark(self, func: Any, log: ThreadLog) -> int:
+        """Appends an event that reads and makes nothing, and returns its number. `func` has a `name()`, as ops have."""
+        schema = self._schema_of.get(id(func)) or self._add_schema(func)
+        key = (schema.index, 0)
+        arguments = self.texts.numbers.get(key)
+        if arguments is None:
+            arguments = self.texts.add(schema, key)
+        op, ids, live, now = self.next, self.ids, self.ids.live_bytes, time.perf_counter_ns()
+        self.next = op + 1
+        at, node, flags = self._locate(log)
+        self.events += (
+            op, schema.index, arguments, ids.used_count, ids.next, now, now, at, sequence_nr(), flags, live, live, node
+        )  # fmt: skip
+        return op
+
     def _add_schema(self, func: Any) -> OpSchema:
         schema = self._schema_of[id(func)] = OpSchema(func, len(self.schemas))
         self.schemas.append(schema)

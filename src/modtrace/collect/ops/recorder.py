@@ -26,6 +26,8 @@ from ..values.sites import SiteIds
 from .batches import OpBatch
 from .boundary import OpBoundary
 from .call_costs import CallTable, add_costs
+from .compiled_run_rows import part_runs
+from .compiled_runs import CompiledRuns
 from .leaves import OpLeaves
 from .mode import OpMode
 from .nodes import OpNodes
@@ -62,6 +64,7 @@ class OpRecorder:
         self._values: OpValues | None = None
         self._sources = SourceLines() if options.source else None
         self._python_names = PythonNames() if options.python_names else None
+        self.compiled_runs = CompiledRuns(tracker, self.mode)
         self._leaves = OpLeaves(tracker)
         self._boundary = OpBoundary(tracker, self.mode, self._leaves)
         self._saved_memory: SavedMemoryFinder | None = None
@@ -177,6 +180,7 @@ class OpRecorder:
             return None  # the op that runs is not to be parted from what it was given
         batch = OpBatch(self.mode, self._boundary.take())
         batch.leaves = self._leaves.take()
+        batch.compiled_runs = self.compiled_runs.take()
         if self._sources is not None:
             batch.sources = self._sources.take()
         if self._python_names is not None:
@@ -263,7 +267,8 @@ class OpRecorder:
         table = CallTable(calls) if calls else None
         if table is not None:
             add_costs(table, rows)
-        filled = [(name, each) for name, each in rows.tables.items() if len(next(iter(each.values())))]
+        parted = part_runs(rows, [batch for step in steps for batch in step.ops])
+        filled = [(name, each) for name, each in parted.items() if len(next(iter(each.values())))]
         return filled, read_values(steps, op_sites(table, rows))
 
 

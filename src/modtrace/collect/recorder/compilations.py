@@ -21,6 +21,7 @@ from ...torch_internals.dynamo import (
 )
 from ..log.listeners import Listener
 from ..log.segments import CallRef, Segment
+from ..ops.compiled_runs import CompiledRuns
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
 from .compiled_ops import CompiledOpRecorder
@@ -64,13 +65,18 @@ class CompilationRecorder(Listener):
         self._written = 0
         self._failure: Exception | None = None  # not reported yet
 
-    def start(self, tracker: ScopeTracker, *, with_ops: bool) -> None:
-        """Begins to listen. What was compiled before is not recorded. `with_ops` records the ops inside too."""
+    def start(self, tracker: ScopeTracker, runs: CompiledRuns | None) -> None:
+        """Begins to listen. What was compiled before is not recorded.
+
+        Args:
+            tracker: the tracker of the process.
+            runs: if ops are recorded, which records those inside too: receives each run of compiled code.
+        """
         try:
             self._last = next(reversed(last_compilations()), None)
             self._last_break = next(reversed(last_graph_breaks()), None)
             self._tracker = tracker
-            self._ops = CompiledOpRecorder(tracker, self._sink, self._fail) if with_ops else None
+            self._ops = None if runs is None else CompiledOpRecorder(tracker, runs, self._sink, self._fail)
             self._look()
             tracker.subscribers.add(self)
         except Exception as error:

@@ -10,18 +10,29 @@ from ...recording.phase import BACKWARD, FORWARD, PHASES
 from ...recording.protocols import Sink
 from ...torch_internals.compiled_graphs import CompiledGraph, CompilerWatch
 from ...torch_internals.dynamo import is_compile_wrapper
+from ..ops.compiled_runs import CompiledRuns
 from ..scopes.tracker import ScopeTracker
 
 
 class CompiledOpRecorder:
     """Takes the graphs that compilers were given, and writes them once their compilations have rows."""
 
-    def __init__(self, tracker: ScopeTracker, sink: Sink, failed: Callable[[Exception], None]) -> None:
-        """Creates a recorder that takes nothing before `look()`; `failed` receives its internal errors."""
+    def __init__(
+        self, tracker: ScopeTracker, runs: CompiledRuns, sink: Sink, failed: Callable[[Exception], None]
+    ) -> None:
+        """Creates a recorder that takes nothing before `look()`.
+
+        Args:
+            tracker: the tracker of the process.
+            runs: receives each run of compiled code.
+            sink: receives the rows.
+            failed: receives internal errors.
+        """
+        self.begins, self.ended = runs.begins, runs.ended
         self._tracker = tracker
         self._sink = sink
         self._failed = failed
-        self._watch = CompilerWatch(self._told)
+        self._watch = CompilerWatch(self)
         self._lock = threading.Lock()  # over what follows
         #: What `_find_modules` has returned, by compile id.
         self._modules: dict[str, dict[int | str, int]] = {}
@@ -35,7 +46,8 @@ class CompiledOpRecorder:
         """Takes no more graphs."""
         self._watch.stop()
 
-    def _told(self, graph: CompiledGraph) -> None:
+    def compiled(self, graph: CompiledGraph) -> None:
+        """Takes a graph. It is called on the thread that waits for the compiler."""
         try:
             with self._lock:
                 if not graph.is_backward:
@@ -79,6 +91,17 @@ def _columns(graph: CompiledGraph, modules: Mapping[int | str, int], compilation
         "module_id": [None if each.module is None else modules.get(each.module) for each in graph.ops],
         **{
             name: [getattr(each, name) for each in graph.ops]
-            for name in ("name", "inputs", "is_view", "shape", "dtype", "source", "kernels")
+            for name in (
+                "name",
+                "inputs",
+                "given",
+                "saved",
+                "returned",
+                "is_view",
+                "shape",
+                "dtype",
+                "source",
+                "kernels",
+            )
         },
     }

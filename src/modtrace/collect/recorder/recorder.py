@@ -122,10 +122,10 @@ class Recorder(Listener):
             self._tracker.names.add_root(module, name)
         self._values.start(self._tracker, [module for _, module in self._roots])
         self._roots = []
-        self._writer.compilations.start(self._tracker, with_ops=self._op_options is not None)
         if self._op_options is not None:
             self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
             self._ops.start(self._values, is_wanted=self._is_wanted())
+        self._writer.compilations.start(self._tracker, None if self._ops is None else self._ops.compiled_runs)
         self._nonfinite.start(self._tracker.subscribers)
         self._signals.start()
         atexit.register(self.stop)  # for a block that is never left: no thread of ours may outlive Python
