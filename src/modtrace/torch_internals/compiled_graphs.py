@@ -4,7 +4,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import chain, zip_longest
@@ -17,13 +17,14 @@ _GRAPHS = "the ops and kernels inside of compiled code"
 PRIVATE_NAMES = {
     "torch._dynamo.backends.common.aot_module_simplified": _GRAPHS,
     "torch._guards.CompileContext.current_compile_id": _GRAPHS,
+    "torch._functorch._aot_autograd.utils.make_boxed_func._boxed_call": "what goes into compiled code and comes out",
     "torch._inductor.compile_fx.compile_fx": "the kernels inside of compiled code",
     "torch._inductor.codegen.cpp.CppScheduling.define_kernel": "the kernels inside of compiled code",
     "torch._inductor.config.patch": "the kernels of what inductor has in its cache",
 }
 
 #: Compilers of forwards with a backward, of backwards, and of forwards without.
-_COMPILERS = ("fw_compiler", "bw_compiler", "inference_compiler")
+COMPILERS = ("fw_compiler", "bw_compiler", "inference_compiler")
 
 _LINE = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 
@@ -79,6 +80,48 @@ class GraphListener(Protocol):
         """Receives what compiled code has returned, in a list or tuple."""
 
 
+class AOTAutogradPatch:
+    """Stands in front of the function that starts AOTAutograd."""
+
+    def __init__(self, prepare: Callable[[Any, dict[str, Any]], AbstractContextManager[Any]]) -> None:
+        """Creates a patch that does nothing before `start()`.
+
+        Args:
+            prepare: is given Dynamo's graph and the keyword arguments, which it may change. AOTAutograd runs in what it
+                returns.
+        """
+        self._prepare = prepare
+        self._common: Any = None
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    @property
+    def is_on(self) -> bool:
+        """True from `start()` to `stop()`."""
+        return self._wrapper is not None
+
+    def start(self) -> None:
+        """Begins as soon as the program has called `torch.compile`; until then it does nothing."""
+        common = sys.modules.get("torch._dynamo.backends.common")
+        original = getattr(common, "aot_module_simplified", None)
+        if self._common is not None or original is None:
+            return
+
+        @wraps(original)
+        def aot_module_simplified(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._prepare(graph_module, kwargs) if self.is_on else nullcontext():
+                return original(graph_module, *args, **kwargs)
+
+        self._common, self._original, self._wrapper = common, original, aot_module_simplified
+        self._common.aot_module_simplified = aot_module_simplified
+
+    def stop(self) -> None:
+        """Ends. If other code has wrapped our wrapper since, that stays and passes calls on."""
+        if self._common is not None and self._common.aot_module_simplified is self._wrapper:
+            self._common.aot_module_simplified = self._original
+        self._common = self._wrapper = None
+
+
 class CompilerWatch:
     """Tells a listener of each graph that a compiler was given, and of each run of what it has made of that.
 
@@ -90,36 +133,18 @@ class CompilerWatch:
     def __init__(self, listener: GraphListener) -> None:
         self._listener = listener
         self._saved: dict[str, dict[str, int]] = {}  # by compile id: what `_find_saved` has returned
-        self._common: Any = None
-        self._original: Any = None
-        self._wrapper: Any = None
+        self._patch = AOTAutogradPatch(self._prepare)
+        self.start, self.stop = self._patch.start, self._patch.stop
 
-    def start(self) -> None:
-        """Begins to watch as soon as the program has called `torch.compile`; until then it does nothing."""
-        common = sys.modules.get("torch._dynamo.backends.common")
-        original = getattr(common, "aot_module_simplified", None)
-        if self._common is not None or original is None:
-            return
-
-        @wraps(original)
-        def aot_module_simplified(*args: Any, **kwargs: Any) -> Any:
-            for name in _COMPILERS:
-                if self._wrapper is not None and kwargs.get(name) is not None:
-                    kwargs[name] = self._wrap(kwargs[name], is_backward=name == "bw_compiler")
-            return original(*args, **kwargs)
-
-        self._common, self._original, self._wrapper = common, original, aot_module_simplified
-        self._common.aot_module_simplified = aot_module_simplified
-
-    def stop(self) -> None:
-        """Ends watching. If other code has wrapped our wrapper since, that stays and passes calls on."""
-        if self._common is not None and self._common.aot_module_simplified is self._wrapper:
-            self._common.aot_module_simplified = self._original
-        self._common = self._wrapper = None
+    def _prepare(self, graph_module: Any, kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
+        for name in COMPILERS:
+            if kwargs.get(name) is not None:
+                kwargs[name] = self._wrap(kwargs[name], is_backward=name == "bw_compiler")
+        return nullcontext()
 
     def _wrap(self, compiler: Callable[..., Any], *, is_backward: bool) -> Callable[..., Any]:
         def compile_graph(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._wrapper is None:  # a backward may be compiled after the end
+            if not self._patch.is_on:  # a backward may be compiled after the end
                 return compiler(graph_module, *args, **kwargs)
             context: Any = sys.modules["torch._guards"].CompileContext
             compile_id = str(context.current_compile_id())
@@ -140,7 +165,7 @@ class CompilerWatch:
         is_boxed = getattr(compiled, "_boxed_call", False)  # it is given one list, which it empties
 
         def run(*args: Any) -> Any:
-            if self._wrapper is None:
+            if not self._patch.is_on:
                 return compiled(*args)
             begun = self._listener.begins(graph, args[0] if is_boxed else args)
             returned = compiled(*args)

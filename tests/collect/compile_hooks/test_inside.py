@@ -2,7 +2,11 @@
 
 import copy
 import io
+import json
+import os
 import runpy
+import subprocess
+import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -456,6 +460,68 @@ def test_own_reason_for_a_break_is_raised_as_without_us():
             called(torch.randn(2))
         messages.append(str(raised.value).splitlines()[0])
     assert messages[0] == messages[1]
+
+
+#: Compiles a model with its values, and tells what of it was in the caches of compilers.
+CACHED = """
+import json, sys, torch, torch._inductor.config, modtrace
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._library.effects import EffectType
+
+class WithNoise(nn.Sequential):
+    def forward(self, x):
+        if "noise" in sys.argv:
+            torch.ops.users.shout(x)
+        return super().forward(x)
+
+if "noise" in sys.argv:
+    library = torch.library.Library("users", "DEF")
+    library.define("shout(Tensor x) -> ()")
+    library.impl("shout", lambda x: None, "CompositeExplicitAutograd")
+    torch.library.register_fake("users::shout", lambda x: None, lib=library)
+    torch.library._register_effectful_op("users::shout", EffectType.ORDERED, lib=library)
+torch.manual_seed(0)
+model = WithNoise(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+known = dict(torch._inductor.config.unsafe_marked_cacheable_functions)
+with modtrace.record(model, compiled="inside", strict=True) as rec:
+    torch.compile(model, fullgraph=True)(torch.randn(3, 4)).sum().backward()
+assert torch._inductor.config.unsafe_marked_cacheable_functions == known
+values = [[row["min"], row["max"]] for row in rec.table("values").to_pylist()]
+print(json.dumps([values, counters["aot_autograd"], counters["inductor"]]))
+"""
+
+
+def compile_in_a_process(folder: Path, *arguments: str) -> Any:
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CACHED, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.compile
+def test_second_process_finds_the_graphs_with_taps_in_the_caches(tmp_path):
+    (values, _, first), (same, of_aot, second) = (compile_in_a_process(tmp_path) for _ in range(2))
+    assert first["fxgraph_cache_miss"] == second["fxgraph_cache_hit"] == 2
+    assert of_aot["autograd_cache_hit"] == 1
+    assert len(values) > 6 and same == values
+
+
+@pytest.mark.compile
+def test_graph_with_effects_of_the_users_is_cached_as_little_as_without_us(tmp_path):
+    for _ in range(2):
+        _, of_aot, of_inductor = compile_in_a_process(tmp_path, "noise")
+        assert of_inductor["fxgraph_cache_bypass"] == 1  # the forward; its backward has only ops of ours
+        assert "autograd_cache_hit" not in of_aot
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache, lru_cache, partial
+from hashlib import sha256
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from ...torch_internals.compiler_caches import CachedGraphs
 from ...torch_internals.dynamo import (
     is_dynamo_compiling,
     keep_out_of_dynamo,
@@ -53,6 +56,7 @@ class Taps:
         self._stack = ExitStack()
         self._tapped = 0
         _receivers[self.number] = receiver
+        _cached_graphs().start()
 
     def tap(self, module: nn.Module) -> None:
         """Taps what a module returns in compiled code. In eager code nothing is tapped."""
@@ -66,6 +70,8 @@ class Taps:
     def remove(self) -> None:
         """Removes all taps."""
         _receivers.pop(self.number, None)
+        if not _receivers:
+            _cached_graphs().stop()
         self._stack.close()
 
 
@@ -172,6 +178,12 @@ def _untracked() -> AbstractContextManager[Any]:
 @lru_cache(maxsize=4096)
 def _to_tensor(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, device="cpu")
+
+
+@cache
+def _cached_graphs() -> CachedGraphs:
+    """Returns what lets compilers keep graphs with taps in their caches."""
+    return CachedGraphs(_tap_in_graph, sha256(Path(__file__).read_bytes()).hexdigest())
 
 
 @cache
