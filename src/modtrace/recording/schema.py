@@ -166,6 +166,7 @@ table compiled_ops                an op inside of compiled code, one row each ti
     phase           phase         forward, backward
     nth             int32         its place in the graph of that phase, from 0
     module_id       int32?        whose forward it is a part of, or, in backward, the gradient of; null: not known
+    calls           list<int32>?  which call in the graph of that module, last, and of those around it; from 0
     name            dictionary    aten.addmm.default; inductor takes many ops apart
     inputs          list<int32>   the places of the ops that made what it reads
     given           list<int32>?  the places, among what the graph is given, of what it reads of that

@@ -39,6 +39,7 @@ class GraphOp:
     name: str  # `aten.addmm.default`
     #: Its `id`, or its path below the compiled one, "" for that; of a backward op that of its forward; None: not known.
     module: int | str | None
+    calls: list[int]  # which call in the graph of each module around it this is, from 0, outermost first
     inputs: list[int]  # the positions of the ops that made what it reads
     given: list[int]  # the positions, among what the graph is given, of what it reads of that
     saved: list[int]  # of a backward op the positions of the forward ops whose results it reads
@@ -193,11 +194,13 @@ def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphO
     found = []
     for node in nodes:
         first = _first_tensor(node.meta.get("val"))
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
         lines = _LINE.findall(node.meta.get("stack_trace") or "")
         returns = node.target._schema.returns
         op = GraphOp(
             name=str(node.target),
-            module=None if node.meta.get("is_gradient_acc") else _module_of(node.meta),
+            module=None if node.meta.get("is_gradient_acc") else _module_of(stack),
+            calls=[int(key.partition("@")[2] or 0) for key in stack],
             inputs=sorted({positions[id(each)] for each in _makers_of(node) if id(each) in positions}),
             given=sorted({given[id(each)] for each in _makers_of(node) if id(each) in given}),
             saved=sorted({saved[each.name] for each in _makers_of(node) if each.name in saved}),
@@ -250,13 +253,12 @@ def _find_saved(nodes: list[Any], graph: Any) -> dict[str, int]:
     return {name: positions[id(maker)] for name, maker in makers if id(maker) in positions}
 
 
-def _module_of(meta: dict[str, Any]) -> int | str | None:
-    """Returns the innermost module, as `nn_module_stack` has it: `{"140251": ("L['self'].blocks.0", Block)}`.
+def _module_of(stack: dict[str, Any]) -> int | str | None:
+    """Returns the innermost module of a `nn_module_stack`, as `{"140251": ("L['self'].blocks.0", Block)}`.
 
     The key is the module's `id`, with `@1` behind it in its second call, or a name.
     """
-    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {"": (_SELF, None)}
-    key, (path, *_) = next(reversed(stack.items()))
+    key, (path, *_) = next(reversed(stack.items()), ("", (_SELF, None)))
     number = key.partition("@")[0]
     if number.isdecimal():
         return int(number)

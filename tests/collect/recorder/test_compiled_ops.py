@@ -315,6 +315,51 @@ def test_region_has_ops_that_were_compiled_for_another_of_its_class() -> None:
     }
 
 
+class Repeated(nn.Module):
+    """Calls a block three times, and the layer inside of it once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(MLP())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.block(x)
+        return self.block[0].down(x)
+
+
+def calls_in_graph(rec: Any) -> Counter[tuple[str | None, str | None, int | None, str]]:
+    """Phase, path, number of the call and name of the ops of modules in the execution graph, without `AROUND`."""
+    found = (each for each in rec.graph().unfold().nodes if each.kind == "op" and each.path is not None)
+    return Counter((each.phase, each.path, each.call, each.name) for each in found if each.name not in AROUND)
+
+
+def test_each_call_of_a_module_inside_has_its_own_ops() -> None:
+    net = Repeated()
+    eager = calls_in_graph(train(net, net, sizes=(4,)))
+    rec = train(net, torch.compile(net, backend="aot_eager", fullgraph=True))
+    found = calls_in_graph(rec)
+    once = "aten.t.default"  # AOTAutograd computes it once
+    assert {key: count for key, count in found.items() if key[0] == "forward" and key[3] != once} == {
+        key: count for key, count in eager.items() if key[0] == "forward" and key[3] != once
+    }
+    products = ("block.0.up", "block.0.down")
+    assert {key: count for key, count in found.items() if key[1] in products and "mm" in key[3]} == {
+        key: count for key, count in eager.items() if key[1] in products and "mm" in key[3]
+    }
+    boxes = Counter(each.path for each in rec.graph().unfold().boxes if each.phase == "forward")
+    assert boxes["block"] == boxes["block.0"] == boxes["block.0.up"] == 3 and boxes["block.0.down"] == 4
+
+
+def test_calls_of_modules_in_a_region_that_is_called_again_are_counted_on() -> None:
+    net = Repeated()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    with modtrace.record(net, ops=True, values=None, strict=True) as rec:
+        compiled(compiled(torch.randn(4, WIDTH, requires_grad=True))).sum().backward()
+    calls = {key[2] for key in calls_in_graph(rec) if key[:2] == ("backward", "block.0.down")}
+    assert calls == set(range(8))
+
+
 def leaves_of(rec: Any) -> Counter[tuple[str, str]]:
     """What the ops of the execution graph read and no op has made: kind and name."""
     return Counter(

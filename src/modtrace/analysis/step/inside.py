@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 
 from ...recording.meta import RunMeta
 from ...recording.module_path import is_below, join
-from ...recording.phase import BACKWARD, FORWARD
+from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.schema import schema
-from .calls import column_of
+from .calls import column_of, phase_codes
 
 _DETACH = "aten.detach.default"
 
@@ -65,7 +65,9 @@ class _Region:
     """A call that ran as compiled code, or the backward of one."""
 
     call: _Row
-    of_module: dict[int, int] = field(default_factory=dict)  # the call of each module inside, by its id
+    #: The calls inside, by the id of the module, and which call of it that is in the graph.
+    calls: dict[tuple[int, int], int] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)  # by module: which call of the step the first one is
     nth: Counter[tuple[int, str]] = field(default_factory=Counter)  # of the next op, by call and name
 
 
@@ -77,7 +79,7 @@ class _Run:
     ops: Sequence[_Row]
     compiled_for: int  # the module_id of the region
     region: _Region
-    forward: _Region | None  # of a backward
+    origin: _Region | None  # of a backward its forward, of a recompute what it computes again
     kept: dict[int, int]  # of the forward: the tensor of each op
     made: dict[int, int] = field(default_factory=dict)  # the tensor of each op
 
@@ -95,6 +97,10 @@ class _Added:
         self._nth = column_of(self._ops, "nth").copy()
         self._is_kept = np.ones(len(self._call_of), bool)
         self._new: dict[str, list[_Row]] = {name: [] for name in ("calls", "ops", "tensors", "uses")}
+        calls = data.table("calls")
+        is_forward = phase_codes(calls["phase"]) == PHASES.index(FORWARD)
+        in_step = is_forward & (column_of(calls, "step") == step)
+        self._calls = Counter(column_of(calls, "module_id")[in_step].tolist())  # by module
         self._maker_of: dict[int, int] = {}  # the ops of recorded tensors that runs return
         self._ids = {
             name: count(int(column_of(data.table(table), name).max(initial=-1)) + 1)
@@ -125,14 +131,9 @@ class _Added:
             ops = inside[compilation["compilation_id"], is_backward]
             before = forwards[region.call["forward_call_id"], row["compile_id"]] if is_backward else []
             forward = before.pop() if before else None  # the last one's backward is the first
-            run = _Run(
-                row,
-                ops,
-                compilation["module_id"],
-                region,
-                None if forward is None else forward.region,
-                {} if forward is None else forward.made,
-            )
+            origin = regions.get(region.call["forward_call_id"]) or regions.get(region.call["recompute_of"])
+            kept = {} if forward is None else forward.made
+            run = _Run(row, ops, compilation["module_id"], region, origin, kept)
             if not is_backward:
                 forwards[row["call_id"], row["compile_id"]].append(run)
             self._add(run)
@@ -153,7 +154,7 @@ class _Added:
         """Puts recorded ops into the calls of their modules."""
         start_ns = column_of(self._ops, "start_ns")
         for row, op in zip(rows, run.ops, strict=True):
-            call = self._call(op["module_id"], run, int(start_ns[row]))
+            call = self._call(op, run, int(start_ns[row]))
             self._call_of[row], self._nth[row] = call, run.region.nth[call, op["name"]]
             run.region.nth[call, op["name"]] += 1
 
@@ -165,7 +166,7 @@ class _Added:
             self._is_kept[row] = inside[_packet(name)] < 0 and name != _DETACH
         for at, op in enumerate(run.ops):
             start_ns = run.row["start_ns"] + at
-            call = self._call(op["module_id"], run, start_ns)
+            call = self._call(op, run, start_ns)
             op_id = next(self._ids["op_id"])
             self._new["ops"].append(
                 {
@@ -205,39 +206,64 @@ class _Added:
             run.made[at] = next(self._ids["tensor_id"])
             self._new["tensors"].append(_tensor(run.made[at], op_id, op))
 
-    def _call(self, module_id: int | None, run: _Run, start_ns: int) -> int:
-        """Returns the call of a module inside of a region, which is made when it is first asked for."""
-        region, outer = run.region, run.region.call["module_id"]
+    def _call(self, op: _Row, run: _Run, start_ns: int) -> int:
+        """Returns the call of the op's module inside of a region, which is made when it is first asked for."""
+        region, module_id, outer = run.region, op["module_id"], run.region.call["module_id"]
         if module_id is not None and run.compiled_for != outer:
             module_id = self._find_twin(module_id, run.compiled_for, outer)
-        if module_id is None or module_id == outer or not self._is_inside(module_id, outer):
+        if module_id is None or not self._is_inside(module_id, outer):
             return int(region.call["call_id"])
-        return self._call_inside(module_id, run, start_ns)
+        return self._call_inside(module_id, op["calls"] or (), run, start_ns)
 
-    def _call_inside(self, module_id: int, run: _Run, start_ns: int) -> int:
+    def _call_inside(self, module_id: int, numbers: Sequence[int], run: _Run, start_ns: int) -> int:
+        """Returns the call of a module inside.
+
+        Args:
+            module_id: the module.
+            numbers: which of its calls in the graph it is, last, and before that which of those around it.
+            run: the run of the graph.
+            start_ns: when it begins, if it does now.
+        """
         region = run.region
         if module_id == region.call["module_id"]:
             return int(region.call["call_id"])
-        if module_id not in region.of_module:
+        number = numbers[-1] if numbers else 0
+        if (module_id, number) not in region.calls:
             above = self._above(module_id)
-            parent = int(region.call["call_id"]) if above is None else self._call_inside(above, run, start_ns)
-            call = region.of_module[module_id] = next(self._ids["call_id"])
+            parent = region.call["call_id"]
+            if above is not None:
+                parent = self._call_inside(above, numbers[:-1], run, start_ns)
+            call = region.calls[module_id, number] = next(self._ids["call_id"])
+            repeated = None if run.origin is None else run.origin.calls.get((module_id, number))
             self._new["calls"].append(
                 {
                     "call_id": call,
                     "step": self._step,
                     "module_id": module_id,
-                    "nth": region.call["nth"],
+                    "nth": self._number(module_id, number, run),
                     "parent_call_id": parent,
                     "phase": region.call["phase"],
-                    "forward_call_id": run.forward.of_module.get(module_id) if run.forward else None,
+                    "forward_call_id": repeated if region.call["phase"] == BACKWARD else None,
+                    "recompute_of": repeated if region.call["phase"] == RECOMPUTE else None,
                     "thread": region.call["thread"],
                     "start_ns": start_ns,
                     "raised": False,
                     "compiled": True,
                 }
             )
-        return region.of_module[module_id]
+        return region.calls[module_id, number]
+
+    def _number(self, module_id: int, number: int, run: _Run) -> int:
+        """Returns which call of its step a module is in."""
+        region = run.region
+        if region.call["phase"] == FORWARD:
+            first = region.first.setdefault(module_id, self._calls[module_id])
+            self._calls[module_id] = max(self._calls[module_id], first + number + 1)
+        elif run.origin is None:
+            first = region.call["nth"]
+        else:
+            first = run.origin.first.get(module_id, 0)
+        return int(first + number)
 
     def _find_twin(self, module_id: int, compiled_for: int, outer: int) -> int | None:
         """Returns the module that stands in another region where this one stands in that which was compiled."""

@@ -92,6 +92,7 @@ def _columns(graph: CompiledGraph, modules: Mapping[int | str, int], compilation
         **{
             name: [getattr(each, name) for each in graph.ops]
             for name in (
+                "calls",
                 "name",
                 "inputs",
                 "given",
