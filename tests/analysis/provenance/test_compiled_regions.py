@@ -56,3 +56,12 @@ def test_module_behind_a_graph_break_is_not_said_to_be_compiled() -> None:
     found = first_of(model, torch.compile(model, backend="aot_eager"))
     assert found.path == "eager.inner"
     assert "ops=True" in (found.remedy or "")
+
+
+def test_op_that_ran_inside_is_named_with_its_module() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), LogOf())
+    with modtrace.record(model, ops=True) as rec:
+        torch.compile(model, backend="aot_eager", fullgraph=True)(torch.randn(2, 4))
+    found = rec.first_nonfinite()
+    assert found is not None
+    assert (found.path, found.call, found.op) == ("1", 0, "aten.log.default")

@@ -53,7 +53,8 @@ class Net(nn.Module):
 
 def train(model: nn.Module, called: nn.Module, *, sizes: tuple[int, ...] = (4,), **options: Any) -> Any:
     torch.manual_seed(0)
-    with modtrace.record(model, **{"ops": True, "values": None, "strict": True, **options}) as rec:
+    to = options.pop("to", None)
+    with modtrace.record(model, to, **{"ops": True, "values": None, "strict": True, **options}) as rec:
         for size in sizes:
             called(torch.randn(size, WIDTH)).sum().backward()
             model.zero_grad()
@@ -379,6 +380,32 @@ def test_runs_are_held_with_their_steps() -> None:
     assert not rec.table("compiled_runs").num_rows
     rec = train(net, torch.compile(net, backend="aot_eager", fullgraph=True), sizes=(4, 4, 4), steps="1:2")
     assert {*rec.table("compiled_runs")["step"].to_pylist()} == {1}
+
+
+def test_recording_on_disk_has_sizes_that_vary_and_all_runs(tmp_path: Path) -> None:
+    net = Net()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    rec = train(net, compiled, sizes=(4, 5, 6), to=tmp_path / "run")
+    opened = modtrace.open_recording(tmp_path / "run")
+    assert -1 in {size for row in inside(opened) for size in row["shape"] or ()}
+    assert ops_in_graph(opened, 2) == ops_in_graph(opened, 1) == ops_in_graph(rec, 1)
+    assert opened.table("compiled_runs").num_rows == rec.table("compiled_runs").num_rows == 6
+
+
+def test_ops_that_ran_one_by_one_are_listed_with_their_modules() -> None:
+    net = Net()
+    eager = train(net, net)
+    rec = train(net, torch.compile(net, backend="aot_eager", fullgraph=True))
+
+    def products(rec: Any) -> Counter[tuple[str | None, str]]:
+        paths = rec.paths().rows
+        return Counter(
+            (each.path, each.op) for each in paths if each.op.startswith(("aten.mm", "aten.addmm"))
+        )
+
+    assert products(rec) == products(eager)
+    flops = [{row.name: row.sums.together.flops for row in each.op_table().rows} for each in (eager, rec)]
+    assert all(flops[1][path] == flops[0][path] > 0 for path in ("blocks.0.up", "blocks.1.down", "head"))
 
 
 def test_compiled_layers_and_ops_are_known_to_be() -> None:

@@ -59,7 +59,7 @@ def build_op_paths(data: RecordingData, *, step: int | None = None, phase: str |
     Raises:
         ValueError: the recording has no such step, or there is no such phase.
     """
-    ops = read_step_ops(data, step=step, phase=phase)
+    ops = read_step_ops(data, step=step, phase=phase, inside=True)
     return OpPaths(
         command=data.meta.argv,
         marks=data.meta.marks,

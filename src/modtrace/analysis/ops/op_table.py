@@ -62,7 +62,7 @@ def build_op_table(
     Raises:
         ValueError: the recording has no such step, or `by` or `phase` is something else.
     """
-    ops = read_step_ops(data, step=step, phase=phase)
+    ops = read_step_ops(data, step=step, phase=phase, inside=True)
     grouping = group_ops(ops, by)
     sums = sum_ops(ops, grouping.of_op, len(grouping.groups))
     [total] = sum_ops(ops, grouping.of_op * 0, 1)

@@ -83,7 +83,7 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         data: the rows of the step, see `IndexedTables.of_step`.
         step: its number.
     """
-    ops = read_step_ops(data, step=step)
+    ops = read_step_ops(data, step=step, inside=True)
     reads, tensors = read_uses(data, ops.op_id, np.empty(0, np.int64))
     read_by: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for op, tensor, slot in zip(reads.op.tolist(), reads.tensor.tolist(), reads.slot.tolist(), strict=True):

@@ -26,18 +26,23 @@ _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict"})
 _Row = dict[str, Any]
 
 
-def with_inside(data: RecordingData, step: int) -> RecordingData:
+def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> RecordingData:
     """Returns the recording with the ops inside of the compiled calls of a step, in calls of their modules.
 
     Where the ops of a region have run one by one (backend "aot_eager"), those rows are put into the calls. Elsewhere
     rows without times stand for the ops, and those of kernels outside of inductor's code, which are recorded, are left
     out: they are among the ops inside.
+
+    Args:
+        data: the recording.
+        step: the number of the step.
+        fused: whether ops are added that have not run one by one.
     """
     runs = data.table("compiled_runs")
     runs = runs.filter(pc.equal(runs["step"], step))
     if not runs.num_rows:
         return data
-    added = _Added(data, step)
+    added = _Added(data, step, fused=fused)
     added.add_all(runs.to_pylist())
     return added.to_data()
 
@@ -87,9 +92,10 @@ class _Run:
 class _Added:
     """Collects what is added to the tables."""
 
-    def __init__(self, data: RecordingData, step: int) -> None:
+    def __init__(self, data: RecordingData, step: int, *, fused: bool) -> None:
         self._data = data
         self._step = step
+        self._fused = fused
         self._modules = {each["module_id"]: each for each in data.table("modules").to_pylist()}
         self._by_path = {(each["root_id"], each["path"]): key for key, each in self._modules.items()}
         self._ops = data.table("ops")
@@ -145,10 +151,10 @@ class _Added:
         ran = np.flatnonzero(is_call & (op_id > run.row["op_id"]) & (start_ns <= end_ns))
         names = [*map(str, self._ops["name"].take(pa.array(ran)).to_pylist())]
         found = _find_all([each["name"] for each in run.ops], names)
-        if found is None:
-            self._replace(ran.tolist(), names, run)
-        else:
+        if found is not None:
             self._put(ran[found].tolist(), run)
+        elif self._fused:
+            self._replace(ran.tolist(), names, run)
 
     def _put(self, rows: Sequence[int], run: _Run) -> None:
         """Puts recorded ops into the calls of their modules."""

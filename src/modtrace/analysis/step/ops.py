@@ -11,6 +11,7 @@ from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_calls
 from .chosen_step import ShownStep, choose_step
+from .inside import with_inside
 from .placement import Placer, merge_wrappers, name_roots, place_calls
 
 #: The index of the place of an op that ran outside of the module tree.
@@ -119,13 +120,16 @@ class StepOps:
         return replace(self, **columns)
 
 
-def read_step_ops(data: RecordingData, *, step: int | None, phase: str | None = None) -> StepOps:
+def read_step_ops(
+    data: RecordingData, *, step: int | None, phase: str | None = None, inside: bool = False
+) -> StepOps:
     """Returns the ops of a step.
 
     Args:
         data: the recording.
         step: the number of the step; None chooses the step that the module tree shows.
         phase: one of PHASES; None for all ops, including those without a phase.
+        inside: whether ops that ran one by one inside of compiled code are in calls of their modules.
 
     Raises:
         ValueError: the recording has no such step, or there is no such phase.
@@ -134,6 +138,9 @@ def read_step_ops(data: RecordingData, *, step: int | None, phase: str | None = 
     # Of a recording that was cut, a step may have lost all its rows but those of ops.
     of_ops = [step] if step is not None and step in column_of(recorded, "step") else []
     shown = choose_step(data.table("steps"), calls, step, also=of_ops)
+    if inside and shown is not None:
+        data = with_inside(data, shown.step, fused=False)
+        calls, recorded = data.table("calls"), data.table("ops")
     only = _to_code(phase)
     table = _keep(recorded.select(_COLUMNS), shown, only)
     placed = _place(data, calls, shown, column_of(table, "call_id"))

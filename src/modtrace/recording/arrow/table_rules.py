@@ -16,6 +16,9 @@ _INTEGERS_END = 2**62
 _ALLOWED = {"phase": PHASES, "role": ("", *ROLES)}  # "": the column was not given
 _MAGNITUDES = 256  # of a histogram
 
+#: Lists in which -1 stands for what is not known; no other list holds a negative number.
+_UNKNOWN_INSIDE = {("compiled_ops", "shape"), ("compiled_runs", "given"), ("compiled_runs", "returned")}
+
 #: Tables with nested rows: the id column, the column that refers to the enclosing row, and which of several rows with
 #: one id counts: the first or, for modules, the last.
 _TREES = {"calls": ("call_id", "parent_call_id", 0), "modules": ("module_id", "parent_id", -1)}
@@ -51,7 +54,7 @@ def _find_faults(name: str, table: pa.Table) -> Iterator[Fault]:
         elif field.name in _ALLOWED:
             yield from _find_unknown_text(field.name, column)
         elif pa.types.is_list(field.type):
-            yield from _find_bad_list(field.name, column)
+            yield from _find_bad_list(field.name, column, -1 if (name, field.name) in _UNKNOWN_INSIDE else 0)
     if name in _TREES:
         yield from _find_circle(table, *_TREES[name])
 
@@ -75,13 +78,14 @@ def _find_unknown_text(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
             )
 
 
-def _find_bad_list(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
-    """Finds lists that contain null or negative sizes and counts, and histograms without all of their magnitudes."""
+def _find_bad_list(name: str, column: pa.ChunkedArray, least: int) -> Iterator[Fault]:
+    """Finds lists that contain null or too small sizes and counts, and histograms without all of their magnitudes."""
     inside = pc.list_flatten(column)
     if inside.null_count:
         yield Fault(name, _row_of(column, pc.index(pc.is_null(inside), True)), "holds a null")
-    if pa.types.is_integer(inside.type) and (pc.min(inside).as_py() or 0) < 0:
-        yield Fault(name, _row_of(column, pc.index(pc.less(inside, 0), True)), "holds a negative number")
+    if pa.types.is_integer(inside.type) and (pc.min(inside).as_py() or 0) < least:
+        why = "holds a negative number" if least == 0 else f"holds a number below {least}"
+        yield Fault(name, _row_of(column, pc.index(pc.less(inside, least), True)), why)
     if name == "histogram" and column.null_count < len(column):
         lengths = pc.not_equal(pc.list_value_length(column), _MAGNITUDES)
         if pc.any(lengths).as_py():
