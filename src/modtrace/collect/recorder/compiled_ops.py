@@ -2,16 +2,20 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
 
 from ...recording.phase import BACKWARD, FORWARD, PHASES
 from ...recording.protocols import Sink
-from ...torch_internals.compiled_graphs import CompiledGraph, CompilerWatch
+from ...torch_internals.compiled_graphs import CompiledGraph, CompilerWatch, GraphOp
 from ...torch_internals.dynamo import is_compile_wrapper
 from ..ops.compiled_runs import CompiledRuns
 from ..scopes.tracker import ScopeTracker
+
+#: Columns that are as the graph has them.
+_SHARED = [each.name for each in fields(GraphOp) if each.name != "module"]
 
 
 class CompiledOpRecorder:
@@ -89,20 +93,5 @@ def _columns(graph: CompiledGraph, modules: Mapping[int | str, int], compilation
         "phase": [PHASES.index(BACKWARD if graph.is_backward else FORWARD)] * count,
         "nth": list(range(count)),
         "module_id": [None if each.module is None else modules.get(each.module) for each in graph.ops],
-        **{
-            name: [getattr(each, name) for each in graph.ops]
-            for name in (
-                "calls",
-                "name",
-                "inputs",
-                "given",
-                "saved",
-                "returned",
-                "is_view",
-                "shape",
-                "dtype",
-                "source",
-                "kernels",
-            )
-        },
+        **{name: [getattr(each, name) for each in graph.ops] for name in _SHARED},
     }
