@@ -10,18 +10,6 @@ import torch.autograd.graph
 
 from .call_frames import frame_local, frames
 
-PRIVATE_NAMES = {
-    "torch.autograd._get_sequence_nr": "attribution of backward: nothing can be recorded",
-    "torch._C._functions.AccumulateGrad._sequence_nr": "attribution of backward: nothing can be recorded",
-    "torch._C._current_autograd_node": "attribution of backward ops",
-    "torch._C._current_graph_task_id": "telling recompute from forward: nothing can be recorded",
-    "torch._C._will_engine_execute_node": "backward times where backward(inputs=...) prunes the graph",
-    "torch.autograd.graph._engine_run_backward": "backward times, and steps that have no optimizer",
-    "torch.autograd._engine_run_backward": "the same",
-    "torch.autograd.Variable._execution_engine": "the last post_bw hooks come after the backward",
-    "torch.autograd.function.BackwardCFunction": "telling custom Functions from checkpoints",
-}
-
 #: The `_sequence_nr()` of an AccumulateGrad node, which the engine runs in no order, as soon as it is ready.
 ACCUMULATE_SEQUENCE_NR = 2**64 - 1
 

@@ -9,14 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-PRIVATE_NAMES = {
-    "torch.nn.Module._call_impl": "finding the code that calls a module: nothing can be recorded",
-    "torch.nn.Module._call_impl.self": "places of calls in threads that a model starts itself",
-    "torch.nn.Module._call_impl.args": "the batch that a step gets",
-    "torch.nn.Module._call_impl.kwargs": "captured inputs that are given by keyword",
-    "torch.optim.Optimizer.profile_hook_step.wrapper": "the end of an optimizer's step that raises",
-}
-
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _MODULE_FILE = _CALL_IMPL.co_filename
 TORCH_FOLDER = os.path.dirname(torch.__file__)

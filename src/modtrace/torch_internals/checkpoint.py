@@ -10,28 +10,6 @@ import torch.utils.checkpoint
 from .call_frames import frame_local, frames_in_backward, has_self, module_of_method
 from .modes import tree_leaves
 
-_MEMORY = "the memory that a checkpoint keeps"
-_REGIONS = "telling two checkpointed regions apart"
-
-PRIVATE_NAMES = {
-    "torch.utils.checkpoint._checkpoint_hook": _REGIONS,
-    "torch.utils.checkpoint._checkpoint_hook.__init__.unpack_hook": _REGIONS,
-    "torch.utils.checkpoint._checkpoint_hook.__init__.frame": _REGIONS,
-    "torch.utils.checkpoint._StopRecomputationError": "an early stop would be shown as raised",
-    "torch.utils.checkpoint.CheckpointFunction._backward_cls": "telling a reentrant checkpoint",
-    "torch.utils.checkpoint.CheckpointFunction.forward.inputs": _MEMORY,
-    "torch.utils.checkpoint.CheckpointFunction.forward.run_function": _MEMORY,
-    "torch.utils.checkpoint._CheckpointFrame.__init__.recompute_fn": _MEMORY,
-    "torch.utils.checkpoint._CheckpointFrame.__init__.saved_args": _MEMORY,
-    "torch.utils.checkpoint._CheckpointFrame.__init__.recomputed": _MEMORY,
-    "torch.utils.checkpoint._checkpoint_without_reentrant_generator.fn": _MEMORY,
-    "torch.utils.checkpoint._checkpoint_without_reentrant_generator.kwargs": _MEMORY,
-    "torch.utils.checkpoint._checkpoint_without_reentrant_generator.recompute_context": _MEMORY,
-    "torch.utils.checkpoint._CachedTorchDispatchMode": "the memory of a selective checkpoint",
-    "torch.utils.checkpoint._CachedTorchDispatchMode.__init__.storage": "the memory of a selective checkpoint",
-    "torch.utils.checkpoint._VersionWrapper.__init__.val": "the memory of a selective checkpoint",
-}
-
 StopRecomputation: type[BaseException] | tuple[()] = getattr(
     torch.utils.checkpoint, "_StopRecomputationError", ()
 )

@@ -12,17 +12,6 @@ from typing import Any, Protocol
 
 import torch
 
-_GRAPHS = "the ops and kernels inside of compiled code"
-
-PRIVATE_NAMES = {
-    "torch._dynamo.backends.common.aot_module_simplified": _GRAPHS,
-    "torch._guards.CompileContext.current_compile_id": _GRAPHS,
-    "torch._functorch._aot_autograd.utils.make_boxed_func._boxed_call": "what goes into compiled code and comes out",
-    "torch._inductor.compile_fx.compile_fx": "the kernels inside of compiled code",
-    "torch._inductor.codegen.cpp.CppScheduling.define_kernel": "the kernels inside of compiled code",
-    "torch._inductor.config.patch": "the kernels of what inductor has in its cache",
-}
-
 #: Compilers of forwards with a backward, of backwards, and of forwards without.
 COMPILERS = ("fw_compiler", "bw_compiler", "inference_compiler")
 

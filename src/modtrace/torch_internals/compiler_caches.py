@@ -7,14 +7,6 @@ from typing import Any
 
 from .compiled_graphs import COMPILERS, AOTAutogradPatch
 
-_CACHES = "a second process would compile again what has values measured inside of it"
-
-PRIVATE_NAMES = {
-    "torch._inductor.config.unsafe_marked_cacheable_functions": _CACHES,
-    "torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler.__init__.compiler_fn": _CACHES,
-    "torch._higher_order_ops.effects.with_effects": _CACHES,
-}
-
 
 class CachedGraphs:
     """Lets compilers put graphs into their caches, and find them there, that have a function and ops of ours.

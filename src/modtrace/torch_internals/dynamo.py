@@ -15,37 +15,6 @@ from torch import nn
 
 from .call_frames import TORCH_FOLDER, file_that_calls
 
-_EDGES = "module calls at a compiled block's edge"
-_KEPT = "hooks and values inside of compiled code"
-_TRACED = "what torch.compile traces would be shown as if it ran"
-_COMPILATIONS = "which functions torch.compile compiled, how often and why"
-
-PRIVATE_NAMES = {
-    "torch._C._dynamo.eval_frame.set_code_exec_strategy": _EDGES,
-    "torch._C._dynamo.eval_frame._FrameAction": _EDGES,
-    "torch._C._dynamo.eval_frame._FrameExecStrategy": _EDGES,
-    "torch._library.effects.EffectType.ORDERED": _KEPT,
-    "torch.library._register_effectful_op": _KEPT,
-    "torch.fx.experimental.proxy_tensor.get_proxy_mode": _KEPT,
-    "torch._guards.CompileContext": _TRACED,
-    "torch._C._get_dispatch_mode": "telling what higher-order ops trace from calls",
-    "torch._C._TorchDispatchModeKey": "telling what higher-order ops trace from calls",
-    "torch.nn.Module._compiled_call_impl": "telling that a module was compiled in place",
-    "torch._dynamo.eval_frame.OptimizedModule": "telling what torch.compile returned from a model",
-    "torch._dynamo.eval_frame.OptimizedModule.__init__._orig_mod": "paths without torch.compile's wrapper",
-    "torch._dynamo": "telling modules of the compiler from those of the model",
-    "torch._functorch": "the same",
-    "torch._inductor": "the same",
-    "torch._inductor.config.emulate_precision_casts": "warning that values inside of compiled code change its rounding",
-    "torch._higher_order_ops": "the same",
-    "torch._dynamo.utils.get_compilation_metrics": _COMPILATIONS,
-    "torch._dynamo.utils.CompilationMetrics.compile_id": _COMPILATIONS,
-    "torch._dynamo.utils.CompilationMetrics.recompile_reason": "why torch.compile compiled again",
-    "torch._dynamo.utils.CompilationMetrics.fail_reason": "why torch.compile did not compile",
-    "torch._dynamo.utils.graph_break_reasons": "where graphs of torch.compile break, and why",
-    "torch._dynamo.callback.callback_handler.end_callbacks": "the module that a compilation belongs to",
-}
-
 #: Dynamo folds it to True while it traces; it is False otherwise. Unlike `is_compiling` it asks nothing else: 20 ns
 #: instead of 55.
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling

@@ -9,38 +9,6 @@ import torch.utils._python_dispatch
 import torch.utils._pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_OPS = "recording ops: nothing of modtrace can be imported"
-_LEAVING = "taking a mode off that is not the innermost"
-_UNSEEN = "reading a scalar unseen by torch.jit.trace"
-_MODE = "torch.utils._python_dispatch.TorchDispatchMode"
-
-PRIVATE_NAMES = {
-    "torch.utils._python_dispatch.TorchDispatchMode": _OPS,
-    f"{_MODE}.supports_higher_order_operators": "recording models with higher-order ops",
-    f"{_MODE}.ignore_compile_internals": "what is compiled would run uncompiled while ops are recorded",
-    f"{_MODE}._should_skip_dynamo": "1.3 us an op, and a second to import torch's compiler",
-    "torch.utils._python_dispatch._disable_current_modes": "reading a scalar unseen by user modes",
-    "torch._C.DisableTorchFunction": "reading tensors unseen by function modes: nothing works",
-    "torch._C._get_tracing_state": "captures while torch.jit.trace runs: nothing works",
-    "torch._C._set_tracing_state": _UNSEEN,
-    "torch._C._len_torch_function_stack": "reading tensors unseen by function modes: nothing works",
-    "torch._C._get_function_stack_at": _LEAVING,
-    "torch._C._pop_torch_function_stack": _LEAVING,
-    "torch._C._push_on_torch_function_stack": _LEAVING,
-    "torch._C._len_torch_dispatch_stack": "recording ops: nothing of modtrace can be imported",
-    "torch._C._get_dispatch_stack_at": _LEAVING,
-    "torch._C._pop_torch_dispatch_stack": _LEAVING,
-    "torch._C._push_on_torch_dispatch_stack": _LEAVING,
-    "torch.utils._python_dispatch._is_in_torch_dispatch_mode": _LEAVING,
-    "torch.utils._python_dispatch._is_in_non_infra_torch_dispatch_mode": _LEAVING,
-    "torch.utils._python_dispatch._is_in_any_mode_without_ignore_compile_internals": _LEAVING,
-    "torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals": _LEAVING,
-    f"{_MODE}.__init__.old_dispatch_mode_flags": _LEAVING,
-    f"{_MODE}.__init__.old_non_infra_dispatch_mode_flags": _LEAVING,
-    f"{_MODE}.__init__.old_without_ignore_compile_internals_dispatch_mode_flags": _LEAVING,
-    "torch.utils._pytree.tree_leaves": "the memory of a selective checkpoint",
-}
-
 #: A context in which no function mode and no `__torch_function__` of a subclass sees anything. 0.2 us.
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 

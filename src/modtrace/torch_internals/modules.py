@@ -10,23 +10,6 @@ from torch import nn
 from .autograd import EngineEntry
 from .modes import count_dispatch_modes, has_function_modes
 
-_ALL = "names of modules: nothing can be recorded"
-_LEFT = "telling whether a recording has left a hook on a model (modtrace verify)"
-
-PRIVATE_NAMES = {
-    "torch.nn.Module._modules": _ALL,
-    "torch.nn.Module._parameters": _ALL,
-    "torch.nn.Module._buffers": _ALL,
-    "torch.nn.modules.module._global_forward_hooks_with_kwargs": "one number in a list of torch's after a recording",
-    "torch.nn.modules.module._has_any_global_hook": "no warning of torch.compile about our own hooks",
-    "torch.nn.Module._replicate_for_data_parallel._is_replica": "paths in replicas of DataParallel",
-    "torch.nn.Module._forward_hooks": "paths in replicas of DataParallel",
-    "torch.nn.Module._forward_pre_hooks": _LEFT,
-    "torch.nn.Module._backward_hooks": _LEFT,
-    "torch.nn.Module._backward_pre_hooks": _LEFT,
-    "torch.nn.Module._state_dict_hooks": _LEFT,
-}
-
 #: Where a module keeps its hooks.
 MODULE_HOOKS = (
     "_forward_hooks",

@@ -4,12 +4,6 @@ from typing import Any
 
 import torch
 
-PRIVATE_NAMES = {
-    "torch._ops.OpOverload": "recording ops: nothing of modtrace can be imported",
-    "torch._ops.OpOverload.__init__._op": "0.3 us an op",
-    "torch._ops.OpOverload.__init__._schema": "which arguments an op writes to",
-}
-
 
 def callable_of(func: Any) -> Any:
     """Returns the C++ function that the `__call__` of an `OpOverload` calls; calling it directly saves 0.3 us."""

@@ -1,51 +1,188 @@
-"""The checks of all private names of torch, which `modtrace doctor` runs."""
+"""The private names of torch that modtrace uses, each with what is lost without it; `modtrace doctor` checks them."""
 
 import pkgutil
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from types import CodeType
 from typing import Any
 
-from . import (
-    autograd,
-    call_frames,
-    checkpoint,
-    compiled_graphs,
-    compiler_caches,
-    dynamo,
-    modes,
-    modules,
-    ops,
-    saved,
-    subclasses,
-    tensors,
-    transforms,
-)
-
-_FILES = (
-    autograd,
-    call_frames,
-    checkpoint,
-    compiled_graphs,
-    compiler_caches,
-    dynamo,
-    modes,
-    modules,
-    ops,
-    saved,
-    subclasses,
-    tensors,
-    transforms,
-)
+_MEMORY = "the memory that a checkpoint keeps"
+_REGIONS = "telling two checkpointed regions apart"
+_GRAPHS = "the ops and kernels inside of compiled code"
+_CACHES = "a second process would compile again what has values measured inside of it"
+_EDGES = "module calls at a compiled block's edge"
+_KEPT = "hooks and values inside of compiled code"
+_TRACED = "what torch.compile traces would be shown as if it ran"
+_COMPILATIONS = "which functions torch.compile compiled, how often and why"
+_OPS = "recording ops: nothing of modtrace can be imported"
+_LEAVING = "taking a mode off that is not the innermost"
+_UNSEEN = "reading a scalar unseen by torch.jit.trace"
+_MODE = "torch.utils._python_dispatch.TorchDispatchMode"
+_ALL = "names of modules: nothing can be recorded"
+_LEFT = "telling whether a recording has left a hook on a model (modtrace verify)"
+_SAVED_MEMORY = "the memory that ops save for backward"
+_NUMBERS = "the values of such tensors"
+_CONJUGATES = "statistics of conjugate tensors in torch.func transforms"
 
 #: What is lost without each name: of a module, a class or a function of torch, an attribute, or a name that the code of
-#: the function uses. Checked on torch 2.13.0 and 2.14.1 (CPU), where all are found.
+#: the function uses. Checked on torch 2.13.0 and 2.14.1 (CPU), where all are found; those of compiler_caches.py on
+#: 2.13.0 alone.
 PRIVATE_NAMES: Mapping[str, str] = {
-    name: lost for file in _FILES for name, lost in file.PRIVATE_NAMES.items()
+    # autograd.py
+    "torch.autograd._get_sequence_nr": "attribution of backward: nothing can be recorded",
+    "torch._C._functions.AccumulateGrad._sequence_nr": "attribution of backward: nothing can be recorded",
+    "torch._C._current_autograd_node": "attribution of backward ops",
+    "torch._C._current_graph_task_id": "telling recompute from forward: nothing can be recorded",
+    "torch._C._will_engine_execute_node": "backward times where backward(inputs=...) prunes the graph",
+    "torch.autograd.graph._engine_run_backward": "backward times, and steps that have no optimizer",
+    "torch.autograd._engine_run_backward": "the same",
+    "torch.autograd.Variable._execution_engine": "the last post_bw hooks come after the backward",
+    "torch.autograd.function.BackwardCFunction": "telling custom Functions from checkpoints",
+    # call_frames.py
+    "torch.nn.Module._call_impl": "finding the code that calls a module: nothing can be recorded",
+    "torch.nn.Module._call_impl.self": "places of calls in threads that a model starts itself",
+    "torch.nn.Module._call_impl.args": "the batch that a step gets",
+    "torch.nn.Module._call_impl.kwargs": "captured inputs that are given by keyword",
+    "torch.optim.Optimizer.profile_hook_step.wrapper": "the end of an optimizer's step that raises",
+    # checkpoint.py
+    "torch.utils.checkpoint._checkpoint_hook": _REGIONS,
+    "torch.utils.checkpoint._checkpoint_hook.__init__.unpack_hook": _REGIONS,
+    "torch.utils.checkpoint._checkpoint_hook.__init__.frame": _REGIONS,
+    "torch.utils.checkpoint._StopRecomputationError": "an early stop would be shown as raised",
+    "torch.utils.checkpoint.CheckpointFunction._backward_cls": "telling a reentrant checkpoint",
+    "torch.utils.checkpoint.CheckpointFunction.forward.inputs": _MEMORY,
+    "torch.utils.checkpoint.CheckpointFunction.forward.run_function": _MEMORY,
+    "torch.utils.checkpoint._CheckpointFrame.__init__.recompute_fn": _MEMORY,
+    "torch.utils.checkpoint._CheckpointFrame.__init__.saved_args": _MEMORY,
+    "torch.utils.checkpoint._CheckpointFrame.__init__.recomputed": _MEMORY,
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator.fn": _MEMORY,
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator.kwargs": _MEMORY,
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator.recompute_context": _MEMORY,
+    "torch.utils.checkpoint._CachedTorchDispatchMode": "the memory of a selective checkpoint",
+    "torch.utils.checkpoint._CachedTorchDispatchMode.__init__.storage": "the memory of a selective checkpoint",
+    "torch.utils.checkpoint._VersionWrapper.__init__.val": "the memory of a selective checkpoint",
+    # compiled_graphs.py
+    "torch._dynamo.backends.common.aot_module_simplified": _GRAPHS,
+    "torch._guards.CompileContext.current_compile_id": _GRAPHS,
+    "torch._functorch._aot_autograd.utils.make_boxed_func._boxed_call": "what goes into compiled code and comes out",
+    "torch._inductor.compile_fx.compile_fx": "the kernels inside of compiled code",
+    "torch._inductor.codegen.cpp.CppScheduling.define_kernel": "the kernels inside of compiled code",
+    "torch._inductor.config.patch": "the kernels of what inductor has in its cache",
+    # compiler_caches.py
+    "torch._inductor.config.unsafe_marked_cacheable_functions": _CACHES,
+    "torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler.__init__.compiler_fn": _CACHES,
+    "torch._higher_order_ops.effects.with_effects": _CACHES,
+    # dynamo.py
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": _EDGES,
+    "torch._C._dynamo.eval_frame._FrameAction": _EDGES,
+    "torch._C._dynamo.eval_frame._FrameExecStrategy": _EDGES,
+    "torch._library.effects.EffectType.ORDERED": _KEPT,
+    "torch.library._register_effectful_op": _KEPT,
+    "torch.fx.experimental.proxy_tensor.get_proxy_mode": _KEPT,
+    "torch._guards.CompileContext": _TRACED,
+    "torch._C._get_dispatch_mode": "telling what higher-order ops trace from calls",
+    "torch._C._TorchDispatchModeKey": "telling what higher-order ops trace from calls",
+    "torch.nn.Module._compiled_call_impl": "telling that a module was compiled in place",
+    "torch._dynamo.eval_frame.OptimizedModule": "telling what torch.compile returned from a model",
+    "torch._dynamo.eval_frame.OptimizedModule.__init__._orig_mod": "paths without torch.compile's wrapper",
+    "torch._dynamo": "telling modules of the compiler from those of the model",
+    "torch._functorch": "the same",
+    "torch._inductor": "the same",
+    "torch._inductor.config.emulate_precision_casts": "warning that values inside of compiled code change its rounding",
+    "torch._higher_order_ops": "the same",
+    "torch._dynamo.utils.get_compilation_metrics": _COMPILATIONS,
+    "torch._dynamo.utils.CompilationMetrics.compile_id": _COMPILATIONS,
+    "torch._dynamo.utils.CompilationMetrics.recompile_reason": "why torch.compile compiled again",
+    "torch._dynamo.utils.CompilationMetrics.fail_reason": "why torch.compile did not compile",
+    "torch._dynamo.utils.graph_break_reasons": "where graphs of torch.compile break, and why",
+    "torch._dynamo.callback.callback_handler.end_callbacks": "the module that a compilation belongs to",
+    # modes.py
+    "torch.utils._python_dispatch.TorchDispatchMode": _OPS,
+    f"{_MODE}.supports_higher_order_operators": "recording models with higher-order ops",
+    f"{_MODE}.ignore_compile_internals": "what is compiled would run uncompiled while ops are recorded",
+    f"{_MODE}._should_skip_dynamo": "1.3 us an op, and a second to import torch's compiler",
+    "torch.utils._python_dispatch._disable_current_modes": "reading a scalar unseen by user modes",
+    "torch._C.DisableTorchFunction": "reading tensors unseen by function modes: nothing works",
+    "torch._C._get_tracing_state": "captures while torch.jit.trace runs: nothing works",
+    "torch._C._set_tracing_state": _UNSEEN,
+    "torch._C._len_torch_function_stack": "reading tensors unseen by function modes: nothing works",
+    "torch._C._get_function_stack_at": _LEAVING,
+    "torch._C._pop_torch_function_stack": _LEAVING,
+    "torch._C._push_on_torch_function_stack": _LEAVING,
+    "torch._C._len_torch_dispatch_stack": "recording ops: nothing of modtrace can be imported",
+    "torch._C._get_dispatch_stack_at": _LEAVING,
+    "torch._C._pop_torch_dispatch_stack": _LEAVING,
+    "torch._C._push_on_torch_dispatch_stack": _LEAVING,
+    "torch.utils._python_dispatch._is_in_torch_dispatch_mode": _LEAVING,
+    "torch.utils._python_dispatch._is_in_non_infra_torch_dispatch_mode": _LEAVING,
+    "torch.utils._python_dispatch._is_in_any_mode_without_ignore_compile_internals": _LEAVING,
+    "torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals": _LEAVING,
+    f"{_MODE}.__init__.old_dispatch_mode_flags": _LEAVING,
+    f"{_MODE}.__init__.old_non_infra_dispatch_mode_flags": _LEAVING,
+    f"{_MODE}.__init__.old_without_ignore_compile_internals_dispatch_mode_flags": _LEAVING,
+    "torch.utils._pytree.tree_leaves": "the memory of a selective checkpoint",
+    # modules.py
+    "torch.nn.Module._modules": _ALL,
+    "torch.nn.Module._parameters": _ALL,
+    "torch.nn.Module._buffers": _ALL,
+    "torch.nn.modules.module._global_forward_hooks_with_kwargs": "one number in a list of torch's after a recording",
+    "torch.nn.modules.module._has_any_global_hook": "no warning of torch.compile about our own hooks",
+    "torch.nn.Module._replicate_for_data_parallel._is_replica": "paths in replicas of DataParallel",
+    "torch.nn.Module._forward_hooks": "paths in replicas of DataParallel",
+    "torch.nn.Module._forward_pre_hooks": _LEFT,
+    "torch.nn.Module._backward_hooks": _LEFT,
+    "torch.nn.Module._backward_pre_hooks": _LEFT,
+    "torch.nn.Module._state_dict_hooks": _LEFT,
+    # ops.py
+    "torch._ops.OpOverload": "recording ops: nothing of modtrace can be imported",
+    "torch._ops.OpOverload.__init__._op": "0.3 us an op",
+    "torch._ops.OpOverload.__init__._schema": "which arguments an op writes to",
+    # saved.py
+    "torch._C._autograd._top_saved_tensors_default_hooks": "ops that pack what autograd saves",
+    "torch._C._autograd.SavedTensor": _SAVED_MEMORY,
+    "torch._C._autograd.SavedTensor.data": _SAVED_MEMORY,
+    "torch._C._autograd.SavedTensor.unpack_hook": _SAVED_MEMORY,
+    "torch._C._functions": _SAVED_MEMORY,
+    "torch._C._functions.MulBackward0._raw_saved_self": _SAVED_MEMORY,
+    "torch.autograd.function.BackwardCFunction._raw_saved_tensors": _SAVED_MEMORY,
+    # subclasses.py
+    "torch._subclasses.fake_tensor.FakeTensor": "telling fake tensors, which hold no numbers",
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor": "telling tensors not there yet",
+    "torch.distributed.tensor.DTensor._local_tensor": _NUMBERS,
+    "torch.masked.maskedtensor.core.MaskedTensor._set_data_mask._masked_data": _NUMBERS,
+    "torch.masked.maskedtensor.core.MaskedTensor._set_data_mask._masked_mask": _NUMBERS,
+    "torch.nested._internal.nested_tensor.NestedTensor._values": _NUMBERS,
+    "torch.nested._internal.nested_tensor.NestedTensor._lengths": _NUMBERS,
+    "torch.Tensor._values": _NUMBERS,
+    "torch.Tensor._is_zerotensor": "zeros that have no memory",
+    "torch._mkldnn": "telling tensors of the mkldnn layout",
+    # tensors.py
+    "torch.Tensor._base": "gradients of views: nothing of modtrace can be imported",
+    "torch._C._dispatch_keys": "telling plain tensors by one number: each takes a slower way",
+    "torch.Tensor._backward_hooks": "hooks on tensors that a model returns",
+    "torch.Tensor._post_accumulate_grad_hooks": "telling whether a recording has left such a hook",
+    "torch.Tensor._cdata": "gradients of a parameter after torch.utils.swap_tensors",
+    "torch.UntypedStorage._cdata": "the memory that ops save for backward",
+    "torch._neg_view": "replaying ops with negated views",
+    "torch.Tensor._version": "telling what was written to a tensor since it was seen",
+    "torch._C._autograd._unsafe_set_version_counter": "a backward through a tensor that modtrace verify has put back",
+    # transforms.py
+    "torch._C._functorch.is_functorch_wrapped_tensor": "telling torch.func transforms apart",
+    "torch._C._functorch.get_unwrapped": "values inside torch.func transforms",
+    "torch._C._functorch.is_batchedtensor": "values inside vmap",
+    "torch._C._functorch.peek_interpreter_stack": _CONJUGATES,
+    "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack": _CONJUGATES,
+    "torch._is_functional_tensor": "telling tensors of torch.func.functionalize",
+    "torch._from_functional_tensor": "telling tensors of torch.func.functionalize",
 }
 
 
 def check_all() -> list[tuple[str, bool, str]]:
-    """Returns for every private name: its full name, whether it is there, and what is lost without it."""
+    """Returns for every private name: its full name, whether it is there, and what is lost without it.
+
+    Raises whatever importing torch raises.
+    """
+    import_module("torch")
     return [(name, is_found(name), lost) for name, lost in PRIVATE_NAMES.items()]
 
 

@@ -15,18 +15,6 @@ from torch import nn
 from .autograd import CustomFunctionNode
 from .checkpoint import bound_arguments, is_reentrant_checkpoint
 
-_MEMORY = "the memory that ops save for backward"
-
-PRIVATE_NAMES = {
-    "torch._C._autograd._top_saved_tensors_default_hooks": "ops that pack what autograd saves",
-    "torch._C._autograd.SavedTensor": _MEMORY,
-    "torch._C._autograd.SavedTensor.data": _MEMORY,
-    "torch._C._autograd.SavedTensor.unpack_hook": _MEMORY,
-    "torch._C._functions": _MEMORY,
-    "torch._C._functions.MulBackward0._raw_saved_self": _MEMORY,
-    "torch.autograd.function.BackwardCFunction._raw_saved_tensors": _MEMORY,
-}
-
 _RAW_SAVED = "_raw_saved_"
 _CUSTOM_SAVED = ("_raw_saved_tensors",)
 _ALREADY_FREED = "already been freed"  # some nodes say so after backward; others have empty variables then

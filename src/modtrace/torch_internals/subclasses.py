@@ -5,21 +5,6 @@ from typing import Any
 
 import torch
 
-_NUMBERS = "the values of such tensors"
-
-PRIVATE_NAMES = {
-    "torch._subclasses.fake_tensor.FakeTensor": "telling fake tensors, which hold no numbers",
-    "torch.distributed._functional_collectives.AsyncCollectiveTensor": "telling tensors not there yet",
-    "torch.distributed.tensor.DTensor._local_tensor": _NUMBERS,
-    "torch.masked.maskedtensor.core.MaskedTensor._set_data_mask._masked_data": _NUMBERS,
-    "torch.masked.maskedtensor.core.MaskedTensor._set_data_mask._masked_mask": _NUMBERS,
-    "torch.nested._internal.nested_tensor.NestedTensor._values": _NUMBERS,
-    "torch.nested._internal.nested_tensor.NestedTensor._lengths": _NUMBERS,
-    "torch.Tensor._values": _NUMBERS,
-    "torch.Tensor._is_zerotensor": "zeros that have no memory",
-    "torch._mkldnn": "telling tensors of the mkldnn layout",
-}
-
 #: The layout of tensors that oneDNN has packed.
 MKLDNN_LAYOUT: Any = getattr(torch, "_mkldnn", None)
 

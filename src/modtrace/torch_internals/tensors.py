@@ -9,18 +9,6 @@ import torch
 
 from .modes import DisableTorchFunction, has_function_modes, unseen
 
-PRIVATE_NAMES = {
-    "torch.Tensor._base": "gradients of views: nothing of modtrace can be imported",
-    "torch._C._dispatch_keys": "telling plain tensors by one number: each takes a slower way",
-    "torch.Tensor._backward_hooks": "hooks on tensors that a model returns",
-    "torch.Tensor._post_accumulate_grad_hooks": "telling whether a recording has left such a hook",
-    "torch.Tensor._cdata": "gradients of a parameter after torch.utils.swap_tensors",
-    "torch.UntypedStorage._cdata": "the memory that ops save for backward",
-    "torch._neg_view": "replaying ops with negated views",
-    "torch.Tensor._version": "telling what was written to a tensor since it was seen",
-    "torch._C._autograd._unsafe_set_version_counter": "a backward through a tensor that modtrace verify has put back",
-}
-
 #: The attributes in which a tensor keeps its hooks.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 

@@ -6,18 +6,6 @@ from contextlib import contextmanager
 
 import torch
 
-_CONJUGATES = "statistics of conjugate tensors in torch.func transforms"
-
-PRIVATE_NAMES = {
-    "torch._C._functorch.is_functorch_wrapped_tensor": "telling torch.func transforms apart",
-    "torch._C._functorch.get_unwrapped": "values inside torch.func transforms",
-    "torch._C._functorch.is_batchedtensor": "values inside vmap",
-    "torch._C._functorch.peek_interpreter_stack": _CONJUGATES,
-    "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack": _CONJUGATES,
-    "torch._is_functional_tensor": "telling tensors of torch.func.functionalize",
-    "torch._from_functional_tensor": "telling tensors of torch.func.functionalize",
-}
-
 
 def _never(tensor: torch.Tensor) -> bool:
     return False
