@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .recording.options.capture import Capture
     from .recording.options.op_options import Ops
     from .recording.options.tensor_options import TensorOptions
-    from .recording.triggers.triggers import Above, NonFinite, OnSignal, OutOfBand
+    from .recording.triggers.trigger_kinds import Above, NonFinite, OnSignal, OutOfBand
     from .replay.verify import verify
     from .views.dot.style import GraphStyle
 
@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 
 #: Public names and where they live. They are loaded when first asked for: `import modtrace` stays light.
 _HOMES = {
-    "Above": "recording.triggers.triggers",
+    "Above": "recording.triggers.trigger_kinds",
     "Capture": "recording.options.capture",
     "GraphStyle": "views.dot.style",
     "LiveRecording": "live",
@@ -35,11 +35,11 @@ _HOMES = {
     "ModuleTracker": "collect.module_tracker.tracker",
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
-    "NonFinite": "recording.triggers.triggers",
+    "NonFinite": "recording.triggers.trigger_kinds",
     "NonFiniteError": "errors",
-    "OnSignal": "recording.triggers.triggers",
+    "OnSignal": "recording.triggers.trigger_kinds",
     "Ops": "recording.options.op_options",
-    "OutOfBand": "recording.triggers.triggers",
+    "OutOfBand": "recording.triggers.trigger_kinds",
     "Recording": "face",
     "TensorOptions": "recording.options.tensor_options",
     "compare": "compare_runs",

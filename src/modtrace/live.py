@@ -23,7 +23,7 @@ from .recording.options.step_range import to_step_range
 from .recording.options.tensor_options import TensorOptions
 from .recording.protocols import RecordingData, Sink
 from .recording.suggestions import count_of
-from .recording.triggers.triggers import Trigger, check_keep_last, to_triggers
+from .recording.triggers.trigger_kinds import Trigger, check_keep_last, to_triggers
 from .store.reader import FolderReader
 from .store.writer import FolderWriter
 from .surface import choose_phrase

@@ -16,7 +16,7 @@ from .recording.protocols import RecordingData
 from .recording.role import PARAMETER_GRAD
 from .recording.statistics.moments import nonfinite_rows
 from .recording.suggestions import count_of
-from .recording.triggers.conditions import NonFiniteFinding
+from .recording.triggers.step_conditions import NonFiniteFinding
 from .recording.triggers.watch import Asked
 from .surface import choose_phrase, speak, surface_now
 from .views.text.nonfinite import describe_made, describe_place, render_nonfinite

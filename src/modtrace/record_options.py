@@ -9,7 +9,7 @@ from .recording.options.capture import to_json as captures_to_json
 from .recording.options.op_options import Ops
 from .recording.options.step_range import StepRange
 from .recording.options.tensor_options import TensorOptions
-from .recording.triggers.triggers import Trigger, asks_for_origin, paths_of
+from .recording.triggers.trigger_kinds import Trigger, asks_for_origin, paths_of
 from .surface import choose_phrase, name_argument
 
 

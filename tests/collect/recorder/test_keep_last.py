@@ -384,7 +384,7 @@ def test_looking_at_steps_runs_no_op_and_draws_no_number(options: dict[str, Any]
 
 
 def test_failure_while_looking_is_told_once_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from modtrace.recording.triggers.conditions import IsNonFinite
+    from modtrace.recording.triggers.step_conditions import IsNonFinite
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("in a trigger")

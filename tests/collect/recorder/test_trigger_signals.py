@@ -13,7 +13,7 @@ from torch import nn
 
 import modtrace
 from modtrace.collect.recorder.trigger_signals import SignalWatch
-from modtrace.recording.triggers.triggers import OnSignal
+from modtrace.recording.triggers.trigger_kinds import OnSignal
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)
 

@@ -21,7 +21,7 @@ from modtrace.collect.values.buffers import BufferTaps
 from modtrace.collect.values.micro_batches import MicroBatchTaps
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.in_memory.tensors import TensorMemory
-from modtrace.recording.triggers.triggers import OnSignal
+from modtrace.recording.triggers.trigger_kinds import OnSignal
 from modtrace.store.flight_recorder.sink import FlightRecorder
 
 MICRO_BATCHES = Capture(roles="parameter_grad", micro_batches=True)

@@ -12,8 +12,8 @@ from modtrace.recording.schema import schema
 from modtrace.recording.statistics.known import HISTOGRAM, STATISTICS, SUMS, TIER_1, names_of
 from modtrace.recording.statistics.moments import DERIVED, RAW, StatColumns
 from modtrace.recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, Tier2Columns, read_tier2
-from modtrace.recording.triggers.conditions import _statistic, read_measured
-from modtrace.recording.triggers.triggers import TRIGGER_STATISTICS, Above
+from modtrace.recording.triggers.step_conditions import _statistic, read_measured
+from modtrace.recording.triggers.trigger_kinds import TRIGGER_STATISTICS, Above
 
 #: What is no statistic by its name: they take an argument, or say what was measured.
 OTHERS = {"is_measured", "channel_max"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.recording.triggers.triggers import TRIGGERS
+from modtrace.recording.triggers.trigger_kinds import TRIGGERS
 
 PAGE = Path(__file__).parent.parent.parent.parent / "docs" / "flight_recorder.md"
 

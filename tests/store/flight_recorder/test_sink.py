@@ -13,7 +13,7 @@ from helpers.interrupting import Interrupting
 from helpers.typed_rows import calls_of, rows, scalars_of, step_row, write_step
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import Note
-from modtrace.recording.triggers.triggers import Above, NonFinite
+from modtrace.recording.triggers.trigger_kinds import Above, NonFinite
 from modtrace.store.flight_recorder.sink import FlightRecorder, in_front_of
 
 MANY = 2**30

@@ -17,8 +17,8 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER
 from ...recording.statistics.moments import NOTHING_WRITTEN, nonfinite_rows
 from ...recording.suggestions import first_few
-from ...recording.triggers.triggers import THEN
-from ...recording.triggers.triggers import NonFinite as NonFiniteTrigger
+from ...recording.triggers.trigger_kinds import THEN
+from ...recording.triggers.trigger_kinds import NonFinite as NonFiniteTrigger
 from ..step.calls import NO_MODULE, column_of, read_calls
 from ..step.missing_rows import require_rows, say_missing
 from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots, place_values

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch import nn
 
 from ...errors import NonFiniteError
-from ...recording.triggers.conditions import NonFiniteFinding
+from ...recording.triggers.step_conditions import NonFiniteFinding
 from ...recording.triggers.watch import Asked
 from ...torch_internals.modes import unseen
 from ..log.listeners import Listener, Subscribers

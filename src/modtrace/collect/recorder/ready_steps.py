@@ -2,8 +2,8 @@
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.step_range import StepRange
-from ..steps.finder import StepFinder
 from ..steps.step import Step
+from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
 from .compilations import CompilationRecorder
 from .row_writer import let_go

@@ -23,9 +23,9 @@ from ..ops.mode import OpKeeper
 from ..ops.recorder import OpRecorder
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
-from ..steps.finder import StepFinder
 from ..steps.step import Step
 from ..steps.step_rows import to_scalar
+from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
 from .flush_timer import FLUSH_TO_DISK_S, FlushTimer

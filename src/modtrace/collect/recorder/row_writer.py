@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.protocols import Sink
-from ...recording.triggers.conditions import NonFiniteFinding
-from ...recording.triggers.triggers import OnSignal
+from ...recording.triggers.step_conditions import NonFiniteFinding
+from ...recording.triggers.trigger_kinds import OnSignal
 from ...recording.triggers.watch import Asked
 from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker

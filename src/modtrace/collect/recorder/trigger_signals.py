@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import MisuseError
 from ...recording.failure_reporter import start_thread
-from ...recording.triggers.triggers import OnSignal
+from ...recording.triggers.trigger_kinds import OnSignal
 
 #: A signal is acted on at most this long after it arrived, or when a step ends.
 _LOOK_EVERY_S = 0.5

@@ -9,8 +9,8 @@ from ..backward.recompute import original_of
 from ..log.listeners import Listener, Subscribers
 from ..log.segments import CallRef, InsideCall, Segment
 from ..log.thread_log import Backward
-from .finder import StepFinder
 from .step import Step
+from .step_rules import StepFinder
 
 #: At most this many outermost calls of one step are kept singly.
 _FOLD_AT = 16

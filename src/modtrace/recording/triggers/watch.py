@@ -6,7 +6,8 @@ from typing import NamedTuple, TypeGuard
 import pyarrow as pa
 
 from ..meta import Note
-from .conditions import (
+from .site_names import SiteNames
+from .step_conditions import (
     Condition,
     Finder,
     IsNonFinite,
@@ -15,9 +16,8 @@ from .conditions import (
     condition_of,
     read_measured,
 )
-from .site_names import SiteNames
 from .step_tables import Batch, StepTables
-from .triggers import REPORT, STOP, OnSignal, Trigger, asks_for_origin
+from .trigger_kinds import REPORT, STOP, OnSignal, Trigger, asks_for_origin
 
 
 class Asked(NamedTuple):

@@ -11,9 +11,9 @@ from ...recording.arrow.batches import to_columns
 from ...recording.meta import HELD, Note
 from ...recording.protocols import Sink
 from ...recording.suggestions import count_of
-from ...recording.triggers.conditions import Finder, NonFiniteFinding
+from ...recording.triggers.step_conditions import Finder, NonFiniteFinding
 from ...recording.triggers.step_tables import Batch
-from ...recording.triggers.triggers import REPORT, OnSignal, Trigger
+from ...recording.triggers.trigger_kinds import REPORT, OnSignal, Trigger
 from ...recording.triggers.watch import Asked, TriggerWatch
 from .held_steps import HeldSteps
 from .held_tensors import HeldTensor, HeldTensors

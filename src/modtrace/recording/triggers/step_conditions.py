@@ -17,7 +17,7 @@ from ..statistics.tier2 import read_sums
 from .site_names import SiteNames
 from .step_band import StepBand
 from .step_tables import StepData
-from .triggers import LOGGED, REPORT, STOP, Above, NonFinite, OutOfBand, is_logged, selection_of
+from .trigger_kinds import LOGGED, REPORT, STOP, Above, NonFinite, OutOfBand, is_logged, selection_of
 
 _Rows = npt.NDArray[np.int64]
 

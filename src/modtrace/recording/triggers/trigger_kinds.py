@@ -29,7 +29,7 @@ _USUALLY_NEEDED = 10
 _HARMLESS = frozenset({"SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH", "SIGTSTP"})
 
 
-class _Condition:
+class _Trigger:
     """Base of the triggers. Its `repr`, which recordings show, lists only arguments that differ from the defaults."""
 
     def __repr__(self) -> str:
@@ -38,7 +38,7 @@ class _Condition:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class NonFinite(_Condition):
+class NonFinite(_Trigger):
     """Fires when a measured tensor, or a logged number, is NaN or infinite.
 
     With `then`, where the outputs of ops are measured and `roles` is not given, it fires when an op makes such values,
@@ -70,7 +70,7 @@ class NonFinite(_Condition):
 
 
 @dataclass(frozen=True, repr=False)
-class Above(_Condition):
+class Above(_Trigger):
     """Fires when a statistic of a tensor, or a logged number, is larger than a limit.
 
     NaN is not larger than any limit; `NonFinite` finds it.
@@ -101,7 +101,7 @@ class Above(_Condition):
 
 
 @dataclass(frozen=True, repr=False)
-class OutOfBand(_Condition):
+class OutOfBand(_Trigger):
     """Fires when a statistic leaves the band of its values in the last steps.
 
     Each tensor has its own band: the median of its values, plus and minus `factor` times the standard deviation that
@@ -144,7 +144,7 @@ class OutOfBand(_Condition):
 
 
 @dataclass(frozen=True, repr=False)
-class OnSignal(_Condition):
+class OnSignal(_Trigger):
     """Fires when the process receives a signal, within half a second, whether or not a step ends.
 
     The former effect of the signal remains. A signal that would end the process ends it by `SystemExit`, so that the

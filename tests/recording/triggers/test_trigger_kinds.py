@@ -15,7 +15,7 @@ from modtrace.recording.arrow.batches import to_columns
 from modtrace.recording.meta import Note, RunMeta
 from modtrace.recording.options.capture import Capture
 from modtrace.recording.triggers.step_band import StepBand
-from modtrace.recording.triggers.triggers import (
+from modtrace.recording.triggers.trigger_kinds import (
     Above,
     NonFinite,
     OnSignal,
