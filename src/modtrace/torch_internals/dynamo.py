@@ -152,6 +152,11 @@ def rounds_less_than_eager(tensor: torch.Tensor) -> bool:
     return config is not None and not config.emulate_precision_casts
 
 
+def is_backend_failure(error: BaseException | None) -> bool:
+    """Returns whether Dynamo has raised the error because a backend did not compile a graph."""
+    return type(error).__name__ == "BackendCompilerFailed"
+
+
 class CompileRecord(NamedTuple):
     """What Dynamo keeps of one compilation."""
 

@@ -462,6 +462,24 @@ def test_own_reason_for_a_break_is_raised_as_without_us():
     assert messages[0] == messages[1]
 
 
+def test_backend_that_refuses_taps_is_said_to_be_one_for_the_boundary():
+    def refuse(graph_module, inputs):
+        if any("tap" in str(node.target) for node in graph_module.graph.nodes):
+            raise RuntimeError("unknown function")
+        return graph_module.forward
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    called = torch.compile(model, backend=refuse, fullgraph=True)
+    called(torch.randn(2))
+    with (
+        pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="unknown function") as raised,
+        modtrace.record(model, compiled="inside"),
+    ):
+        called(torch.randn(2))
+    if sys.version_info >= (3, 11):
+        assert raised.value.__notes__[-1].endswith("record with compiled='boundary'")
+
+
 #: Compiles a model with its values, and tells what of it was in the caches of compilers.
 CACHED = """
 import json, sys, torch, torch._inductor.config, modtrace

@@ -1,16 +1,19 @@
 """Measures what modules inside of compiled code return, and the gradients of that."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from ...recording.phase import BACKWARD, RECOMPUTE
 from ...recording.role import GRAD_OUTPUT, OUTPUT
+from ...surface import name_argument
 from ...torch_internals.autograd import graph_task_id
-from ...torch_internals.dynamo import rounds_less_than_eager
+from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
 from ...torch_internals.modes import DisableTorchFunction
 from ..backward.recompute import original_of
 from ..compile_hooks.taps import Taps
@@ -105,6 +108,7 @@ class CompiledTaps(ValueSource):
         self._again.clear()
 
     def stop(self) -> None:
+        _explain(sys.exc_info()[1])
         self._taps.remove()
         self._running, self._of_backward, self._modules = {}, {}, []
         self.step_ended()
@@ -198,6 +202,16 @@ class CompiledTaps(ValueSource):
         if text not in self._told:
             self._told.add(text)
             self._tell(text)
+
+
+def _explain(error: BaseException | None) -> None:
+    """Adds a note to the error of a backend, which may have refused an op of ours. Python has notes since 3.11."""
+    add_note: Any = getattr(error, "add_note", None)
+    if add_note is not None and is_backend_failure(error):
+        given = name_argument("compiled", "boundary")
+        add_note(
+            f"modtrace has put ops of its own into what this backend compiles; where it takes none, record with {given}"
+        )
 
 
 def _is_wrapped(named: NamedModule, region: NamedModule | None) -> bool:
