@@ -20,11 +20,11 @@ from .cut import GraphCut
 from .modules import Place
 from .tables import (
     NONE,
-    Kind,
     ReportColumn,
     ReportTable,
     coded_column,
     narrow,
+    number_column,
     number_texts,
     place_of,
     seconds,
@@ -64,17 +64,17 @@ def tabulate_nodes(
             (layers.place, [each.type for each in layers.places]),
             (np.full(len(nodes), NONE), ()),
         ),
-        _reference("parent", "inside of", "node", layers.parent, nodes.layer),
-        _reference("module", "module", "module", module, place_of(nodes.layer, module)),
+        number_column("parent", "inside of", "node", layers.parent, nodes.layer),
+        number_column("module", "module", "module", module, place_of(nodes.layer, module)),
         coded_column(
             "phase", "phase", np.concatenate([layers.phase, nodes.phase]), PHASES, kind="phase", default=True
         ),
-        _plain("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
-        _plain("order", "order", "count", _first_orders(graph), nodes.order),
-        _reference("twin", "goes back to", "node", layers.repeats, _shift(nodes.repeats, size)),
+        number_column("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
+        number_column("order", "order", "count", _first_orders(graph), nodes.order),
+        number_column("twin", "goes back to", "node", layers.repeats, _shift(nodes.repeats, size)),
         *_folded(graph),
         *_numbers(layers.numbers, nodes.numbers),
-        _plain("start", "start", "seconds", *_starts(graph)),
+        number_column("start", "start", "seconds", *_starts(graph)),
         text_column("shape", "shape", tensor),
         text_column("dtype", "dtype", dtype, kind="dtype", overlay=True, measure="dtype"),
         _coded("args", "arguments", (np.full(size, NONE), ()), (nodes.args, nodes.argument_texts)),
@@ -108,16 +108,8 @@ def _shift(rows: Rows, size: int) -> Rows:
     return np.where(rows >= 0, rows + size, NONE)
 
 
-def _plain(name: str, label: str, kind: Kind, *parts: Column, **more: Any) -> ReportColumn:
-    return ReportColumn(name=name, label=label, kind=kind, values=np.concatenate(parts), **more)
-
-
-def _reference(name: str, label: str, kind: Kind, *parts: Column) -> ReportColumn:
-    return _plain(name, label, kind, *parts)
-
-
 def _flag(name: str, label: str, *parts: Column) -> ReportColumn:
-    return _plain(name, label, "flag", *(each.astype(np.uint8) for each in parts), aggregate="any")
+    return number_column(name, label, "flag", *(each.astype(np.uint8) for each in parts), aggregate="any")
 
 
 def _coded(name: str, label: str, *parts: tuple[Column, Sequence[str]]) -> ReportColumn:
@@ -170,8 +162,8 @@ def _folded(graph: Graph) -> tuple[ReportColumn, ReportColumn]:
     rows = np.arange(len(stands_for))
     count = np.bincount(stands_for, minlength=len(rows))
     return (
-        _reference("folded", "shown as", "node", np.where(stands_for == rows, NONE, stands_for)),
-        _plain("count", "stands for", "count", count),
+        number_column("folded", "shown as", "node", np.where(stands_for == rows, NONE, stands_for)),
+        number_column("count", "stands for", "count", count),
     )
 
 
@@ -184,14 +176,20 @@ def _numbers(layers: Numbers, nodes: Numbers) -> list[ReportColumn]:
         rms = np.where(measured > 0, np.sqrt(sumsq / np.maximum(measured, 1)), np.nan)
     more: dict[str, Any] = {"overlay": True, "aggregate": "sum"}
     return [
-        _plain("time", "time", "seconds", seconds(np.where(took_ns, took_ns, NONE)), measure="time", **more),
-        _plain("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **more),
-        _plain("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **more),
-        _plain("bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **more),
-        _plain("saved", "saved for backward", "bytes", joined("saved_bytes"), measure="saved", **more),
-        _plain("nonfinite", "non-finite", "count", joined("nonfinite"), measure="nonfinite", **more),
-        _plain("infinite", "infinite", "count", joined("infinite"), aggregate="sum"),
-        _plain("RMS", "RMS of output", "number", narrow(rms), measure="RMS", overlay=True, aggregate="max"),
+        number_column(
+            "time", "time", "seconds", seconds(np.where(took_ns, took_ns, NONE)), measure="time", **more
+        ),
+        number_column("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **more),
+        number_column("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **more),
+        number_column(
+            "bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **more
+        ),
+        number_column("saved", "saved for backward", "bytes", joined("saved_bytes"), measure="saved", **more),
+        number_column("nonfinite", "non-finite", "count", joined("nonfinite"), measure="nonfinite", **more),
+        number_column("infinite", "infinite", "count", joined("infinite"), aggregate="sum"),
+        number_column(
+            "RMS", "RMS of output", "number", narrow(rms), measure="RMS", overlay=True, aggregate="max"
+        ),
     ]
 
 
@@ -236,13 +234,13 @@ def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
     return ReportTable(
         rows=len(rows),
         columns=(
-            _reference("source", "from", "node", source[rows]),
-            _reference("target", "to", "node", target[rows]),
+            number_column("source", "from", "node", source[rows]),
+            number_column("target", "to", "node", target[rows]),
             coded_column("kind", "kind", np.where(tensor >= 0, 0, 1), (DATA, NEXT)),
             coded_column("slot", "argument", edges.slot[rows], edges.slots),
             coded_column("shape", "shape", shape, shape_texts),
             coded_column("dtype", "dtype", dtype, dtype_texts, kind="dtype"),
-            _plain("bytes", "bytes", "bytes", sizes, aggregate="sum"),
+            number_column("bytes", "bytes", "bytes", sizes, aggregate="sum"),
         ),
     )
 

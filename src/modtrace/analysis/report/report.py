@@ -42,7 +42,7 @@ from .series import (
 )
 from .spans import list_lanes, tabulate_spans
 from .steps import find_start, number_steps, tabulate_steps
-from .tables import NONE, Report, ReportColumn, ReportTable
+from .tables import NONE, Report, ReportTable, number_column
 
 _OP = SPAN_KINDS.index("op")
 
@@ -232,7 +232,7 @@ def _tell_not_recorded(data: RecordingData) -> Iterator[str]:
 
 
 def _refer_to_steps(times: Column, steps: Column) -> ReportTable:
-    column = ReportColumn(name="step", label="step", kind="step", values=np.searchsorted(steps, times))
+    column = number_column("step", "step", "step", np.searchsorted(steps, times))
     return ReportTable(rows=len(times), columns=(column,))
 
 

@@ -15,7 +15,7 @@ from ..step.calls import Column, Rows
 from ..values.history_statistics import Cells, evaluate, group_rows, is_measured, merge_tier2_cells, to_stat
 from ..values.selection import Owner, SelectedValues, Selection, select_values
 from .modules import CLIPPED, Place
-from .tables import NONE, ReportColumn, ReportTable, narrow, round_to_show, text_column
+from .tables import NONE, ReportTable, narrow, number_column, round_to_show, text_column
 
 #: The statistics of the table, those of tier 2 where they were measured.
 SERIES = ("rms", "mean", "std", "abs_max", "l2", "min", "max", "mean_abs", "zero_fraction", "kurtosis")
@@ -62,7 +62,7 @@ def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> Re
         rows=len(owners),
         columns=(
             text_column("label", "site", (name for each in measured for name in each.names)),
-            ReportColumn(name="module", label="module", kind="module", values=np.array(module, np.int64)),
+            number_column("module", "module", "module", np.array(module, np.int64)),
             text_column("role", "role", (each.role for each in measured for _ in each.names)),
             text_column("role_title", "role", (titles[each.role] for each in measured for _ in each.names)),
             text_column(
@@ -104,15 +104,11 @@ def tabulate_series(measured: list[RoleValues], steps: Column) -> ReportTable:
             _fill(column, at, kept, each, stat)
         first += len(each.names)
     more = [
-        ReportColumn(
-            name=stat, label=title_of(stat), kind="number", values=round_to_show(narrow(column)), overlay=True
-        )
+        number_column(stat, title_of(stat), "number", round_to_show(narrow(column)), overlay=True)
         for stat, column in columns.items()
         if not np.isnan(column).all()
     ]
-    last = ReportColumn(
-        name=_NONFINITE, label=title_of(_NONFINITE), kind="count", values=nonfinite, overlay=True
-    )
+    last = number_column(_NONFINITE, title_of(_NONFINITE), "count", nonfinite, overlay=True)
     return ReportTable(rows=size, columns=(*more, last))
 
 
@@ -176,19 +172,15 @@ def tabulate_histograms(
         first_site += len(each.names)
     sites, numbers, first, length, exponent, zero_count = np.array(rows, np.int64).reshape(-1, 6).T
     columns = (
-        ReportColumn(name="site", label="site", kind="site", values=sites),
-        ReportColumn(name="step", label="step", kind="step", values=numbers),
-        ReportColumn(name="first", label="first bin", kind="count", values=first),
-        ReportColumn(name="length", label="bins", kind="count", values=length),
-        ReportColumn(
-            name="exponent", label="exponent of the first bin", kind="number", values=narrow(exponent)
-        ),
-        ReportColumn(name="zeros", label="zeros", kind="count", values=zero_count),
+        number_column("site", "site", "site", sites),
+        number_column("step", "step", "step", numbers),
+        number_column("first", "first bin", "count", first),
+        number_column("length", "bins", "count", length),
+        number_column("exponent", "exponent of the first bin", "number", narrow(exponent)),
+        number_column("zeros", "zeros", "count", zero_count),
     )
     bins = np.concatenate(counts) if counts else np.zeros(0, np.int64)
     return (
         ReportTable(rows=len(sites), columns=columns),
-        ReportTable(
-            rows=len(bins), columns=(ReportColumn(name="count", label="elements", kind="count", values=bins),)
-        ),
+        ReportTable(rows=len(bins), columns=(number_column("count", "elements", "count", bins),)),
     )

@@ -106,6 +106,11 @@ def text_column(
     return ReportColumn(name=name, label=label, kind=kind, values=codes, texts=known, **more)
 
 
+def number_column(name: str, label: str, kind: Kind, *parts: Column, **more: Any) -> ReportColumn:
+    """Returns a column of numbers: those of all parts, one after the other."""
+    return ReportColumn(name=name, label=label, kind=kind, values=np.concatenate(parts), **more)
+
+
 def coded_column(
     name: str, label: str, codes: Column, texts: Sequence[str], *, kind: Kind = "text", **more: Any
 ) -> ReportColumn:
