@@ -1,6 +1,6 @@
 """Tells how far apart the inputs of each compared tensor were: what it has inherited, and not made."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ...recording.role import (
 )
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
-from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels
+from ..step.calls import Bools, Column, RowFinder, Rows, column_of, columns_at, iterate_levels
 from .flow import OpFlow
 
 _FORWARD = PHASES.index(FORWARD)
@@ -43,7 +43,7 @@ class Inherited:
 
     def take(self, at: Rows) -> "Inherited":
         """Returns what some of the pairs were."""
-        return Inherited(**{each.name: getattr(self, each.name)[at] for each in fields(self)})
+        return Inherited(**columns_at(self, at))
 
 
 def find_inherited(side: Side, flow: OpFlow, rows: Rows, error: Numbers) -> Inherited:

@@ -45,7 +45,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     table, edges, tensors = (
         graph_of_ops(data, ops, busy, tree, measured) if has_ops else graph_of_calls(ops, tree)
     )
-    order = np.lexsort((np.arange(len(table.layer)), table.when, table.time_ns))
+    order = np.lexsort((np.arange(len(table.layer)), table.when, table.start_ns))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     sorted_rows = np.lexsort((rank, table.layer))

@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ..step.calls import Column, Rows
+from ..step.calls import Column, Rows, columns_at
 from ..step.chosen_step import ShownStep
 
 #: No layer, no node.
@@ -55,7 +54,7 @@ class Numbers:
 
     def take(self, rows: Rows) -> "Numbers":
         """Returns the numbers of some rows."""
-        return Numbers(**{name: column[rows] for name, column in vars(self).items()})
+        return Numbers(**columns_at(self, rows))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,10 +119,7 @@ class Nodes:
 
     def take(self, rows: Rows) -> "Nodes":
         """Returns some of the nodes; `repeats` still refers to rows of all nodes."""
-        kept: dict[str, Any] = {
-            name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
-        }
-        return replace(self, **kept, numbers=self.numbers.take(rows))
+        return replace(self, **columns_at(self, rows), numbers=self.numbers.take(rows))
 
     def __len__(self) -> int:
         return len(self.layer)
@@ -145,8 +141,7 @@ class Edges:
 
     def take(self, rows: Rows) -> "Edges":
         """Returns some of the edges."""
-        columns = {name: each[rows] for name, each in vars(self).items() if name != "slots"}
-        return Edges(**columns, slots=self.slots)
+        return replace(self, **columns_at(self, rows))
 
 
 def shape_text(shape: Iterable[int]) -> str:

@@ -1,6 +1,6 @@
 """Computes the costs and contents of a graph's nodes and layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import pyarrow as pa
 from ...recording import role
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
-from ..step.calls import Calls, Column, RowFinder, Rows, column_of
+from ..step.calls import Calls, Column, RowFinder, Rows, column_of, columns_at
 from .columns import NONE, Numbers
 from .layers import LayerTree
 
@@ -32,7 +32,7 @@ class MeasuredValues:
 
     def take(self, rows: Column) -> "MeasuredValues":
         """Returns some of the rows."""
-        return MeasuredValues(**{name: column[rows] for name, column in vars(self).items()})
+        return MeasuredValues(**columns_at(self, rows))
 
     def sum_at(self, rows: Rows, size: int) -> Mapping[str, Column]:
         """Returns the columns of `Numbers` on measured elements for each index below `size`; -1 for no rows."""
@@ -95,12 +95,6 @@ def empty_numbers(size: int) -> Numbers:
         measured=unknown,
         sumsq=unknown.astype(np.float64),
     )
-
-
-def join_numbers(parts: Iterable[Numbers]) -> Numbers:
-    """Returns the rows of all parts, one part after the other."""
-    columns = zip(*(vars(each).values() for each in parts), strict=True)
-    return Numbers(**dict(zip(Numbers.__dataclass_fields__, map(np.concatenate, columns), strict=True)))
 
 
 def numbers_of_layers(

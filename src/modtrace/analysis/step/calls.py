@@ -1,6 +1,6 @@
 """Reads the calls of one step as columns, and the tree that they form."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,17 @@ def column_of(table: pa.Table, name: str) -> Column:
     if column.null_count:
         column = pc.fill_null(column, -1)
     return np.asarray(column.to_numpy())
+
+
+def columns_at(table: object, rows: Column) -> dict[str, Any]:
+    """Returns the columns of a dataclass at some rows, by their names."""
+    return {name: each[rows] for name, each in vars(table).items() if isinstance(each, np.ndarray)}
+
+
+def join_columns(tables: Sequence[object]) -> dict[str, Any]:
+    """Returns the columns of dataclasses of one type by their names, one table after the other."""
+    names = [name for name, each in vars(tables[0]).items() if isinstance(each, np.ndarray)]
+    return {name: np.concatenate([getattr(each, name) for each in tables]) for name in names}
 
 
 def phase_codes(column: pa.ChunkedArray) -> Column:
