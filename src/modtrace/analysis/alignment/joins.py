@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.role import OF_PARAMETERS
-from ..step.calls import Column, RowFinder, Rows
+from ..step.calls import Column, RowFinder, Rows, count_before, take
 from .contract import Joined
-from .keys import count_before, number_keys, number_texts, take
+from .keys import number_keys, number_texts
 from .modules import Split
 from .permutations import TRANSPOSED, is_transposed
 from .sides import Side

@@ -6,9 +6,9 @@ import numpy as np
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import INPUT, OUTPUT
-from ..step.calls import Column, Rows
+from ..step.calls import Column, Rows, take
 from .joins import JoinedRows, PartRows, join_rows
-from .keys import Partners, number_keys, number_texts, rows_in_order, take
+from .keys import Partners, number_keys, number_texts, rows_in_order
 from .modules import PlacePairs
 from .sides import Side
 

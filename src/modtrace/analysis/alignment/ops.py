@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
-from ..step.calls import Bools, Column, Rows, iterate_levels
+from ..step.calls import Bools, Column, Rows, iterate_levels, take
 from ..step.ops import bare_name
 from .calls import translate
-from .keys import Partners, number_keys, number_texts, rows_in_order, take
+from .keys import Partners, number_keys, number_texts, rows_in_order
 from .modules import PlacePairs
 from .op_shapes import number_shapes
 from .sequences import align_sequences

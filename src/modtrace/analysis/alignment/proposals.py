@@ -11,8 +11,8 @@ import numpy as np
 from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT
-from ..step.calls import Rows
-from .keys import number_keys, number_texts, rows_in_order, take
+from ..step.calls import Rows, take
+from .keys import number_keys, number_texts, rows_in_order
 from .modules import PlacePairs
 from .rules import Rule, apply_rules, read_rules
 from .sequences import align_sequences

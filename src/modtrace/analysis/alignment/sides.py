@@ -17,14 +17,16 @@ from ..step.calls import (
     RowFinder,
     Rows,
     column_of,
+    count_before,
     iterate_levels,
     phase_codes,
     read_all_calls,
+    take,
 )
 from ..step.ops import dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
 from .contract import ModuleName
-from .keys import count_before, number_keys, take
+from .keys import number_keys
 from .sizes import Sizes, read_sizes
 
 

@@ -4,10 +4,10 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.role import OP_OUTPUT
-from ..step.calls import Bools, Column, Rows
+from ..step.calls import Bools, Column, Rows, take
 from .calls import translate
 from .contract import REASONS, Unpaired, UnpairedRows
-from .keys import number_keys, number_texts, rows_in_order, take
+from .keys import number_keys, number_texts, rows_in_order
 from .micro_batches import Batched
 from .sides import Side
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from ..step.calls import Bools, RowFinder, column_of
-from .keys import take
+from ..step.calls import Bools, RowFinder, column_of, take
 from .sides import Side
 
 #: Of chains of ops that ran for nothing, so many are found from the end on.

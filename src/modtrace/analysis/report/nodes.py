@@ -13,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, OP, PARAMETER, Graph, Numbers
 from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
-from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.calls import Column, RowFinder, Rows, column_of, take
 from ..step.inside import with_inside
 from ..step.ops import dictionary_codes
 from .cut import GraphCut
@@ -26,7 +26,6 @@ from .tables import (
     narrow,
     number_column,
     number_texts,
-    place_of,
     seconds,
     text_column,
 )
@@ -65,7 +64,7 @@ def tabulate_nodes(
             (np.full(len(nodes), NONE), ()),
         ),
         number_column("parent", "inside of", "node", layers.parent, nodes.layer),
-        number_column("module", "module", "module", module, place_of(nodes.layer, module)),
+        number_column("module", "module", "module", module, take(module, nodes.layer)),
         coded_column(
             "phase", "phase", np.concatenate([layers.phase, nodes.phase]), PHASES, kind="phase", default=True
         ),

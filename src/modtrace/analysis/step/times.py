@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording.phase import PHASES
-from .calls import Calls, Column, Rows, iterate_levels, number_calls
+from .calls import Calls, Column, Rows, iterate_levels, number_calls, split_rows
 from .chosen_step import ShownStep
 from .placement import NOWHERE, Placer, place_calls
 
@@ -94,10 +94,7 @@ def _group(calls: Calls, placed: Rows) -> Mapping[tuple[int, int], Rows]:
     """Returns the rows of the step by place and phase."""
     rows = np.flatnonzero(calls.in_step & (placed != NOWHERE))
     keys = placed[rows] * len(PHASES) + calls.phase[rows]
-    order = np.argsort(keys, kind="stable")
-    distinct, first = np.unique(keys[order], return_index=True)
-    groups = np.split(rows[order], first[1:]) if len(rows) else []
-    return {divmod(int(key), len(PHASES)): group for key, group in zip(distinct, groups, strict=True)}
+    return {divmod(key, len(PHASES)): group for key, group in split_rows(rows, keys)}
 
 
 def _is_within_wrapper(calls: Calls, placed: Rows) -> Column:
