@@ -1,6 +1,6 @@
 """Sums the times of a step's calls for any group of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +87,21 @@ class CallTimes:
 
 
 NO_CALLS = PhaseTimes()
+
+
+def sum_times(times: Sequence[PhaseTimes], outer: Sequence[PhaseTimes]) -> PhaseTimes:
+    """Returns the sum of several times. Their totals are those of `outer`, of which none is inside another one."""
+    shares = [each.share for each in outer if each.share is not None]
+    return PhaseTimes(
+        calls=sum(each.calls for each in times),
+        total_ns=sum(each.total_ns for each in outer),
+        self_ns=sum(each.self_ns for each in times),
+        share=sum(shares) if shares else None,
+        unfinished=sum(each.unfinished for each in times),
+        raised=sum(each.raised for each in times),
+    )
+
+
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
