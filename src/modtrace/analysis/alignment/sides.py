@@ -38,7 +38,6 @@ class CallSide:
     kept: Column  # whether it is of a compared step
     step: Column
     place: Rows  # index of `Side.names`; NOWHERE for an optimizer's step
-    parent: Rows  # the call around it, of its own phase
     #: How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself.
     wraps: Rows
     origin: Rows  # the forward call that it belongs to: itself, or the one that it repeats
@@ -154,7 +153,6 @@ def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> CallSide:
         kept=np.isin(step, steps),
         step=step,
         place=place,
-        parent=calls.parent,
         wraps=wraps,
         origin=origin,
         outermost=outermost,
@@ -206,14 +204,12 @@ def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
     step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
     phase, call = phase_codes(table["phase"]), RowFinder(calls.calls.call_id)(column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
-    order = np.empty(len(step), np.int64)
-    order[np.lexsort((op_id, start_ns))] = np.arange(len(step))
     return OpSide(
         kept=np.isin(step, steps),
         step=step,
         phase=phase,
         call=call,
-        order=order,
+        order=np.lexsort((op_id, start_ns)).argsort(),
         is_view=column_of(table, "is_view").astype(bool),
         name=name,
         names=names,
@@ -237,7 +233,7 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
     call_id, step = column_of(table, "call_id"), column_of(table, "step")
     module = take(column_of(sites, "module_id"), site)
     role, roles = dictionary_codes(sites["role"])
-    slot, slots = dictionary_codes(_encode(sites["slot"]))
+    slot, slots = dictionary_codes(sites["slot"].dictionary_encode())
     return ValueSide(
         kept=np.isin(step, steps),
         step=step,
@@ -254,10 +250,4 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         roles=roles,
         slot=take(slot, site),
         slots=slots,
-    )
-
-
-def _encode(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array(
-        [each.dictionary_encode() for each in column.chunks], pa.dictionary(pa.int32(), pa.string())
     )
