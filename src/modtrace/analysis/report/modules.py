@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +34,9 @@ class ModuleRows:
     role: tuple[str, ...]
     folded: tuple[int, ...]  # the row that sums it up with its like
 
+    @cached_property
     def index(self) -> Mapping[Place, int]:
-        """Returns the row of each single module."""
+        """The row of each single module."""
         return {(each.root, each.path): row for row, each in enumerate(self.nodes) if each.count == 1}
 
     def sum_inside(self, own: Column) -> Column:
@@ -159,7 +161,7 @@ def _measured(
 def _costs(rows: ModuleRows, ops: OpTable) -> Iterator[ReportColumn]:
     if not ops.rows:
         return
-    index = rows.index()
+    index = rows.index
     own = {
         (measure, phase): np.zeros(len(rows.nodes)) for measure in _COSTS for phase in ("together", *PHASES)
     }
@@ -183,7 +185,7 @@ def _costs(rows: ModuleRows, ops: OpTable) -> Iterator[ReportColumn]:
 
 
 def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
-    index = rows.index()
+    index = rows.index
     saved = np.zeros(len(rows.nodes))
     peak = np.full(len(rows.nodes), np.nan)
     for each in memory.rows:

@@ -13,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, OP, PARAMETER, Graph, Numbers
 from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
-from ..step.calls import Column, RowFinder, Rows, column_of, take
+from ..step.calls import Column, RowFinder, column_of, take
 from ..step.inside import with_inside
 from ..step.ops import dictionary_codes
 from .cut import GraphCut
@@ -49,20 +49,18 @@ def tabulate_nodes(
     size = len(layers)
     module = np.array([index.get((each.root, each.path), NONE) for each in layers.places], np.int64)
     module = module[layers.place] if size else np.zeros(0, np.int64)
-    tensor = [None] * size + _describe_tensors(graph)
-    dtype = [None] * size + [graph.tensors.dtypes[at] if at >= 0 else None for at in nodes.tensor.tolist()]
+    no_texts: tuple[Column, Sequence[str]] = (np.full(len(nodes), NONE), ())
+
+    def of_places(name: str) -> tuple[Column, Sequence[str]]:
+        return layers.place, [getattr(each, name) for each in layers.places]
+
+    dtypes = _of_tensors(graph, graph.tensors.dtypes)
+    twin = np.where(nodes.repeats >= 0, nodes.repeats + size, NONE)
     columns = (
         _coded("kind", "kind", (layers.kind, LAYER_KINDS), (nodes.kind, NODE_KINDS)),
-        _coded("label", "label", (layers.place, [each.label for each in layers.places]), _label_nodes(graph)),
-        _coded(
-            "name", "name", (layers.place, [each.name for each in layers.places]), (nodes.name, nodes.names)
-        ),
-        _coded(
-            "type",
-            "type",
-            (layers.place, [each.type for each in layers.places]),
-            (np.full(len(nodes), NONE), ()),
-        ),
+        _coded("label", "label", of_places("label"), _label_nodes(graph)),
+        _coded("name", "name", of_places("name"), (nodes.name, nodes.names)),
+        _coded("type", "type", of_places("type"), no_texts),
         number_column("parent", "inside of", "node", layers.parent, nodes.layer),
         number_column("module", "module", "module", module, take(module, nodes.layer)),
         coded_column(
@@ -70,12 +68,12 @@ def tabulate_nodes(
         ),
         number_column("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
         number_column("order", "order", "count", _first_orders(graph), nodes.order),
-        number_column("twin", "goes back to", "node", layers.repeats, _shift(nodes.repeats, size)),
+        number_column("twin", "goes back to", "node", layers.repeats, twin),
         *_folded(graph),
         *_numbers(layers.numbers, nodes.numbers),
         number_column("start", "start", "seconds", *_starts(graph)),
-        text_column("shape", "shape", tensor),
-        text_column("dtype", "dtype", dtype, kind="dtype", overlay=True, measure="dtype"),
+        text_column("shape", "shape", _of_tensors(graph, graph.tensors.shape_texts)),
+        text_column("dtype", "dtype", dtypes, kind="dtype", overlay=True, measure="dtype"),
         _coded("args", "arguments", (np.full(size, NONE), ()), (nodes.args, nodes.argument_texts)),
         *_sources_and_kernels(data, graph),
         _flag("raised", "raised", layers.raised, nodes.raised),
@@ -101,10 +99,6 @@ def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:
     """Returns the shown rows of a column. What refers to a hidden row refers to the layer around it."""
     values = column.values[cut.shown]
     return replace(column, values=cut.renumber(values) if column.kind == "node" else values)
-
-
-def _shift(rows: Rows, size: int) -> Rows:
-    return np.where(rows >= 0, rows + size, NONE)
 
 
 def _flag(name: str, label: str, *parts: Column) -> ReportColumn:
@@ -137,9 +131,10 @@ def _shorten(kind: str, name: str) -> str:
     return forms_of_op(name)[-1] if name.startswith("aten.") else name
 
 
-def _describe_tensors(graph: Graph) -> list[str | None]:
-    texts = graph.tensors.shape_texts
-    return [texts[at] if at >= 0 else None for at in graph.nodes.tensor.tolist()]
+def _of_tensors(graph: Graph, texts: Sequence[str]) -> list[str | None]:
+    """Returns the text of the tensor of each layer, which has none, and of each node."""
+    of_nodes = (texts[at] if at >= 0 else None for at in graph.nodes.tensor.tolist())
+    return [*[None] * len(graph.layers), *of_nodes]
 
 
 def _first_orders(graph: Graph) -> Column:

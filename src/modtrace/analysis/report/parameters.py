@@ -68,7 +68,7 @@ def _measured(measured: list[RoleValues]) -> Iterator[_Told]:
                 owner = each.found.owners[site]
                 place = (owner.root, owner.path)
                 yield place, owner.slot, shape_text(row["shape"]), row["dtype"], each.role, first + site
-        first += len(each.names)
+        first += len(each.found.names)
 
 
 def _read(graph: Graph) -> Iterator[_Told]:

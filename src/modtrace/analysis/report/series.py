@@ -9,10 +9,16 @@ from ...errors import ModtraceError
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_ROLES, PARAMETER_GRAD, TABLE
 from ...recording.statistics.known import title_of
-from ...recording.statistics.moments import read_statistics
 from ...recording.statistics.tier2 import read_tier2
 from ..step.calls import Column, Rows
-from ..values.history_statistics import Cells, evaluate, group_rows, is_measured, merge_tier2_cells, to_stat
+from ..values.history_statistics import (
+    Cells,
+    count_nonfinite,
+    group_rows,
+    is_measured,
+    merge_tier2_cells,
+    to_stat,
+)
 from ..values.selection import Owner, SelectedValues, Selection, select_values
 from .modules import CLIPPED, Place
 from .tables import NONE, ReportTable, narrow, number_column, round_to_show, text_column
@@ -31,10 +37,6 @@ class RoleValues:
     role: str
     found: SelectedValues
     cells: Cells
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.found.names
 
 
 def read_measured(data: RecordingData) -> list[RoleValues]:
@@ -61,12 +63,16 @@ def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> Re
     return ReportTable(
         rows=len(owners),
         columns=(
-            text_column("label", "site", (name for each in measured for name in each.names)),
+            text_column("label", "site", (name for each in measured for name in each.found.names)),
             number_column("module", "module", "module", np.array(module, np.int64)),
-            text_column("role", "role", (each.role for each in measured for _ in each.names)),
-            text_column("role_title", "role", (titles[each.role] for each in measured for _ in each.names)),
+            text_column("role", "role", (each.role for each in measured for _ in each.found.names)),
             text_column(
-                "role_about", "measured", (_ABOUT.get(each.role, "") for each in measured for _ in each.names)
+                "role_title", "role", (titles[each.role] for each in measured for _ in each.found.names)
+            ),
+            text_column(
+                "role_about",
+                "measured",
+                (_ABOUT.get(each.role, "") for each in measured for _ in each.found.names),
             ),
             text_column("slot", "slot", (each.slot for each in owners)),
         ),
@@ -82,7 +88,7 @@ def steps_of(measured: list[RoleValues]) -> Column:
 def count_cells(measured: list[RoleValues]) -> int:
     """Returns how many numbers there are for each step."""
     stats = sum(any(_has(each, stat).any() for each in measured) for stat in SERIES)
-    return sum(len(each.names) for each in measured) * stats
+    return sum(len(each.found.names) for each in measured) * stats
 
 
 def count_histograms(measured: list[RoleValues]) -> int:
@@ -92,17 +98,17 @@ def count_histograms(measured: list[RoleValues]) -> int:
 
 def tabulate_series(measured: list[RoleValues], steps: Column) -> ReportTable:
     """Returns the statistics in the steps `steps`: all of the first site, then all of the second, and so on."""
-    sites = sum(len(each.names) for each in measured)
+    sites = sum(len(each.found.names) for each in measured)
     size = sites * len(steps)
     columns = {stat: np.full(size, np.nan) for stat in SERIES}
     nonfinite = np.full(size, NONE, np.int64)
     first = 0
     for each in measured:
         at, kept = _place(each, steps, first)
-        nonfinite[at] = _count_nonfinite(each)[kept]
+        nonfinite[at] = count_nonfinite(each.found, each.cells)[kept]
         for stat, column in columns.items():
             _fill(column, at, kept, each, stat)
-        first += len(each.names)
+        first += len(each.found.names)
     more = [
         number_column(stat, title_of(stat), "number", round_to_show(narrow(column)), overlay=True)
         for stat, column in columns.items()
@@ -120,16 +126,11 @@ def _place(measured: RoleValues, steps: Column, first: int) -> tuple[Rows, Colum
     return rows[kept], kept
 
 
-def _count_nonfinite(measured: RoleValues) -> Column:
-    counts = read_statistics(measured.found.table).nonfinite[measured.cells.rows]
-    return np.add.reduceat(counts, measured.cells.first) if len(measured.cells.first) else counts
-
-
 def _fill(column: Column, at: Rows, kept: Column, measured: RoleValues, stat: str) -> None:
     has = _has(measured, stat)
     if has.any():
         with np.errstate(all="ignore"):
-            values = evaluate(to_stat(stat), measured.found, measured.cells)
+            values = to_stat(stat).compute(measured.found, measured.cells)
         column[at] = np.where(has, values, np.nan)[kept]
 
 
@@ -169,7 +170,7 @@ def tabulate_histograms(
                 rows.append((site, step, size, high - low, low - 127, zeros))
                 counts.append(bins[low:high])
                 size += high - low
-        first_site += len(each.names)
+        first_site += len(each.found.names)
     sites, numbers, first, length, exponent, zero_count = np.array(rows, np.int64).reshape(-1, 6).T
     columns = (
         number_column("site", "site", "site", sites),

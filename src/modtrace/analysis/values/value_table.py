@@ -67,12 +67,8 @@ def _derive(values: pa.Table) -> dict[str, pa.Array]:
 
 def _encode(texts: Sequence[str], placed: Rows) -> pa.DictionaryArray:
     """Returns the text of each row's place as a dictionary column; null for NOWHERE."""
-    distinct = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-    codes = np.array([distinct[text] for text in texts], np.int32)
-    indices = codes[placed] if len(codes) else np.zeros(len(placed), np.int32)
-    return pa.DictionaryArray.from_arrays(
-        pa.array(indices, mask=placed == NOWHERE), pa.array(list(distinct), pa.string())
-    )
+    places = pa.array(placed, mask=placed == NOWHERE)
+    return pa.array(texts, pa.string()).dictionary_encode().take(places)
 
 
 #: Optimizer steps of one parameter within one step are counted up to here.
