@@ -58,7 +58,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layers:
+class LayerBoxes:
     """Boxes around nodes, in pre-order. The layers inside a layer follow it, up to `last`."""
 
     parent: Rows  # NONE for those in no other
@@ -67,14 +67,20 @@ class Layers:
     kind: Column  # codes of LAYER_KINDS
     phase: Column  # codes of PHASES
     place: Column  # number in `places`
+    start_ns: Column
+    places: tuple["LayerPlace", ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layers(LayerBoxes):
+    """The layers of a graph, and what is known of each."""
+
     nth: Column  # n-th call of the module in the step, from 0; -1: not known, or no call
     call_id: Column  # NONE where it is no call
     repeats: Rows  # the layer of the forward call that this backward or recompute belongs to
-    start_ns: Column
     raised: Column
     compiled: Column  # it ran as compiled code, or is inside of what did
     numbers: Numbers
-    places: tuple["LayerPlace", ...]
 
     def __len__(self) -> int:
         return len(self.parent)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, RowFinder, Rows, column_of, columns_at, join_columns
+from ..step.calls import Column, RowFinder, Rows, column_of, columns_at, join_columns, take
 from ..step.ops import PlacedCalls, StepOps, dictionary_codes
 from .columns import NODE_KINDS, NONE, OP, OUTPUT, Nodes, Numbers, Tensors
 from .costs import MeasuredValues, empty_numbers
@@ -126,17 +126,15 @@ def _first_returned(tensors: Tensors, size: int) -> Rows:
 def _find_originals(ops: StepOps) -> Rows:
     """Returns, for each op of a recomputed call, the op with the same name and number in the repeated call."""
     calls = ops.placed.calls
-    if not len(calls) or not len(ops):
-        return np.full(len(ops), NONE, np.int64)
-    is_recompute = (ops.call >= 0) & (calls.phase[ops.call] == PHASES.index(RECOMPUTE))
-    original = np.where(is_recompute, calls.repeats[ops.call], NONE)
+    is_recompute = take(calls.phase, ops.call) == PHASES.index(RECOMPUTE)
+    original = np.where(is_recompute, take(calls.repeats, ops.call), NONE)
     found = RowFinder(_op_keys(ops, ops.call))(_op_keys(ops, original))
     return np.where(original >= 0, found, NONE)
 
 
 def _op_keys(ops: StepOps, call: Rows) -> Column:
     """Returns a key for each op, which combines its call, its name, and its index among ops with that name."""
-    highest = int(ops.nth.max()) + 1
+    highest = int(ops.nth.max(initial=0)) + 1
     return np.where(call >= 0, (call * len(ops.names) + ops.name) * highest + ops.nth, NONE)
 
 
@@ -160,12 +158,11 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
 def tabulate_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> NodeTable:
     """Returns a node for each output of a call, with its name."""
     calls = ops.placed.calls
-    nth = ops.placed.column("nth")[reads.call] if len(reads.call) else np.zeros(0, np.int32)
     around = outermost_phase(tree)
     return replace(
         blank_table(_OUTPUT, AFTER, around[tree.of_call[reads.call]]),
         name=reads.place,
-        nth=np.maximum(nth, 0).astype(np.int32),
+        nth=np.maximum(ops.placed.column("nth")[reads.call], 0).astype(np.int32),
         root=_roots_of(reads.call, ops),
         phase=calls.phase[reads.call],
         tensor=reads.returned,
