@@ -123,10 +123,8 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
     if size := _SIZE.match(guard):
         tensor, kind, index, *values = size.groups()
         named = "a tensor" if tensor.startswith("___") else f"the tensor {tensor!r}"  # Dynamo's own name
-        reason, advice = (
-            f"the {kind} of {named} changed in dimension {index}",
-            _TO_DO_SIZE.format(index=index),
-        )
+        reason = f"the {kind} of {named} changed in dimension {index}"
+        advice = _TO_DO_SIZE.format(index=index)
         subject, module = f"{kind} {index}", None
     elif equal := _EQUAL.match(guard):
         subject, *values = equal.groups()
