@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..step.calls import Column, RowFinder, Rows
-from .keys import number_keys, pair_keys, rows_in_order, take
+from ..step.calls import Column, RowFinder, Rows, take
+from .keys import number_keys, pair_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side
 

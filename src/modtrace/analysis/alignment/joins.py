@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.role import OF_PARAMETERS
-from ..step.calls import Column, RowFinder, Rows
+from ..step.calls import Column, RowFinder, Rows, count_before, take
 from .contract import Joined
-from .keys import count_before, number_keys, number_texts, take
+from .keys import Partners, number_keys, number_texts
 from .modules import Split
 from .permutations import TRANSPOSED, is_transposed
 from .sides import Side
@@ -44,7 +44,8 @@ def join_splits(a: Side, b: Side, splits: Sequence[Split], step: Rows) -> list[J
         splits: the split modules.
         step: of each row of `values` of `a`: the step of `b`.
     """
-    calls = _number_calls(a, b, step)
+    outer = take(a.calls.outer, a.values.call), take(b.calls.outer, b.values.call)
+    calls = number_rows(a, b, step, outer)
     found = []
     for whole_in_a in (True, False):
         chosen = [each for each in splits if each.whole_in_a == whole_in_a]
@@ -55,14 +56,21 @@ def join_splits(a: Side, b: Side, splits: Sequence[Split], step: Rows) -> list[J
     return found
 
 
-def _number_calls(a: Side, b: Side, step: Rows) -> tuple[Rows, Rows]:
-    """Returns of each row of `values` a number of its step, phase, call within its step, role and slot."""
+def number_rows(a: Side, b: Side, step: Rows, outer: Partners) -> Partners:
+    """Returns of each row of `values` a number of its step, phase, call within its step, role and slot.
+
+    Args:
+        a: a recording.
+        b: the other one.
+        step: of each row of `a`: the step of `b`.
+        outer: of each row of both: the number of its outermost call in its step.
+    """
     of_a, of_b = a.values, b.values
     roles, slots = number_texts(of_a.roles, of_b.roles), number_texts(of_a.slots, of_b.slots)
     return number_keys(
         (step, of_b.step),
         (of_a.phase, of_b.phase),
-        (take(a.calls.outer, of_a.call), take(b.calls.outer, of_b.call)),
+        outer,
         (take(a.calls.inner, of_a.call), take(b.calls.inner, of_b.call)),
         (take(roles[0], of_a.role), take(roles[1], of_b.role)),
         (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),

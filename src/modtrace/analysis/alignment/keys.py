@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..step.calls import Column, Rows
+from ..step.calls import Column, Rows, count_before
 
 Partners = tuple[Rows, Rows]  # of each row of `a`, of each row of `b`; -1 for none
 
@@ -32,22 +32,6 @@ def number_keys(*columns: tuple[Column, Column]) -> tuple[Rows, Rows]:
 def _compact(keys: Column) -> tuple[Rows, int]:
     distinct, compact = np.unique(keys, return_inverse=True)
     return compact.reshape(-1).astype(np.int64), len(distinct)
-
-
-def count_before(keys: Rows, order: Rows | None = None) -> Rows:
-    """Returns of each row how many rows with its key come before it.
-
-    Args:
-        keys: the keys.
-        order: what the rows are ordered by; None: they are in order.
-    """
-    rows = np.argsort(keys, kind="stable") if order is None else np.lexsort((order, keys))
-    is_first = np.ones(len(rows), bool)
-    is_first[1:] = keys[rows][1:] != keys[rows][:-1]
-    at = np.arange(len(rows))
-    counts = np.empty(len(rows), np.int64)
-    counts[rows] = at - np.maximum.accumulate(np.where(is_first, at, 0)) if len(rows) else at
-    return counts
 
 
 def pair_keys(one: Rows, other: Rows) -> tuple[Rows, Rows]:
@@ -83,8 +67,3 @@ def number_texts(one: Sequence[str | None], other: Sequence[str | None]) -> tupl
         for texts in (one, other)
     ]
     return numbers[0], numbers[1]
-
-
-def take(column: Column, rows: Rows) -> Rows:
-    """Returns what the column has at each row; -1 for row -1."""
-    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)

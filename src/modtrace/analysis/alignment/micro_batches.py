@@ -6,9 +6,9 @@ import numpy as np
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import INPUT, OUTPUT
-from ..step.calls import Column, Rows
-from .joins import JoinedRows, PartRows, join_rows
-from .keys import Partners, number_keys, number_texts, rows_in_order, take
+from ..step.calls import Column, Rows, take
+from .joins import JoinedRows, PartRows, join_rows, number_rows
+from .keys import Partners, number_keys, number_texts, rows_in_order
 from .modules import PlacePairs
 from .sides import Side
 
@@ -26,8 +26,9 @@ class MicroBatches:
 
 def find_micro_batches(a: Side, b: Side, places: PlacePairs, steps: Rows) -> MicroBatches | None:
     """Returns the micro-batches; None if both call their models as often in a step, or not on parts of one batch."""
-    outermost = a.calls.kept & (a.calls.parent < 0) & (a.calls.calls.phase == _FORWARD) & (a.calls.place >= 0)
-    for at in np.unique(a.calls.place[outermost]).tolist():
+    calls = a.calls
+    outermost = calls.kept & (calls.calls.parent < 0) & (calls.calls.phase == _FORWARD) & (calls.place >= 0)
+    for at in np.unique(calls.place[outermost]).tolist():
         there = int(places.partner[at])
         if there < 0:
             continue
@@ -44,7 +45,7 @@ def find_micro_batches(a: Side, b: Side, places: PlacePairs, steps: Rows) -> Mic
 
 def _count_outermost(side: Side, place: int, steps: Rows) -> Rows:
     calls = side.calls
-    rows = calls.kept & (calls.place == place) & (calls.parent < 0) & (calls.calls.phase == _FORWARD)
+    rows = calls.kept & (calls.place == place) & (calls.calls.parent < 0) & (calls.calls.phase == _FORWARD)
     found: Rows = np.searchsorted(np.sort(calls.step[rows]), np.stack([steps, steps + 1]))
     return np.asarray(found[1] - found[0], np.int64)
 
@@ -123,19 +124,13 @@ def join_micro_batches(
 def _number_values(a: Side, b: Side, places: PlacePairs, step: Rows, found: MicroBatches) -> Partners:
     """Returns a number of what each row was measured of, where micro-batches have that of their batch."""
     of_a, of_b = a.values, b.values
-    roles, slots = number_texts(of_a.roles, of_b.roles), number_texts(of_a.slots, of_b.slots)
     outer = take(a.calls.outer, of_a.call), take(b.calls.outer, of_b.call)
     outer = (outer[0], outer[1] // found.count) if found.whole_in_a else (outer[0] // found.count, outer[1])
     names = number_texts(a.ops.names, b.ops.names)
     op = take(names[0], take(a.ops.name, of_a.op)), take(names[1], take(b.ops.name, of_b.op))
     return number_keys(
-        (step, of_b.step),
-        (of_a.phase, of_b.phase),
+        number_rows(a, b, step, outer),
         (take(places.partner, of_a.place), of_b.place),
-        outer,
-        (take(a.calls.inner, of_a.call), take(b.calls.inner, of_b.call)),
-        (take(roles[0], of_a.role), take(roles[1], of_b.role)),
-        (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),
         (np.where(of_a.is_of_op, op[0], -1), np.where(of_b.is_of_op, op[1], -1)),
         (
             np.where(of_a.is_of_op, take(a.ops.nth, of_a.op), -1),

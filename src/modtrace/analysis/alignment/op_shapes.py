@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.calls import Column, RowFinder, Rows, column_of, take
 from ..step.ops import dictionary_codes
-from .keys import Partners, number_texts, take
+from .keys import Partners, number_texts
 from .sides import Side
 from .sizes import Sizes, count_elements, number_sizes, read_sizes
 

@@ -11,8 +11,8 @@ import numpy as np
 from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT
-from ..step.calls import Rows
-from .keys import number_keys, number_texts, rows_in_order, take
+from ..step.calls import Rows, take
+from .keys import number_keys, number_texts, rows_in_order
 from .modules import PlacePairs
 from .rules import Rule, apply_rules, read_rules
 from .sequences import align_sequences
@@ -61,7 +61,7 @@ def _find_leaves(side: Side) -> list[_Leaf]:
     """Returns the leaves in the order in which they are first called."""
     calls = side.calls
     is_called = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
-    around = take(calls.place, calls.parent[is_called])
+    around = take(calls.place, calls.calls.parent[is_called])
     above = np.unique(around[around != calls.place[is_called]])
     rows = rows_in_order(is_called & ~np.isin(calls.place, above), calls.calls.start_ns)
     _, first = np.unique(calls.place[rows], return_index=True)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from ...recording.phase import FORWARD, PHASES, RECOMPUTE
-from ..step.calls import Bools, RowFinder, Rows
-from .keys import number_keys, pair_keys, rows_in_order, take
+from ..step.calls import Bools, RowFinder, Rows, take
+from .keys import number_keys, pair_keys, rows_in_order
 from .sides import Side
 
 _FORWARD, _RECOMPUTE = PHASES.index(FORWARD), PHASES.index(RECOMPUTE)

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..step.calls import Rows
-from .keys import count_before
+from ..step.calls import Rows, count_before
 
 #: Up to so many pairs of elements, the longest common subsequence is computed by its definition.
 _WINDOW = 256

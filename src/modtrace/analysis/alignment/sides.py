@@ -17,14 +17,16 @@ from ..step.calls import (
     RowFinder,
     Rows,
     column_of,
+    count_before,
     iterate_levels,
     phase_codes,
     read_all_calls,
+    take,
 )
 from ..step.ops import dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
 from .contract import ModuleName
-from .keys import count_before, number_keys, take
+from .keys import number_keys
 from .sizes import Sizes, read_sizes
 
 
@@ -36,7 +38,6 @@ class CallSide:
     kept: Column  # whether it is of a compared step
     step: Column
     place: Rows  # index of `Side.names`; NOWHERE for an optimizer's step
-    parent: Rows  # the call around it, of its own phase
     #: How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself.
     wraps: Rows
     origin: Rows  # the forward call that it belongs to: itself, or the one that it repeats
@@ -152,7 +153,6 @@ def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> CallSide:
         kept=np.isin(step, steps),
         step=step,
         place=place,
-        parent=calls.parent,
         wraps=wraps,
         origin=origin,
         outermost=outermost,
@@ -204,14 +204,12 @@ def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
     step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
     phase, call = phase_codes(table["phase"]), RowFinder(calls.calls.call_id)(column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
-    order = np.empty(len(step), np.int64)
-    order[np.lexsort((op_id, start_ns))] = np.arange(len(step))
     return OpSide(
         kept=np.isin(step, steps),
         step=step,
         phase=phase,
         call=call,
-        order=order,
+        order=np.lexsort((op_id, start_ns)).argsort(),
         is_view=column_of(table, "is_view").astype(bool),
         name=name,
         names=names,
@@ -235,7 +233,7 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
     call_id, step = column_of(table, "call_id"), column_of(table, "step")
     module = take(column_of(sites, "module_id"), site)
     role, roles = dictionary_codes(sites["role"])
-    slot, slots = dictionary_codes(_encode(sites["slot"]))
+    slot, slots = dictionary_codes(sites["slot"].dictionary_encode())
     return ValueSide(
         kept=np.isin(step, steps),
         step=step,
@@ -252,10 +250,4 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         roles=roles,
         slot=take(slot, site),
         slots=slots,
-    )
-
-
-def _encode(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array(
-        [each.dictionary_encode() for each in column.chunks], pa.dictionary(pa.int32(), pa.string())
     )

@@ -4,30 +4,15 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.role import OP_OUTPUT
-from ..step.calls import Bools, Column, Rows
+from ..step.calls import Bools, Column, Rows, take
 from .calls import translate
 from .contract import REASONS, Unpaired, UnpairedRows
-from .keys import number_keys, number_texts, rows_in_order, take
+from .keys import number_keys, number_texts, rows_in_order
 from .micro_batches import Batched
 from .sides import Side
 
-(
-    _STEP,
-    _MODULE,
-    _CALL,
-    _OP,
-    _SITE,
-    _WRAPPER,
-    _RECOMPUTE,
-    _OPTIMIZER,
-    _PREPARED,
-    _AGAIN,
-    _BEFORE,
-    _VIEW,
-    _JOINED,
-    _INSIDE,
-    _UNRECORDED,
-) = range(len(REASONS))
+#: The code of each reason.
+_CODE = {name: code for code, name in enumerate(REASONS)}
 _BACKWARD, _RECOMPUTED = PHASES.index(BACKWARD), PHASES.index(RECOMPUTE)
 
 
@@ -61,15 +46,15 @@ def list_unpaired(
     of_call = _tell_calls(side, steps[:, 0], places, calls, joined, inside)
     of_op = _tell_ops(side, steps[:, 0], calls, ops, joined)
     of_value = _tell_values(side, steps[:, 0], places, of_call, calls, of_op, ops, joined, values)
-    of_value[(of_value == _SITE) & _is_measured_before(side, other, steps, places)] = _BEFORE
+    of_value[(of_value == _CODE["site"]) & _is_measured_before(side, other, steps, places)] = _CODE["before"]
     asked = other.data.meta.options
     if not asked.get("ops") and not len(other.ops.step):
-        of_op[of_op != _STEP] = _UNRECORDED
-        of_value[(side.values.op >= 0) & (of_value != _STEP)] = _UNRECORDED
+        of_op[of_op != _CODE["step"]] = _CODE["unrecorded"]
+        of_value[(side.values.op >= 0) & (of_value != _CODE["step"])] = _CODE["unrecorded"]
         if not asked.get("backward_times") and _BACKWARD not in other.calls.calls.phase:
-            of_call[(side.calls.calls.phase == _BACKWARD) & (of_call == _CALL)] = _UNRECORDED
+            of_call[(side.calls.calls.phase == _BACKWARD) & (of_call == _CODE["call"])] = _CODE["unrecorded"]
     for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
-        reason[rows & (reason != _STEP)] = _JOINED
+        reason[rows & (reason != _CODE["step"])] = _CODE["joined"]
     alone = np.setdiff1d(np.flatnonzero(places < 0), joined)
     return Unpaired(
         modules=tuple(side.names[at] for at in alone.tolist()),
@@ -83,29 +68,29 @@ def list_unpaired(
 def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Rows, inside: Rows) -> Column:
     calls = side.calls
     has_place = calls.place >= 0
-    reason = np.full(len(partner), _CALL, np.int8)
-    reason[has_place & (take(places, calls.place) < 0)] = _MODULE
-    reason[has_place & np.isin(calls.place, joined)] = _JOINED
-    reason[has_place & np.isin(calls.place, inside)] = _INSIDE
+    reason = np.full(len(partner), _CODE["call"], np.int8)
+    reason[has_place & (take(places, calls.place) < 0)] = _CODE["module"]
+    reason[has_place & np.isin(calls.place, joined)] = _CODE["joined"]
+    reason[has_place & np.isin(calls.place, inside)] = _CODE["inside"]
     is_repeat = (calls.calls.phase == _RECOMPUTED) & (take(partner, calls.origin) >= 0)
-    reason[is_repeat] = _RECOMPUTE
-    reason[calls.wraps > 0] = _WRAPPER
-    reason[~np.isin(calls.step, steps)] = _STEP
+    reason[is_repeat] = _CODE["recompute"]
+    reason[calls.wraps > 0] = _CODE["wrapper"]
+    reason[~np.isin(calls.step, steps)] = _CODE["step"]
     return reason
 
 
 def _tell_ops(side: Side, steps: Rows, calls: Rows, partner: Rows, joined: Rows) -> Column:
     ops = side.ops
-    reason = np.full(len(ops.step), _OP, np.int8)
-    reason[ops.phase == PHASES.index(OPTIMIZER)] = _OPTIMIZER
-    reason[ops.is_preparing] = _PREPARED
-    reason[ops.is_view] = _VIEW
-    reason[np.isin(take(side.calls.place, ops.call), joined)] = _JOINED
+    reason = np.full(len(ops.step), _CODE["op"], np.int8)
+    reason[ops.phase == PHASES.index(OPTIMIZER)] = _CODE["optimizer"]
+    reason[ops.is_preparing] = _CODE["prepared"]
+    reason[ops.is_view] = _CODE["view"]
+    reason[np.isin(take(side.calls.place, ops.call), joined)] = _CODE["joined"]
     is_recomputed = ops.phase == _RECOMPUTED
     is_alone = (ops.call < 0) | (take(calls, ops.call) < 0)
     is_alone |= ~np.isin(ops.call, ops.call[is_recomputed & (partner >= 0)])  # of a function inside a call
-    reason[is_recomputed & is_alone] = _RECOMPUTE
-    reason[~np.isin(ops.step, steps)] = _STEP
+    reason[is_recomputed & is_alone] = _CODE["recompute"]
+    reason[~np.isin(ops.step, steps)] = _CODE["step"]
     return reason
 
 
@@ -122,18 +107,18 @@ def _tell_values(
 ) -> Column:
     values = side.values
     has_op, has_call = values.is_of_op, values.call >= 0
-    reason = np.full(len(values.step), _SITE, np.int8)
-    reason[(values.place >= 0) & (take(places, values.place) < 0) & ~has_op] = _MODULE
+    reason = np.full(len(values.step), _CODE["site"], np.int8)
+    reason[(values.place >= 0) & (take(places, values.place) < 0) & ~has_op] = _CODE["module"]
     rows = np.flatnonzero(has_call & ~has_op & (take(calls, values.call) < 0))
     reason[rows] = of_call[values.call[rows]]
     # Compiled code has no calls, but the tensors of forward and backward are to be there.
-    reason[(reason == _INSIDE) & (values.phase == _RECOMPUTED)] = _RECOMPUTE
-    reason[reason == _INSIDE] = _SITE
+    reason[(reason == _CODE["inside"]) & (values.phase == _RECOMPUTED)] = _CODE["recompute"]
+    reason[reason == _CODE["inside"]] = _CODE["site"]
     rows = np.flatnonzero(has_op & (take(ops, values.op) < 0))
     reason[rows] = of_op[values.op[rows]]
-    reason[np.isin(values.place, joined) & (values.place >= 0) & ~has_op] = _JOINED
-    reason[(reason == _SITE) & _is_seen_again(side, partner)] = _AGAIN
-    reason[~np.isin(values.step, steps)] = _STEP
+    reason[np.isin(values.place, joined) & (values.place >= 0) & ~has_op] = _CODE["joined"]
+    reason[(reason == _CODE["site"]) & _is_seen_again(side, partner)] = _CODE["again"]
+    reason[~np.isin(values.step, steps)] = _CODE["step"]
     return reason
 
 

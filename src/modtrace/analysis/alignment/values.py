@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..step.calls import Column, Rows
+from ..step.calls import Column, Rows, take
 from .calls import translate
-from .keys import Partners, number_keys, number_texts, pair_keys, rows_in_order, take
+from .keys import Partners, number_keys, number_texts, pair_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side, ValueSide
 from .sizes import Sizes, count_elements, number_sizes

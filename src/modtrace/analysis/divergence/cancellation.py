@@ -8,7 +8,7 @@ from ..alignment.sides import Side
 from ..step.calls import RowFinder, Rows
 from ..step.ops import bare_name
 from .flow import OpFlow
-from .inherited import name_parameters
+from .inherited import find_largest, name_parameters
 from .measured import ComparedRows
 
 #: Ops that add numbers up.
@@ -44,10 +44,7 @@ def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: Co
     rms = measured.stats.rms
     grads = np.flatnonzero(side.values.is_of(PARAMETER_GRAD, rows=rows))
     keys = values.place[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
-    modules, which = np.unique(keys[grads], return_inverse=True)
-    largest = np.zeros(len(modules) + 1)
-    np.fmax.at(largest, which.reshape(-1), rms[grads])
-    factor[grads] = largest[which.reshape(-1)] / rms[grads]
+    factor[grads] = find_largest(keys[grads], rms[grads], keys[grads], none=0.0) / rms[grads]
     _pass_on(factor, side, rows, grads)
     updates = np.flatnonzero(side.values.is_of(UPDATE, rows=rows))
     parameters = np.flatnonzero(side.values.is_of(PARAMETER, rows=rows))
@@ -78,10 +75,8 @@ def _compare_with_summands(
     values = side.values
     tensor = flow.tensor_of(values.op[rows[mine]], values.slot[rows[mine]], values.slots)
     names = [bare_name(name) for name in side.ops.names]
-    name, slot = (
-        side.ops.name[values.op[rows[mine]]],
-        np.array([*values.slots, ""], object)[values.slot[rows[mine]]],
-    )
+    name = side.ops.name[values.op[rows[mine]]]
+    slot = np.array([*values.slots, ""], object)[values.slot[rows[mine]]]
     for kinds, slots, size in (
         (_ADDITIVE, None, measured.stats.l2),
         (_AVERAGING, ("", "[1]"), measured.stats.rms),

@@ -165,7 +165,7 @@ def _choose_places(
     found = [] if first is None else [first, *np.flatnonzero(verdicts > VERDICTS.index(INHERITED)).tolist()]
     for at in found:
         part, place = merged.locate(at)
-        key, forward = details[part].find_keys(place)
+        key, forward = details[part].culprits.find_keys(place)
         if key not in chosen and forward not in chosen:
             chosen[key] = at
         if len(chosen) == _TOLD:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ..alignment.contract import ModuleName
 from .answer import FIRST, Divergence
-from .culprits import Culprit, Culprits, Key
+from .culprits import Culprit, Culprits
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS
 from .measured import ComparedRows
 from .names import Names, label
@@ -21,17 +21,13 @@ class Details:
     def __init__(self, found: Compared) -> None:
         self._found = found
         self._names, self._others = Names(found.side), Names(found.other)
-        self._culprits = Culprits(found)
+        self.culprits = Culprits(found)
 
     @property
     def _pair(self) -> tuple[ComparedRows, ComparedRows]:
         """What is told as `a` and `b`: of a recompute first its forward."""
         found = self._found
         return (found.b, found.a) if found.recompute_of else (found.a, found.b)
-
-    def find_keys(self, at: int) -> tuple[Key, Key | None]:
-        """Returns what is equal for differences of one place, and the same of the forward op of an op of backward."""
-        return self._culprits.find_keys(at)
 
     def tell(self, at: int, verdict: str) -> Divergence:
         """Returns all that is known of one pair, of which the verdict is known."""
@@ -43,7 +39,7 @@ class Details:
         low, high = self._bounds(at)
         tensors = found.errors.details.get(at)
         one, two = self._pair
-        culprit = self._culprits.find(at)
+        culprit = self.culprits.find(at)
         own = self._names.place_of_value(row), site["op"], site["op_nth"], site["nth"]
         place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
         return Divergence(
@@ -72,12 +68,7 @@ class Details:
             source_line=self._source_line(culprit, row),
             a=_describe(one, at),
             b=_describe(two, at),
-            largest=tensors.largest if tensors else None,
-            where=tensors.where if tensors else None,
-            pair=tensors.pair if tensors else None,
-            cosine=tensors.cosine if tensors else None,
-            close_share=tensors.close_share if tensors else None,
-            ulps=tensors.ulps if tensors else None,
+            **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},
         )
 
     def _name_culprit(self, culprit: Culprit) -> tuple[ModuleName | None, str, int, int | None]:
@@ -112,9 +103,7 @@ class Details:
             "inputs_known": found.inherited.is_known,
             "score": found.ranking.score,
             "metric": _take([*METRICS], found.errors.metric),
-            "recompute_of": pa.array([found.recompute_of], pa.string()).take(
-                pa.array(np.zeros(len(rows), np.int8))
-            ),
+            "recompute_of": pa.repeat(pa.scalar(found.recompute_of, pa.string()), len(rows)),
             "row_a": self._pair[0].rows,
             "row_b": self._pair[1].rows,
         }
@@ -146,11 +135,12 @@ class Details:
         if culprit.op < 0:
             return None
         side = self._found.side if culprit.run == FIRST else self._found.other
-        forward = self._culprits.find_forward(culprit)
+        forward = self.culprits.find_forward(culprit)
         line: str | None = side.data.table("ops")["source"][forward if forward >= 0 else culprit.op].as_py()
         return line
 
 
+_OF_TENSORS = ("largest", "where", "pair", "cosine", "close_share", "ulps")
 _OF_SITE = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth": "op_nth"}
 
 

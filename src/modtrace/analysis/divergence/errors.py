@@ -1,6 +1,6 @@
 """Tells how far the tensors of paired rows are apart, by the best that was measured of both."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +45,17 @@ class Errors:
     floor: Numbers  # errors below it are not told apart from none by what was measured
     metric: Column  # codes of METRICS
     is_unequal: Bools  # known to differ in at least one bit, by hashes or whole tensors
-    details: Mapping[int, TensorDifference] = field(default_factory=dict)  # of pairs with whole tensors
+    details: dict[int, TensorDifference] = field(default_factory=dict)  # of pairs with whole tensors
+
+    @classmethod
+    def unknown(cls, count: int) -> "Errors":
+        """Returns the errors of pairs of which nothing was compared yet: NaN."""
+        return cls(
+            error=np.full(count, np.nan),
+            floor=np.zeros(count),
+            metric=np.full(count, METRICS.index(NOTHING), np.int8),
+            is_unequal=np.zeros(count, bool),
+        )
 
     def __len__(self) -> int:
         return len(self.error)
@@ -58,9 +68,18 @@ class Errors:
         """Returns which pairs are equal, as far as they were measured."""
         return np.asarray((self.error == 0) & ~self.is_unequal)
 
-    def take_over(self, rows: Rows, error: Numbers, floor: Numbers, metric: Column) -> None:
-        """Replaces the errors of some rows by what was found otherwise."""
-        self.error[rows], self.floor[rows], self.metric[rows] = error, floor, metric
+    def open(self, where: Bools) -> Rows:
+        """Returns those of the rows that have no error yet."""
+        return np.flatnonzero(where & np.isnan(self.error))
+
+    def put(self, metric: str, where: Bools, error: float) -> None:
+        """Gives those of the rows that have none an error."""
+        self.put_rows(metric, self.open(where), error, 0.0)
+
+    def put_rows(self, metric: str, rows: Rows, error: Numbers | float, floor: Numbers | float) -> None:
+        """Gives rows their errors."""
+        self.error[rows], self.floor[rows] = error, floor
+        self.metric[rows] = METRICS.index(metric)
 
 
 def find_errors(
@@ -82,11 +101,11 @@ def find_errors(
     permuted = np.full(len(a), -1) if permuted is None else permuted
     exchanged, square = _find_turned(a, b, np.zeros(len(a), bool) if may_be_turned is None else may_be_turned)
     turned = (permuted >= 0) | exchanged
-    found = _Columns(len(a))
+    found = Errors.unknown(len(a))
     same_size = a.numel == b.numel
     same_dtype = _same_text(a.dtype, a.dtypes, b.dtype, b.dtypes)
     both_hashes = a.has_hash & b.has_hash & same_size & same_dtype & ~turned
-    found.is_unequal |= both_hashes & (a.hash != b.hash)
+    found.is_unequal[both_hashes & (a.hash != b.hash)] = True
     found.put(HASHES, both_hashes & (a.hash == b.hash), 0.0)
     both = a.is_measured & b.is_measured
     found.put(SHAPES, ~same_size, np.inf)
@@ -106,45 +125,7 @@ def find_errors(
     rows = found.open(both)
     found.put_rows(STATISTICS, rows, error[rows], floor[rows])
     found.put(HASHES, both_hashes, np.inf)
-    return found.to_errors()
-
-
-class _Columns:
-    """The columns of `Errors` while they are filled."""
-
-    def __init__(self, count: int) -> None:
-        self.error = np.full(count, np.nan)
-        self.floor = np.zeros(count)
-        self.metric = np.full(count, METRICS.index(NOTHING), np.int8)
-        self.is_unequal = np.zeros(count, bool)
-        self.details: dict[int, TensorDifference] = {}
-
-    def open(self, where: Bools) -> Rows:
-        """Returns those of the rows that have no error yet."""
-        return np.flatnonzero(where & np.isnan(self.error))
-
-    def put(self, metric: str, where: Bools, error: float) -> None:
-        """Gives those of the rows that have none an error."""
-        self.put_rows(metric, self.open(where), error, 0.0)
-
-    def put_rows(self, metric: str, rows: Rows, error: Numbers | float, floor: Numbers | float) -> None:
-        """Gives rows their errors."""
-        self.error[rows], self.floor[rows] = error, floor
-        self.metric[rows] = METRICS.index(metric)
-
-    def is_by(self, metric: str) -> Bools:
-        """Returns which errors come from this."""
-        return np.asarray(self.metric == METRICS.index(metric))
-
-    def to_errors(self) -> Errors:
-        """Returns the columns. Where nothing could be compared, the error is NaN."""
-        return Errors(
-            error=self.error,
-            floor=self.floor,
-            metric=self.metric,
-            is_unequal=self.is_unequal,
-            details=self.details,
-        )
+    return found
 
 
 def _same_text(a: Column, names: tuple[str, ...], b: Column, others: tuple[str, ...]) -> Bools:
@@ -162,7 +143,7 @@ def _find_turned(a: ComparedRows, b: ComparedRows, wanted: Bools) -> tuple[Bools
 
 
 def _put_tensors(
-    found: _Columns,
+    found: Errors,
     a: ComparedRows,
     b: ComparedRows,
     at: int,
@@ -185,8 +166,9 @@ def _put_tensors(
     found.put_rows(TENSORS, np.array([at]), difference.relative_l2, 0.0)
 
 
-def _put_sketches(found: _Columns, a: ComparedRows, b: ComparedRows, rows: Rows) -> None:
-    for some in _in_blocks(rows):
+def _put_sketches(found: Errors, a: ComparedRows, b: ComparedRows, rows: Rows) -> None:
+    for start in range(0, len(rows), _ROWS):
+        some = rows[start : start + _ROWS]
         first, second = a.sketches(some), b.sketches(some)
         one, other = a.stats.take(some), b.stats.take(some)
         with np.errstate(all="ignore"):
@@ -199,11 +181,7 @@ def _put_sketches(found: _Columns, a: ComparedRows, b: ComparedRows, rows: Rows)
         found.put_rows(SKETCHES, some[known], error[known], SKETCH_FLOOR)
 
 
-def _in_blocks(rows: Rows) -> Iterator[Rows]:
-    yield from (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
-
-
-def _put_sample(found: _Columns, a: ComparedRows, b: ComparedRows, at: int) -> None:
+def _put_sample(found: Errors, a: ComparedRows, b: ComparedRows, at: int) -> None:
     first, second = a.sample(at), b.sample(at)
     if len(first) != len(second) or not len(first):
         return

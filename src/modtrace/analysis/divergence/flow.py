@@ -101,9 +101,20 @@ class OpFlow:
             is_partial=np.zeros(len(self.op_id), bool),
             through=np.full(len(self.op_id), -1, np.int64),
         )
-        reads = np.arange(len(self.read))  # those of ops that read what is known since the last round
+        # All reads of the ops that read what is known since the last round, in order.
+        reads = np.arange(len(self.read))
         for _ in range(_MOST_PASSED):
-            self._reduce(reads, known, is_partial, of_read, through, found)
+            if not len(reads):
+                break
+            tensor = self.read[reads]
+            error = np.where(np.isnan(of_read[reads]), known[tensor], of_read[reads])
+            starts = np.flatnonzero(np.append(True, np.diff(self.reader[reads]) != 0))
+            at = self.reader[reads[starts]]
+            is_unknown = np.isnan(error)
+            found.error[at] = np.fmax.reduceat(error, starts)
+            found.is_known[at] = ~np.logical_or.reduceat(is_unknown, starts)
+            found.is_partial[at] = np.logical_or.reduceat(is_unknown | is_partial[tensor], starts)
+            found.through[at] = np.maximum.reduceat(through[tensor], starts)
             waiting = np.flatnonzero(np.isnan(known) & (self.producer >= 0))
             waiting = waiting[~np.isnan(found.error[self.producer[waiting]])]
             if not len(waiting):
@@ -123,28 +134,6 @@ class OpFlow:
         reads_one[self.reader[is_one[self.read]]] = True
         return np.flatnonzero(reads_one[self.reader])
 
-    def _reduce(
-        self,
-        reads: Rows,
-        of_tensor: Numbers,
-        is_partial: Bools,
-        of_read: Numbers,
-        through: Rows,
-        found: OpInputs,
-    ) -> None:
-        """Puts into `found` what the ops of these reads have read. `reads` are all of each op, in order."""
-        if not len(reads):
-            return
-        tensor = self.read[reads]
-        error = np.where(np.isnan(of_read[reads]), of_tensor[tensor], of_read[reads])
-        starts = _starts_of(self.reader[reads])
-        at = self.reader[reads[starts]]
-        is_unknown = np.isnan(error)
-        found.error[at] = np.fmax.reduceat(error, starts)
-        found.is_known[at] = ~np.logical_or.reduceat(is_unknown, starts)
-        found.is_partial[at] = np.logical_or.reduceat(is_unknown | is_partial[tensor], starts)
-        found.through[at] = np.maximum.reduceat(through[tensor], starts)
-
 
 def find_plain(ops: pa.Table) -> Bools:
     """Returns which ops compute nothing: views, copies, and casts, which belong to the dtype."""
@@ -157,9 +146,3 @@ def _find_named(ops: pa.Table, wanted: Collection[str]) -> Bools:
     name, names = dictionary_codes(ops["name"])
     is_wanted = np.array([*(bare_name(each) in wanted for each in names), False])
     return np.asarray(is_wanted[name])
-
-
-def _starts_of(sorted_column: Column) -> Rows:
-    if not len(sorted_column):
-        return np.empty(0, np.int64)
-    return np.flatnonzero(np.append(True, sorted_column[1:] != sorted_column[:-1]))

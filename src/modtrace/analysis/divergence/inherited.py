@@ -1,6 +1,6 @@
 """Tells how far apart the inputs of each compared tensor were: what it has inherited, and not made."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ...recording.role import (
 )
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
-from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels
+from ..step.calls import Bools, Column, RowFinder, Rows, column_of, columns_at, iterate_levels
 from .flow import OpFlow
 
 _FORWARD = PHASES.index(FORWARD)
@@ -43,7 +43,7 @@ class Inherited:
 
     def take(self, at: Rows) -> "Inherited":
         """Returns what some of the pairs were."""
-        return Inherited(**{each.name: getattr(self, each.name)[at] for each in fields(self)})
+        return Inherited(**columns_at(self, at))
 
 
 def find_inherited(side: Side, flow: OpFlow, rows: Rows, error: Numbers) -> Inherited:
@@ -213,7 +213,7 @@ def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, 
     values = side.values
     is_forward = (values.call[rows] >= 0) & (values.phase[rows] == _FORWARD)
     mine = np.flatnonzero(is_forward & values.is_of(OUTPUT, rows=rows))
-    of_call, known = np.zeros(len(calls.parent)), np.nan_to_num(error[mine], nan=0.0, posinf=np.inf)
+    of_call, known = np.zeros(len(calls.calls.parent)), np.nan_to_num(error[mine], nan=0.0, posinf=np.inf)
     np.fmax.at(of_call, values.call[rows[mine]], known)
     before, inside = _walk_calls(side, of_call)
     call, step = values.call[rows[mine]], values.step[rows]
@@ -226,7 +226,7 @@ def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, 
 
 def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
     """Returns, of each call, the largest error in front of it in its callers, and of the calls directly inside."""
-    calls, parent = side.calls, side.calls.parent
+    calls, parent = side.calls, side.calls.calls.parent
     before, inside = np.zeros(len(parent)), np.zeros(len(parent))
     has_parent = np.flatnonzero(parent >= 0)
     np.fmax.at(inside, parent[has_parent], of_call[has_parent])
@@ -249,16 +249,21 @@ def _errors_of_own_parameters(side: Side, rows: Rows, error: Numbers) -> Numbers
     place, step = side.values.place[rows].astype(np.int64), side.values.step[rows].astype(np.int64)
     keys = place << 32 | step
     mine = np.flatnonzero(side.values.is_of(PARAMETER, rows=rows) & (place >= 0))
-    distinct, which = np.unique(keys[mine], return_inverse=True)
-    largest = np.zeros(len(distinct) + 1)
-    np.fmax.at(largest, which.reshape(-1), np.nan_to_num(error[mine], nan=0.0, posinf=np.inf))
-    return largest[RowFinder(distinct)(keys)]
+    return find_largest(keys[mine], np.nan_to_num(error[mine], nan=0.0, posinf=np.inf), keys, none=0.0)
+
+
+def find_largest(keys: Rows, numbers: Numbers, wanted: Rows, *, none: float) -> Numbers:
+    """Returns the largest of the numbers of each key that is wanted; `none` where it has no number."""
+    distinct, which = np.unique(keys, return_inverse=True)
+    largest = np.full(len(distinct) + 1, none)
+    np.fmax.at(largest, which.reshape(-1), numbers)
+    return largest[RowFinder(distinct)(wanted)]
 
 
 def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers, inside: Numbers) -> None:
     """Gives outputs of calls the errors of their recorded inputs, and of what is inside of them."""
     call = side.values.call[rows]
-    of_call = np.full(len(side.calls.parent) + 1, np.nan)
+    of_call = np.full(len(side.calls.calls.parent) + 1, np.nan)
     given = np.flatnonzero(side.values.is_of(INPUT, rows=rows) & (call >= 0))
     if not len(given):
         return
@@ -312,9 +317,6 @@ def _errors_of_reads(flow: OpFlow, side: Side, leaves: Rows, errors: Numbers) ->
     values = side.values
     site_id = np.asarray(side.data.table("sites")["site_id"])
     keys = site_id[values.site[leaves]].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
-    distinct, which = np.unique(keys, return_inverse=True)
-    largest = np.full(len(distinct) + 1, np.nan)
-    np.fmax.at(largest, which.reshape(-1), errors)
     site, step = flow.site[flow.read], flow.op_step[flow.reader]
     wanted = np.where(site >= 0, site.astype(np.int64) << 32 | step.astype(np.int64), -1)
-    return largest[RowFinder(distinct)(wanted)]
+    return find_largest(keys, errors, wanted, none=np.nan)

@@ -8,22 +8,19 @@ from ...errors import RecordingError
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import RAW, Numbers, StatColumns
 from ..alignment.contract import Alignment
-from ..step.calls import Column, Rows
+from ..step.calls import Rows
 from .decode import to_numbers
-from .errors import METRICS, NONFINITE, NOTHING, STATISTICS, TENSORS, compare_statistics
+from .errors import METRICS, NONFINITE, NOTHING, STATISTICS, TENSORS, Errors, compare_statistics
 from .measured import ComparedRows, read_measured
 from .tensor_metrics import coarser_dtype, compare_numbers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class JoinedErrors:
-    """Pairs of a part and the whole: columns as those of `Errors`."""
+class JoinedErrors(Errors):
+    """The differences of pairs of a part and the whole."""
 
     rows_a: Rows
     rows_b: Rows
-    error: Numbers
-    floor: Numbers
-    metric: Column
 
 
 def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment) -> JoinedErrors:
@@ -33,20 +30,20 @@ def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment)
     rows_a = np.where(is_in_a, joined.whole, joined.part)
     rows_b = np.where(is_in_a, joined.part, joined.whole)
     one, other = read_measured(a, rows_a), read_measured(b, rows_b)
-    error, floor = np.full(len(joined), np.nan), np.zeros(len(joined))
-    metric = np.full(len(joined), METRICS.index(NOTHING), np.int8)
+    errors = Errors.unknown(len(joined))
     for in_a in (False, True):
         mine = np.flatnonzero(is_in_a == in_a)
         if len(mine):
             whole, part = (one, other) if in_a else (other, one)
-            error[mine], floor[mine] = _compare_together(whole, part, mine, joined.whole[mine])
-    metric[~np.isnan(error)] = METRICS.index(STATISTICS)
-    metric[np.isinf(error)] = METRICS.index(NONFINITE)
+            error, floor = _compare_together(whole, part, mine, joined.whole[mine])
+            errors.put_rows(STATISTICS, mine, error, floor)
+    errors.metric[np.isnan(errors.error)] = METRICS.index(NOTHING)
+    errors.metric[np.isinf(errors.error)] = METRICS.index(NONFINITE)
     for at in np.flatnonzero(one.has_tensor & other.has_tensor).tolist():
         found = _compare_tensors(alignment, one, other, at)
         if found is not None:
-            error[at], floor[at], metric[at] = found, 0.0, METRICS.index(TENSORS)
-    return JoinedErrors(rows_a=rows_a, rows_b=rows_b, error=error, floor=floor, metric=metric)
+            errors.put_rows(TENSORS, np.array([at]), found, 0.0)
+    return JoinedErrors(rows_a=rows_a, rows_b=rows_b, **vars(errors))
 
 
 def _compare_together(

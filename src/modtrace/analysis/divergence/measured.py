@@ -88,8 +88,8 @@ def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
         hash=hashes[rows],
         has_hash=has_hash[rows],
         has_sketch=_has(values["sketch"], pc.list_value_length, SKETCH_SIZE)[rows],
-        has_sample=_are_valid(values["sample"])[rows],
-        has_tensor=_are_valid(values["blob"])[rows],
+        has_sample=np.asarray(values["sample"].is_valid())[rows],
+        has_tensor=np.asarray(values["blob"].is_valid())[rows],
     )
 
 
@@ -101,12 +101,6 @@ def _matrices_of(shapes: pa.Array) -> tuple[Bools, Column, Column]:
     is_matrix = np.diff(starts) == 2
     first = np.where(is_matrix, starts[:-1], len(sizes) - 2)
     return is_matrix, sizes[first], sizes[first + 1]
-
-
-def _are_valid(column: pa.ChunkedArray) -> Bools:
-    if column.null_count == len(column):
-        return np.zeros(len(column), bool)
-    return np.asarray(column.is_valid())
 
 
 def _has(column: pa.ChunkedArray, measure: Callable[[Any], Any], size: int) -> Bools:

@@ -17,29 +17,20 @@ def explain_nothing(a: RecordingData, b: RecordingData, alignment: Alignment) ->
     """Returns why no tensor of one recording is one of the other, and which names are near each other."""
     if not len(alignment.steps):
         steps = [sorted({int(step) for step in column_of(data.table("values"), "step")}) for data in (a, b)]
+        argument = choose_phrase(python="step=(A, B)", command_line="--step A:B")
         return (
             "the two recordings have no step in common: the first has measured steps "
-            f"{name_steps(steps[0])}, the second {name_steps(steps[1])}. {_choose_steps()}"
+            f"{name_steps(steps[0])}, the second {name_steps(steps[1])}. "
+            f"{argument} compares two steps of different numbers."
         )
     if alignment.modules:
         modules = count_of(len(alignment.modules), "aligned module")
         text = f"no tensor was measured in both recordings, of {modules}."
         return f"{text} Record both with the same captures, and both with ops or without."
-    return f"the two recordings have no module in common. {_name_nearest(alignment)} {_map()}"
-
-
-def _choose_steps() -> str:
-    return choose_phrase(
-        python="step=(A, B) compares two steps of different numbers.",
-        command_line="--step A:B compares two steps of different numbers.",
-    )
-
-
-def _map() -> str:
-    return choose_phrase(
-        python=r"map=['EXPRESSION=PATH'] says how modules of the first are called in the second.",
-        command_line=r"--map 'EXPRESSION=PATH' says how modules of the first are called in the second.",
-    )
+    argument = choose_phrase(python="map=['EXPRESSION=PATH']", command_line="--map 'EXPRESSION=PATH'")
+    near = _name_nearest(alignment)
+    advice = f"{argument} says how modules of the first are called in the second."
+    return f"the two recordings have no module in common. {near} {advice}"
 
 
 def _name_nearest(alignment: Alignment) -> str:

@@ -77,7 +77,8 @@ def compare_pairs(
     pairs, joined = alignment.values, find_joined_errors(data, data_b, alignment)
     every, every_b = np.concatenate([pairs, np.stack([joined.rows_a, joined.rows_b], axis=1)]).T
     kept = ~(is_uninitialized(one, every) | _is_unread(one, every) | _is_unread(other, every_b))
-    is_misfit = _are_misfits(pairs, data, data_b)
+    numel, numel_b = (column_of(each.table("values"), "numel") for each in (data, data_b))
+    is_misfit = numel[pairs[:, 0]] != numel_b[pairs[:, 1]]
     kept[: len(pairs)] &= ~is_misfit
     order = np.flatnonzero(kept)
     order = order[order_by_use(side, every[order])]
@@ -86,7 +87,8 @@ def compare_pairs(
     measured, measured_b = read_measured(data, rows), read_measured(data_b, rows_b)
     errors = find_errors(measured, measured_b, permuted, alignment.axes, _may_be_turned(side, rows))
     of = order[is_joined] - len(pairs)
-    errors.take_over(np.flatnonzero(is_joined), joined.error[of], joined.floor[of], joined.metric[of])
+    for name in ("error", "floor", "metric"):
+        getattr(errors, name)[is_joined] = getattr(joined, name)[of]
     inherited = _find_inherited(one, other, rows, rows_b, errors, alignment)
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
@@ -106,11 +108,6 @@ def compare_pairs(
         ranking=rank(errors, inherited, noise, _are_judged(side, other.side, rows, alignment)),
         misfits=pairs[is_misfit],
     )
-
-
-def _are_misfits(pairs: Rows, a: RecordingData, b: RecordingData) -> Bools:
-    numel, numel_b = (column_of(data.table("values"), "numel") for data in (a, b))
-    return np.asarray(numel[pairs[:, 0]] != numel_b[pairs[:, 1]])
 
 
 def _find_noise(

@@ -1,12 +1,12 @@
 """Decides which of the tensors that differ made a difference, and which have inherited theirs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
-from ..step.calls import Bools, Column, Rows
+from ..step.calls import Bools, Column, Rows, columns_at, join_columns
 from .answer import AMPLIFIED, EQUAL, GROWN, INHERITED, MADE, NOISE, SEEN, SOURCE, VERDICTS
 from .errors import NOTHING, SAMPLES, STATISTICS, Errors
 from .inherited import Inherited
@@ -128,11 +128,7 @@ def _make_finite(error: Numbers) -> Numbers:
 
 def merge_rankings(rankings: Sequence[Ranking], order: Rows) -> Ranking:
     """Returns what is said of several lists of pairs, of which all together are put in an order."""
-    columns = {
-        each.name: np.concatenate([getattr(one, each.name) for one in rankings])[order]
-        for each in fields(Ranking)
-    }
-    return Ranking(**columns)
+    return Ranking(**columns_at(Ranking(**join_columns(rankings)), order))
 
 
 def choose_first(ranking: Ranking) -> int | None:

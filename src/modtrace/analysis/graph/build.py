@@ -1,15 +1,15 @@
 """Builds the execution graph of one step of a recording."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, Rows, column_of
+from ..step.calls import Column, Rows, column_of, take
 from ..step.inside import with_inside
 from ..step.ops import StepOps, read_step_ops
-from .columns import CONTAINER, LAYER_KINDS, NONE, Edges, Graph, Layers, Nodes
+from .columns import CONTAINER, LAYER_KINDS, NONE, Edges, Graph, LayerBoxes, Layers, Nodes
 from .costs import MeasuredValues, numbers_of_layers, read_measured
 from .layers import LayerTree, build_layers
 from .of_calls import graph_of_calls
@@ -45,9 +45,8 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     table, edges, tensors = (
         graph_of_ops(data, ops, busy, tree, measured) if has_ops else graph_of_calls(ops, tree)
     )
-    order = np.lexsort((np.arange(len(table.layer)), table.when, table.time_ns))
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
+    order = np.lexsort((np.arange(len(table.layer)), table.when, table.start_ns))
+    rank = np.argsort(order)
     sorted_rows = np.lexsort((rank, table.layer))
     new = np.append(np.empty(len(order), np.int64), NONE)
     new[sorted_rows] = np.arange(len(order))
@@ -108,33 +107,18 @@ def _sort_edges(edges: Edges, new: Rows, nodes: Nodes) -> Edges:
 def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredValues) -> Layers:
     calls, placed = ops.placed.calls, ops.placed
     at = tree.call
-    is_call = at >= 0
-    if not len(calls):
-        calls_of, nth, repeats = np.full(len(at), NONE), np.full(len(at), NONE), at
-        raised = compiled = is_call
-    else:
-        calls_of = np.where(is_call, calls.call_id[at], NONE)
-        nth = np.where(is_call, placed.column("nth")[placed.origin[at]], NONE)
-        repeats = np.where(is_call & (calls.repeats[at] >= 0), tree.of_call[calls.repeats[at]], NONE)
-        raised = is_call & calls.raised[at].astype(bool)
-        is_compiled = placed.column("compiled").astype(bool)
-        compiled = is_call & (is_compiled | is_compiled[placed.origin])[at]
-    repeats = np.where(is_call, repeats, _find_containers(tree))
+    repeats = take(tree.of_call, take(calls.repeats, at))
+    is_compiled = placed.column("compiled").astype(bool)
+    compiled = take(is_compiled | is_compiled[placed.origin], at) > 0
+    repeats = np.where(at >= 0, repeats, _find_containers(tree))
     return Layers(
-        parent=tree.parent,
-        last=tree.last,
-        depth=tree.depth,
-        kind=tree.kind,
-        phase=tree.phase,
-        place=tree.place,
-        nth=nth,
-        call_id=calls_of,
+        **{each.name: getattr(tree, each.name) for each in fields(LayerBoxes)},
+        nth=take(placed.column("nth")[placed.origin], at),
+        call_id=take(calls.call_id, at),
         repeats=repeats,
-        start_ns=tree.start_ns,
-        raised=raised,
+        raised=take(calls.raised, at) > 0,
         compiled=_with_inner(compiled, tree.parent),
         numbers=numbers_of_layers(tree, calls, nodes.layer, nodes.numbers, measured),
-        places=tree.places,
     )
 
 

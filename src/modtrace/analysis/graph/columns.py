@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ..step.calls import Column, Rows
+from ..step.calls import Column, Rows, columns_at
 from ..step.chosen_step import ShownStep
 
 #: No layer, no node.
@@ -55,11 +54,11 @@ class Numbers:
 
     def take(self, rows: Rows) -> "Numbers":
         """Returns the numbers of some rows."""
-        return Numbers(**{name: column[rows] for name, column in vars(self).items()})
+        return Numbers(**columns_at(self, rows))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layers:
+class LayerBoxes:
     """Boxes around nodes, in pre-order. The layers inside a layer follow it, up to `last`."""
 
     parent: Rows  # NONE for those in no other
@@ -68,14 +67,20 @@ class Layers:
     kind: Column  # codes of LAYER_KINDS
     phase: Column  # codes of PHASES
     place: Column  # number in `places`
+    start_ns: Column
+    places: tuple["LayerPlace", ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layers(LayerBoxes):
+    """The layers of a graph, and what is known of each."""
+
     nth: Column  # n-th call of the module in the step, from 0; -1: not known, or no call
     call_id: Column  # NONE where it is no call
     repeats: Rows  # the layer of the forward call that this backward or recompute belongs to
-    start_ns: Column
     raised: Column
     compiled: Column  # it ran as compiled code, or is inside of what did
     numbers: Numbers
-    places: tuple["LayerPlace", ...]
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -120,10 +125,7 @@ class Nodes:
 
     def take(self, rows: Rows) -> "Nodes":
         """Returns some of the nodes; `repeats` still refers to rows of all nodes."""
-        kept: dict[str, Any] = {
-            name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
-        }
-        return replace(self, **kept, numbers=self.numbers.take(rows))
+        return replace(self, **columns_at(self, rows), numbers=self.numbers.take(rows))
 
     def __len__(self) -> int:
         return len(self.layer)
@@ -145,8 +147,7 @@ class Edges:
 
     def take(self, rows: Rows) -> "Edges":
         """Returns some of the edges."""
-        columns = {name: each[rows] for name, each in vars(self).items() if name != "slots"}
-        return Edges(**columns, slots=self.slots)
+        return replace(self, **columns_at(self, rows))
 
 
 def shape_text(shape: Iterable[int]) -> str:

@@ -1,6 +1,6 @@
 """Computes the costs and contents of a graph's nodes and layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import pyarrow as pa
 from ...recording import role
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
-from ..step.calls import Calls, Column, RowFinder, Rows, column_of
+from ..step.calls import Calls, Column, RowFinder, Rows, column_of, columns_at, take
 from .columns import NONE, Numbers
 from .layers import LayerTree
 
@@ -32,7 +32,7 @@ class MeasuredValues:
 
     def take(self, rows: Column) -> "MeasuredValues":
         """Returns some of the rows."""
-        return MeasuredValues(**{name: column[rows] for name, column in vars(self).items()})
+        return MeasuredValues(**columns_at(self, rows))
 
     def sum_at(self, rows: Rows, size: int) -> Mapping[str, Column]:
         """Returns the columns of `Numbers` on measured elements for each index below `size`; -1 for no rows."""
@@ -97,12 +97,6 @@ def empty_numbers(size: int) -> Numbers:
     )
 
 
-def join_numbers(parts: Iterable[Numbers]) -> Numbers:
-    """Returns the rows of all parts, one part after the other."""
-    columns = zip(*(vars(each).values() for each in parts), strict=True)
-    return Numbers(**dict(zip(Numbers.__dataclass_fields__, map(np.concatenate, columns), strict=True)))
-
-
 def numbers_of_layers(
     tree: LayerTree, calls: Calls, of_node: Rows, nodes: Numbers, measured: MeasuredValues
 ) -> Numbers:
@@ -150,10 +144,8 @@ def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) 
     """Returns the time of each layer's call; without a call or its end, the time of what is inside."""
     inside = of_node >= 0
     own = sum_at(of_node[inside], durations[inside], len(tree.parent)).tolist()
-    call = tree.call
-    is_known = (call >= 0) & calls.ended[call] if len(calls) else call >= 0
-    own_known = np.where(is_known, calls.duration_ns[call], 0).tolist() if len(calls) else own
-    known = is_known.tolist()
+    known = (take(calls.ended, tree.call) > 0).tolist()
+    own_known = take(calls.duration_ns, tree.call).tolist()
     for at in range(len(own) - 1, -1, -1):
         if known[at]:
             own[at] = own_known[at]
@@ -165,13 +157,10 @@ def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) 
 def _layers_of(measured: MeasuredValues, tree: LayerTree, calls: Calls) -> Rows:
     """Returns the layer to which each row belongs; for a gradient, that of the backward."""
     call = RowFinder(calls.call_id)(measured.call_id)
-    if not len(calls):
-        return call
-    at = np.append(tree.call, NONE)[tree.of_call]
-    stands_for = np.where(at == np.arange(len(calls)), tree.of_call, NONE)  # a wrapper, not what it wraps
-    layer = np.where(call >= 0, stands_for[call], NONE)
+    is_own = take(tree.call, tree.of_call) == np.arange(len(calls))
+    stands_for = np.where(is_own, tree.of_call, NONE)  # a wrapper, not what it wraps
     backward = np.full(len(calls) + 1, NONE, np.int64)
     is_backward = (calls.phase == PHASES.index(BACKWARD)) & (calls.repeats >= 0) & (stands_for >= 0)
     rows = np.flatnonzero(is_backward)
     backward[calls.repeats[rows]] = stands_for[rows]
-    return np.where(measured.is_gradient, backward[call], layer)
+    return np.where(measured.is_gradient, backward[call], take(stands_for, call))

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -9,25 +10,17 @@ from ...recording.module_path import is_below
 from ...recording.phase import OPTIMIZER, PHASES
 from ..step.calls import Column, Rows
 from ..step.ops import PlacedCalls
-from .columns import CONTAINER, LAYER_KINDS, MODULE, NONE, OPTIMIZER_STEP, PHASE, LayerPlace
+from .columns import CONTAINER, LAYER_KINDS, MODULE, NONE, OPTIMIZER_STEP, PHASE, LayerBoxes, LayerPlace
 
 _OPTIMIZER = PHASES.index(OPTIMIZER)
 _FAR = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LayerTree:
-    """The layers in pre-order, as in `columns.Layers`, and the layer of each call."""
+class LayerTree(LayerBoxes):
+    """The layers, and the layer of each call."""
 
-    parent: Rows
-    last: Rows
-    depth: Column
-    kind: Column
-    phase: Column
-    place: Column
     call: Rows  # the row of the call; NONE for containers and phases
-    start_ns: Column
-    places: tuple[LayerPlace, ...]
     of_call: Rows  # the layer of each call; NONE: it is not in the graph
     of_phase: Rows  # the layer of each phase; NONE: nothing ran in it
 
@@ -79,9 +72,9 @@ class _Growing:
         self._layers: list[_Layer] = []
         self._of_call = [NONE] * len(calls)
         self._of_phase: dict[int, int] = {}
-        self._containers: dict[tuple[int, int], int] = {}  # by the layer around and the place
-        self._chains: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._places: dict[tuple[int, int], int] = {}  # by place and place around
+        self._container = cache(self._add_container)
+        self._containers_between = cache(self._find_containers_between)
+        self._place = cache(self._add_place)
         self._place_names: list[LayerPlace] = []
 
     def add_call(self, row: int) -> None:
@@ -115,29 +108,22 @@ class _Growing:
             self._of_phase[phase] = len(self._layers) - 1
         return self._of_phase[phase]
 
-    def _containers_between(self, where: int, around: int) -> tuple[int, ...]:
+    def _find_containers_between(self, where: int, around: int) -> tuple[int, ...]:
         """Returns the places between a place and that of the enclosing layer, outermost first.
 
         Returns none if the place is not inside the layer.
         """
         if where < 0:
             return ()
-        chain = self._chains.get((where, around))
-        if chain is None:
-            above: list[int] = []
-            at = self._placed.places[where].parent
-            while at >= 0 and at != around:
-                above.append(at)
-                at = self._placed.places[at].parent
-            is_inside = at == around or around < 0
-            chain = self._chains[where, around] = tuple(reversed(above)) if is_inside else ()
-        return chain
+        above: list[int] = []
+        at = self._placed.places[where].parent
+        while at >= 0 and at != around:
+            above.append(at)
+            at = self._placed.places[at].parent
+        return tuple(reversed(above)) if at == around or around < 0 else ()
 
-    def _container(self, around: int, where: int, phase: int) -> int:
-        found = self._containers.get((around, where))
-        if found is None:
-            found = self._containers[around, where] = self._add(CONTAINER, phase, around, where, NONE, _FAR)
-        return found
+    def _add_container(self, around: int, where: int, phase: int) -> int:
+        return self._add(CONTAINER, phase, around, where, NONE, _FAR)
 
     def _add(self, kind: str, phase: int, around: int, where: int, call: int, start_ns: int) -> int:
         outer = self._layers[around]
@@ -148,18 +134,14 @@ class _Growing:
         outer.children.append(len(self._layers) - 1)
         return len(self._layers) - 1
 
-    def _place(self, where: int, around: int) -> int:
-        found = self._places.get((where, around))
-        if found is None:
-            name = self._placed.name(where)
-            above = self._placed.places[around].path if around >= 0 else None
-            is_inside = name.path is not None and above is not None and is_below(name.path, above)
-            label = name.path[len(above) :].lstrip(".") if is_inside and name.path and above else ""
-            self._place_names.append(
-                LayerPlace(name.name, label or name.name, name.path, name.root, name.type or "")
-            )
-            found = self._places[where, around] = len(self._place_names) - 1
-        return found
+    def _add_place(self, where: int, around: int) -> int:
+        name = self._placed.name(where)
+        above = self._placed.places[around].path if around >= 0 else None
+        is_inside = name.path is not None and above is not None and is_below(name.path, above)
+        label = name.path[len(above) :].lstrip(".") if is_inside and name.path and above else ""
+        found = LayerPlace(name.name, label or name.name, name.path, name.root, name.type or "")
+        self._place_names.append(found)
+        return len(self._place_names) - 1
 
     def to_tree(self) -> LayerTree:
         """Returns the layers, sorted."""

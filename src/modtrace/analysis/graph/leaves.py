@@ -54,7 +54,6 @@ def find_leaves(
     data: RecordingData,
     readers: Readers,
     tensors: Tensors,
-    made_by: Column,
     given: Mapping[int, str],
     tree: LayerTree,
 ) -> Leaves:
@@ -64,7 +63,6 @@ def find_leaves(
         data: the recording.
         readers: the readers of tensors.
         tensors: the tensors of the graph.
-        made_by: for each tensor the id of the op that made it, which need not be in the graph; -1 for none.
         given: for tensors among the arguments of a root, their position.
         tree: the layers.
     """
@@ -75,7 +73,8 @@ def find_leaves(
     sites = read_sites(data)
     kinds, names, roots = _name_sites(data, list(sites.values()))
     at = RowFinder(np.array([*sites], np.int64))(site).tolist()
-    earlier = _name_ops(data, np.where(site < 0, made_by[tensor], NONE))
+    made_by = column_of(tensors.table, "producer_op")[tensor]  # need not be in the graph
+    earlier = _name_ops(data, np.where(site < 0, made_by, NONE))
     unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
     found = [
         (kinds[row], names[row]) if row >= 0 else (INPUT, given[each]) if each in given else other

@@ -10,7 +10,7 @@ from ..step.ops import StepOps
 from .columns import CALL, NODE_KINDS, NONE, Edges, Tensors
 from .costs import empty_numbers
 from .layers import LayerTree
-from .node_tables import AT, NodeTable
+from .node_tables import AT, NodeTable, blank_table
 
 _CALL = NODE_KINDS.index(CALL)
 
@@ -48,21 +48,11 @@ def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
     types = tuple(dict.fromkeys(each.type or each.name for each in tree.places))
     codes = {name: code for code, name in enumerate(types)}
     of_place = np.array([codes[each.type or each.name] for each in tree.places], np.int64)
-    unknown = np.full(len(rows), NONE, np.int64)
-    return NodeTable(
-        layer=rows,
-        kind=np.full(len(rows), _CALL, np.int8),
+    return replace(
+        blank_table(_CALL, AT, rows),
         name=of_place[tree.place[rows]],
-        nth=np.zeros(len(rows), np.int32),
-        root=[""] * len(rows),
         phase=tree.phase[rows],
-        op_id=unknown,
-        tensor=unknown,
-        args=unknown,
-        is_view=np.zeros(len(rows), bool),
-        repeats=unknown,
-        time_ns=calls.start_ns[call],
-        when=np.full(len(rows), AT, np.int8),
+        start_ns=calls.start_ns[call],
         raised=calls.raised[call].astype(bool),
         numbers=replace(empty_numbers(len(rows)), duration_ns=calls.duration_ns[call]),
         names=types,
@@ -71,7 +61,7 @@ def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
 
 def _next_edges(table: NodeTable) -> Edges:
     """Returns edges that join the calls of one phase in the order in which they began."""
-    order = np.lexsort((table.time_ns, table.phase))
+    order = np.lexsort((table.start_ns, table.phase))
     same = table.phase[order][1:] == table.phase[order][:-1]
     source, target = order[:-1][same], order[1:][same]
     return Edges(
@@ -79,7 +69,7 @@ def _next_edges(table: NodeTable) -> Edges:
         target=target,
         tensor=np.full(len(source), NONE, np.int64),
         slot=np.full(len(source), NONE, np.int64),
-        time_ns=table.time_ns[target],
+        time_ns=table.start_ns[target],
         slots=(),
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...recording.protocols import RecordingData
-from ..step.calls import RowFinder, Rows, column_of
+from ..step.calls import Rows, column_of
 from ..step.ops import StepOps
 from .columns import NONE, Edges, Tensors
 from .costs import MeasuredValues
@@ -31,13 +31,10 @@ def graph_of_ops(
     calls = ops.placed.calls
     reads, tensors = read_uses(data, ops.op_id, calls.call_id[tree.of_call >= 0])
     reads = replace(reads, call=np.flatnonzero(tree.of_call >= 0)[reads.call])
-    every = data.table("tensors")
-    row = RowFinder(column_of(every, "tensor_id"))(tensors.tensor_id)
-    made_by = column_of(every, "producer_op")[row]
     reads = _without_strays(reads, tensors)
     layer = _layers_of_ops(ops, tree)
     readers, given = _readers(reads, ops, layer, tree), _name_given(reads)
-    leaves = find_leaves(data, readers, tensors, made_by, given, tree)
+    leaves = find_leaves(data, readers, tensors, given, tree)
     parts = (
         tabulate_ops(data, ops, layer, tensors, measured),
         tabulate_leaves(leaves, measured),

@@ -8,7 +8,7 @@ import pyarrow as pa
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of
 from ..step.ops import dictionary_codes
-from .columns import NONE, Tensors
+from .columns import Tensors
 
 #: The prefix of the slots of calls' arguments; those of their outputs begin with `output`.
 _GIVEN = "input"
@@ -16,6 +16,7 @@ _GIVEN = "input"
 #: Columns of `tensors` that a graph keeps.
 _KEPT = (
     "shape", "stride", "offset", "dtype", "device", "layout", "requires_grad", "storage", "version", "site_id",
+    "producer_op",
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Read
     uses, tensors = data.table("uses"), data.table("tensors")
     find_op = RowFinder(op_id)
     op = find_op(column_of(uses, "consumer_op"))
-    call = _find_calls(uses, call_id)
+    call = RowFinder(call_id)(column_of(uses, "consumer_call"))
     kept = np.flatnonzero((op >= 0) | (call >= 0))
     producer = find_op(column_of(tensors, "producer_op"))
     ids = column_of(tensors, "tensor_id")
@@ -64,19 +65,10 @@ def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Read
         given=tensor[is_given],
         given_as=slot[is_given],
     )
-    return reads, _to_tensors(tensors.take(pa.array(rows)), producer[rows], ids[rows])
-
-
-def _find_calls(uses: pa.Table, call_id: Column) -> Rows:
-    column = uses["consumer_call"]
-    if column.null_count == len(column):
-        return np.full(len(column), NONE, np.int64)
-    return RowFinder(call_id)(column_of(uses, "consumer_call"))
-
-
-def _to_tensors(table: pa.Table, producer: Rows, tensor_id: Column) -> Tensors:
+    table = tensors.take(pa.array(rows))
     slot, slots = word_or_text_codes(table["slot"])
-    return Tensors(tensor_id=tensor_id, producer=producer, slot=slot, table=table.select(_KEPT), slots=slots)
+    table = table.select(_KEPT)
+    return reads, Tensors(tensor_id=ids[rows], producer=producer[rows], slot=slot, table=table, slots=slots)
 
 
 def word_or_text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:

@@ -25,20 +25,17 @@ from ..step.calls import Column, Rows
 from ..step.pausing import without_collection
 from .items import Items, Seen
 from .keys import distinct, layer_keys, name_layers, node_keys
-from .lift import LiftedEdges
+from .lift import lift_edges
 from .records import LAYER, GraphView, ViewBox, ViewNode
 
 _PHASE, _OP, _INPUT = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP), NODE_KINDS.index(INPUT)
 _IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
 
 
+@without_collection()
 def build_view(graph: Graph, seen: Seen) -> GraphView:
     """Returns the visible boxes, nodes and edges. Edges that stay inside a closed layer are left out."""
-    with without_collection():
-        return _build(_Visible(graph, seen), graph)
-
-
-def _build(visible: "_Visible", graph: Graph) -> GraphView:
+    visible = _Visible(graph, seen)
     items = visible.in_order()
     number = np.full(int(items.max(initial=0)) + 1, NONE, np.int64)
     number[items] = np.arange(len(items))
@@ -49,7 +46,7 @@ def _build(visible: "_Visible", graph: Graph) -> GraphView:
         has_ops=graph.has_ops,
         boxes=visible.boxes(),
         nodes=visible.nodes(items, number),
-        edges=visible.edges.to_view(number),
+        edges=lift_edges(graph, visible.items, visible.order, number),
     )
 
 
@@ -58,9 +55,8 @@ class _Visible:
 
     def __init__(self, graph: Graph, seen: Seen) -> None:
         self._graph = graph
-        self._items = items = Items(graph, seen)
-        self._order = items.order()
-        self.edges = LiftedEdges(graph, items, self._order)
+        self.items = items = Items(graph, seen)
+        self.order = items.order()
         self._box_rows = self._open_layers()
         self._box_of = self._innermost_boxes()
         self._layer_keys = layer_keys(graph)
@@ -77,21 +73,21 @@ class _Visible:
 
     def in_order(self) -> Rows:
         """Returns the items that are nodes of the view, by time. A tensor follows the op that makes it."""
-        shown = np.unique(self._items.of_node)
-        tensors = np.unique(self._items.tensor_of_edge)
+        shown = np.unique(self.items.of_node)
+        tensors = np.unique(self.items.tensor_of_edge)
         tensors = tensors[tensors >= 0]
-        _, first = np.unique(self._items.tensor_of_edge, return_index=True)
+        _, first = np.unique(self.items.tensor_of_edge, return_index=True)
         edge = first[len(first) - len(tensors) :]
-        made_by = self._items.of_node[self._graph.edges.source[edge]]
+        made_by = self.items.of_node[self._graph.edges.source[edge]]
         self._maker = dict(zip(tensors.tolist(), made_by.tolist(), strict=True))
         self._edge = dict(zip(tensors.tolist(), edge.tolist(), strict=True))
         items = np.concatenate([shown, tensors])
-        times = np.concatenate([self._order[shown], self._order[made_by]])
+        times = np.concatenate([self.order[shown], self.order[made_by]])
         return items[np.lexsort((items, np.arange(len(items)) >= len(shown), times))]
 
     def _open_layers(self) -> Rows:
         """Returns the layers that are boxes. A phase is a box only if there are several."""
-        layers, items = self._graph.layers, self._items
+        layers, items = self._graph.layers, self.items
         is_open = (items.closed_at < 0) & (items.layer_for == np.arange(len(layers)))
         is_open &= self._graph.end_node > self._graph.first_node
         is_phase = layers.kind == _PHASE
@@ -113,47 +109,16 @@ class _Visible:
 
     def boxes(self) -> tuple[ViewBox, ...]:
         layers, rows = self._graph.layers, self._box_rows
-        columns = (
-            layers.kind, layers.place, layers.nth, layers.phase, layers.depth, self._layer_repeats,
-            self._layer_ops, layers.start_ns, layers.raised, layers.compiled,
-        )  # fmt: skip
-        known = zip(
-            rows.tolist(),
-            self._box_of[layers.parent[rows]].tolist(),
-            *(each[rows].tolist() for each in columns),
-            _number_tuples(self._layer_numbers.take(rows)),
-            strict=True,
-        )
+        nodes = self._layer_nodes(rows, rows[:0])
+        more = zip(layers.kind[rows].tolist(), layers.depth[rows].tolist(), strict=True)
         return tuple(
-            ViewBox._make(
-                (
-                    self._layer_keys[row],
-                    LAYER_KINDS[kind],
-                    self._names[row],
-                    self._labels[row],
-                    place.type,
-                    place.path,
-                    place.root,
-                    None if nth < 0 else nth,
-                    PHASES[phase],
-                    box,
-                    depth,
-                    repeats,
-                    ops,
-                    start_ns,
-                    *numbers,
-                    raised,
-                    compiled,
-                    row,
-                )
-            )
-            for row, box, kind, at, nth, phase, depth, repeats, ops, start_ns, raised, compiled, numbers in known
-            for place in (layers.places[at],)
+            ViewBox(**{name: getattr(node, name) for name in _COMMON}, kind=LAYER_KINDS[kind], depth=depth)
+            for node, (kind, depth) in zip(nodes, more, strict=True)
         )
 
     def nodes(self, items: Rows, number: Rows) -> tuple[ViewNode, ...]:
         """Returns the nodes of the view; `number` is that of each item."""
-        base, behind = self._items.first_node, self._items.first_tensor
+        base, behind = self.items.first_node, self.items.first_tensor
         rows = items.tolist()
         layer_items, node_items = items[items < base], items[(items >= base) & (items < behind)] - base
         layers = iter(self._layer_nodes(layer_items, number))
@@ -177,7 +142,7 @@ class _Visible:
             layers.place, layers.nth, layers.phase, self._layer_repeats, self._layer_ops, layers.start_ns,
             layers.raised, layers.compiled,
         )  # fmt: skip
-        twin = self._items.of_layer[layers.repeats[rows]]
+        twin = self.items.of_layer[layers.repeats[rows]]
         known = zip(
             rows.tolist(),
             self._box_of[layers.parent[rows]].tolist(),
@@ -197,10 +162,10 @@ class _Visible:
     def _own_nodes(self, rows: Rows, number: Rows) -> Iterable[ViewNode]:
         graph, nodes = self._graph, self._graph.nodes
         layers, tensors = graph.layers, graph.tensors
-        repeats = np.bincount(self._items.node_for, minlength=len(nodes))
-        sums = _sum_numbers(nodes.numbers, self._items.node_for).take(rows)
+        repeats = np.bincount(self.items.node_for, minlength=len(nodes))
+        sums = _sum_numbers(nodes.numbers, self.items.node_for).take(rows)
         keys = self._node_keys
-        twin = np.append(self._items.of_node, NONE)[nodes.repeats[rows]]
+        twin = np.append(self.items.of_node, NONE)[nodes.repeats[rows]]
         places = [*(layers.places[each] for each in layers.place.tolist()), None]
         nth = [*layers.nth.tolist(), NONE]
         compiled = [*layers.compiled.tolist(), False]
@@ -249,12 +214,16 @@ class _Visible:
         tensor = int(edges.tensor[self._edge[item]])
         slot = tensors.slots[int(tensors.slot[tensor])] if tensors.slot[tensor] >= 0 else ""
         name = slot or "tensor"
-        producer = int(self._items.node_for[tensors.producer[tensor]])
+        producer = int(self.items.node_for[tensors.producer[tensor]])
         return maker._replace(
             key=f"{self._node_keys[producer]}:{name}", kind=TENSOR, name=name, label=name, type="", ops=0,
             shape=tensors.shapes[tensor], dtype=tensors.dtypes[tensor], args="", duration_ns=0, flops=0, bytes_read=0,
             bytes_written=0, saved_bytes=0, nonfinite=None, rms=None, twin=NONE, first=tensor,
         )  # fmt: skip
+
+
+#: What a box has in common with a node that is a closed layer.
+_COMMON = [each for each in ViewBox._fields if each in ViewNode._fields and each != "kind"]
 
 
 def _numbers_of(items: Rows, number: Rows) -> list[int]:
@@ -264,14 +233,11 @@ def _numbers_of(items: Rows, number: Rows) -> list[int]:
     return found
 
 
-def _below(name: str, place: LayerPlace | None) -> str:
-    """Returns the path of a parameter relative to the module in which it is shown, such as `weight`."""
-    return name.removeprefix(f"{place.path}.") if place and place.path else name
-
-
 def _label(kind: int, name: str, place: LayerPlace | None) -> str:
-    """Returns the label of a leaf or an output, such as `weight` or `input[0]`."""
-    return f"input{name}" if kind == _INPUT else _below(name, place)
+    """Returns the label of a leaf or an output, such as `input[0]`; of a parameter the path below its module."""
+    if kind == _INPUT:
+        return f"input{name}"
+    return name.removeprefix(f"{place.path}.") if place and place.path else name
 
 
 def _shorten(name: str) -> str:

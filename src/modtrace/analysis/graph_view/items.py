@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.columns import LAYER_KINDS, LEAF_KINDS, NODE_KINDS, NONE, OPTIMIZER_STEP, Graph, Tensors
-from ..step.calls import Column, Rows, column_of
+from ..step.calls import Column, Rows, column_of, count_before
 from .fold import Folding
 from .signatures import number_columns
 
@@ -104,11 +104,7 @@ def _name_tensors(tensors: Tensors, node_for: Rows) -> Rows:
     place = number_columns(np.stack([producer, slot]))
     memory = number_columns(np.stack([place, storage - storage.min(initial=0)]))
     _, first, which = np.unique(memory, return_index=True, return_inverse=True)
-    order = np.lexsort((first, place[first]))
-    begins = np.searchsorted(place[first][order], place[first])
-    rank = np.empty(len(first), np.int64)
-    rank[order] = np.arange(len(first))
-    rank -= begins
+    rank = count_before(place[first], first)
     key = np.full(len(tensors), NONE, np.int64)
     key[made] = number_columns(np.stack([node_for[producer], slot, rank[which.reshape(-1)]]))
     return key

@@ -52,6 +52,7 @@ class Layout:
         return [(x, y) for x, y in found.tolist()]
 
 
+@without_collection()
 def lay_out(view: GraphView, *, size_of: Callable[[ViewNode], tuple[float, float]] = default_size) -> Layout:
     """Places the visible items: down the page in order of execution, a backward up the page beside its forward.
 
@@ -62,11 +63,6 @@ def lay_out(view: GraphView, *, size_of: Callable[[ViewNode], tuple[float, float
     Raises:
         ValueError: a node has a size that is not finite or not positive.
     """
-    with without_collection():
-        return _lay_out(view, size_of)
-
-
-def _lay_out(view: GraphView, size_of: Callable[[ViewNode], tuple[float, float]]) -> Layout:
     sizes = _read_sizes(view, size_of)
     tree = build_item_tree(view)
     work, is_mirrored = lay_out_levels(view, tree, sizes)
@@ -115,7 +111,7 @@ def _origins(tree: ItemTree, work: Work) -> list[tuple[float, float]]:
     """Returns the spine and the top of each level. A box precedes the boxes inside it."""
     xs, ys = [0.0] * (tree.boxes + 1), [0.0] * (tree.boxes + 1)
     for box in range(tree.boxes):
-        item, around = tree.nodes + box, tree.box_level[box]
+        item, around = tree.nodes + box, int(tree.level_of[tree.nodes + box])
         xs[box] = xs[around] + work.x[item]
         ys[box] = ys[around] + work.y[item] + TITLE_HEIGHT + PADDING
     return list(zip(xs, ys, strict=True))

@@ -24,7 +24,6 @@ class ItemTree:
     nodes: int
     boxes: int
     level_of: Rows  # of each item: its level
-    box_level: list[int]  # of each box: that level
     children: list[list[int]]  # the items of each level, in the order of time
     top: list[int]  # the outermost box around each box, itself if it is that one
     edges: "LiftedPairs"
@@ -55,7 +54,6 @@ def build_item_tree(view: GraphView) -> ItemTree:
         nodes=size,
         boxes=boxes,
         level_of=level_of,
-        box_level=box_level,
         children=children,
         top=_outermost(box_level),
         edges=_lift(view, level_of, _depths(box_level)),

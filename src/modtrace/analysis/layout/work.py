@@ -1,6 +1,8 @@
 """The state of placing levels: items, edges and their points, and the forward twins of items."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from ..graph_view.records import GraphView, ViewBox
 from ..step.calls import Column, Rows
 from .sizes import HALF, Floats
 from .tree import ACROSS, DOWN, LOOP, ItemTree, LiftedPairs
+
+Entry = TypeVar("Entry")
 
 # When an item is placed: in its turn, or with its first reader.
 AT_ONCE, ENTRANT, WITH_LEAVES, LEAF = range(4)
@@ -82,6 +86,8 @@ def prepare_work(view: GraphView, tree: ItemTree, sizes: Floats) -> Work:
     items = tree.nodes + tree.boxes + 1
     boxes = [0.0] * (tree.boxes + 1)
     edges = tree.edges
+    down, looping = np.flatnonzero(edges.kind == DOWN), np.flatnonzero(edges.kind == LOOP)
+    leaving, left = _only_down(edges, edges.left_by)
     half = np.minimum(sizes[:, 0] / 2, HALF)
     return Work(
         tree=tree,
@@ -93,10 +99,10 @@ def prepare_work(view: GraphView, tree: ItemTree, sizes: Floats) -> Work:
         last_row=[-1] * items,
         waits=_find_waiting(view, tree, items),
         is_aside=_find_aside(tree, items),
-        into=_group(items, np.flatnonzero(edges.kind == DOWN), edges.to_item, edges.from_item),
-        entering=_group_entering(items, *_only_down(edges, edges.entered_by)),
-        leaving=_find_leaving(tree),
-        looping=_find_looping(tree),
+        into=_group(items, down, edges.to_item[down], edges),
+        entering=_group(items, *_only_down(edges, edges.entered_by), edges),
+        leaving=_by_level(tree.level_of[left], zip(leaving.tolist(), left.tolist(), strict=True)),
+        looping=_by_level(tree.level_of[edges.from_item[looping]], looping.tolist()),
         source=edges.source.tolist(),
         content_height=[0.0] * (tree.boxes + 1),
         bends=Bends(),
@@ -104,11 +110,12 @@ def prepare_work(view: GraphView, tree: ItemTree, sizes: Floats) -> Work:
     )
 
 
-def _group(size: int, edge: Rows, item: Rows, read: Rows) -> Grouped:
-    """Groups edges by item, in order; `item` and `read` have one entry for each edge of the view."""
-    order = edge[np.argsort(item[edge], kind="stable")]
+def _group(size: int, edge: Rows, item: Rows, edges: LiftedPairs) -> Grouped:
+    """Groups edges by the item of each, in order. An edge may be at several items."""
+    order = np.argsort(item, kind="stable")
     first = np.searchsorted(item[order], np.arange(size + 1))
-    return Grouped(first.tolist(), order.tolist(), read[order].tolist())
+    edge = edge[order]
+    return Grouped(first.tolist(), edge.tolist(), edges.from_item[edge].tolist())
 
 
 def _only_down(edges: LiftedPairs, pairs: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
@@ -118,25 +125,10 @@ def _only_down(edges: LiftedPairs, pairs: tuple[Rows, Rows]) -> tuple[Rows, Rows
     return edge[kept], item[kept]
 
 
-def _group_entering(size: int, edge: Rows, item: Rows) -> Grouped:
-    """Groups edges by an item. An edge may be at several items."""
-    order = np.argsort(item, kind="stable")
-    first = np.searchsorted(item[order], np.arange(size + 1))
-    return Grouped(first.tolist(), edge[order].tolist(), [])
-
-
-def _find_leaving(tree: ItemTree) -> dict[int, list[tuple[int, int]]]:
-    edge, item = _only_down(tree.edges, tree.edges.left_by)
-    found: dict[int, list[tuple[int, int]]] = {}
-    for level, *both in zip(tree.level_of[item].tolist(), edge.tolist(), item.tolist(), strict=True):
-        found.setdefault(level, []).append((both[0], both[1]))
-    return found
-
-
-def _find_looping(tree: ItemTree) -> dict[int, list[int]]:
-    edge = np.flatnonzero(tree.edges.kind == LOOP)
-    found: dict[int, list[int]] = {}
-    for level, each in zip(tree.level_of[tree.edges.from_item[edge]].tolist(), edge.tolist(), strict=True):
+def _by_level(levels: Rows, entries: Iterable[Entry]) -> dict[int, list[Entry]]:
+    """Groups entries by the level of each, in order."""
+    found: dict[int, list[Entry]] = {}
+    for level, each in zip(levels.tolist(), entries, strict=True):
         found.setdefault(level, []).append(each)
     return found
 

@@ -1,7 +1,7 @@
 """Finds what torch.compile did in a recording: its regions, why it compiled again, and where graphs broke."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -107,14 +107,16 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
     called = _ids_of(pc.unique(calls["module_id"]).to_pylist(), modules)
     with_rows = _ids_of((row["module_id"] for row in rows), modules)
     names = {module_id: module.path or module.name or module.type for module_id, module in modules.items()}
-    compiled = [_compiled(row, names, modules) for row in rows]
+    paths = {module_id: module.path for module_id, module in modules.items()}
+    of_rows = ((row, row["module_id"]) for row in rows)
+    compiled = [_Compiled(row, names.get(of, ""), paths.get(of)) for row, of in of_rows]
     types = {modules[each].type for each in with_rows}
     others = sorted(as_regions - _above(with_rows, modules))
     return Compilations(
         count=len(rows),
         took_ns=sum(each.took_ns for each in compiled),
         regions=tuple(_find_regions(compiled)),
-        recompilations=tuple(_group("guard", _find_guards(compiled, modules))),
+        recompilations=tuple(_group("guard", _find_guards(compiled, set(paths.values())))),
         graph_breaks=tuple(_group("break", _find_breaks(compiled))),
         errors=tuple(_group("error", _find_errors(compiled))),
         inside=tuple(_find_inside(modules, names, called, as_regions | with_rows)),
@@ -126,11 +128,6 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
 def _ids_of(module_ids: Iterable[int | None], modules: Mapping[int, Module]) -> set[int]:
     """Returns the ids of the merged modules with these ids."""
     return {modules[each].module_id for each in module_ids if each is not None and each in modules}
-
-
-def _compiled(row: Mapping[str, Any], names: Mapping[int, str], modules: Mapping[int, Module]) -> _Compiled:
-    module = modules.get(row["module_id"])
-    return _Compiled(row, names.get(row["module_id"], ""), None if module is None else module.path)
 
 
 def _above(ids: Iterable[int], modules: Mapping[int, Module]) -> set[int]:
@@ -176,8 +173,7 @@ class _Found(NamedTuple):
         return self.told.line or self.compiled.line
 
 
-def _find_guards(compiled: Sequence[_Compiled], modules: Mapping[int, Module]) -> Iterator[_Found]:
-    paths = {module.path for module in modules.values()}
+def _find_guards(compiled: Sequence[_Compiled], paths: Collection[str]) -> Iterator[_Found]:
     for each in compiled:
         for text in each.row["failed_guards"] or ():
             if each.row["error"] is None:  # else it was not compiled again

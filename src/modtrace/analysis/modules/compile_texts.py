@@ -117,35 +117,30 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
     first = _COMPILE_ID.sub("", said.partition("\n")[0])
     hint = _HINT.search(first)
     guard, module = _name_modules(first.partition(" # ")[0].strip(), base, paths)
-    if size := _SIZE.match(guard):
-        tensor, kind, index, expected, actual = size.groups()
-        named = "a tensor" if tensor.startswith("___") else f"the tensor {tensor!r}"  # Dynamo's own name
-        return Told(
-            text=text,
-            reason=f"the {kind} of {named} changed in dimension {index}",
-            advice=_TO_DO_SIZE.format(index=index),
-            subject=f"{kind} {index}",
-            values=(expected, actual),
-            stack=stack,
-        )
-    if equal := _EQUAL.match(guard):
-        subject, value = equal.groups()
-        advice = _TO_DO_INTEGER if hint and "allow_unspec_int_on_nn_module" in hint[1] else _TO_DO_VALUE
-        reason = f"{subject} changed"
-        return Told(
-            text=text,
-            reason=reason,
-            advice=advice,
-            subject=subject,
-            values=(value,),
-            module=module,
-            stack=stack,
-        )
-    if guard.rstrip() == _GRAD_MODE:
-        return Told(text=text, reason=_SAY_GRAD_MODE, advice=_TO_DO_GRAD_MODE, subject=guard, stack=stack)
-    advice = hint[1] if hint else _TO_DO_GRAD if "grad" in guard.lower() else ""
     reason = f"no longer true: {guard}" if _COMPILE_ID.match(said) else guard  # else torch found no guard
-    return Told(text=text, reason=reason, advice=advice, subject=guard, module=module, stack=stack)
+    advice = hint[1] if hint else _TO_DO_GRAD if "grad" in guard.lower() else ""
+    subject, values = guard, list[str]()
+    if size := _SIZE.match(guard):
+        tensor, kind, index, *values = size.groups()
+        named = "a tensor" if tensor.startswith("___") else f"the tensor {tensor!r}"  # Dynamo's own name
+        reason = f"the {kind} of {named} changed in dimension {index}"
+        advice = _TO_DO_SIZE.format(index=index)
+        subject, module = f"{kind} {index}", None
+    elif equal := _EQUAL.match(guard):
+        subject, *values = equal.groups()
+        reason = f"{subject} changed"
+        advice = _TO_DO_INTEGER if hint and "allow_unspec_int_on_nn_module" in hint[1] else _TO_DO_VALUE
+    elif guard.rstrip() == _GRAD_MODE:
+        reason, advice = _SAY_GRAD_MODE, _TO_DO_GRAD_MODE
+    return Told(
+        text=text,
+        reason=reason,
+        advice=advice,
+        subject=subject,
+        values=tuple(values),
+        module=module,
+        stack=stack,
+    )
 
 
 def _name_modules(guard: str, base: str | None, paths: Collection[str]) -> tuple[str, str | None]:

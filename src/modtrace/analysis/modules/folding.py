@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from ...recording.module_path import is_below, join
-from ..step.times import PhaseTimes
+from ..step.times import PhaseTimes, sum_times
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
 from .value_summary import ValueSummary, merge_summaries
 
@@ -114,14 +114,8 @@ def _sum_up(group: Sequence[ModuleNode], path: str, children: tuple[ModuleNode, 
 
 
 def _sum_times(times: Sequence[PhaseTimes]) -> PhaseTimes:
-    shares = [each.share for each in times if each.share is not None]
-    return PhaseTimes(
-        calls=sum(each.calls for each in times),
-        total_ns=sum(each.total_ns for each in times),
-        self_ns=sum(each.self_ns for each in times),
-        share=sum(shares) if shares else None,
-        unfinished=sum(each.unfinished for each in times),
-        raised=sum(each.raised for each in times),
+    return replace(
+        sum_times(times, times),
         shortest_ns=min(each.total_ns if each.shortest_ns is None else each.shortest_ns for each in times),
         longest_ns=max(each.total_ns if each.longest_ns is None else each.longest_ns for each in times),
     )

@@ -165,8 +165,22 @@ def _assemble(
         values = summaries.get(index)
         if children or any(len(each) for each in rows.values()) or (values is not None and values.at_calls):
             sums = {phase: times.sum_up(times.at(index, phase), total=rows[phase]) for phase in MODULE_PHASES}
-            root = roots.get(place.module.root_id, "")
-            made[index] = _Assembled(_make_node(place, root, labels[index], sums, values, children), rows)
+            node = ModuleNode(
+                path=place.path,
+                root=roots.get(place.module.root_id, ""),
+                label=labels[index],
+                type=place.module.type,
+                module_id=place.module.module_id,
+                parameters=place.module.parameters,
+                called=any(each.calls for each in sums.values()),
+                same_as=place.module.path if place.is_alias else None,
+                forward=sums[FORWARD],
+                backward=sums[BACKWARD],
+                recompute=sums[RECOMPUTE],
+                values=values,
+                children=tuple(child.node for child in children),
+            )
+            made[index] = _Assembled(node, rows)
     return tuple(made[index].node for index in below[NOWHERE] if index in made)
 
 
@@ -194,28 +208,3 @@ def _rows_of(own: Rows, phase: str, children: Sequence[_Assembled], times: CallT
     if not len(own) and inside:
         own = np.concatenate(inside)
     return times.outermost(own)
-
-
-def _make_node(
-    place: TreePlace,
-    root: str,
-    label: str,
-    times: Mapping[str, PhaseTimes],
-    values: ValueSummary | None,
-    children: Sequence[_Assembled],
-) -> ModuleNode:
-    return ModuleNode(
-        path=place.path,
-        root=root,
-        label=label,
-        type=place.module.type,
-        module_id=place.module.module_id,
-        parameters=place.module.parameters,
-        called=any(each.calls for each in times.values()),
-        same_as=place.module.path if place.is_alias else None,
-        forward=times[FORWARD],
-        backward=times[BACKWARD],
-        recompute=times[RECOMPUTE],
-        values=values,
-        children=tuple(child.node for child in children),
-    )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...recording.phase import BACKWARD, FORWARD, RECOMPUTE, ByPhase
-from ..step.times import NO_CALLS, PhaseTimes
+from ..step.times import NO_CALLS, PhaseTimes, sum_times
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, iterate_nodes
 
 
@@ -44,7 +44,10 @@ def _sum_phase(roots: Sequence[ModuleNode], phase: str) -> Mapping[str, PhaseTim
     times: dict[str, list[tuple[PhaseTimes, bool]]] = defaultdict(list)
     for node, is_inside in _iterate_called(roots, phase):
         times[node.type].append((node.phase(phase), is_inside))
-    return {each: _sum_type(found) for each, found in times.items()}
+    return {
+        each: sum_times([one for one, _ in found], [one for one, is_inside in found if not is_inside])
+        for each, found in times.items()
+    }
 
 
 def _iterate_called(roots: Sequence[ModuleNode], phase: str) -> Iterator[tuple[ModuleNode, bool]]:
@@ -62,19 +65,6 @@ def _iterate_called(roots: Sequence[ModuleNode], phase: str) -> Iterator[tuple[M
         around[node.type] += was_called
         waiting.append((node, True))
         waiting.extend((child, False) for child in node.children)
-
-
-def _sum_type(times: Sequence[tuple[PhaseTimes, bool]]) -> PhaseTimes:
-    outer = [each for each, is_inside in times if not is_inside]
-    shares = [each.share for each in outer if each.share is not None]
-    return PhaseTimes(
-        calls=sum(each.calls for each, _ in times),
-        total_ns=sum(each.total_ns for each in outer),
-        self_ns=sum(each.self_ns for each, _ in times),
-        share=sum(shares) if shares else None,
-        unfinished=sum(each.unfinished for each, _ in times),
-        raised=sum(each.raised for each, _ in times),
-    )
 
 
 def _self_ns(row: TypeTimes) -> int:

@@ -1,6 +1,6 @@
 """Merges the statistics of one step for every place in the module tree."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import RAW, StatColumns, Stats, read_statistics
-from ..step.calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes
+from ..step.calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes, split_rows
 from ..step.placement import NOWHERE, Placer, place_by_calls
 from .value_summary import KINDS, Kind, NonFiniteCount, SlotValues, ValueSummary
 
@@ -100,7 +100,7 @@ def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapp
     of_calls: dict[int, dict[int, Rows]] = {}
     rows = np.flatnonzero((place >= 0) & (values.kind != _NO_KIND))
     keys = place[rows] * len(KINDS) + values.kind[rows]
-    for key, group in _split(rows, keys):
+    for key, group in split_rows(rows, keys):
         index, kind = divmod(key, len(KINDS))
         of_calls.setdefault(index, {})[kind] = _distinct(group, values)
     for index, each in enumerate(placer.places):
@@ -110,14 +110,6 @@ def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapp
             if shared:
                 of_calls.setdefault(index, {}).update(shared)
     return of_calls
-
-
-def _split(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
-    """Yields each key with its rows."""
-    order = np.argsort(keys, kind="stable")
-    distinct, first = np.unique(keys[order], return_index=True)
-    groups = np.split(rows[order], first[1:]) if len(rows) else []
-    return zip(distinct.tolist(), groups, strict=True)
 
 
 def _distinct(rows: Rows, values: StepValues) -> Rows:
@@ -174,7 +166,7 @@ def _count(kind: Kind, rows: Rows, values: StepValues) -> NonFiniteCount:
 
 def _summarize_slots(outputs: Rows, gradients: Rows, values: StepValues) -> tuple[SlotValues, ...]:
     """Returns the slots in the order in which they were first measured."""
-    of_output, of_gradient = (dict(_split(each, values.slot[each])) for each in (outputs, gradients))
+    of_output, of_gradient = (dict(split_rows(each, values.slot[each])) for each in (outputs, gradients))
     return tuple(
         SlotValues(
             slot=values.slots[slot],

@@ -10,12 +10,12 @@ import numpy as np
 from ...recording.phase import PHASES
 from ...recording.role import BY_NAME, LEAF, OP_OUTPUT
 from ..graph.parts import forms_of_op
-from ..step.ops import PlaceName
 from ..step.sites import Site
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite
 from .causes_and_remedies import Cause, ReadTensor, find_cause
 from .indexed_tables import IndexedTables
 from .step_counts import Counts
+from .step_flow import tell_place
 from .trace import Origin, Trace
 
 
@@ -35,17 +35,15 @@ class _Answer:
 
     def build(self, step: int) -> NonFinite:
         """Returns what is known of the event."""
-        flow, event, place = self._flow, self._event, self._place(self._event.op)
-        phase, forward = int(flow.ops.phase[event.op]), self._forward_op()
+        flow, event, ops = self._flow, self._event, self._flow.ops
+        phase, forward = int(ops.phase[event.op]), str(self._forward["name"]) if self._forward else None
         inputs = [
             ReadTensor(slot, tensor, self._counts(tensor)) for slot, tensor in flow.reads.get(event.op, ())
         ]
         cause, site = self._cause(inputs, forward), self._site(event.tensor)
         is_made = event.kind != SOURCE
         return NonFinite(
-            root=place.root,
-            path=place.path,
-            call=self._call(),
+            **tell_place(ops.placed, int(ops.call[event.op]), int(ops.where[event.op])),
             op=flow.name_op(event.op),
             op_nth=int(flow.ops.nth[event.op]),
             forward_op=forward,
@@ -77,25 +75,12 @@ class _Answer:
             return find_cause(self._trace, self._event, inputs, forward)
         return None
 
-    def _place(self, op: int) -> PlaceName:
-        return self._flow.ops.placed.name(int(self._flow.ops.where[op]))
-
-    def _call(self) -> int | None:
-        placed, call = self._flow.ops.placed, int(self._flow.ops.call[self._event.op])
-        if call < 0:
-            return None
-        nth = int(placed.column("nth")[placed.origin[call]])
-        return nth if nth >= 0 else None
-
     def _find_phase_before(self) -> str | None:
         """Returns the phase that ran last in the step before an op; None if none did."""
         order, phase = self._flow.order, self._flow.ops.phase
         before = order[: order.index(self._event.op)]
         code = next((int(phase[op]) for op in reversed(before) if phase[op] >= 0), -1)
         return PHASES[code] if code >= 0 else None
-
-    def _forward_op(self) -> str | None:
-        return None if self._forward is None else str(self._forward["name"])
 
     @cached_property
     def _forward(self) -> Mapping[str, Any] | None:

@@ -72,10 +72,8 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
     if name in LOGARITHMS and _reaches(inputs, 0.0):
         what, remedy = "0", "add an epsilon to it, or clamp it"
         if event.counts.nan:
-            what, remedy = (
-                "a negative number",
-                "clamp it to a small positive number, or find why it is negative",
-            )
+            what = "a negative number"
+            remedy = "clamp it to a small positive number, or find why it is negative"
         return Cause(f"log of {what}", f"its input reaches down to {_lowest(inputs)}", remedy)
     if name in VARIANCES and event.counts.nan:
         return Cause(

@@ -1,7 +1,7 @@
 """Reads the tables of a recording one step at a time: of a batch that has no row of the step, nothing is read."""
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ class IndexedTables:
 
     def __init__(self, data: RecordingData) -> None:
         self.data = data
-        self._tables: dict[str, _Batches] = {}
+        self._batches_of = cache(lambda name: _Batches(data.table(name)))
 
     @cached_property
     def sites(self) -> dict[int, Site]:
@@ -42,9 +42,7 @@ class IndexedTables:
             columns: what is read of them; None for all.
             **wanted: by columns, the ids; -1 is none.
         """
-        if name not in self._tables:
-            self._tables[name] = _Batches(self.data.table(name))
-        table = self._tables[name]
+        table = self._batches_of(name)
         rows = [table.find(column, np.unique(ids[ids >= 0])) for column, ids in wanted.items()]
         return table.take(np.unique(np.concatenate(rows)), columns)
 
@@ -98,7 +96,7 @@ class _Batches:
         self._empty = table.slice(0, 0)
         self._batches = table.to_batches()
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
-        self._ranges: dict[str, tuple[Column, Column]] = {}
+        self._range = cache(self._find_range)
         self._sorted = lru_cache(maxsize=_MOST_SORTED)(self._sort)
 
     def find(self, column: str, ids: Column) -> Rows:
@@ -123,14 +121,12 @@ class _Batches:
         empty = self._empty if columns is None else self._empty.select(columns)
         return pa.Table.from_batches(parts, empty.schema)
 
-    def _range(self, column: str) -> tuple[Column, Column]:
+    def _find_range(self, column: str) -> tuple[Column, Column]:
         """Returns the smallest and the largest id of each batch; of one without ids, the smallest is larger."""
-        if column not in self._ranges:
-            found = [pc.min_max(batch.column(column)).as_py() for batch in self._batches]
-            low = [0 if each["min"] is None else each["min"] for each in found]
-            high = [-1 if each["max"] is None else each["max"] for each in found]
-            self._ranges[column] = np.array(low, np.int64), np.array(high, np.int64)
-        return self._ranges[column]
+        found = [pc.min_max(batch.column(column)).as_py() for batch in self._batches]
+        low = [0 if each["min"] is None else each["min"] for each in found]
+        high = [-1 if each["max"] is None else each["max"] for each in found]
+        return np.array(low, np.int64), np.array(high, np.int64)
 
     def _sort(self, column: str, number: int) -> tuple[Rows, Column]:
         """Returns the order in which the ids of a batch are sorted, and the sorted ids; -1 stands for null."""

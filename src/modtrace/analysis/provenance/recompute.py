@@ -18,7 +18,7 @@ from .causes_and_remedies import Cause
 from .indexed_tables import IndexedTables
 from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op
 from .recompute_pairs import pair_ops
-from .step_flow import StepFlow, read_step_flow
+from .step_flow import StepFlow, read_step_flow, tell_place
 
 Row = Mapping[str, Any]
 
@@ -173,19 +173,13 @@ def _tell_op(
     [source] = tables.find("ops", ["source"], op_id=ops.op_id[[op]])["source"].to_pylist()
     cause = find_cause_of_op(flow, tables.sites, op, pairs, forward, recompute)
     return RecomputeDifference(
-        **_tell_place(ops.placed, int(ops.call[op]), int(ops.where[op])),
+        **tell_place(ops.placed, int(ops.call[op]), int(ops.where[op])),
         op=flow.name_op(op),
         op_nth=int(ops.nth[op]),
         slot=slot,
         source_line=source,
         **_tell_numbers(forward, recompute, cause),
     )
-
-
-def _tell_place(placed: PlacedCalls, call: int, where: int) -> dict[str, Any]:
-    place = placed.name(where)
-    nth = int(placed.column("nth")[placed.origin[call]]) if call >= 0 else -1
-    return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
 
 
 def _compare_modules(tables: IndexedTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
@@ -222,7 +216,7 @@ def _tell_module(placed: PlacedCalls, call: int, forward: Row, recompute: Row) -
     where = int(placed.where[call])
     cause = find_cause_of_module(placed.name(where).type, forward, recompute)
     return RecomputeDifference(
-        **_tell_place(placed, call, where),
+        **tell_place(placed, call, where),
         op=None,
         op_nth=None,
         slot=forward["slot"],

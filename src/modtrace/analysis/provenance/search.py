@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
@@ -16,7 +17,6 @@ from ..values.nonfinite import OVERFLOW, NonFinite, describe_row, require_measur
 from .answer import answer
 from .indexed_tables import IndexedTables
 from .op_rules import SHAPES_ONLY, UNSCALES
-from .scan import find_suspicious_steps
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
 from .surroundings import add_surroundings
@@ -64,7 +64,7 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
 
 
 def _search(tables: IndexedTables, innocent: set[bytes]) -> Iterator[NonFinite]:
-    suspicious = find_suspicious_steps(tables.data)
+    suspicious = _find_suspicious_steps(tables.data)
     if not suspicious:
         require_measured(tables.data)
     for step, sites in suspicious:
@@ -74,6 +74,29 @@ def _search(tables: IndexedTables, innocent: set[bytes]) -> Iterator[NonFinite]:
         if is_innocent:
             innocent.add(sites)
         yield from (replace(each, others=len(found) - 1) for each in found)
+
+
+def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
+    """Returns the steps with NaN or infinite values, in order, each with a key.
+
+    Steps that have NaN and infinities at the same sites have equal keys. The function reads four columns of `values` a
+    batch at a time. Of a memory-mapped table, only their pages are read.
+    """
+    found = [np.empty((3, 0), np.int64)]
+    columns = ["nan_count", "inf_count", "step", "site_id"]
+    for batch in data.table("values").select(columns).to_batches():
+        nan_count, inf_count, step, site = (to_numpy(column) for column in batch.columns)
+        rows = np.flatnonzero((nan_count | inf_count) > 0)
+        kind = (nan_count[rows] > 0) + 2 * (inf_count[rows] > 0)
+        found.append(np.stack([step[rows], site[rows], kind]).astype(np.int64))
+    every = np.concatenate(found, axis=1)
+    every = every[:, np.lexsort(every[::-1])]
+    is_new = np.ones(every.shape[1], bool)
+    is_new[1:] = (every[:, 1:] != every[:, :-1]).any(axis=0)
+    every = every[:, is_new]
+    steps, starts = np.unique(every[0], return_index=True)
+    of_steps = np.split(every[1:], starts, axis=1)[1:]
+    return [(step, rows.tobytes()) for step, rows in zip(steps.tolist(), of_steps, strict=True)]
 
 
 def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], bool]:
@@ -146,8 +169,18 @@ def _order_of(data: RecordingData, row: int) -> int:
 def _describe_module(tables: IndexedTables, data: RecordingData, row: int) -> NonFinite:
     found = describe_row(data, row)
     if _is_of_region(data, row):
-        return replace(found, remedy=_name_inside())
-    return found if tables.data.table("ops").num_rows else replace(found, remedy=_name_ops())
+        option = choose_phrase(
+            python='record(compiled="inside")', command_line="modtrace record --compiled inside"
+        )
+        return replace(found, remedy=f"{option} names the module inside of this compiled one")
+    if tables.data.table("ops").num_rows:
+        return found
+    option = choose_phrase(
+        python="record(ops=True), on a long run with keep_last=20,",
+        command_line="modtrace record --ops, on a long run with --keep-last 20,",
+    )
+    given = "this module may only have been given them"
+    return replace(found, remedy=f"{option} names the op that made them; {given}")
 
 
 def _is_of_region(data: RecordingData, row: int) -> bool:
@@ -163,22 +196,6 @@ def _is_of_region(data: RecordingData, row: int) -> bool:
             return True
         module, call_id = modules.get(call["module_id"]), call["parent_call_id"]
     return False
-
-
-def _name_inside() -> str:
-    return choose_phrase(
-        python='record(compiled="inside") names the module inside of this compiled one',
-        command_line="modtrace record --compiled inside names the module inside of this compiled one",
-    )
-
-
-def _name_ops() -> str:
-    return choose_phrase(
-        python="record(ops=True), on a long run with keep_last=20, names the op that made them; this module may only "
-        "have been given them",
-        command_line="modtrace record --ops, on a long run with --keep-last 20, names the op that made them; this "
-        "module may only have been given them",
-    )
 
 
 def _find_partly_measured(trace: Trace) -> set[int]:

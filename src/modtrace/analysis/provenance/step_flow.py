@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ..graph.columns import Tensors
 from ..graph.parts import forms_of_op
 from ..graph.reads import read_uses
-from ..step.ops import StepOps, bare_name, read_step_ops
+from ..step.ops import PlacedCalls, StepOps, bare_name, read_step_ops
 
 
 class MemoryRegion(NamedTuple):
@@ -104,6 +104,13 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         reads=read_by,
         returns=returned_by,
     )
+
+
+def tell_place(placed: PlacedCalls, call: int, where: int) -> dict[str, Any]:
+    """Returns the fields `root`, `path` and `call` of what ran in a call, by the index of its place."""
+    place = placed.name(where)
+    nth = int(placed.column("nth")[placed.origin[call]]) if call >= 0 else -1
+    return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
 
 
 def _find_regions(tensors: Tensors) -> list[MemoryRegion]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.columns import Graph
-from ..step.calls import Column, Rows
+from ..step.calls import Rows, take
 from .tables import NONE
 
 
@@ -28,7 +28,7 @@ def cut_graph(graph: Graph, most: int) -> GraphCut:
     rows = np.arange(size)
     if size <= most:
         return GraphCut(None, rows, rows)
-    depth = np.concatenate([graph.layers.depth, _depths_of_nodes(graph)])
+    depth = np.concatenate([graph.layers.depth, take(graph.layers.depth, graph.nodes.layer) + 1])
     counts = np.bincount(np.maximum(depth, 0))
     deepest = int(np.searchsorted(np.cumsum(counts), most, side="right")) - 1
     shown = depth <= max(deepest, 0)
@@ -38,8 +38,3 @@ def cut_graph(graph: Graph, most: int) -> GraphCut:
         stands_for[row] = stands_for[parent[row]]
     number = np.cumsum(shown) - 1
     return GraphCut(max(deepest, 0), np.flatnonzero(shown), number[stands_for])
-
-
-def _depths_of_nodes(graph: Graph) -> Column:
-    """Returns the depth of each node: one more than that of its layer."""
-    return np.append(graph.layers.depth, NONE)[graph.nodes.layer] + 1

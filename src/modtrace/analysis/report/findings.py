@@ -132,18 +132,14 @@ def find_findings(
         yield ReportFinding(answer=mark)
 
 
-@dataclass(frozen=True)
-class Origins:
-    """The rows of modules and of nodes in which NaN or infinite values came up, and were not merely passed on."""
-
-    modules: frozenset[int]
-    nodes: frozenset[int]
+#: The rows of modules, and those of nodes, in which NaN or infinite values came up, and were not merely passed on.
+Origins = tuple[set[int], set[int]]
 
 
 def find_origins(findings: Iterable[ReportFinding]) -> Origins:
     """Returns the places that the findings on NaN and infinite values name."""
     named = [each for each in findings if isinstance(each.answer, NonFinite)]
-    return Origins(*(frozenset(getattr(each, of) for each in named) - {NONE} for of in ("module", "node")))
+    return {each.module for each in named} - {NONE}, {each.node for each in named} - {NONE}
 
 
 def _check_recomputes(data: RecordingData, located: Located) -> Iterator[ReportFinding]:

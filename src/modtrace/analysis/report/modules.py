@@ -1,7 +1,8 @@
 """Makes the table of modules: the module tree, with equal siblings summed up, and all that is known of each module."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..ops.memory_table import MemoryTable
 from ..ops.op_table import OpTable
 from ..ops.sums import OpSums
 from ..step.calls import Column
-from .tables import NONE, Aggregate, Kind, ReportColumn, ReportTable, optional, text_column
+from .tables import NONE, Aggregate, Kind, ReportColumn, ReportTable, number_column, optional, text_column
 
 Place = tuple[str | None, str | None]  # the name of a root and a path
 #: The dtype and shape of the first output of each module.
@@ -33,8 +34,9 @@ class ModuleRows:
     role: tuple[str, ...]
     folded: tuple[int, ...]  # the row that sums it up with its like
 
+    @cached_property
     def index(self) -> Mapping[Place, int]:
-        """Returns the row of each single module."""
+        """The row of each single module."""
         return {(each.root, each.path): row for row, each in enumerate(self.nodes) if each.count == 1}
 
     def sum_inside(self, own: Column) -> Column:
@@ -48,20 +50,12 @@ class ModuleRows:
                 total[summed] += total[row]
         return total
 
-    def sum_alike(self, own: Column) -> Column:
-        """Returns the sum of what each row sums up; `own` is that of single modules without what is inside."""
-        total: Column = own.copy()
-        for row in range(len(self.nodes) - 1, -1, -1):
-            if self.folded[row] >= 0:
-                total[self.folded[row]] += total[row]
-        return total
-
-    def greatest(self, own: Column) -> Column:
-        """Returns the greatest of what each row sums up."""
+    def combine_alike(self, own: Column, combine: np.ufunc) -> Column:
+        """Returns what `combine` makes of all that each row sums up; `own` is that of single modules."""
         found: Column = own.copy()
         for row in range(len(self.nodes) - 1, -1, -1):
             if self.folded[row] >= 0:
-                found[self.folded[row]] = np.fmax(found[self.folded[row]], found[row])
+                found[self.folded[row]] = combine(found[self.folded[row]], found[row])
         return found
 
 
@@ -107,9 +101,9 @@ def tabulate_modules(
         text_column("path", "path", (each.path for each in nodes)),
         text_column("root", "root", (each.root for each in nodes)),
         text_column("type", "type", (each.type for each in nodes), default=True),
-        _reference("parent", "inside of", rows.parent),
+        number_column("parent", "inside of", "module", np.array(rows.parent, np.int32)),
         text_column("role", "role", rows.role),
-        _reference("folded", "summed up in", rows.folded),
+        number_column("folded", "summed up in", "module", np.array(rows.folded, np.int32)),
         _count("count", "modules", [each.count for each in nodes]),
         _count("parameters", "parameters", [each.parameters for each in nodes], default=True, overlay=True),
         _count("calls", "calls", [each.calls for each in nodes], overlay=True),
@@ -123,13 +117,9 @@ def tabulate_modules(
     return ReportTable(rows=len(nodes), columns=tuple(columns))
 
 
-def _reference(name: str, label: str, rows: Sequence[int]) -> ReportColumn:
-    return ReportColumn(name=name, label=label, kind="module", values=np.array(rows, np.int32))
-
-
 def _count(name: str, label: str, values: Sequence[int | None], **more: Any) -> ReportColumn:
     codes = np.array([NONE if each is None else each for each in values], np.int64)
-    return ReportColumn(name=name, label=label, kind="count", values=codes, aggregate="sum", **more)
+    return number_column(name, label, "count", codes, aggregate="sum", **more)
 
 
 def _times(nodes: Sequence[ModuleNode]) -> Iterator[ReportColumn]:
@@ -164,23 +154,14 @@ def _measured(
     measure: str, label: str, kind: Kind, values: Column, *, phase: str | None = None, **more: Any
 ) -> ReportColumn:
     name = measure.replace(" ", "_").replace("_/_", "_to_") + (f".{phase}" if phase else "")
-    return ReportColumn(
-        name=name,
-        label=label,
-        kind=kind,
-        values=values,
-        measure=measure,
-        phase=phase,
-        overlay=True,
-        aggregate=more.pop("aggregate", "sum"),
-        **more,
-    )
+    more = {"overlay": True, "aggregate": "sum"} | more
+    return number_column(name, label, kind, values, measure=measure, phase=phase, **more)
 
 
 def _costs(rows: ModuleRows, ops: OpTable) -> Iterator[ReportColumn]:
     if not ops.rows:
         return
-    index = rows.index()
+    index = rows.index
     own = {
         (measure, phase): np.zeros(len(rows.nodes)) for measure in _COSTS for phase in ("together", *PHASES)
     }
@@ -204,7 +185,7 @@ def _costs(rows: ModuleRows, ops: OpTable) -> Iterator[ReportColumn]:
 
 
 def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
-    index = rows.index()
+    index = rows.index
     saved = np.zeros(len(rows.nodes))
     peak = np.full(len(rows.nodes), np.nan)
     for each in memory.rows:
@@ -217,9 +198,9 @@ def _memory(rows: ModuleRows, memory: MemoryTable) -> Iterator[ReportColumn]:
         yield _measured(
             "saved", "saved for backward", "bytes", rows.sum_inside(saved), about=_SAVED, default=True
         )
-        own = rows.sum_alike(saved)
+        own, peak = rows.combine_alike(saved, np.add), rows.combine_alike(peak, np.fmax)
         yield _measured("saved own", "saved, own ops", "bytes", own, about=_SAVED_OWN)
-        yield _measured("peak", "peak of a call", "bytes", rows.greatest(peak), about=_PEAK, aggregate="max")
+        yield _measured("peak", "peak of a call", "bytes", peak, about=_PEAK, aggregate="max")
 
 
 def _values(nodes: Sequence[ModuleNode]) -> Iterator[ReportColumn]:
@@ -227,13 +208,8 @@ def _values(nodes: Sequence[ModuleNode]) -> Iterator[ReportColumn]:
     for each in _STATISTICS:
         column = optional(None if value is None else each.read(value) for value in values)
         if not np.isnan(column).all():
-            yield replace(
-                _measured(
-                    each.name, each.label, "number", column, aggregate=each.aggregate, default=each.default
-                ),
-                about=each.about,
-                together=each.together,
-            )
+            more = {name: getattr(each, name) for name in ("about", "aggregate", "together", "default")}
+            yield _measured(each.name, each.label, "number", column, **more)
 
 
 def _nonfinite(rows: ModuleRows, origins: Collection[int]) -> Iterator[ReportColumn]:
@@ -256,11 +232,9 @@ def _nonfinite(rows: ModuleRows, origins: Collection[int]) -> Iterator[ReportCol
                 for node, value in zip(rows.nodes, values, strict=True)
             ]
             found = rows.sum_inside(np.array(own, np.int64))
-            yield replace(_measured(label, f"{label} {phase}", "count", found, phase=phase), overlay=False)
+            yield _measured(label, f"{label} {phase}", "count", found, phase=phase, overlay=False)
     came_up = np.array([row in origins for row in range(len(rows.nodes))], np.uint8)
-    yield ReportColumn(
-        name="origin", label="NaN or inf came up here", kind="flag", values=came_up, aggregate="any"
-    )
+    yield number_column("origin", "NaN or inf came up here", "flag", came_up, aggregate="any")
 
 
 def _count_nonfinite(values: ValueSummary) -> int:

@@ -13,20 +13,19 @@ from ...recording.protocols import RecordingData
 from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, OP, PARAMETER, Graph, Numbers
 from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
-from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.calls import Column, RowFinder, column_of, take
 from ..step.inside import with_inside
 from ..step.ops import dictionary_codes
 from .cut import GraphCut
 from .modules import Place
 from .tables import (
     NONE,
-    Kind,
     ReportColumn,
     ReportTable,
     coded_column,
     narrow,
+    number_column,
     number_texts,
-    place_of,
     seconds,
     text_column,
 )
@@ -50,33 +49,31 @@ def tabulate_nodes(
     size = len(layers)
     module = np.array([index.get((each.root, each.path), NONE) for each in layers.places], np.int64)
     module = module[layers.place] if size else np.zeros(0, np.int64)
-    tensor = [None] * size + _describe_tensors(graph)
-    dtype = [None] * size + [graph.tensors.dtypes[at] if at >= 0 else None for at in nodes.tensor.tolist()]
+    no_texts: tuple[Column, Sequence[str]] = (np.full(len(nodes), NONE), ())
+
+    def of_places(name: str) -> tuple[Column, Sequence[str]]:
+        return layers.place, [getattr(each, name) for each in layers.places]
+
+    dtypes = _of_tensors(graph, graph.tensors.dtypes)
+    twin = np.where(nodes.repeats >= 0, nodes.repeats + size, NONE)
     columns = (
         _coded("kind", "kind", (layers.kind, LAYER_KINDS), (nodes.kind, NODE_KINDS)),
-        _coded("label", "label", (layers.place, [each.label for each in layers.places]), _label_nodes(graph)),
-        _coded(
-            "name", "name", (layers.place, [each.name for each in layers.places]), (nodes.name, nodes.names)
-        ),
-        _coded(
-            "type",
-            "type",
-            (layers.place, [each.type for each in layers.places]),
-            (np.full(len(nodes), NONE), ()),
-        ),
-        _reference("parent", "inside of", "node", layers.parent, nodes.layer),
-        _reference("module", "module", "module", module, place_of(nodes.layer, module)),
+        _coded("label", "label", of_places("label"), _label_nodes(graph)),
+        _coded("name", "name", of_places("name"), (nodes.name, nodes.names)),
+        _coded("type", "type", of_places("type"), no_texts),
+        number_column("parent", "inside of", "node", layers.parent, nodes.layer),
+        number_column("module", "module", "module", module, take(module, nodes.layer)),
         coded_column(
             "phase", "phase", np.concatenate([layers.phase, nodes.phase]), PHASES, kind="phase", default=True
         ),
-        _plain("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
-        _plain("order", "order", "count", _first_orders(graph), nodes.order),
-        _reference("twin", "goes back to", "node", layers.repeats, _shift(nodes.repeats, size)),
+        number_column("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
+        number_column("order", "order", "count", _first_orders(graph), nodes.order),
+        number_column("twin", "goes back to", "node", layers.repeats, twin),
         *_folded(graph),
         *_numbers(layers.numbers, nodes.numbers),
-        _plain("start", "start", "seconds", *_starts(graph)),
-        text_column("shape", "shape", tensor),
-        text_column("dtype", "dtype", dtype, kind="dtype", overlay=True, measure="dtype"),
+        number_column("start", "start", "seconds", *_starts(graph)),
+        text_column("shape", "shape", _of_tensors(graph, graph.tensors.shape_texts)),
+        text_column("dtype", "dtype", dtypes, kind="dtype", overlay=True, measure="dtype"),
         _coded("args", "arguments", (np.full(size, NONE), ()), (nodes.args, nodes.argument_texts)),
         *_sources_and_kernels(data, graph),
         _flag("raised", "raised", layers.raised, nodes.raised),
@@ -104,20 +101,8 @@ def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:
     return replace(column, values=cut.renumber(values) if column.kind == "node" else values)
 
 
-def _shift(rows: Rows, size: int) -> Rows:
-    return np.where(rows >= 0, rows + size, NONE)
-
-
-def _plain(name: str, label: str, kind: Kind, *parts: Column, **more: Any) -> ReportColumn:
-    return ReportColumn(name=name, label=label, kind=kind, values=np.concatenate(parts), **more)
-
-
-def _reference(name: str, label: str, kind: Kind, *parts: Column) -> ReportColumn:
-    return _plain(name, label, kind, *parts)
-
-
 def _flag(name: str, label: str, *parts: Column) -> ReportColumn:
-    return _plain(name, label, "flag", *(each.astype(np.uint8) for each in parts), aggregate="any")
+    return number_column(name, label, "flag", *(each.astype(np.uint8) for each in parts), aggregate="any")
 
 
 def _coded(name: str, label: str, *parts: tuple[Column, Sequence[str]]) -> ReportColumn:
@@ -146,9 +131,10 @@ def _shorten(kind: str, name: str) -> str:
     return forms_of_op(name)[-1] if name.startswith("aten.") else name
 
 
-def _describe_tensors(graph: Graph) -> list[str | None]:
-    texts = graph.tensors.shape_texts
-    return [texts[at] if at >= 0 else None for at in graph.nodes.tensor.tolist()]
+def _of_tensors(graph: Graph, texts: Sequence[str]) -> list[str | None]:
+    """Returns the text of the tensor of each layer, which has none, and of each node."""
+    of_nodes = (texts[at] if at >= 0 else None for at in graph.nodes.tensor.tolist())
+    return [*[None] * len(graph.layers), *of_nodes]
 
 
 def _first_orders(graph: Graph) -> Column:
@@ -170,8 +156,8 @@ def _folded(graph: Graph) -> tuple[ReportColumn, ReportColumn]:
     rows = np.arange(len(stands_for))
     count = np.bincount(stands_for, minlength=len(rows))
     return (
-        _reference("folded", "shown as", "node", np.where(stands_for == rows, NONE, stands_for)),
-        _plain("count", "stands for", "count", count),
+        number_column("folded", "shown as", "node", np.where(stands_for == rows, NONE, stands_for)),
+        number_column("count", "stands for", "count", count),
     )
 
 
@@ -184,14 +170,20 @@ def _numbers(layers: Numbers, nodes: Numbers) -> list[ReportColumn]:
         rms = np.where(measured > 0, np.sqrt(sumsq / np.maximum(measured, 1)), np.nan)
     more: dict[str, Any] = {"overlay": True, "aggregate": "sum"}
     return [
-        _plain("time", "time", "seconds", seconds(np.where(took_ns, took_ns, NONE)), measure="time", **more),
-        _plain("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **more),
-        _plain("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **more),
-        _plain("bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **more),
-        _plain("saved", "saved for backward", "bytes", joined("saved_bytes"), measure="saved", **more),
-        _plain("nonfinite", "non-finite", "count", joined("nonfinite"), measure="nonfinite", **more),
-        _plain("infinite", "infinite", "count", joined("infinite"), aggregate="sum"),
-        _plain("RMS", "RMS of output", "number", narrow(rms), measure="RMS", overlay=True, aggregate="max"),
+        number_column(
+            "time", "time", "seconds", seconds(np.where(took_ns, took_ns, NONE)), measure="time", **more
+        ),
+        number_column("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **more),
+        number_column("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **more),
+        number_column(
+            "bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **more
+        ),
+        number_column("saved", "saved for backward", "bytes", joined("saved_bytes"), measure="saved", **more),
+        number_column("nonfinite", "non-finite", "count", joined("nonfinite"), measure="nonfinite", **more),
+        number_column("infinite", "infinite", "count", joined("infinite"), aggregate="sum"),
+        number_column(
+            "RMS", "RMS of output", "number", narrow(rms), measure="RMS", overlay=True, aggregate="max"
+        ),
     ]
 
 
@@ -236,13 +228,13 @@ def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
     return ReportTable(
         rows=len(rows),
         columns=(
-            _reference("source", "from", "node", source[rows]),
-            _reference("target", "to", "node", target[rows]),
+            number_column("source", "from", "node", source[rows]),
+            number_column("target", "to", "node", target[rows]),
             coded_column("kind", "kind", np.where(tensor >= 0, 0, 1), (DATA, NEXT)),
             coded_column("slot", "argument", edges.slot[rows], edges.slots),
             coded_column("shape", "shape", shape, shape_texts),
             coded_column("dtype", "dtype", dtype, dtype_texts, kind="dtype"),
-            _plain("bytes", "bytes", "bytes", sizes, aggregate="sum"),
+            number_column("bytes", "bytes", "bytes", sizes, aggregate="sum"),
         ),
     )
 

@@ -10,7 +10,7 @@ from ..graph import columns
 from ..graph.columns import Graph, shape_text
 from .modules import Place
 from .series import RoleValues
-from .tables import NONE, Kind, ReportColumn, ReportTable, text_column
+from .tables import NONE, ReportTable, number_column, text_column
 
 
 @dataclass
@@ -40,22 +40,18 @@ def tabulate_parameters(measured: list[RoleValues], graph: Graph, index: Mapping
         elif role == PARAMETER_GRAD:
             each.gradient = site
     rows = list(found.values())
+    numbers = np.array([(each.module, each.site, each.gradient) for each in rows], np.int64).reshape(-1, 3).T
     return ReportTable(
         rows=len(rows),
         columns=(
-            _rows("module", "module", [each.module for each in rows]),
+            number_column("module", "module", "module", numbers[0]),
             text_column("label", "parameter", (each.name for each in rows)),
             text_column("shape", "shape", (each.shape for each in rows)),
             text_column("dtype", "dtype", (each.dtype for each in rows), kind="dtype"),
-            _rows("site", "values", [each.site for each in rows]),
-            _rows("gradient", "gradients", [each.gradient for each in rows]),
+            number_column("site", "values", "site", numbers[1]),
+            number_column("gradient", "gradients", "site", numbers[2]),
         ),
     )
-
-
-def _rows(name: str, label: str, values: list[int]) -> ReportColumn:
-    kind: Kind = "module" if name == "module" else "site"
-    return ReportColumn(name=name, label=label, kind=kind, values=np.array(values, np.int64))
 
 
 _Told = tuple[Place, str, str, str, str | None, int]
@@ -72,7 +68,7 @@ def _measured(measured: list[RoleValues]) -> Iterator[_Told]:
                 owner = each.found.owners[site]
                 place = (owner.root, owner.path)
                 yield place, owner.slot, shape_text(row["shape"]), row["dtype"], each.role, first + site
-        first += len(each.names)
+        first += len(each.found.names)
 
 
 def _read(graph: Graph) -> Iterator[_Told]:

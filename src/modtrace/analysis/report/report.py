@@ -27,7 +27,7 @@ from .block_gradients import add_block_gradients
 from .cut import GraphCut, cut_graph
 from .findings import Located, Origins, find_findings, find_nonfinite, find_origins
 from .limits import Limits, choose_window, thin
-from .modules import ModuleRows, Outputs, Place, list_modules, tabulate_modules
+from .modules import ModuleRows, Outputs, list_modules, tabulate_modules
 from .nodes import tabulate_edges, tabulate_nodes
 from .parameters import tabulate_parameters
 from .series import (
@@ -42,7 +42,7 @@ from .series import (
 )
 from .spans import list_lanes, tabulate_spans
 from .steps import find_start, number_steps, tabulate_steps
-from .tables import NONE, Report, ReportColumn, ReportTable
+from .tables import NONE, Report, ReportTable, number_column
 
 _OP = SPAN_KINDS.index("op")
 
@@ -68,7 +68,7 @@ def build_report(
         data, limits, steps, _choose_step(nonfinite, comparison, steps) if step is None else step
     )
     series = _choose_series(data, limits, shown.number)
-    located = Located(shown.index, shown.graph, shown.cut, steps)
+    located = Located(shown.rows.index, shown.graph, shown.cut, steps)
     findings = tuple(find_findings(data, nonfinite, comparison, shown.compilations, located))
     return Report(
         title=_name(data.meta.argv),
@@ -92,7 +92,6 @@ class _ShownStep:
 
     number: int | None
     rows: ModuleRows
-    index: Mapping[Place, int]  # the row of each module
     graph: Graph
     cut: GraphCut
     timeline: Timeline | None  # of the steps around it
@@ -122,9 +121,7 @@ def _show_step(data: RecordingData, limits: Limits, steps: Column, step: int | N
     rows = list_modules(tree)
     graph = build_graph(data, step=number)
     timeline = _build_timeline(data, steps, limits.spans, number)
-    return _ShownStep(
-        number, rows, rows.index(), graph, cut_graph(graph, limits.nodes), timeline, tree.compilations
-    )
+    return _ShownStep(number, rows, graph, cut_graph(graph, limits.nodes), timeline, tree.compilations)
 
 
 def _choose_series(data: RecordingData, limits: Limits, kept: int | None) -> _ShownSeries:
@@ -137,12 +134,12 @@ def _choose_series(data: RecordingData, limits: Limits, kept: int | None) -> _Sh
 def _tabulate_step(
     data: RecordingData, shown: _ShownStep, origins: Origins, measured: list[RoleValues], steps: Column
 ) -> Mapping[str, ReportTable]:
-    number, graph, cut, index = shown.number, shown.graph, shown.cut, shown.index
+    number, graph, cut, index = shown.number, shown.graph, shown.cut, shown.rows.index
     ops, memory = build_op_table(data, step=number), build_memory_table(data, step=number)
     outputs = _outputs(measured, number)
     tables = {
-        "modules": tabulate_modules(shown.rows, ops, memory, outputs, origins.modules),
-        "nodes": tabulate_nodes(data, graph, cut, index, origins.nodes),
+        "modules": tabulate_modules(shown.rows, ops, memory, outputs, origins[0]),
+        "nodes": tabulate_nodes(data, graph, cut, index, origins[1]),
         "edges": tabulate_edges(graph, cut),
         "parameters": tabulate_parameters(measured, graph, index),
     }
@@ -153,10 +150,8 @@ def _tabulate_step(
 
 def _tabulate_series(series: _ShownSeries, shown: _ShownStep, steps: Column) -> Mapping[str, ReportTable]:
     histograms, bins = tabulate_histograms(series.measured, steps, series.binned)
-    sites, values = (
-        tabulate_sites(series.measured, shown.index),
-        tabulate_series(series.measured, series.steps),
-    )
+    sites = tabulate_sites(series.measured, shown.rows.index)
+    values = tabulate_series(series.measured, series.steps)
     sites, values = add_block_gradients(sites, values, shown.rows, len(series.steps))
     return {
         "sites": sites,
@@ -232,7 +227,7 @@ def _tell_not_recorded(data: RecordingData) -> Iterator[str]:
 
 
 def _refer_to_steps(times: Column, steps: Column) -> ReportTable:
-    column = ReportColumn(name="step", label="step", kind="step", values=np.searchsorted(steps, times))
+    column = number_column("step", "step", "step", np.searchsorted(steps, times))
     return ReportTable(rows=len(times), columns=(column,))
 
 

@@ -9,13 +9,19 @@ from ...errors import ModtraceError
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_ROLES, PARAMETER_GRAD, TABLE
 from ...recording.statistics.known import title_of
-from ...recording.statistics.moments import read_statistics
 from ...recording.statistics.tier2 import read_tier2
 from ..step.calls import Column, Rows
-from ..values.history_statistics import Cells, evaluate, group_rows, is_measured, merge_tier2_cells, to_stat
+from ..values.history_statistics import (
+    Cells,
+    count_nonfinite,
+    group_rows,
+    is_measured,
+    merge_tier2_cells,
+    to_stat,
+)
 from ..values.selection import Owner, SelectedValues, Selection, select_values
 from .modules import CLIPPED, Place
-from .tables import NONE, ReportColumn, ReportTable, narrow, round_to_show, text_column
+from .tables import NONE, ReportTable, narrow, number_column, round_to_show, text_column
 
 #: The statistics of the table, those of tier 2 where they were measured.
 SERIES = ("rms", "mean", "std", "abs_max", "l2", "min", "max", "mean_abs", "zero_fraction", "kurtosis")
@@ -31,10 +37,6 @@ class RoleValues:
     role: str
     found: SelectedValues
     cells: Cells
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.found.names
 
 
 def read_measured(data: RecordingData) -> list[RoleValues]:
@@ -61,12 +63,16 @@ def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> Re
     return ReportTable(
         rows=len(owners),
         columns=(
-            text_column("label", "site", (name for each in measured for name in each.names)),
-            ReportColumn(name="module", label="module", kind="module", values=np.array(module, np.int64)),
-            text_column("role", "role", (each.role for each in measured for _ in each.names)),
-            text_column("role_title", "role", (titles[each.role] for each in measured for _ in each.names)),
+            text_column("label", "site", (name for each in measured for name in each.found.names)),
+            number_column("module", "module", "module", np.array(module, np.int64)),
+            text_column("role", "role", (each.role for each in measured for _ in each.found.names)),
             text_column(
-                "role_about", "measured", (_ABOUT.get(each.role, "") for each in measured for _ in each.names)
+                "role_title", "role", (titles[each.role] for each in measured for _ in each.found.names)
+            ),
+            text_column(
+                "role_about",
+                "measured",
+                (_ABOUT.get(each.role, "") for each in measured for _ in each.found.names),
             ),
             text_column("slot", "slot", (each.slot for each in owners)),
         ),
@@ -82,7 +88,7 @@ def steps_of(measured: list[RoleValues]) -> Column:
 def count_cells(measured: list[RoleValues]) -> int:
     """Returns how many numbers there are for each step."""
     stats = sum(any(_has(each, stat).any() for each in measured) for stat in SERIES)
-    return sum(len(each.names) for each in measured) * stats
+    return sum(len(each.found.names) for each in measured) * stats
 
 
 def count_histograms(measured: list[RoleValues]) -> int:
@@ -92,27 +98,23 @@ def count_histograms(measured: list[RoleValues]) -> int:
 
 def tabulate_series(measured: list[RoleValues], steps: Column) -> ReportTable:
     """Returns the statistics in the steps `steps`: all of the first site, then all of the second, and so on."""
-    sites = sum(len(each.names) for each in measured)
+    sites = sum(len(each.found.names) for each in measured)
     size = sites * len(steps)
     columns = {stat: np.full(size, np.nan) for stat in SERIES}
     nonfinite = np.full(size, NONE, np.int64)
     first = 0
     for each in measured:
         at, kept = _place(each, steps, first)
-        nonfinite[at] = _count_nonfinite(each)[kept]
+        nonfinite[at] = count_nonfinite(each.found, each.cells)[kept]
         for stat, column in columns.items():
             _fill(column, at, kept, each, stat)
-        first += len(each.names)
+        first += len(each.found.names)
     more = [
-        ReportColumn(
-            name=stat, label=title_of(stat), kind="number", values=round_to_show(narrow(column)), overlay=True
-        )
+        number_column(stat, title_of(stat), "number", round_to_show(narrow(column)), overlay=True)
         for stat, column in columns.items()
         if not np.isnan(column).all()
     ]
-    last = ReportColumn(
-        name=_NONFINITE, label=title_of(_NONFINITE), kind="count", values=nonfinite, overlay=True
-    )
+    last = number_column(_NONFINITE, title_of(_NONFINITE), "count", nonfinite, overlay=True)
     return ReportTable(rows=size, columns=(*more, last))
 
 
@@ -124,16 +126,11 @@ def _place(measured: RoleValues, steps: Column, first: int) -> tuple[Rows, Colum
     return rows[kept], kept
 
 
-def _count_nonfinite(measured: RoleValues) -> Column:
-    counts = read_statistics(measured.found.table).nonfinite[measured.cells.rows]
-    return np.add.reduceat(counts, measured.cells.first) if len(measured.cells.first) else counts
-
-
 def _fill(column: Column, at: Rows, kept: Column, measured: RoleValues, stat: str) -> None:
     has = _has(measured, stat)
     if has.any():
         with np.errstate(all="ignore"):
-            values = evaluate(to_stat(stat), measured.found, measured.cells)
+            values = to_stat(stat).compute(measured.found, measured.cells)
         column[at] = np.where(has, values, np.nan)[kept]
 
 
@@ -173,22 +170,18 @@ def tabulate_histograms(
                 rows.append((site, step, size, high - low, low - 127, zeros))
                 counts.append(bins[low:high])
                 size += high - low
-        first_site += len(each.names)
+        first_site += len(each.found.names)
     sites, numbers, first, length, exponent, zero_count = np.array(rows, np.int64).reshape(-1, 6).T
     columns = (
-        ReportColumn(name="site", label="site", kind="site", values=sites),
-        ReportColumn(name="step", label="step", kind="step", values=numbers),
-        ReportColumn(name="first", label="first bin", kind="count", values=first),
-        ReportColumn(name="length", label="bins", kind="count", values=length),
-        ReportColumn(
-            name="exponent", label="exponent of the first bin", kind="number", values=narrow(exponent)
-        ),
-        ReportColumn(name="zeros", label="zeros", kind="count", values=zero_count),
+        number_column("site", "site", "site", sites),
+        number_column("step", "step", "step", numbers),
+        number_column("first", "first bin", "count", first),
+        number_column("length", "bins", "count", length),
+        number_column("exponent", "exponent of the first bin", "number", narrow(exponent)),
+        number_column("zeros", "zeros", "count", zero_count),
     )
     bins = np.concatenate(counts) if counts else np.zeros(0, np.int64)
     return (
         ReportTable(rows=len(sites), columns=columns),
-        ReportTable(
-            rows=len(bins), columns=(ReportColumn(name="count", label="elements", kind="count", values=bins),)
-        ),
+        ReportTable(rows=len(bins), columns=(number_column("count", "elements", "count", bins),)),
     )

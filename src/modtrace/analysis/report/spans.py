@@ -12,7 +12,7 @@ from ..timeline.names import name_calls
 from ..timeline.timeline import Timeline
 from .cut import GraphCut
 from .modules import Place
-from .tables import NONE, Kind, ReportColumn, ReportLane, ReportTable, coded_column, seconds
+from .tables import NONE, ReportColumn, ReportLane, ReportTable, coded_column, number_column, seconds
 
 _CALL, _OP, _STEP = range(len(SPAN_KINDS))
 
@@ -57,22 +57,18 @@ def tabulate_spans(
     call_id = np.where(is_call, spans.row_id, _calls_of_ops(data, spans.row_id, is_op))
     step = next((each.values for each in spans.details if each.name == "step"), np.full(len(spans), NONE))
     columns = (
-        _plain("lane", "lane", "count", spans.lane),
+        number_column("lane", "lane", "count", spans.lane),
         coded_column("label", "name", spans.name, spans.names),
         coded_column("kind", "kind", spans.kind, SPAN_KINDS),
-        _plain("start", "start", "seconds", (spans.start_ns + first_ns) / 1e9),
-        _plain("duration", "duration", "seconds", seconds(spans.duration_ns)),
-        _plain("depth", "depth", "count", spans.depth),
-        _plain("step", "step", "step", RowFinder(steps)(step)),
-        _plain("module", "module", "module", _modules_of(data, call_id, index)),
-        _plain("node", "node", "node", cut.renumber(_nodes_of(graph, spans.row_id, is_call, is_op))),
+        number_column("start", "start", "seconds", (spans.start_ns + first_ns) / 1e9),
+        number_column("duration", "duration", "seconds", seconds(spans.duration_ns)),
+        number_column("depth", "depth", "count", spans.depth),
+        number_column("step", "step", "step", RowFinder(steps)(step)),
+        number_column("module", "module", "module", _modules_of(data, call_id, index)),
+        number_column("node", "node", "node", cut.renumber(_nodes_of(graph, spans.row_id, is_call, is_op))),
         *_phases(timeline),
     )
     return ReportTable(rows=len(spans), columns=columns)
-
-
-def _plain(name: str, label: str, kind: Kind, values: Column) -> ReportColumn:
-    return ReportColumn(name=name, label=label, kind=kind, values=values)
 
 
 def _phases(timeline: Timeline) -> Iterator[ReportColumn]:

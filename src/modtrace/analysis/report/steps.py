@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, column_of
 from ..step.ops import dictionary_codes
-from .tables import NONE, ReportColumn, ReportTable, text_column
+from .tables import NONE, ReportColumn, ReportTable, number_column, text_column
 
 
 def number_steps(data: RecordingData) -> Column:
@@ -33,17 +33,13 @@ def tabulate_steps(data: RecordingData, numbers: Column, zero_ns: int | None) ->
     known = start >= 0
     taken = np.where(known, (end - start - np.maximum(overhead, 0)) / 1e9, np.nan)
     columns = (
-        ReportColumn(name="number", label="step", kind="count", values=numbers),
+        number_column("number", "step", "count", numbers),
         text_column("kind", "kind", (kinds[at] for at in row.tolist())),
-        _seconds("start", "start", np.where(known, (start - (zero_ns or 0)) / 1e9, np.nan)),
-        _seconds("duration", "duration", taken, overlay=True),
+        number_column("start", "start", "seconds", np.where(known, (start - (zero_ns or 0)) / 1e9, np.nan)),
+        number_column("duration", "duration", "seconds", taken, overlay=True),
         *_scalars(data, numbers),
     )
     return ReportTable(rows=len(numbers), columns=columns)
-
-
-def _seconds(name: str, label: str, values: Column, overlay: bool = False) -> ReportColumn:
-    return ReportColumn(name=name, label=label, kind="seconds", values=values, overlay=overlay)
 
 
 def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
@@ -55,9 +51,7 @@ def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
         column = np.full(len(numbers), np.nan)
         rows = np.flatnonzero(codes == code)
         column[at[rows]] = values[rows]
-        yield ReportColumn(
-            name=f"scalar.{name}", label=name, kind="number", values=column, scalar=True, overlay=True
-        )
+        yield number_column(f"scalar.{name}", name, "number", column, scalar=True, overlay=True)
         logged = np.zeros(len(numbers), np.uint8)
         logged[at[rows]] = 1  # tells a NaN that was logged from nothing
-        yield ReportColumn(name=f"logged.{name}", label=f"{name} was logged", kind="flag", values=logged)
+        yield number_column(f"logged.{name}", f"{name} was logged", "flag", logged)

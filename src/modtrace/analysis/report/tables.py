@@ -11,7 +11,7 @@ from ..divergence.answer import Comparison, Divergence
 from ..modules.compilations import Reason
 from ..ops.compiled import CompiledInside
 from ..provenance.recompute import RecomputeCheck
-from ..step.calls import Column, Rows
+from ..step.calls import Column
 from ..values.nonfinite import NonFinite
 
 #: What the values of a column are. The last ones are rows of the table of that name.
@@ -106,6 +106,11 @@ def text_column(
     return ReportColumn(name=name, label=label, kind=kind, values=codes, texts=known, **more)
 
 
+def number_column(name: str, label: str, kind: Kind, *parts: Column, **more: Any) -> ReportColumn:
+    """Returns a column of numbers: those of all parts, one after the other."""
+    return ReportColumn(name=name, label=label, kind=kind, values=np.concatenate(parts), **more)
+
+
 def coded_column(
     name: str, label: str, codes: Column, texts: Sequence[str], *, kind: Kind = "text", **more: Any
 ) -> ReportColumn:
@@ -145,8 +150,3 @@ def round_to_show(values: Column) -> Column:
         is_normal & np.isfinite(rounded), rounded, values
     )  # others may become 0 or infinite
     return shown
-
-
-def place_of(layer: Rows, above: Rows) -> Rows:
-    """Returns `above[layer]`; -1 for -1."""
-    return np.append(above, NONE)[layer]

@@ -1,6 +1,6 @@
 """Reads the calls of one step as columns, and the tree that they form."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,17 @@ def column_of(table: pa.Table, name: str) -> Column:
     return np.asarray(column.to_numpy())
 
 
+def columns_at(table: object, rows: Column) -> dict[str, Any]:
+    """Returns the columns of a dataclass at some rows, by their names."""
+    return {name: each[rows] for name, each in vars(table).items() if isinstance(each, np.ndarray)}
+
+
+def join_columns(tables: Sequence[object]) -> dict[str, Any]:
+    """Returns the columns of dataclasses of one type by their names, one table after the other."""
+    names = [name for name, each in vars(tables[0]).items() if isinstance(each, np.ndarray)]
+    return {name: np.concatenate([getattr(each, name) for each in tables]) for name in names}
+
+
 def phase_codes(column: pa.ChunkedArray) -> Column:
     """Returns the phases as codes of `PHASES`, for any codes in the chunks; -1 for null."""
     chunks = []
@@ -142,6 +153,35 @@ class RowFinder:
             return np.full(len(wanted), -1, np.int64)
         at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
         return np.where(self._sorted[at] == wanted, self._order[at], -1)
+
+
+def take(column: Column, rows: Rows) -> Rows:
+    """Returns what the column has at each row; -1 for row -1."""
+    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
+
+
+def count_before(keys: Rows, order: Rows | None = None) -> Rows:
+    """Returns of each row how many rows with its key come before it.
+
+    Args:
+        keys: the keys.
+        order: what the rows are ordered by; None: they are in order.
+    """
+    rows = np.argsort(keys, kind="stable") if order is None else np.lexsort((order, keys))
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = keys[rows][1:] != keys[rows][:-1]
+    at = np.arange(len(rows))
+    counts = np.empty(len(rows), np.int64)
+    counts[rows] = at - np.maximum.accumulate(np.where(is_first, at, 0)) if len(rows) else at
+    return counts
+
+
+def split_rows(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
+    """Yields each key in ascending order, with its rows in their order."""
+    order = np.argsort(keys, kind="stable")
+    distinct, first = np.unique(keys[order], return_index=True)
+    groups = np.split(rows[order], first[1:]) if len(rows) else []
+    return zip(distinct.tolist(), groups, strict=True)
 
 
 def iterate_levels(parent: Rows) -> Iterator[Rows]:

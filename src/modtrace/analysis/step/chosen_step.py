@@ -132,8 +132,4 @@ def name_steps(steps: Sequence[int]) -> str:
             runs[-1][1] = step
         else:
             runs.append([step, step])
-    return ", ".join(_name_run(first, last) for first, last in runs)
-
-
-def _name_run(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}..{last}"
+    return ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in runs)

@@ -207,9 +207,7 @@ def _place_by_caller(calls: Calls, rows: Rows, placed: Rows, placer: Placer) -> 
         return
     callers = np.where(calls.parent[rows] >= 0, placed[calls.parent[rows]], NOWHERE)
     pairs = np.stack([calls.module[rows].astype(np.int64), callers])
-    distinct, which = np.unique((pairs[0] << 32) + pairs[1], return_inverse=True)
-    first = np.empty(len(distinct), np.int64)
-    first[which] = np.arange(len(rows))
+    _, first, which = np.unique((pairs[0] << 32) + pairs[1], return_index=True, return_inverse=True)
     places = [placer.place(int(pairs[0, at]), int(pairs[1, at])) for at in first]
     placed[rows] = np.array(places, np.int64)[which]
 

@@ -1,12 +1,12 @@
 """Sums the times of a step's calls for any group of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...recording.phase import PHASES
-from .calls import Calls, Column, Rows, iterate_levels, number_calls
+from .calls import Calls, Column, Rows, iterate_levels, number_calls, split_rows
 from .chosen_step import ShownStep
 from .placement import NOWHERE, Placer, place_calls
 
@@ -87,6 +87,21 @@ class CallTimes:
 
 
 NO_CALLS = PhaseTimes()
+
+
+def sum_times(times: Sequence[PhaseTimes], outer: Sequence[PhaseTimes]) -> PhaseTimes:
+    """Returns the sum of several times. Their totals are those of `outer`, of which none is inside another one."""
+    shares = [each.share for each in outer if each.share is not None]
+    return PhaseTimes(
+        calls=sum(each.calls for each in times),
+        total_ns=sum(each.total_ns for each in outer),
+        self_ns=sum(each.self_ns for each in times),
+        share=sum(shares) if shares else None,
+        unfinished=sum(each.unfinished for each in times),
+        raised=sum(each.raised for each in times),
+    )
+
+
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
@@ -94,10 +109,7 @@ def _group(calls: Calls, placed: Rows) -> Mapping[tuple[int, int], Rows]:
     """Returns the rows of the step by place and phase."""
     rows = np.flatnonzero(calls.in_step & (placed != NOWHERE))
     keys = placed[rows] * len(PHASES) + calls.phase[rows]
-    order = np.argsort(keys, kind="stable")
-    distinct, first = np.unique(keys[order], return_index=True)
-    groups = np.split(rows[order], first[1:]) if len(rows) else []
-    return {divmod(int(key), len(PHASES)): group for key, group in zip(distinct, groups, strict=True)}
+    return {divmod(key, len(PHASES)): group for key, group in split_rows(rows, keys)}
 
 
 def _is_within_wrapper(calls: Calls, placed: Rows) -> Column:

@@ -134,9 +134,7 @@ def arrange(rows: SpanRows, kind: Column) -> Arranged:
         names=rows.name.dictionary or (),
         details=tuple(each.take(order) for each in (*rows.details, *_tell_clips(rows, nested, zero_ns))),
     )
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return Arranged(lanes=lanes, spans=spans, start_ns=zero_ns, place=place)
+    return Arranged(lanes=lanes, spans=spans, start_ns=zero_ns, place=np.argsort(order))
 
 
 def _number_lanes(rows: SpanRows) -> tuple[Rows, tuple[Lane, ...]]:

@@ -48,26 +48,19 @@ def name_calls(modules: pa.Table, table: pa.Table) -> CallNames:
     placer = Placer(merge_wrappers(modules.to_pylist()))
     where = place_calls(calls, list(iterate_levels(calls.parent)), placer)
     where[calls.phase == PHASES.index(OPTIMIZER)] = NOWHERE
-    places = _name_places(placer)
+    roots = name_roots(placer.places)
+    root_names = tuple(roots.get(each.module.root_id, "") for each in placer.places)
+    places = [PlaceName(each.path or root) for each, root in zip(placer.places, root_names, strict=True)]
     name, names = _name_each(places, where, column_of(table, "nth"))
     return CallNames(
         calls=calls,
         name=name,
         names=names,
         place=where,
-        types=tuple(each.type or "" for each in places),
-        roots=tuple(each.root or "" for each in places),
-        paths=tuple(each.path or "" for each in places),
+        types=tuple(each.module.type for each in placer.places),
+        roots=root_names,
+        paths=tuple(each.path for each in placer.places),
     )
-
-
-def _name_places(placer: Placer) -> Sequence[PlaceName]:
-    roots = name_roots(placer.places)
-    found = []
-    for place in placer.places:
-        root = roots.get(place.module.root_id, "")
-        found.append(PlaceName(place.path or root, root=root, path=place.path, type=place.module.type))
-    return found
 
 
 def _name_each(places: Sequence[PlaceName], where: Rows, nth: Column) -> tuple[Column, tuple[str, ...]]:

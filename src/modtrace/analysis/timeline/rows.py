@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ..step.calls import Calls, Column, RowFinder, Rows, column_of, phase_codes
+from ..step.calls import Calls, Column, RowFinder, Rows, column_of, phase_codes, take
 from ..step.ops import dictionary_codes
 from .names import CallNames, find_notes, name_calls
 from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
@@ -128,14 +128,12 @@ def _put(
     call: Rows, thread: Column, phase: Column, start_ns: Column, end_ns: Column, calls: SpanRows
 ) -> tuple[Rows, Column]:
     """Returns the call in which each op is drawn, and its lane."""
-    if not len(calls):
-        return call, np.full(len(call), _OUTSIDE)
-    call_end_ns = np.where(calls.ended, calls.end_ns, _NEVER_NS)[call]
-    in_time = (start_ns <= call_end_ns) & (end_ns >= calls.start_ns[call])
-    is_same = (call >= 0) & (thread == calls.thread[call])
+    call_end_ns = take(np.where(calls.ended, calls.end_ns, _NEVER_NS), call)
+    in_time = (start_ns <= call_end_ns) & (end_ns >= take(calls.start_ns, call))
+    is_same = (call >= 0) & (thread == take(calls.thread, call))
     inside = is_same & in_time
     beside = (call >= 0) & ~is_same & (phase >= 0)  # an engine's thread works for calls of another
-    lane = np.where(inside, calls.lane[call], np.where(beside, _LANE_OF_PHASE[phase], _OUTSIDE))
+    lane = np.where(inside, take(calls.lane, call), np.where(beside, _LANE_OF_PHASE[phase], _OUTSIDE))
     return np.where(inside, call, -1), lane
 
 

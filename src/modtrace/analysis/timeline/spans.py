@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
-from ..step.calls import Column, Rows
+from ..step.calls import Column, Rows, join_columns
 
 # Kinds of lanes.
 STEPS = "steps"
@@ -61,17 +61,14 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
         parents: for each part, the index of the part that contains its parents.
     """
     firsts = [0, *accumulate(len(each) for each in parts)]
-    plain = ("step", "thread", "lane", "start_ns", "end_ns", "ended", "row_id")
-    columns = {name: np.concatenate([getattr(each, name) for each in parts]) for name in plain}
     parent = [
         np.where(each.parent < 0, -1, each.parent + firsts[part])
         for each, part in zip(parts, parents, strict=True)
     ]
     return SpanRows(
         name=_join([each.name for each in parts]),
-        parent=np.concatenate(parent),
         details=tuple(_join_details(parts)),
-        **columns,
+        **join_columns(parts) | {"parent": np.concatenate(parent)},
     )
 
 

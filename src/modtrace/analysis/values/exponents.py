@@ -40,11 +40,12 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
         TypeError, ValueError: the selection is empty, no histograms were recorded, or several sites are selected
             without a step.
     """
-    meant = selection if step is None else _in_step(selection, step)
-    found = select_values(data, meant)
+    if step is not None:
+        selection = replace(selection, steps=step if isinstance(step, Integral) else [step])
+    found = select_values(data, selection)
     measured = _is_measured(found)
     if not measured.any():
-        raise ValueError(_describe_none(data, meant, "steps" if step is None else "step"))
+        raise ValueError(_describe_none(data, selection, "steps" if step is None else "step"))
     found = found.filter(measured)
     cells = group_rows(found)
     sites = np.unique(cells.site)
@@ -57,10 +58,6 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
             f"Give its path, or {one_step} for all of them in one step."
         )
     return _shares(found, cells, selection.role)
-
-
-def _in_step(selection: Selection, step: int) -> Selection:
-    return replace(selection, steps=step if isinstance(step, Integral) else [step])
 
 
 def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from ...optional import require
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
-from ...recording.statistics.moments import Numbers, read_statistics
+from ...recording.statistics.moments import Numbers
 from ...surface import name_argument
-from ..step.calls import Rows
-from .history_statistics import Cells, evaluate, group_rows, is_measured, to_stat
-from .selection import SelectedValues, Selection, select_values
+from ..step.calls import RowFinder, Rows
+from .history_statistics import count_nonfinite, group_rows, is_measured, to_stat
+from .selection import Selection, select_values
 
 #: The size of an optimizer's update, as a part of the size of the parameter that it found.
 RELATIVE = "relative"
@@ -60,7 +60,8 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
     at = (np.searchsorted(steps, cells.step), cells.site)
     shape = (len(steps), len(found.names))
     values, measured, nonfinite = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
-    values[at], measured[at], nonfinite[at] = evaluate(known, found, cells), True, _nonfinite(found, cells)
+    values[at], measured[at] = known.compute(found, cells), True
+    nonfinite[at] = count_nonfinite(found, cells) > 0
     return History(
         steps=steps,
         sites=found.names,
@@ -70,12 +71,6 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
         measured=measured,
         nonfinite=nonfinite,
     )
-
-
-def _nonfinite(found: SelectedValues, cells: Cells) -> npt.NDArray[np.bool_]:
-    """Returns whether one of the rows of each cell holds NaN or infinite numbers."""
-    bad = read_statistics(found.table).nonfinite[cells.rows] > 0
-    return np.logical_or.reduceat(bad, cells.first) if len(cells.first) else np.empty(0, bool)
 
 
 def _relative_history(data: RecordingData, selection: Selection) -> History:
@@ -94,9 +89,8 @@ def _relative_history(data: RecordingData, selection: Selection) -> History:
 
 def _aligned(history: History, steps: Rows, sites: Sequence[str]) -> Numbers:
     """Returns the values at other steps and sites; NaN where there are none."""
-    row_of = {step: row for row, step in enumerate(history.steps.tolist())}
     column_of_site = {name: column for column, name in enumerate(history.sites)}
-    rows = [row_of.get(step, -1) for step in steps.tolist()]
+    rows = RowFinder(history.steps)(steps).tolist()
     columns = [column_of_site.get(name, -1) for name in sites]
     padded = np.pad(history.values, ((0, 1), (0, 1)), constant_values=np.nan)  # -1: nothing
     aligned: Numbers = padded[np.ix_(rows, columns)]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...errors import DamagedRecordingError
 from ...recording.json_text import parse_json
 from ...recording.statistics.known import OF_FORMATS, QUANTILE, STATISTICS, TIER_1, names_of
-from ...recording.statistics.moments import DERIVED, RAW, Numbers, StatColumns, read_statistics
+from ...recording.statistics.moments import DERIVED, RAW, Counts, Numbers, StatColumns, read_statistics
 from ...recording.statistics.number_formats import FORMATS
 from ...recording.statistics.tier2 import Tier2Columns, read_tier2
 from ...recording.statistics.tier2_merge import merge_groups
@@ -79,7 +79,7 @@ class Stat(NamedTuple):
 
     name: str
     column: str  # it was measured where this column is not null
-    compute: Callable[[SelectedValues, Cells], Numbers]
+    compute: Callable[[SelectedValues, Cells], Numbers]  # raises ValueError if rows of a cell do not merge
     how: str  # what measures it
 
 
@@ -137,13 +137,10 @@ def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
     return measured
 
 
-def evaluate(stat: Stat, found: SelectedValues, cells: Cells) -> Numbers:
-    """Returns the statistic of each cell.
-
-    Raises:
-        ValueError: a cell holds several values that cannot be merged.
-    """
-    return stat.compute(found, cells)
+def count_nonfinite(found: SelectedValues, cells: Cells) -> Counts:
+    """Returns how many NaN and infinite numbers each cell has."""
+    counts = read_statistics(found.table).nonfinite[cells.rows]
+    return np.add.reduceat(counts, cells.first) if len(cells.first) else counts
 
 
 def _usual(name: str, found: SelectedValues, cells: Cells) -> Numbers:

@@ -203,11 +203,7 @@ def read_first_index(row: Mapping[str, Any]) -> tuple[int, ...] | None:
     index, shape = row["first_index"], row["shape"]
     if index is None or index >= math.prod(shape):
         return None
-    found: list[int] = []
-    for size in reversed(shape):
-        index, at = divmod(index, size)
-        found.insert(0, at)
-    return tuple(found)
+    return tuple(int(each) for each in np.unravel_index(index, shape))
 
 
 def describe_counts(nan_count: int, inf_count: int) -> str:

@@ -1,6 +1,6 @@
 """Selects rows of `values` by path, role, slot, phase, call and step, and names their sites."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ class _Site(NamedTuple):
     """The key of a site. Calls of a module are not distinguished."""
 
     place: int
-    slot: str
+    owner: Owner
     op: str | None
     op_nth: int
 
@@ -93,8 +93,8 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
     values, at = _rows_of_role(data, selection)
     sites = data.table("sites")
     places = _Places(data, values, sites, at)
-    site_of_row, distinct = _sites_of(sites, at, places.of_row)
-    meant = _matching(paths, distinct, places, selection)
+    site_of_row, distinct = _sites_of(sites, at, places)
+    meant = _matching(paths, distinct, selection)
     kept = meant[site_of_row]
     kept &= _narrowed(kept, values, sites, at, selection)
     if not selection.counters:
@@ -106,9 +106,9 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
     return SelectedValues(
         table=values.take(rows),
         site=site,
-        names=_name(shown, places, selection.role),
+        names=_name(shown, selection.role),
         primary=_first_slots(shown, selection.role),
-        owners=tuple(places.owner(each) for each in shown),
+        owners=tuple(each.owner for each in shown),
     )
 
 
@@ -170,16 +170,11 @@ class _Places:
         self._roots = name_roots(placer.places)
         self._started = _first_starts(calls, placed, len(placer.places))
 
-    def path(self, place: int) -> str:
-        return self._places[place].path if place != NOWHERE else ""
-
-    def root(self, place: int) -> str:
-        return self._roots.get(self._places[place].module.root_id, "") if place != NOWHERE else ""
-
-    def owner(self, site: "_Site") -> Owner:
-        known = site.place != NOWHERE
-        root, path = (self.root(site.place), self.path(site.place)) if known else (None, None)
-        return Owner(root, path, site.slot)
+    def owner(self, place: int, slot: str) -> Owner:
+        if place == NOWHERE:
+            return Owner(None, None, slot)
+        found = self._places[place]
+        return Owner(self._roots.get(found.module.root_id, ""), found.path, slot)
 
     def rank(self, place: int) -> tuple[float, int]:
         """Returns a sort key by the first forward call; modules that were never called follow in their own order."""
@@ -193,24 +188,22 @@ def _first_starts(calls: Calls, placed: Rows, places: int) -> npt.NDArray[np.flo
     return started
 
 
-def _sites_of(sites: pa.Table, at: Rows, place: Rows) -> tuple[Rows, list[_Site]]:
+def _sites_of(sites: pa.Table, at: Rows, places: _Places) -> tuple[Rows, list[_Site]]:
     """Returns the index of each row's site, and the sites."""
     slots, ops = sites["slot"].to_pylist(), sites["op"].to_pylist()
     op_nths = column_of(sites, "op_nth")
-    pairs, which = np.unique((at << 32) + place + 1, return_inverse=True)
+    pairs, which = np.unique((at << 32) + places.of_row + 1, return_inverse=True)
     known: dict[_Site, int] = {}
     codes: list[int] = []
     for site, where in zip((pairs >> 32).tolist(), (pairs % 2**32 - 1).tolist(), strict=True):
-        found = _Site(where, slots[site], ops[site], int(op_nths[site]))
+        found = _Site(where, places.owner(where, slots[site]), ops[site], int(op_nths[site]))
         codes.append(known.setdefault(found, len(known)))
     return np.array(codes, np.int64)[which], list(known)
 
 
-def _matching(
-    paths: PathFilter, distinct: Sequence[_Site], places: _Places, selection: Selection
-) -> npt.NDArray[np.bool_]:
+def _matching(paths: PathFilter, distinct: Sequence[_Site], selection: Selection) -> npt.NDArray[np.bool_]:
     """Returns, for each site, whether it is selected."""
-    names = [_paths_of(each, places, selection.role) for each in distinct]
+    names = [_paths_of(each, selection.role) for each in distinct]
     there = dict.fromkeys(path for each in names for path in each)
     missing = unmatched(paths, there)
     if missing:
@@ -223,12 +216,12 @@ def _matching(
     return np.array([paths.selects(*each) for each in names], bool)
 
 
-def _paths_of(site: _Site, places: _Places, role: str) -> list[str]:
+def _paths_of(site: _Site, role: str) -> list[str]:
     """Returns the paths that a pattern can match: the module's and the parameter's, also for `weight.exp_avg`."""
-    path = places.path(site.place)
+    path = site.owner.path or ""
     if role in _OF_CALLS:
         return [path]
-    parts = site.slot.split(".")
+    parts = site.owner.slot.split(".")
     own = [join(path, ".".join(parts[: count + 1])) for count in range(len(parts))]
     return [path, *own] if site.place != NOWHERE else own
 
@@ -316,9 +309,7 @@ def _once_a_measurement(rows: Rows, site_of_row: Rows, values: pa.Table) -> Rows
     step, order, site = column_of(values, "step")[rows], column_of(values, "order")[rows], site_of_row[rows]
     sorted_rows = np.lexsort((order, site, step))  # stable: the first of those that are alike stays in front
     first = np.ones(len(rows), bool)
-    for column in (order, site, step):
-        changed = column[sorted_rows][1:] != column[sorted_rows][:-1]
-        first[1:] = changed if column is order else first[1:] | changed
+    first[1:] = np.any([np.diff(each[sorted_rows]) != 0 for each in (order, site, step)], axis=0)
     return rows[np.sort(sorted_rows[first])]
 
 
@@ -328,7 +319,7 @@ def _in_layer_order(
     """Returns the remaining sites in layer order, and for each row the index of its site."""
 
     def rank(code: int) -> tuple[Any, ...]:
-        by_slot = _natural(distinct[code].slot) if role in _OF_CALLS and role != OP_OUTPUT else []
+        by_slot = _natural(distinct[code].owner.slot) if role in _OF_CALLS and role != OP_OUTPUT else []
         return (*places.rank(distinct[code].place), by_slot, code)
 
     order = sorted(np.unique(site_of_row).tolist(), key=rank)
@@ -353,19 +344,19 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def _name(shown: Sequence[_Site], places: _Places, role: str) -> tuple[str, ...]:
+def _name(shown: Sequence[_Site], role: str) -> tuple[str, ...]:
     """Returns the names of the sites: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
-    roots = {places.root(each.place) for each in shown if each.place != NOWHERE}
-    return tuple(_name_one(each, places, role, roots) for each in shown)
+    roots = {each.owner.root for each in shown if each.place != NOWHERE}
+    return tuple(_name_one(each, role, len(roots) > 1) for each in shown)
 
 
-def _name_one(site: _Site, places: _Places, role: str, roots: Collection[str]) -> str:
-    path, root = places.path(site.place), places.root(site.place)
+def _name_one(site: _Site, role: str, has_roots: bool) -> str:
+    path, root = site.owner.path or "", site.owner.root or ""
     if role not in _OF_CALLS:
-        name = join(path, site.slot)
+        name = join(path, site.owner.slot)
     else:
         name = path or root
         if site.op is not None:
             name += f"/{site.op}" + (f"@{site.op_nth}" if site.op_nth > 0 else "")
-        name += site.slot
-    return f"{root}/{name}" if len(roots) > 1 and name != root else name
+        name += site.owner.slot
+    return f"{root}/{name}" if has_roots and name != root else name

@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import DERIVED, RAW, read_statistics
 from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_tier2
-from ..step.calls import RowFinder, Rows, column_of, read_all_calls
+from ..step.calls import RowFinder, Rows, column_of, count_before, read_all_calls, take
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_values
 
 #: The columns before the statistics: where and when a tensor was seen, and what it is.
@@ -30,7 +30,8 @@ def build_value_table(data: RecordingData) -> pa.Table:
     values = data.table("values")
     columns = {name: values[name] for name in values.column_names}
     columns |= _name_sites(data, values) | _derive(values)
-    columns["hash"] = _hex(values["hash"])
+    hashes = values["hash"].to_pylist()
+    columns["hash"] = from_strings([None if each is None else each.hex() for each in hashes])
     columns["relative"] = relative_sizes(values, data.table("sites"))
     order = dict.fromkeys([*_FRONT, *RAW, *DERIVED, *OF_TIER_1, *OF_TIER_2, "argmax", "relative", *columns])
     return pa.table({name: columns[name] for name in order})
@@ -39,9 +40,10 @@ def build_value_table(data: RecordingData) -> pa.Table:
 def _name_sites(data: RecordingData, values: pa.Table) -> dict[str, Any]:
     sites = data.table("sites")
     site = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
-    names = _name_places(data, _take(sites, "module_id", site), column_of(values, "call_id"))
+    names = _name_places(data, take(column_of(sites, "module_id"), site), column_of(values, "call_id"))
+    indices = pa.array(site, mask=site < 0)
     copied = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth": "op_nth"}
-    return names | {name: sites[of].take(_indices(site)) for name, of in copied.items()}
+    return names | {name: sites[of].take(indices) for name, of in copied.items()}
 
 
 def _name_places(data: RecordingData, module: npt.NDArray[Any], call_id: npt.NDArray[Any]) -> dict[str, Any]:
@@ -63,27 +65,10 @@ def _derive(values: pa.Table) -> dict[str, pa.Array]:
     return columns | {name: pa.array(getattr(tier2, name), mask=~tier2.is_measured) for name in OF_TIER_2}
 
 
-def _hex(hashes: pa.ChunkedArray) -> pa.Array:
-    return from_strings([None if each is None else each.hex() for each in hashes.to_pylist()])
-
-
-def _take(table: pa.Table, name: str, rows: Rows) -> npt.NDArray[Any]:
-    column = column_of(table, name)
-    return np.where(rows >= 0, column[rows], -1) if len(column) else rows
-
-
-def _indices(rows: Rows) -> pa.Array:
-    return pa.array(rows, mask=rows < 0)
-
-
 def _encode(texts: Sequence[str], placed: Rows) -> pa.DictionaryArray:
     """Returns the text of each row's place as a dictionary column; null for NOWHERE."""
-    distinct = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-    codes = np.array([distinct[text] for text in texts], np.int32)
-    indices = codes[placed] if len(codes) else np.zeros(len(placed), np.int32)
-    return pa.DictionaryArray.from_arrays(
-        pa.array(indices, mask=placed == NOWHERE), pa.array(list(distinct), pa.string())
-    )
+    places = pa.array(placed, mask=placed == NOWHERE)
+    return pa.array(texts, pa.string()).dictionary_encode().take(places)
 
 
 #: Optimizer steps of one parameter within one step are counted up to here.
@@ -124,13 +109,4 @@ def _keys(groups: list[Rows], at: Rows, values: pa.Table, sites: pa.Table) -> li
     _, compact = np.unique(np.concatenate(pairs), return_inverse=True)
     order = column_of(values, "order")
     split = np.split(compact, np.cumsum([len(rows) for rows in groups])[:-1])
-    return [pair * _MOST + _count(pair, order[rows]) for pair, rows in zip(split, groups, strict=True)]
-
-
-def _count(pair: Rows, order: Rows) -> Rows:
-    """Returns the index of each row among those of its pair, in the order of measuring."""
-    rows = np.lexsort((order, pair))
-    new = np.append(True, np.diff(pair[rows]) != 0)
-    nth = np.empty(len(rows), np.int64)
-    nth[rows] = np.arange(len(rows)) - np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
-    return nth
+    return [pair * _MOST + count_before(pair, order[rows]) for pair, rows in zip(split, groups, strict=True)]
