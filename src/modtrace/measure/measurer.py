@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -29,26 +30,17 @@ NOT_ASKED_FOR = "statistics not asked for"
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False, slots=True)
 class Measurement:
     """The result of measuring one tensor."""
 
-    __slots__ = ("dtype", "extra", "note", "row", "rows", "shape", "start_ns")
-
-    def __init__(
-        self,
-        rows: Rows | None,
-        row: int,
-        shape: tuple[int, ...],
-        dtype: torch.dtype | None,
-        note: str | None,
-    ) -> None:
-        self.rows = rows  # where its statistics are; None: it could not be measured
-        self.row = row
-        self.shape = shape
-        self.dtype = dtype  # None: there was no tensor, or it did not tell
-        self.note = note  # why it was not measured, or which part of it was
-        self.start_ns = 0  # when it began, if that is needed
-        self.extra: Extra | None = None  # what else was kept of it
+    rows: Rows | None  # where its statistics are; None: it could not be measured
+    row: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None  # None: there was no tensor, or it did not tell
+    note: str | None  # why it was not measured, or which part of it was
+    start_ns: int = 0  # when it began, if that is needed
+    extra: Extra | None = None  # what else was kept of it
 
 
 @contextmanager

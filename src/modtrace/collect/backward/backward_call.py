@@ -1,5 +1,6 @@
 """The backward calls that listeners receive, with the tensors that went into and came out of the forward calls."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,53 +12,25 @@ from ..log.segments import CallRef, Segment
 from .call_tensors import Flat, keys_of, slots_of
 
 
+@dataclass(eq=False, slots=True)
 class BackwardCall:
     """The backward of one call in one run of the engine."""
 
-    __slots__ = (
-        "context",
-        "first",
-        "gradients",
-        "index",
-        "inputs",
-        "is_open",
-        "is_passthrough",
-        "is_silent",
-        "last",
-        "outputs",
-        "parent",
-        "passed",
-        "segment",
-        "taken_at",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        segment: Segment,
-        index: int,
-        context: CallContext,
-        parent: "BackwardCall | None",
-        first: int,
-        last: int,
-        inputs: Flat,
-        outputs: Flat,
-        passed: Flat,
-    ) -> None:
-        self.segment = segment
-        self.index = index
-        self.context = context
-        self.parent = parent  # the call around it
-        self.first = first  # its nodes have numbers from here ...
-        self.last = last  # ... to before here
-        self.inputs = inputs
-        self.outputs = outputs
-        self.passed = passed  # outputs that the call did not make
-        #: The gradients of the inputs, then of what it has passed on, as far as they have been collected.
-        self.gradients: list[torch.Tensor | None] | None = None
-        self.taken_at = -1  # the node whose arriving gradients are those of all inputs
-        self.is_passthrough = False  # no node is its own
-        self.is_open = False  # its backward runs
-        self.is_silent = False  # ... and listeners do not receive it, because it is a scope and not a module
+    segment: Segment
+    index: int
+    context: CallContext
+    parent: "BackwardCall | None"  # the call around it
+    first: int  # its nodes have numbers from here ...
+    last: int  # ... to before here
+    inputs: Flat
+    outputs: Flat
+    passed: Flat  # outputs that the call did not make
+    #: The gradients of the inputs, then of what it has passed on, as far as they have been collected.
+    gradients: list[torch.Tensor | None] | None = None
+    taken_at: int = -1  # the node whose arriving gradients are those of all inputs
+    is_passthrough: bool = False  # no node is its own
+    is_open: bool = False  # its backward runs
+    is_silent: bool = False  # ... and listeners do not receive it, because it is a scope and not a module
 
     @property
     def forward(self) -> CallRef:
