@@ -2,38 +2,17 @@
 
 import pkgutil
 from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from . import (
-    autograd,
-    call_frames,
-    checkpoint,
-    compiled_graphs,
-    dynamo,
-    modes,
-    modules,
-    ops,
-    saved,
-    subclasses,
-    tensors,
-    transforms,
-)
-
-_FILES = (
-    autograd,
-    call_frames,
-    checkpoint,
-    compiled_graphs,
-    dynamo,
-    modes,
-    modules,
-    ops,
-    saved,
-    subclasses,
-    tensors,
-    transforms,
-)
+#: All other files of this folder. Each says what is lost without the names that it uses.
+_FILES = [
+    import_module(f".{each.name}", __package__)
+    for each in pkgutil.iter_modules([str(Path(__file__).parent)])
+    if each.name != "private_names"
+]
 
 #: What is lost without each name: of a module, a class or a function of torch, an attribute, or a name that the code of
 #: the function uses. Checked on torch 2.13.0 and 2.14.1 (CPU), where all are found.
