@@ -65,7 +65,7 @@ class CallContext(dict[int, "CallContext"]):
     @property
     def module(self) -> nn.Module | None:
         """The module; None if it is dead, or if the context is that of a named scope."""
-        return None if self.named is None or self.named.ref is None else self.named.ref()
+        return None if self.named is None else self.named.module
 
     def upwards(self) -> Iterator["CallContext"]:
         """Yields this context and those of its callers, innermost first, without the context outside of modules."""
@@ -110,7 +110,7 @@ class ContextTree:
 
     def contexts_of(self, named: NamedModule) -> list[CallContext]:
         """Returns the contexts that a module was called in."""
-        module = None if named.ref is None else named.ref()
+        module = named.module
         contexts = () if module is None else self._of_module.get(named.module_id, ())
         return [context for context in contexts if context.ref() is module]
 

@@ -14,7 +14,7 @@ from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
 from .element_counts import count_elements
 from .walk import MAX_PATHS, descendants, parameter_of, walk
-from .wrappers import class_name
+from .wrappers import class_name, free_name
 
 #: The type of what is no module but a stretch of code that the user has named.
 SCOPE = "scope"
@@ -50,9 +50,9 @@ class NamedModule:
         return self.path or self.name or self.type_name
 
     @property
-    def alive(self) -> bool:
-        """True if the module still exists."""
-        return self.ref is not None and self.ref() is not None
+    def module(self) -> nn.Module | None:
+        """The module; None if it does not exist any more."""
+        return None if self.ref is None else self.ref()
 
     def row(self) -> dict[str, Any]:
         """Returns the module's row in the table `modules`."""
@@ -81,7 +81,7 @@ class ParameterOwner(NamedTuple):
 
         A weak reference to the parameter would do, but it makes `torch.utils.swap_tensors` fail.
         """
-        module = self.module.ref() if self.module.ref is not None else None
+        module = self.module.module
         return module is not None and parameter_of(module, self.name) is parameter
 
 
@@ -215,7 +215,7 @@ class ModuleNames:
         for ancestor in dict.fromkeys((caller, caller.root)):
             if ancestor is not caller and self._dead_slot(module, caller) is not None:
                 return None  # made anew in each forward: no use in walking the whole root for it
-            owner = ancestor.ref() if ancestor.ref is not None else None
+            owner = ancestor.module
             if owner is not None and any(each is module for each in descendants(owner)):
                 self._register_below(owner, ancestor)
                 return self._named.get(module)
@@ -242,7 +242,7 @@ class ModuleNames:
         A forward that makes such a module in each call gives the same name to each of them.
         """
         slots = caller.slots.get(class_name(module), ())
-        return next((each for each in slots if not each.alive), None)
+        return next((each for each in slots if each.module is None), None)
 
     def _revive_root(self, module: nn.Module) -> NamedModule | None:
         """Returns the name of a dead root without parameters.
@@ -252,7 +252,7 @@ class ModuleNames:
         if module._modules or module._parameters:
             return None
         for each in self.modules:
-            free = each.root is each and not each.alive and not each.given and each.parameters == 0
+            free = each.root is each and each.module is None and not each.given and each.parameters == 0
             if free and each.type_name == class_name(module):
                 self._bind(module, each)
                 return each
@@ -263,8 +263,8 @@ class ModuleNames:
         if not is_replica(module):
             return None
         if self._hooks_at != self._revision:
-            alive = [(each, each.ref()) for each in self.modules if each.ref is not None]
-            self._by_hooks = {id_of_hooks(each): named for named, each in alive if each is not None}
+            modules = ((each, each.module) for each in self.modules)
+            self._by_hooks = {id_of_hooks(each): named for named, each in modules if each is not None}
             self._hooks_at = self._revision
         original = self._by_hooks.get(id_of_hooks(module))  # a replica shares them with its original
         if original is not None:
@@ -329,7 +329,7 @@ class ModuleNames:
             self._touch(named)
 
     def _count(self, top: nn.Module, named_top: NamedModule) -> None:
-        root = named_top.root.ref() if named_top.root.ref is not None else None
+        root = named_top.root.module
         counts = count_elements(top)
         if root is not None and root is not top and not named_top.unregistered:
             counts.update(count_elements(root))  # what was met late counts for those above it
@@ -356,26 +356,20 @@ class ModuleNames:
 
     def _free_name(self, wanted: str, but: NamedModule | None = None) -> str:
         taken = {each.name for each in self.modules if each.root is each and each is not but}
-        name, number = wanted, 0
-        while name in taken:
-            number += 1
-            name = f"{wanted}#{number}"
-        return name
+        return free_name(wanted, taken)
 
     def _learn_parameters(self) -> None:
         owners: dict[int, list[ParameterOwner]] = {}
         for named in list(self.modules):
-            module = named.ref() if named.ref is not None else None
-            if module is None:
-                continue
-            for part, parameter in module._parameters.items():
+            module = named.module
+            for part, parameter in () if module is None else module._parameters.items():
                 if parameter is not None:
                     owners.setdefault(id(parameter), []).append(ParameterOwner(named, part))
         self._owners = owners
 
 
 def _buffer_paths(named: NamedModule) -> list[str]:
-    module = None if named.ref is None else named.ref()
+    module = named.module
     names = () if module is None else [name for name, buffer in module._buffers.items() if buffer is not None]
     return [join(path, name) for path in (named.path, *named.aliases) for name in names]
 
