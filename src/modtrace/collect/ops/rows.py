@@ -147,11 +147,8 @@ class OpTables:
         """Caches properties of the schemas and geometries that are new."""
         schemas = self._mode.schemas
         if len(schemas) > len(self._schemas.writes):
-            self._schemas = _SchemaFacts(
-                np.array([each.writes for each in schemas], bool),
-                np.array([each.is_view for each in schemas], bool),
-                np.array([each.is_differentiable for each in schemas], bool),
-            )
+            facts = ([getattr(each, name) for each in schemas] for name in _SchemaFacts._fields)
+            self._schemas = _SchemaFacts(*(np.array(each, bool) for each in facts))
         new = self._mode.ids.geometries[len(self._sizes) :]
         if new:
             self._sizes = np.append(self._sizes, [each.size_bytes for each in new])

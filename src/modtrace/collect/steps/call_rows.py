@@ -1,13 +1,12 @@
 """Turns the segments, backwards and optimizer steps of ended steps into the columns of the `calls` table."""
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASE_CODE
 from ..backward.recompute_origins import Origins, origins_of
 from ..log.backward_calls import BackwardCalls
 from ..log.nesting import Ints, structure_of
@@ -17,26 +16,14 @@ from .step import Step
 
 Columns = dict[str, Any]
 
-_PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
-
-class NthMemory:
-    """Keeps the `nth` of calls until their rows are written and no later backward can run through them."""
-
-    def __init__(self) -> None:
-        self._nth: dict[Segment, npt.NDArray[np.int32]] = {}
-
-    def keep(self, segment: Segment, nth: npt.NDArray[np.int32]) -> None:
-        """Stores the `nth` of a segment's calls."""
-        self._nth[segment] = nth
-
-    def get(self, segment: Segment) -> npt.NDArray[np.int32] | None:
-        """Returns the `nth` of a segment's calls; None if it is not known any more."""
-        return self._nth.get(segment)
+class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
+    """The `nth` of calls until their rows are written and no later backward can run through them."""
 
     def prune(self) -> None:
         """Forgets segments whose graphs are dead."""
-        self._nth = {segment: nth for segment, nth in self._nth.items() if segment.is_needed()}
+        for segment in [each for each in self if not each.is_needed()]:
+            del self[segment]
 
 
 def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -> list[Columns]:
@@ -59,7 +46,7 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
 
 def add_overheads(batches: Iterable[Columns], steps: list[Step]) -> None:
     """Adds the column `overhead_ns` to the rows of these steps' calls, if anything was measured in the steps."""
-    if any(step.values or any(batch.measured for batch in step.ops) for step in steps):
+    if any(True for step in steps for _ in step.measured()):
         intervals = intervals_of(steps)
         for columns in batches:
             columns["overhead_ns"] = _overheads(columns, intervals)
@@ -68,8 +55,7 @@ def add_overheads(batches: Iterable[Columns], steps: list[Step]) -> None:
 def intervals_of(steps: list[Step]) -> Ints:
     """Returns `[3, intervals]`: the thread, begin and end of each time spent measuring in these steps."""
     parts = []
-    of_ops = (batch.measured for step in steps for batch in step.ops if batch.measured is not None)
-    for measured in chain((each for step in steps for each in step.values), of_ops):
+    for measured in (each for step in steps for each in step.measured()):
         begin_end = np.array(measured.intervals, np.int64).reshape(-1, 2).T
         parts.append(np.concatenate([np.full((1, begin_end.shape[1]), measured.thread), begin_end]))
     return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), np.int64)
@@ -103,7 +89,7 @@ def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
     return {
         "call_id": np.arange(first_id, first_id + len(rows)),
         "step": step,
-        "phase": np.full(len(rows), _PHASE_CODE[OPTIMIZER], np.int8),
+        "phase": np.full(len(rows), PHASE_CODE[OPTIMIZER], np.int8),
         "thread": thread,
         "start_ns": start,
         "end_ns": end,
@@ -125,7 +111,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     compiled = np.array([context.compiled for context in segments[0].log.all_contexts], bool)
     modules = np.array([context.named.module_id for context in segments[0].log.all_contexts], np.int64)
     module_id = modules[entered]
-    phase = np.repeat(np.array([_PHASE_CODE[each.phase] for each in segments], np.int8), counts)
+    phase = np.repeat(np.array([PHASE_CODE[each.phase] for each in segments], np.int8), counts)
     nth = _nth_of_forwards(step, module_id, phase)
     exit_code = contexts[structure.exit_event]
     columns: Columns = {
@@ -143,7 +129,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     }
     _add_recomputes(columns, segments, starts.tolist(), memory)
     for segment, start in zip(segments, starts.tolist(), strict=True):
-        memory.keep(segment, nth[start : start + segment.calls])
+        memory[segment] = nth[start : start + segment.calls]
     columns["nth"] = np.ma.masked_array(columns["nth"], columns["nth"] < 0)
     return columns
 
@@ -151,7 +137,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
 def _nth_of_forwards(step: Ints, module_id: Ints, phase: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
     """Returns, for each forward call, the number of calls of its module before it in its step; -1 for other phases."""
     nth = np.full(len(step), -1, np.int32)
-    forward = np.flatnonzero(phase == _PHASE_CODE[FORWARD])
+    forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
     nth[forward] = count_before(step[forward], module_id[forward])
     return nth
 
@@ -227,7 +213,7 @@ def _calls_of_backward(number: int | None, backward: Backward, memory: NthMemory
         "module_id": module_id,
         "nth": nth,
         "parent_call_id": np.where(above < 0, outer, above + backward.first_id),
-        "phase": np.full(rows, _PHASE_CODE[BACKWARD], np.int8),
+        "phase": np.full(rows, PHASE_CODE[BACKWARD], np.int8),
         "forward_call_id": forward_id,
         "thread": np.full(rows, backward.log.number, np.int32),
         "start_ns": np.array(calls.start_ns, np.int64),

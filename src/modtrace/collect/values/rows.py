@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...measure.measurer import Measurement
 from ...measure.rows import FIRST_INDEX, Rows
 from ...measure.want import Want
-from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
+from ...recording.phase import BACKWARD, PHASE_CODE, RECOMPUTE
 from ...recording.role import ROLES
 from ..log.nesting import Ints
 from ..log.segments import Segment
@@ -25,7 +25,6 @@ from .sites import SiteIds, SiteName
 
 Columns = dict[str, Any]
 
-PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 #: The statistics in a row of `measure.rows`, in its order, and as what they are written.
 _STATISTICS = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count", "first_index")
