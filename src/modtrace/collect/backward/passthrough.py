@@ -6,6 +6,7 @@ from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR
 from ..log.segments import Segment
 from .backward_call import BackwardCall, SegmentCalls
 from .call_tensors import Key, keys_of
+from .input_gradients import edges_of
 from .plan import EngineGraph
 
 
@@ -40,12 +41,8 @@ class _Arrived:
         self._roots = graph.roots
         self._fed: dict[Key, int] = {}  # the largest number of a node that feeds it
         self._claimed: dict[int, int] = {}
-        for node, number in zip(graph.nodes, graph.numbers.tolist(), strict=True):
-            for target, slot in graph.edges[node]:
-                if target is not None:
-                    at = target._sequence_nr()
-                    key = (at, id(target.variable) if at == ACCUMULATE_SEQUENCE_NR else slot)
-                    self._fed.setdefault(key, number)
+        for _, number, _, key in edges_of(graph, with_leaves=True):
+            self._fed.setdefault(key, number)
 
     def at(self, key: Key, call: BackwardCall, runs: bool) -> bool:
         """Returns whether a gradient arrives at a tensor that a call passed on, from nodes made after the call.

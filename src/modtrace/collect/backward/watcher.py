@@ -85,8 +85,7 @@ class BackwardWatcher:
             if times or additions or listeners:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
-                owner_of = functools.partial(self._owner_at_start, backward)
-                hooks.plan(outputs, owner_of, listeners, times=times, additions=additions)
+                hooks.plan(outputs, self.owner, listeners, times=times, additions=additions)
 
     def _end(self, backward: Backward, hooks: CallHooks, raised: bool) -> None:
         log = backward.log
@@ -161,6 +160,3 @@ class BackwardWatcher:
         if len(known) > 1:
             known = {each for each in known if each.span_of(number) is not None}
         return known.pop() if len(known) == 1 else None
-
-    def _owner_at_start(self, backward: Backward, node: Any) -> Any:
-        return self.owner(backward.log, backward.task, node)
