@@ -64,8 +64,7 @@ class ScopeTracker:
         """Removes the hooks, and closes the calls that are open; these have no end in the tables."""
         self.remove_hooks()
         log = self.logs.current
-        if log.context.named is not None:
-            self.close_dead_calls(log, sys._getframe())
+        self.close_dead_calls(log, sys._getframe())
         for log in list(self.logs.all):
             while log.segment is not None:
                 self._close_open_calls(log, EXIT_UNSEEN)
@@ -165,10 +164,8 @@ class ScopeTracker:
         with self.subscribers.guard(module):
             if is_compilers_own(module, frame, self._is_unknown_in_region(log, module)):
                 return False
-            if log.context.named is not None:
-                self.close_dead_calls(log, around_call(frame))
-            if log.is_in_stretch:
-                self.pause_stretch(log)
+            self.close_dead_calls(log, around_call(frame))
+            self.pause_stretch(log)
             self.enter_module(log, module, frame)
         return True
 
@@ -178,6 +175,8 @@ class ScopeTracker:
 
     def close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
         """Closes the calls on the stack that no longer run. No hook runs when a KeyboardInterrupt leaves a call."""
+        if log.context.named is None:
+            return
         levels = [context for context, _, _ in log.suspended] + [log.context]
         stack = [context for level in levels for context in reversed([*level.upwards()])]
         # A call that was opened without a hook ends by itself in every case. So it runs, and all calls around it.
@@ -350,9 +349,10 @@ class ScopeTracker:
 
     def pause_stretch(self, log: ThreadLog) -> None:
         """Closes the calls of scopes outside of any module, because a module call begins; see `NamedScopes`."""
-        for _ in log.scopes:
-            self.append(log, EXIT)
-        self.close_segment(log, None)
+        if log.is_in_stretch:
+            for _ in log.scopes:
+                self.append(log, EXIT)
+            self.close_segment(log, None)
 
     def _resume_stretch(self, log: ThreadLog) -> None:
         """Opens the calls of these scopes again after the module call."""
