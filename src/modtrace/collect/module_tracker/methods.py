@@ -192,7 +192,7 @@ class _Wrapper:
             return
         _wrappers.pop((id(self._holder), self._name), None)
         if vars(self._holder).get(self._name) is self._call:
-            if isinstance(self._original, _Inherited):
+            if self._original is _INHERITED:
                 _take(self._holder, self._name)
             else:
                 _put(self._holder, self._name, self._original)
@@ -226,11 +226,8 @@ class _Wrapper:
         return output
 
 
-class _Inherited:
-    """Marks a method that the holder only inherits."""
-
-
-_INHERITED = _Inherited()
+#: Marks a method that the holder only inherits.
+_INHERITED = object()
 
 
 def _put(holder: Any, name: str, what: Any) -> None:
