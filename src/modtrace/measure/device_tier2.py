@@ -104,16 +104,8 @@ def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (tensor[block].reshape(-1) for block in blocks(tensor.shape, _CHUNK))
 
 
-class _Found(NamedTuple):
-    sumabs: torch.Tensor
-    zeros: torch.Tensor
-    sum4: torch.Tensor
-    histogram: torch.Tensor
-    largest: torch.Tensor  # its bits
-    argmax: torch.Tensor
-
-
-def _measure(numbers: torch.Tensor, start: int) -> _Found:
+def _measure(numbers: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
+    """Returns sumabs, zeros, sum4, the histogram, the bits of the largest magnitude, and argmax."""
     floats = _to_floats(numbers)
     bits = floats.view(torch.int32 if floats.dtype == torch.float32 else torch.int64)
     bits = (
@@ -123,7 +115,7 @@ def _measure(numbers: torch.Tensor, start: int) -> _Found:
     comparable = bits.clamp(max=_NAN[bits.dtype])  # all NaN are equal here
     wide = floats.to(torch.float64)
     squares = wide * wide
-    return _Found(
+    return (
         wide.abs().sum(),
         zeros,
         torch.dot(squares, squares),
