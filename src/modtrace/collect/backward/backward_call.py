@@ -9,7 +9,7 @@ from torch import nn
 
 from ..log.call_context import CallContext
 from ..log.segments import CallRef, Segment
-from .call_tensors import Flat, keys_of, slots_of
+from .call_tensors import CallTensors, Flat, keys_of, slots_of
 
 
 @dataclass(eq=False, slots=True)
@@ -65,40 +65,20 @@ class BackwardCall:
         return {slot: received[key[1]] for slot, key in keyed if key[0] == number}
 
 
-class SegmentCalls:
-    """Caches the `BackwardCall`s of each segment, which are built when they are first needed."""
-
-    def __init__(self) -> None:
-        self._calls: dict[Segment, list[BackwardCall]] = {}
-
-    def of(self, segment: Segment) -> list[BackwardCall]:
-        """Returns the calls of a segment, in the order in which they began."""
-        calls = self._calls.get(segment)
-        if calls is None:
-            calls = self._calls[segment] = _calls(segment)
-        return calls
-
-
-def _calls(segment: Segment) -> list[BackwardCall]:
-    structure, call_tensors = segment.structure(), segment.call_tensors
+def calls_of(segment: Segment) -> list[BackwardCall]:
+    """Returns the calls of a segment, in the order in which they began."""
+    structure, call_tensors = segment.structure(), segment.call_tensors or CallTensors()
     enter = structure.enter_event.tolist()
     seqs = np.asarray(segment.seqs)
-    first, last = seqs[structure.enter_event].tolist(), _last(segment, seqs)
+    first = seqs[structure.enter_event].tolist()
+    # The number of the first node after each call; for a running call a number above all others.
+    last = np.append(seqs, np.iinfo(np.int64).max)[np.minimum(structure.exit_event, len(seqs))].tolist()
     contexts = segment.log.all_contexts
-    inputs = {} if call_tensors is None else call_tensors.inputs
-    outputs = {} if call_tensors is None else call_tensors.outputs
-    passed = {} if call_tensors is None else call_tensors.passed
     calls: list[BackwardCall] = []
     columns = (segment.contexts_of_calls(), structure.parent.tolist(), enter, first, last)
     for index, (number, parent, event, begin, end) in enumerate(zip(*columns, strict=True)):
         around = calls[parent] if parent >= 0 else None
-        into, out, past = inputs.get(event, ()), outputs.get(event, ()), passed.get(event, ())
+        into, out = call_tensors.inputs.get(event, ()), call_tensors.outputs.get(event, ())
+        past = call_tensors.passed.get(event, ())
         calls.append(BackwardCall(segment, index, contexts[number], around, begin, end, into, out, past))
     return calls
-
-
-def _last(segment: Segment, seqs: Any) -> list[int]:
-    """Returns, for each call, the number of the first node after it; for a running call, a number above all others."""
-    exits = segment.structure().exit_event
-    last: list[int] = np.append(seqs, np.iinfo(np.int64).max)[np.minimum(exits, len(seqs))].tolist()
-    return last

@@ -159,10 +159,8 @@ def _begin_of(call_tensors: CallTensors, context: Any) -> int:
         return events.pop()
     if not any(each is context for each in contexts):
         return -1
-    while contexts[-1] is not context:
-        contexts.pop()
+    while contexts.pop() is not context:
         events.pop()
-    contexts.pop()
     return events.pop()
 
 
