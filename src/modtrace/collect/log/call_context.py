@@ -26,7 +26,7 @@ class CallContext(dict[int, "CallContext"]):
     )  # fmt: skip
 
     def __init__(self, named: NamedModule | None, above: Optional["CallContext"], index: int) -> None:
-        self.ref: Callable[[], nn.Module | None] = _no_module  # the module that was called here last
+        self.ref: Callable[[], nn.Module | None] = lambda: None  # the module that was called here last
         self.key = -1  # id of the module; -1 for an outermost context, so that leaving it takes the slow way
         self.outermost = -1
         self.named = named
@@ -129,10 +129,6 @@ class ContextTree:
         context.key = -1 if above is None else key
         holder[key] = context
         return context
-
-
-def _no_module() -> None:
-    return None
 
 
 def _seen_below(above: CallContext, module: nn.Module) -> tuple[NamedModule, str] | None:
