@@ -91,7 +91,8 @@ class ModuleNames:
     def __init__(self) -> None:
         self.modules: list[NamedModule] = []  # by module_id
         self._named: IdentityMap[nn.Module, NamedModule] = IdentityMap()
-        self._revision = 0  # counts changes of rows
+        #: Counts changes of rows. What was derived from names is valid until it changes.
+        self.revision = 0
         self._changed: dict[int, int] = {}  # module_id -> revision of its last change
         self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
         self._lock = threading.RLock()
@@ -173,11 +174,6 @@ class ModuleNames:
         owners = self._owners.get(id(parameter), ())
         return [owner for owner in owners if owner.holds(parameter)]
 
-    @property
-    def revision(self) -> int:
-        """The number of changes of names so far. What was derived from names is valid until it changes."""
-        return self._revision
-
     def paths(self) -> list[str]:
         """Returns the paths of all modules seen, with their aliases, and of their parameters and buffers."""
         with self._lock:
@@ -193,7 +189,7 @@ class ModuleNames:
         """Returns the current revision, and the rows that have changed since `revision`."""
         with self._lock:
             changed = [number for number, when in self._changed.items() if when > revision]
-            return self._revision, [self.modules[number].row() for number in sorted(changed)]
+            return self.revision, [self.modules[number].row() for number in sorted(changed)]
 
     # Finding.
 
@@ -262,10 +258,10 @@ class ModuleNames:
         """Returns the module that a replica of DataParallel is a copy of; None if the module is no replica."""
         if not is_replica(module):
             return None
-        if self._hooks_at != self._revision:
+        if self._hooks_at != self.revision:
             modules = ((each, each.module) for each in self.modules)
             self._by_hooks = {id_of_hooks(each): named for named, each in modules if each is not None}
-            self._hooks_at = self._revision
+            self._hooks_at = self.revision
         original = self._by_hooks.get(id_of_hooks(module))  # a replica shares them with its original
         if original is not None:
             self._named[module] = original
@@ -297,7 +293,10 @@ class ModuleNames:
             elif path != named.path:
                 aliases.setdefault(named, []).append(path)
         for named, paths in aliases.items():
-            self._add_aliases(named, paths)
+            new = [path for path in paths if path not in named.aliases and path != named.path]
+            if new:
+                named.aliases = [*named.aliases, *new][:MAX_PATHS]
+                self._touch(named)
         self._count(top, named_top)
 
     def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
@@ -322,12 +321,6 @@ class ModuleNames:
             each.aliases = [join(path, alias[len(old_path) :].lstrip(".")) for alias in each.aliases]
             self._touch(each)
 
-    def _add_aliases(self, named: NamedModule, paths: list[str]) -> None:
-        new = [path for path in paths if path not in named.aliases and path != named.path]
-        if new:
-            named.aliases = [*named.aliases, *new][:MAX_PATHS]
-            self._touch(named)
-
     def _count(self, top: nn.Module, named_top: NamedModule) -> None:
         root = named_top.root.module
         counts = count_elements(top)
@@ -351,8 +344,8 @@ class ModuleNames:
         self._named[module] = named
 
     def _touch(self, named: NamedModule) -> None:
-        self._revision += 1
-        self._changed[named.module_id] = self._revision
+        self.revision += 1
+        self._changed[named.module_id] = self.revision
 
     def _free_name(self, wanted: str, but: NamedModule | None = None) -> str:
         taken = {each.name for each in self.modules if each.root is each and each is not but}

@@ -74,11 +74,6 @@ class ScopeTracker:
                     if alive is not None:
                         alive.remove()
 
-    @property
-    def has_failed(self) -> bool:
-        """True if an internal error has ended the tracker's work."""
-        return self.subscribers.has_failed
-
     def remove_hooks(self) -> None:
         """Removes every hook and restores the entry of the autograd engine."""
         if self._hooks is not None:
@@ -318,7 +313,8 @@ class ScopeTracker:
         for closed in list(self.subscribers.segment_closed):
             closed(segment)
         if log.scopes and log.segment is None and not segment.context.is_scope:
-            self._resume_stretch(log)
+            for context in log.scopes:  # of the stretch that this call has interrupted
+                self.enter_context(log, context, None)
 
     @staticmethod
     def append(log: ThreadLog, event: int, seq: int | None = None, now: int | None = None) -> None:
@@ -353,11 +349,6 @@ class ScopeTracker:
             for _ in log.scopes:
                 self.append(log, EXIT)
             self.close_segment(log, None)
-
-    def _resume_stretch(self, log: ThreadLog) -> None:
-        """Opens the calls of these scopes again after the module call."""
-        for context in log.scopes:
-            self.enter_context(log, context, None)
 
     def _owners(
         self, log: ThreadLog, context: CallContext, frame: FrameType | None
