@@ -176,11 +176,7 @@ class StashCollector(Listener):
     def _label(self, stash: Stash, event: Event, call: CallRef | InsideCall) -> None:
         if stash.phase is None:
             stash.step, stash.phase, stash.call = event.step, event.phase, event.call
-        is_ours = (stash.step, stash.call) == (
-            event.step,
-            event.call,
-        )  # the user's function may have set its own
-        if is_ours:
+        if (stash.step, stash.call) == (event.step, event.call):  # the user's function may have set its own
             self.steps.follow(stash, call)
 
     # Events of the process's tracker.

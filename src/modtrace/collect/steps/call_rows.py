@@ -112,7 +112,11 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     modules = np.array([context.named.module_id for context in segments[0].log.all_contexts], np.int64)
     module_id = modules[entered]
     phase = np.repeat(np.array([PHASE_CODE[each.phase] for each in segments], np.int8), counts)
-    nth = _nth_of_forwards(step, module_id, phase)
+    nth = np.full(
+        len(step), -1, np.int32
+    )  # of a forward call: how many of its module were before it in its step
+    forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
+    nth[forward] = count_before(step[forward], module_id[forward])
     exit_code = contexts[structure.exit_event]
     columns: Columns = {
         "call_id": ids,
@@ -132,14 +136,6 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
         memory[segment] = nth[start : start + segment.calls]
     columns["nth"] = np.ma.masked_array(columns["nth"], columns["nth"] < 0)
     return columns
-
-
-def _nth_of_forwards(step: Ints, module_id: Ints, phase: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
-    """Returns, for each forward call, the number of calls of its module before it in its step; -1 for other phases."""
-    nth = np.full(len(step), -1, np.int32)
-    forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
-    nth[forward] = count_before(step[forward], module_id[forward])
-    return nth
 
 
 def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:

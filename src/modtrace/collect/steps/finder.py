@@ -87,7 +87,8 @@ class StepFinder:
 
     def backward_ended(self, backward: Backward) -> Step:
         """Returns the step of a backward that has ended: the open training step."""
-        reached = self._steps_reached(backward)
+        segments = set(backward.reached)
+        reached = [step for step in self._pending if not segments.isdisjoint(step.segments)]
         if backward.accumulate or len(reached) > 1:
             self._rejoin(reached)
         step = self.training or self._eval or self._open(True, backward.start_ns)
@@ -284,10 +285,6 @@ class StepFinder:
         if settled and step.stepped:  # a backward across an optimizer's step joins nothing
             for earlier in self._pending:
                 earlier.settled = earlier.settled or not earlier.is_open
-
-    def _steps_reached(self, backward: Backward) -> list[Step]:
-        reached = set(backward.reached)
-        return [step for step in self._pending if not reached.isdisjoint(step.segments)]
 
     def _rejoin(self, reached: list[Step]) -> None:
         """Joins steps that were closed before a backward that reaches both, as in a siamese model."""

@@ -187,20 +187,12 @@ def _reader_of(kind: type) -> _Reader:
     if read is not None:
         return read
     if issubclass(kind, _NOT_ENTERED):
-        return _nothing
+        return lambda value: None
     if issubclass(kind, tuple(_BUILTIN)):
         return _subclass_parts
     if issubclass(kind, _LEFT_ALONE):
-        return _left_alone
+        return lambda value: f"{kind.__name__}: left untouched"
     return _items if issubclass(kind, Mapping) else _attributes
-
-
-def _nothing(value: Any) -> None:
-    return None
-
-
-def _left_alone(value: Any) -> str:
-    return f"{type(value).__name__}: left untouched"
 
 
 # Containers. Methods of the builtin classes read them, so that no code of a subclass runs.
