@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASE_CODE
-from ..backward.recompute_origins import Origins, origins_of
+from ..backward.recompute_origins import origins_of
 from ..log.backward_calls import BackwardCalls
 from ..log.nesting import Ints, structure_of
 from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, Segment
@@ -152,38 +152,24 @@ def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
 
 def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int], memory: NthMemory) -> None:
     """Adds, for calls inside a backward, the call that each repeats and the call whose backward requested it."""
-    inside = [(segment, start) for segment, start in zip(segments, starts, strict=True) if segment.task >= 0]
+    starts_of = dict(zip(segments, starts, strict=True))
+    inside = [segment for segment in segments if segment.task >= 0]
     if not inside:
         return
-    rows = len(columns["call_id"])
-    starts_of = dict(zip(segments, starts, strict=True))
-    origins = origins_of(segment for segment, _ in inside)
-    recompute_of = np.full(rows, -1, np.int64)
-    triggered_by = np.full(rows, -1, np.int64)
-    for segment, start in inside:
+    nth = columns["nth"]
+    recompute_of, triggered_by = np.full((2, len(nth)), -1, np.int64)
+    for segment, origins in origins_of(inside).items():
+        start = starts_of[segment]
         if segment.trigger is not None and segment.trigger.call_id is not None:
             triggered_by[start : start + segment.calls] = segment.trigger.call_id
-        if segment.phase != BACKWARD:
-            _fill(columns["nth"], recompute_of, start, origins[segment], starts_of, memory)
+        for row, origin in enumerate(origins if segment.phase != BACKWARD else (), start):
+            if origin is not None and origin.call_id is not None:
+                recompute_of[row] = origin.call_id
+                here = starts_of.get(origin.segment)
+                numbers = memory.get(origin.segment) if here is None else nth[here:]
+                nth[row] = -1 if numbers is None else numbers[origin.index]
     columns["recompute_of"] = np.ma.masked_array(recompute_of, recompute_of < 0)
     columns["triggered_by"] = np.ma.masked_array(triggered_by, triggered_by < 0)
-
-
-def _fill(
-    nth: npt.NDArray[np.int32],
-    recompute_of: Ints,
-    start: int,
-    origins: Origins,
-    starts_of: dict[Segment, int],
-    memory: NthMemory,
-) -> None:
-    for offset, origin in enumerate(origins):
-        if origin is None or origin.call_id is None:
-            continue
-        recompute_of[start + offset] = origin.call_id
-        here = starts_of.get(origin.segment)
-        numbers = memory.get(origin.segment) if here is None else nth[here:]
-        nth[start + offset] = -1 if numbers is None else numbers[origin.index]
 
 
 def _backward_calls(numbered: list[tuple[int | None, Backward]], memory: NthMemory) -> Columns:
