@@ -7,6 +7,7 @@ from torch import nn
 
 from ...torch_internals.autograd import graph_task_id
 from ..log.call_context import CallContext
+from ..log.listeners import tell_all
 from ..log.thread_log import ThreadLog
 from ..names.module_names import NamedModule
 from .tracker import ScopeTracker
@@ -110,8 +111,7 @@ class NamedScopes:
         assert scope.module is not None
         scope.log.given_kwargs = scope.kwargs
         try:
-            for entering in tuple(self._tracker.subscribers.entering):
-                entering(scope.log, scope.module, scope.args)
+            tell_all(self._tracker.subscribers.entering, scope.log, scope.module, scope.args)
         finally:
             scope.log.given_kwargs = None
 
@@ -123,8 +123,8 @@ class NamedScopes:
             log.scopes = [each for each in log.scopes if each is not context]
         try:
             if is_open and not context.is_scope and scope.module is not None:
-                for leaving in list(tracker.subscribers.leaving):
-                    leaving(log, scope.module, scope.args, scope.kwargs, output, raised)
+                leaving = tracker.subscribers.leaving
+                tell_all(leaving, log, scope.module, scope.args, scope.kwargs, output, raised)
         except BaseException:  # a user's hook
             output, raised = None, True
             raise

@@ -21,7 +21,7 @@ from ..backward.graph_watch import watch_graph
 from ..backward.recompute import classify, find_around
 from ..backward.watcher import BackwardWatcher
 from ..log.call_context import CallContext, ContextTree
-from ..log.listeners import Subscribers
+from ..log.listeners import Subscribers, tell_all
 from ..log.segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
 from ..log.step_data import Handover
 from ..log.thread_log import ASIDE, ThreadLog, ThreadLogs
@@ -210,8 +210,7 @@ class ScopeTracker:
                 frame, has_parameters=bool(segment.named.parameters), is_after_data=self._may_have_data
             )
         try:
-            for opened in list(self.subscribers.segment_opened):
-                opened(segment, in_step)
+            tell_all(self.subscribers.segment_opened, segment, in_step)
             log.push(segment)
             log.spans.append(segment)
             self.append(log, context.index)
@@ -223,8 +222,7 @@ class ScopeTracker:
         if log.segment is segment:
             log.pop()
         log.spans = [span for span in log.spans if span is not segment]
-        for dropped in list(self.subscribers.segment_dropped):
-            dropped(segment)
+        tell_all(self.subscribers.segment_dropped, segment)
 
     def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()
@@ -240,8 +238,7 @@ class ScopeTracker:
             kwargs = {}  # torch (2.13) leaves them out then
         if self.subscribers.leaving:
             try:
-                for leaving in tuple(self.subscribers.leaving):
-                    leaving(log, module, args, kwargs, output, raised)
+                tell_all(self.subscribers.leaving, log, module, args, kwargs, output, raised)
             except BaseException:  # a user's hook: torch does not call us again for this call
                 with self.subscribers.guard(module):
                     self.leave(log, None, raised=True)
@@ -258,12 +255,10 @@ class ScopeTracker:
         context = log.context
         self.append(log, EXIT_RAISED if raised else EXIT, seq, now)
         if not raised and not context.is_scope:
-            for returned in self.subscribers.returned:
-                returned(log, context, output)
+            tell_all(self.subscribers.returned, log, context, output)
         if context.above is None:
             if not raised and not context.is_scope:
-                for outermost_returned in self.subscribers.outermost_returned:
-                    outermost_returned(log, output)
+                tell_all(self.subscribers.outermost_returned, log, output)
             self.close_segment(log, output)
         else:
             log.context = context.above
@@ -310,8 +305,7 @@ class ScopeTracker:
             watch_graph(segment, output, self._graph_reached)
         if segment.last_seq == segment.first_seq and not segment.with_grad:
             log.spans = [span for span in log.spans if span is not segment]  # under no_grad nothing is kept
-        for closed in list(self.subscribers.segment_closed):
-            closed(segment)
+        tell_all(self.subscribers.segment_closed, segment)
         if log.scopes and log.segment is None and not segment.context.is_scope:
             for context in log.scopes:  # of the stretch that this call has interrupted
                 self.enter_context(log, context, None)
