@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -96,12 +96,7 @@ class ModuleTracker:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._depth > 1:
             self._depth -= 1
         elif self._depth:
