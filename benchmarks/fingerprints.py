@@ -16,8 +16,9 @@ from measure import machine, render_table
 from modtrace.measure import fingerprints
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.fingerprints import Shard, fingerprint_array, hash_array, sketch_array
-from modtrace.measure.measurer import Measurer, quiet
+from modtrace.measure.measurer import Measurer
 from modtrace.measure.memory import logical_array
+from modtrace.torch_internals.modes import DisableTorchFunction
 
 SIZES, QUICK_SIZES = [10_000, 100_000, 1_000_000, 4_000_000, 20_000_000], [1000]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -106,7 +107,7 @@ def _name(dtype: torch.dtype) -> str:
 def _best_us(runs: dict[str, Run], size: int, repeats: int) -> dict[str, float]:
     loops = max(1, min(300, 300_000 // size))
     best = dict.fromkeys(runs, float("inf"))
-    with quiet():
+    with DisableTorchFunction():
         for _ in range(repeats + 1):  # the first ones make tables and scratch
             for name, run in runs.items():
                 start = time.perf_counter()

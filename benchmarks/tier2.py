@@ -8,9 +8,10 @@ from values import _best_us as best_us
 from measure import begin, machine, render_table
 from modtrace.measure import native_tier2
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.measurer import Measurer, quiet
+from modtrace.measure.measurer import Measurer
 from modtrace.measure.memory import logical_array
 from modtrace.measure.tier2 import channel_max_array, sample_array, tier2_array
+from modtrace.torch_internals.modes import DisableTorchFunction
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -24,7 +25,7 @@ def tier2_table(sizes: Sequence[int], *, repeats: int) -> str:
     for dtype in DTYPES:
         for size in sizes:
             tensor = torch.randn(size // CHANNELS, CHANNELS).to(dtype)
-            with quiet():
+            with DisableTorchFunction():
                 tier2, channels, sample, usual, total = best_us(runs(tensor), size, repeats)
             kind = str(dtype).removeprefix("torch.")
             times = [f"{each:.1f}" for each in (tier2, channels, sample)]

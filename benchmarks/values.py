@@ -19,7 +19,8 @@ from torch.utils._debug_mode import DebugMode
 import modtrace
 from measure import Round, begin, estimate, machine, render_table, time_rounds
 from modtrace.measure import native_moments
-from modtrace.measure.measurer import Measurer, quiet
+from modtrace.measure.measurer import Measurer
+from modtrace.torch_internals.modes import DisableTorchFunction
 
 #: Parameters by their names, so that outputs and gradients alone are left.
 PARAMETERS = ["**.weight", "**.bias"]
@@ -99,7 +100,7 @@ def kernel_table(sizes: Sequence[int], *, repeats: int) -> str:
                 found = measurer.measure(tensor)
                 found.rows.free([found.row])
 
-            with quiet():
+            with DisableTorchFunction():
                 ours, theirs = _best_us([measure, tensor.sum], size, repeats)
             kind = str(dtype).removeprefix("torch.")
             rows.append([kind, f"{size:,}", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"])

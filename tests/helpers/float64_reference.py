@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from modtrace.measure.cpu_kernel import RawStatistics
-from modtrace.measure.measurer import Measurement, Measurer, quiet
+from modtrace.measure.measurer import Measurement, Measurer
 from modtrace.measure.rows import FIRST_INDEX
+from modtrace.torch_internals.modes import DisableTorchFunction
 
 SUM_TOLERANCE, SQUARES_TOLERANCE = 1e-6, 2e-6
 
@@ -19,7 +20,7 @@ _measurer = Measurer()
 
 def measure(tensor) -> Measurement:
     """Measured by one measurer for all tests, which take and free rows beside each other."""
-    with quiet():
+    with DisableTorchFunction():
         return _measurer.measure(tensor)
 
 

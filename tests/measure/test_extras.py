@@ -14,9 +14,9 @@ from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.measure import extras as extras_module
 from modtrace.measure.extras import Extras
 from modtrace.measure.fingerprints import hash_array, sketch_array
-from modtrace.measure.measurer import quiet
 from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, ExtraNote, Want
+from modtrace.torch_internals.modes import DisableTorchFunction
 
 EVERYTHING = Want(stats=2, hash=True, sketch=True, sample=4)
 
@@ -26,7 +26,7 @@ NOT_MEASURED = [kind for kind in KINDS if kind not in MEASURED]
 
 def measure(tensor, want, extra=None):
     extra = Extra() if extra is None else extra
-    with quiet():
+    with DisableTorchFunction():
         _extras.measure(tensor, want, extra)
     return extra
 
@@ -137,7 +137,7 @@ def test_a_trace_has_no_trace_of_it():
     found = []
 
     def function(x):
-        with quiet():
+        with DisableTorchFunction():
             found.append(measure(x, EVERYTHING._replace(functions=(lambda tensor: tensor.sum(),))))
         return x * 2
 

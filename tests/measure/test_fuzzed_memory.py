@@ -26,7 +26,7 @@ from modtrace.measure.want import Extra, Want
 from modtrace.recording.raw_tensor import copy_raw
 from modtrace.recording.statistics.fingerprints import bucket_and_sign, hash_weight
 from modtrace.recording.statistics.sample import sample_positions
-from modtrace.torch_internals.modes import unseen
+from modtrace.torch_internals.modes import DisableTorchFunction, unseen
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -146,7 +146,7 @@ def check_statistics(drawn: Drawn, numbers: np.ndarray) -> None:
 
 def check_extras(drawn: Drawn, numbers: np.ndarray) -> None:
     extra = Extra()
-    with measurer.quiet():
+    with DisableTorchFunction():
         Extras(UserFunctions(lambda what, error: None)).measure(drawn.tensor, EVERYTHING, extra)
     parts = 2 if drawn.dense.is_complex() else 1
     check_tier2(extra, tier2_of(numbers), parts)
@@ -205,7 +205,7 @@ def check_copy(drawn: Drawn, numbers: np.ndarray) -> None:
         return name
 
     extra, kept = Extra(), KeptTensors(put)
-    with measurer.quiet():
+    with DisableTorchFunction():
         kept.keep(extra, drawn.tensor, "x", lazy=bool(len(numbers) % 2))
         kept.settle()
     np.testing.assert_array_equal(copies[0], raw_bytes(drawn.dense))
@@ -230,7 +230,7 @@ def check_freed(drawn: Drawn, numbers: np.ndarray) -> None:
     for less in (0, drawn.tensor.storage_offset() * drawn.tensor.element_size()):
         storage.resize_(less)
         extra = Extra()
-        with measurer.quiet():
+        with DisableTorchFunction():
             Extras(UserFunctions(lambda what, error: None)).measure(drawn.tensor, EVERYTHING, extra)
         for note in (measure(drawn.tensor).note, extra.notes[-1].text):
             assert note.startswith("not measured: ")

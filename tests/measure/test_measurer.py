@@ -16,9 +16,9 @@ from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.measure import measurer as measurer_module
 from modtrace.measure import native_moments
-from modtrace.measure.measurer import Measurer, quiet
+from modtrace.measure.measurer import Measurer
 from modtrace.measure.rows import FIRST_INDEX, DeviceRows, HostRows
-from modtrace.torch_internals.modes import unseen
+from modtrace.torch_internals.modes import DisableTorchFunction, unseen
 
 # Nobody hears of it.
 
@@ -27,7 +27,7 @@ from modtrace.torch_internals.modes import unseen
 def test_modes_of_the_users_see_no_event(kind):
     make, expected = KINDS[kind]
     tensor = silently(make)
-    with SeesOps() as ops, SeesFunctions() as functions, quiet():
+    with SeesOps() as ops, SeesFunctions() as functions, DisableTorchFunction():
         measurement = _measurer.measure(tensor)
     assert (ops.seen, functions.seen) == ([], [])
     assert measurement.note == expected.note
@@ -95,7 +95,7 @@ def test_the_profiler_sees_nothing_of_a_plain_tensor():
 def test_a_trace_has_no_trace_of_it():
     def function(x):
         for each in (x, x[:1], x.t(), x.expand(3, 2, 2)):
-            with quiet():
+            with DisableTorchFunction():
                 found.append(_measurer.measure(each))
         return x * 2
 
@@ -128,7 +128,7 @@ def _look_at(tensor):
         except (RuntimeError, KeyError, OSError):
             return "raises"
 
-    with quiet():  # no subclass's `__torch_function__`
+    with DisableTorchFunction():  # no subclass's `__torch_function__`
         return [ask(name) for name in ("_version", "grad_fn", "requires_grad", "is_leaf", "_backward_hooks")]
 
 
@@ -215,7 +215,7 @@ def test_surroundings_change_no_number(surroundings):
         warnings.simplefilter("ignore")  # anomaly mode says that it is slow
         stack.enter_context(surroundings())
         measurer = Measurer()
-        with quiet():
+        with DisableTorchFunction():
             found = [measurer.measure(tensor) for tensor, _ in tensors]
     for measurement, (_, expected) in zip(found, tensors, strict=True):
         assert measurement.note == expected.note
@@ -285,7 +285,7 @@ def test_threads_measure_at_once():
     def work(number):
         tensors = [torch.full((150_000,), number + at, dtype=torch.bfloat16)[at:] for at in range(8)]
         start.wait()
-        with quiet():
+        with DisableTorchFunction():
             found[number] = [measurer.measure(tensor) for _ in range(5) for tensor in tensors]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
@@ -322,7 +322,7 @@ ON_DEVICE = [kind for kind in KINDS if kind != "subclass with __torch_dispatch__
 def test_each_kind_of_tensor_is_measured_on_a_device(kind):
     make, expected = KINDS[kind]
     tensor = silently(make)
-    with quiet():
+    with DisableTorchFunction():
         measurement = OnDevice().measure(tensor)
     assert (measurement.shape, measurement.dtype, measurement.note) == expected[:3]
     if expected.statistics is not None:
@@ -336,7 +336,7 @@ def test_a_row_is_free_again_when_the_device_lacks_an_op(monkeypatch):
         raise NotImplementedError("no such kernel")
 
     measurer = OnDevice()
-    with quiet():
+    with DisableTorchFunction():
         rows = measurer.measure(torch.ones(3)).rows
         monkeypatch.setattr(measurer_module, "measure_on_device", fails)
         failed = [measurer.measure(torch.ones(3)) for _ in range(2000)]

@@ -13,7 +13,7 @@ from modtrace.measure.extras import Extras
 from modtrace.measure.memory import too_many
 from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, Want
-from modtrace.torch_internals.modes import unseen
+from modtrace.torch_internals.modes import DisableTorchFunction, unseen
 
 kernel = kernels.both_kernels(
     (measurer, "measure_into"), (fingerprints, "compiled"), (tier2_kernel, "tier2_into")
@@ -41,7 +41,7 @@ def extras_of(tensor: torch.Tensor, want: Want = EVERYTHING) -> Extra:
         raise error
 
     extra = Extra()
-    with measurer.quiet():
+    with DisableTorchFunction():
         Extras(UserFunctions(raised)).measure(tensor, want, extra)
     return extra
 
@@ -96,7 +96,7 @@ def test_a_conjugate_is_not_copied_to_be_measured(dtype):
 def test_no_copy_is_made_of_one(make, lazy):
     extra = Extra()
     kept = KeptTensors(lambda *args: pytest.fail("it was put"))
-    with measurer.quiet():
+    with DisableTorchFunction():
         kept.keep(extra, make(), "x", lazy=lazy)
         kept.settle()
     assert extra.notes[0].text.startswith("not kept: ")

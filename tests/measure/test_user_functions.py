@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from helpers.user_modes import SeesFunctions, SeesOps
-from modtrace.measure.measurer import quiet
 from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, ExtraNote
+from modtrace.torch_internals.modes import DisableTorchFunction
 
 
 def call(tensor, *functions, raised=None, extra=None):
@@ -61,7 +61,7 @@ def test_it_runs_outside_of_modes_and_autocast():
         SeesOps() as ops,
         SeesFunctions() as names,
     ):
-        with quiet():
+        with DisableTorchFunction():
             extra = call(tensor, product)
         seen = list(ops.seen), list(names.seen)
         assert torch.is_autocast_enabled("cpu")

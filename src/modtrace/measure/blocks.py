@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from .dtypes import Raw
+from .dtypes import CHUNK, Raw
 
 Block = tuple[slice, ...]
 
@@ -29,6 +29,20 @@ def blocks(shape: Sequence[int], most: int) -> Iterator[Block]:
         outer = tuple(slice(at, at + 1) for at in place)
         for start in range(0, shape[axis - 1], step):
             yield (*outer, slice(start, min(start + step, shape[axis - 1])), *whole)
+
+
+def pieces_of(array: Raw, order: str) -> Iterator[Raw]:
+    """Yields all elements, at most CHUNK contiguous ones at a time; a piece may be overwritten by the next.
+
+    Args:
+        array: of any strides.
+        order: "C" for row-major, "K" for that in which they are in memory.
+    """
+    flags = ["external_loop", "buffered"]
+    with np.nditer(array, flags, [["readonly", "contig"]], order=order, buffersize=CHUNK) as found:  # type: ignore[call-overload]
+        for some in found:
+            for start in range(0, len(some), CHUNK):  # memory that needs no buffer is one piece
+                yield some[start : start + CHUNK]
 
 
 def in_row(array: Raw) -> Raw:

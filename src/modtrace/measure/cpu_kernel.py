@@ -6,14 +6,14 @@ faster at this. Measured for 131,072 float32 in the cache of one core: `minimum`
 """
 
 import math
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .dtypes import CHUNK, Floats, Format, Raw, Scratch
+from .blocks import pieces_of
+from .dtypes import CHUNK, SCRATCH, Floats, Format, Raw
 
 #: The number of products that are summed in float32 before float64 is used. A BLAS keeps 32 or 64 sums side by
 #: side, so that each is one of at most 16 terms: off by less than 1e-6 at the worst, and by 3e-8 usually. (Blocks of
@@ -56,15 +56,9 @@ def measure_array(array: Raw, form: Format) -> RawStatistics:
     size = array.size
     if not size:
         return EMPTY
-    scratch = _scratch()
     if size <= CHUNK and array.flags.c_contiguous:
-        raw = array.reshape(-1)
-        return _measure_chunk(raw if form.decode is None else form.decode(raw, scratch), scratch)
-    pieces = _pieces(array)
-    if form.decode is not None:
-        decode = form.decode
-        pieces = (decode(raw, scratch) for raw in pieces)
-    return _join(_measure_chunk(floats, scratch) for floats in pieces)
+        return _measure_chunk(_to_floats(array.reshape(-1), form))
+    return _join(_measure_chunk(_to_floats(raw, form)) for raw in pieces_of(array, "K"))
 
 
 def repeat(statistics: RawStatistics, times: int) -> RawStatistics:
@@ -75,40 +69,19 @@ def repeat(statistics: RawStatistics, times: int) -> RawStatistics:
     return RawStatistics(count * times, low, high, total * times, squares * times, nans * times, infs * times)
 
 
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.scratch = Scratch()
+def _to_floats(raw: Raw, form: Format) -> Floats:
+    """Converts elements to floats, maybe in another order."""
+    return raw if form.decode is None else form.decode(raw, SCRATCH)
 
 
-_of_thread = _OfThread()
-
-
-def _scratch() -> Scratch:
-    return _of_thread.scratch
-
-
-def _pieces(array: Raw) -> Iterator[Raw]:
-    """Yields the elements, at most CHUNK at a time, in the order in which they are in memory."""
-    if array.flags.c_contiguous:
-        flat = array.reshape(-1)
-        for start in range(0, len(flat), CHUNK):
-            yield flat[start : start + CHUNK]
-        return
-    flags = ["external_loop", "buffered"]
-    with np.nditer(array, flags, [["readonly", "contig"]], order="K", buffersize=CHUNK) as pieces:  # type: ignore[call-overload]
-        for piece in pieces:
-            for start in range(0, len(piece), CHUNK):  # memory that needs no buffer is one piece
-                yield piece[start : start + CHUNK]
-
-
-def _measure_chunk(floats: Floats, scratch: Scratch) -> RawStatistics:
+def _measure_chunk(floats: Floats) -> RawStatistics:
     low, high = float(np.minimum.reduce(floats)), float(np.maximum.reduce(floats))
     magnitude = max(-low, high)
     if _SMALLEST <= magnitude <= _LARGEST:
         total, squares = _sums(floats)
     elif magnitude < math.inf:
         if magnitude and floats.dtype != np.float64:
-            wide = scratch.float64(len(floats))
+            wide = SCRATCH.float64[: len(floats)]
             np.copyto(wide, floats)
             floats = wide
         total, squares = _sums(floats) if magnitude else (0.0, 0.0)

@@ -47,15 +47,21 @@ def _numbers(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
     The vector has each element of an expanded tensor once. It is a copy only if the elements are not dense in memory.
     """
-    repeats = 1
-    for dim in reversed(range(tensor.dim())):
-        if tensor.stride(dim) == 0 and tensor.size(dim) > 1:
-            repeats *= tensor.size(dim)
-            tensor = tensor.select(dim, 0)
+    tensor, repeats = once_each(tensor)
     tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.reshape(-1), repeats
+
+
+def once_each(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Returns the tensor with size 1 in each expanded dimension, and how often each of its elements counts."""
+    repeats = 1
+    for dim in range(tensor.dim()):
+        if tensor.stride(dim) == 0 and tensor.size(dim) > 1:
+            repeats *= tensor.size(dim)
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor, repeats
 
 
 def _measure(chunk: torch.Tensor, start: int) -> torch.Tensor:

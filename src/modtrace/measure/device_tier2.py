@@ -12,6 +12,7 @@ import torch
 from ..recording.statistics.sample import place_in_parts
 from ..recording.statistics.tier2 import BINS
 from .blocks import blocks
+from .device_kernel import once_each
 from .tier2 import why_no_channels
 
 #: Elements per chunk; intermediate results take at most some fifty times this many bytes.
@@ -41,7 +42,7 @@ def tier2_on_device(tensor: torch.Tensor) -> DeviceTier2:
     """
     if not tensor.numel():
         return _of_nothing(tensor.device)
-    once, repeats = _without_repeats(tensor)
+    once, repeats = once_each(tensor)
     parts = 2 if tensor.is_complex() else 1
     start, found = 0, []
     for numbers in _chunks(torch.view_as_real(once) if parts == 2 else once):
@@ -65,7 +66,7 @@ def channel_max_on_device(tensor: torch.Tensor, dim: int) -> torch.Tensor | str:
     if reason is not None:
         return reason
     axis = dim % tensor.dim()
-    once, _ = _without_repeats(tensor)
+    once, _ = once_each(tensor)
     numbers = torch.view_as_real(once) if tensor.is_complex() else once
     largest = torch.zeros(once.shape[axis], dtype=torch.float32, device=tensor.device)
     others = [each for each in range(numbers.dim()) if each != axis]
@@ -95,16 +96,6 @@ def _of_nothing(device: torch.device) -> DeviceTier2:
     return DeviceTier2(sums[0], zeros[0], sums[1], None, zeros[1:])
 
 
-def _without_repeats(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Returns the tensor with size 1 in each expanded dimension, and how often each of its elements counts."""
-    repeats = 1
-    for dim in range(tensor.dim()):
-        if tensor.stride(dim) == 0 and tensor.size(dim) > 1:
-            repeats *= tensor.size(dim)
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor, repeats
-
-
 def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields all elements in row-major order, in rows of bounded length."""
     if tensor.is_contiguous():
@@ -113,23 +104,18 @@ def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (tensor[block].reshape(-1) for block in blocks(tensor.shape, _CHUNK))
 
 
-class _Found(NamedTuple):
-    sumabs: torch.Tensor
-    zeros: torch.Tensor
-    sum4: torch.Tensor
-    histogram: torch.Tensor
-    largest: torch.Tensor  # its bits
-    argmax: torch.Tensor
-
-
-def _measure(numbers: torch.Tensor, start: int) -> _Found:
+def _measure(numbers: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
+    """Returns sumabs, zeros, sum4, the histogram, the bits of the largest magnitude, and argmax."""
     floats = _to_floats(numbers)
-    bits = _magnitude_bits(floats)
+    bits = floats.view(torch.int32 if floats.dtype == torch.float32 else torch.int64)
+    bits = (
+        bits & torch.iinfo(bits.dtype).max
+    )  # of magnitudes, in the same order; those of NaN are above all others
     zeros = (bits == 0).sum()
     comparable = bits.clamp(max=_NAN[bits.dtype])  # all NaN are equal here
     wide = floats.to(torch.float64)
     squares = wide * wide
-    return _Found(
+    return (
         wide.abs().sum(),
         zeros,
         torch.dot(squares, squares),
@@ -144,13 +130,6 @@ def _to_floats(numbers: torch.Tensor) -> torch.Tensor:
     if numbers.dtype == torch.float64 or (not numbers.is_floating_point() and numbers.element_size() > 2):
         return numbers.to(torch.float64)
     return numbers.to(torch.float32)
-
-
-def _magnitude_bits(floats: torch.Tensor) -> torch.Tensor:
-    """Returns integers in the order of the magnitudes; those of NaN are above all others."""
-    if floats.dtype == torch.float32:
-        return floats.view(torch.int32) & 0x7FFFFFFF
-    return floats.view(torch.int64) & 0x7FFFFFFFFFFFFFFF
 
 
 def _count_exponents(bits: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Computes how far the elements of a tensor move, from a copy made before."""
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,14 +121,9 @@ class Before:
 
 
 def _plain_of(tensor: torch.Tensor) -> Plain:
-    if kind_of(tensor) in _plain_kinds() and not is_uninitialized(tensor):
+    if kind_of(tensor) in plain_kinds() and not is_uninitialized(tensor):
         return Plain(tensor, tensor.shape, None)
     return find_plain(tensor)
-
-
-@functools.cache
-def _plain_kinds() -> tuple[int, ...]:
-    return plain_kinds() or ()
 
 
 def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:

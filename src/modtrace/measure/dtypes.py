@@ -1,7 +1,9 @@
 """The formats of dtypes in memory, and the conversion of their elements to numbers that numpy can reduce."""
 
 import sys
+import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,25 +17,22 @@ Raw = npt.NDArray[Any]
 Floats = npt.NDArray[Any]  # float32 or float64
 
 
-class Scratch:
-    """The buffers in which one thread converts elements to floats. Each is created when it is first needed."""
+class Scratch(threading.local):
+    """The buffers in which a thread converts elements to floats. Each is created when it is first needed."""
 
-    def __init__(self) -> None:
-        self._float32: npt.NDArray[np.float32] | None = None
-        self._float64: npt.NDArray[np.float64] | None = None
+    @cached_property
+    def float32(self) -> npt.NDArray[np.float32]:
+        """The buffer of CHUNK float32."""
+        return np.zeros(CHUNK, np.float32)
 
-    def float32(self, size: int) -> npt.NDArray[np.float32]:
-        """Returns a buffer of `size` float32, at most CHUNK."""
-        if self._float32 is None:
-            self._float32 = np.zeros(CHUNK, np.float32)
-        return self._float32[:size]
+    @cached_property
+    def float64(self) -> npt.NDArray[np.float64]:
+        """The buffer of CHUNK float64."""
+        return np.zeros(CHUNK, np.float64)
 
-    def float64(self, size: int) -> npt.NDArray[np.float64]:
-        """Returns a buffer of `size` float64, at most CHUNK."""
-        if self._float64 is None:
-            self._float64 = np.zeros(CHUNK, np.float64)
-        return self._float64[:size]
 
+#: What is in it is overwritten by the next conversion on the same thread.
+SCRATCH = Scratch()
 
 Decoder = Callable[[Raw, Scratch], Floats]
 
@@ -60,13 +59,13 @@ def format_of(dtype: torch.dtype) -> Format | None:
 
 
 def _to_float32(raw: Raw, scratch: Scratch) -> Floats:
-    floats = scratch.float32(len(raw))
+    floats = scratch.float32[: len(raw)]
     np.copyto(floats, raw)
     return floats
 
 
 def _to_float64(raw: Raw, scratch: Scratch) -> Floats:
-    floats = scratch.float64(len(raw))
+    floats = scratch.float64[: len(raw)]
     np.copyto(floats, raw, casting="unsafe")  # int64 beyond 2^53 is rounded
     return floats
 
@@ -76,7 +75,7 @@ def _from_bfloat16(raw: Raw, scratch: Scratch) -> Floats:
 
     Converting them in pairs takes 8 us, and each alone 22 us.
     """
-    floats = scratch.float32(len(raw))
+    floats = scratch.float32[: len(raw)]
     bits = floats.view(np.uint32)
     pairs, half = _pairs(raw), len(raw) // 2
     if pairs is None:
@@ -96,7 +95,7 @@ def _from_float16(raw: Raw, scratch: Scratch) -> Floats:
     The largest exponent means infinity or NaN in a float16, and becomes a number of 2^16 or more here. In that case
     numpy converts the chunk again, which takes 125 us. (With `set_flush_denormal(True)` subnormals are 0.)
     """
-    floats = scratch.float32(len(raw))
+    floats = scratch.float32[: len(raw)]
     bits = floats.view(np.int32)
     pairs, half = _pairs(raw), len(raw) // 2
     if pairs is None:
@@ -132,7 +131,7 @@ _FLOAT16_END = 2.0**16
 
 def _by_table(table: npt.NDArray[np.float32]) -> Decoder:
     def decode(raw: Raw, scratch: Scratch) -> Floats:
-        floats = scratch.float32(len(raw))
+        floats = scratch.float32[: len(raw)]
         np.take(table, raw, out=floats, mode="clip")  # 90 us; `clip` because `raise` buffers the output
         return floats
 
@@ -165,46 +164,34 @@ def _float8_table(
     return table
 
 
-def _float8_formats() -> dict[str, npt.NDArray[np.float32]]:
+def _float8_tables() -> dict[torch.dtype, npt.NDArray[np.float32]]:
     powers = np.exp2(np.arange(256, dtype=np.float64) - 127)
     powers[255] = np.nan
     return {
-        "float8_e4m3fn": _float8_table(4, bias=7, nan=range(127, 128)),
-        "float8_e5m2": _float8_table(5, bias=15, nan=range(125, 128), inf=124),
-        "float8_e4m3fnuz": _float8_table(4, bias=8, nan=range(128, 129)),
-        "float8_e5m2fnuz": _float8_table(5, bias=16, nan=range(128, 129)),
-        "float8_e8m0fnu": powers.astype(np.float32),
+        torch.float8_e4m3fn: _float8_table(4, bias=7, nan=range(127, 128)),
+        torch.float8_e5m2: _float8_table(5, bias=15, nan=range(125, 128), inf=124),
+        torch.float8_e4m3fnuz: _float8_table(4, bias=8, nan=range(128, 129)),
+        torch.float8_e5m2fnuz: _float8_table(5, bias=16, nan=range(128, 129)),
+        torch.float8_e8m0fnu: powers.astype(np.float32),
     }
 
 
-def _make_formats() -> dict[torch.dtype, Format]:
-    formats = {
-        torch.float32: Format(np.float32),
-        torch.float64: Format(np.float64),
-        torch.bfloat16: Format(np.uint16, decode=_from_bfloat16),
-        torch.float16: Format(np.uint16, decode=_from_float16),
-        torch.complex64: Format(np.float32, parts=2),
-        torch.complex128: Format(np.float64, parts=2),
-        torch.complex32: Format(np.uint16, parts=2, decode=_from_float16),
-        torch.bool: Format(np.bool_, decode=_to_float32),  # any byte except 0 is True, as in torch
-        torch.uint8: Format(np.uint8, decode=_to_float32),
-        torch.int8: Format(np.int8, decode=_to_float32),
-        torch.int16: Format(np.int16, decode=_to_float32),
-        torch.int32: Format(np.int32, decode=_to_float64),
-        torch.int64: Format(np.int64, decode=_to_float64),
-    }
-    later = {
-        "uint16": (np.uint16, _to_float32),
-        "uint32": (np.uint32, _to_float64),
-        "uint64": (np.uint64, _to_float64),
-    }
-    for name, (raw, decode) in later.items():
-        if hasattr(torch, name):
-            formats[getattr(torch, name)] = Format(raw, decode=decode)
-    for name, table in _float8_formats().items():
-        if hasattr(torch, name):
-            formats[getattr(torch, name)] = Format(np.uint8, decode=_by_table(table))
-    return formats
-
-
-_FORMATS = _make_formats()
+_FORMATS = {
+    torch.float32: Format(np.float32),
+    torch.float64: Format(np.float64),
+    torch.bfloat16: Format(np.uint16, decode=_from_bfloat16),
+    torch.float16: Format(np.uint16, decode=_from_float16),
+    torch.complex64: Format(np.float32, parts=2),
+    torch.complex128: Format(np.float64, parts=2),
+    torch.complex32: Format(np.uint16, parts=2, decode=_from_float16),
+    torch.bool: Format(np.bool_, decode=_to_float32),  # any byte except 0 is True, as in torch
+    torch.uint8: Format(np.uint8, decode=_to_float32),
+    torch.int8: Format(np.int8, decode=_to_float32),
+    torch.uint16: Format(np.uint16, decode=_to_float32),
+    torch.int16: Format(np.int16, decode=_to_float32),
+    torch.uint32: Format(np.uint32, decode=_to_float64),
+    torch.int32: Format(np.int32, decode=_to_float64),
+    torch.uint64: Format(np.uint64, decode=_to_float64),
+    torch.int64: Format(np.int64, decode=_to_float64),
+    **{dtype: Format(np.uint8, decode=_by_table(table)) for dtype, table in _float8_tables().items()},
+}

@@ -1,12 +1,11 @@
 """Raw elements in order: the numbers of their kinds in the compiled kernels, and their conversion to floats."""
 
-import threading
 from typing import Any
 
 import numpy as np
 import torch
 
-from .dtypes import Floats, Format, Raw, Scratch, format_of
+from .dtypes import SCRATCH, Floats, Format, Raw, format_of
 from .native_moments import KINDS
 
 
@@ -32,21 +31,13 @@ def to_floats(raw: Raw, form: Format) -> Floats:
         return np.asarray(raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if kind == _FLOAT16:
         return raw.view(np.float16).astype(np.float32)
-    return form.decode(raw, _of_thread.scratch)
+    return form.decode(raw, SCRATCH)
 
 
 def address_of(array: Raw) -> int:
     """Returns the address of an array."""
     address: int = array.__array_interface__["data"][0]  # 0.3 us; `ctypes.data` takes 1
     return address
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.scratch = Scratch()
-
-
-_of_thread = _OfThread()
 
 
 def _kinds() -> dict[tuple[np.dtype[Any], Any], int]:

@@ -27,11 +27,11 @@ class Extras:
     """Measures extra results for one recorder, on any thread."""
 
     def __init__(self, functions: UserFunctions) -> None:
-        self._plain = plain_kinds() or ()
+        self._plain = plain_kinds()
         self._functions = functions
 
     def measure(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
-        """Adds what is wanted and missing, except for whole tensors. Call it inside `quiet()`.
+        """Adds what is wanted and missing, except for whole tensors. Call it inside `DisableTorchFunction()`.
 
         For a tensor that is not plain, the part that `find_plain` finds is measured, and passed to functions. A tensor
         on another device is measured there, without waiting for it.
@@ -91,19 +91,14 @@ _FINGERPRINT = "hash and sketch"
 
 
 def _missing_parts(want: Want, extra: Extra) -> list[str]:
-    parts = []
-    if want.stats > 1:
-        if extra.histogram is None:
-            parts.append(_HISTOGRAM)
-        if want.channel_dim not in extra.channel_max:
-            parts.append(_CHANNEL_MAX)
-    if want.sample and want.sample not in extra.sample:
-        parts.append(_SAMPLE)
-    if want.hash and extra.hash is None:
-        parts.append(_HASH)
-    if want.sketch and extra.sketch is None:
-        parts.append(_SKETCH)
-    return parts
+    is_missing = {
+        _HISTOGRAM: want.stats > 1 and extra.histogram is None,
+        _CHANNEL_MAX: want.stats > 1 and want.channel_dim not in extra.channel_max,
+        _SAMPLE: want.sample and want.sample not in extra.sample,
+        _HASH: want.hash and extra.hash is None,
+        _SKETCH: want.sketch and extra.sketch is None,
+    }
+    return [part for part, missing in is_missing.items() if missing]
 
 
 def _measure_parts(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:

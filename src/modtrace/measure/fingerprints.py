@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..recording.statistics import fingerprints as definition
 from ..recording.statistics.fingerprints import SKETCH_SIZE, Sketch, fold_rows, place_chunks
+from .blocks import pieces_of
 from .dtypes import CHUNK, Floats, Format, Raw
 from .elements import address_of, kind_of, kind_of_floats, to_floats
 
@@ -156,14 +157,11 @@ def _take(
     runs = _runs_of(array, offset, shard)
     if not array.size:
         return Fingerprint(0, np.zeros(SKETCH_SIZE))
-    if compiled is None:
-        hashed = _hash_with_numpy(array, runs) if is_hashed else 0
-        return Fingerprint(hashed, _NO_SKETCH if form is None else _sketch_in_pieces(array, form, runs))
     kind = None if form is None else kind_of(form)
-    if form is None or kind is not None:
+    if compiled is not None and (form is None or kind is not None):
         return _take_compiled(array, runs, kind, is_hashed)
-    hashed = _take_compiled(array, runs, None, True).hash if is_hashed else 0
-    return Fingerprint(hashed, _sketch_in_pieces(array, form, runs))
+    hashed = _hash(array, runs) if is_hashed else 0
+    return Fingerprint(hashed, _NO_SKETCH if form is None else _sketch_in_pieces(array, form, runs))
 
 
 def _take_compiled(array: Raw, runs: _Runs, kind: int | None, is_hashed: bool) -> Fingerprint:
@@ -226,16 +224,14 @@ def _pieces(array: Raw, runs: _Runs) -> Iterator[tuple[int, Raw]]:
             for at in range(0, runs.sizes[-1], CHUNK):
                 yield start + at, np.ascontiguousarray(blocks[outer][at : at + CHUNK])
         return
-    flags = ["external_loop", "buffered"]
-    with np.nditer(array, flags, [["readonly", "contig"]], order="C", buffersize=CHUNK) as found:  # type: ignore[call-overload]
-        for some in found:
-            for at in range(0, len(some), CHUNK):  # memory that needs no buffer is one piece
-                piece = some[at : at + CHUNK]
-                yield place, piece
-                place += len(piece)
+    for piece in pieces_of(array, "C"):
+        yield place, piece
+        place += len(piece)
 
 
-def _hash_with_numpy(array: Raw, runs: _Runs) -> int:
+def _hash(array: Raw, runs: _Runs) -> int:
+    if compiled is not None:
+        return _take_compiled(array, runs, None, True).hash
     return sum(_hash_piece(piece, place) for place, piece in _pieces(array, runs)) % 2**64
 
 

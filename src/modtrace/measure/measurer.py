@@ -1,14 +1,14 @@
 """Measures any tensor into a row, or notes why it cannot; never raises, and changes nothing."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from ..torch_internals import tensors
-from ..torch_internals.modes import DisableTorchFunction, tracing_state, unseen
+from ..torch_internals.modes import tracing_state, unseen
 from ..torch_internals.tensors import kind_of, plain_kinds
 from ..torch_internals.transforms import outside_transforms
 from .cpu_kernel import measure_array, repeat
@@ -18,7 +18,7 @@ from .first_index import first_nonfinite
 from .memory import array_over, extent_of, is_held, logical_array, too_many, why_unread
 from .native_moments import KINDS, measure_into
 from .rows import DeviceRows, HostRows, Rows
-from .special import Plain, find_plain, is_uninitialized
+from .special import find_plain, is_uninitialized, shape_of
 from .want import Extra
 
 _MOST_OF_A_NOTE = 120
@@ -29,48 +29,29 @@ NOT_ASKED_FOR = "statistics not asked for"
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False, slots=True)
 class Measurement:
     """The result of measuring one tensor."""
 
-    __slots__ = ("dtype", "extra", "note", "row", "rows", "shape", "start_ns")
-
-    def __init__(
-        self,
-        rows: Rows | None,
-        row: int,
-        shape: tuple[int, ...],
-        dtype: torch.dtype | None,
-        note: str | None,
-    ) -> None:
-        self.rows = rows  # where its statistics are; None: it could not be measured
-        self.row = row
-        self.shape = shape
-        self.dtype = dtype  # None: there was no tensor, or it did not tell
-        self.note = note  # why it was not measured, or which part of it was
-        self.start_ns = 0  # when it began, if that is needed
-        self.extra: Extra | None = None  # what else was kept of it
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hides what is measured in the block from torch's function modes. All measuring runs inside it.
-
-    It is not for hot paths, where `DisableTorchFunction` is entered by hand in 0.2 us.
-    """
-    with DisableTorchFunction():
-        yield
+    rows: Rows | None  # where its statistics are; None: it could not be measured
+    row: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None  # None: there was no tensor, or it did not tell
+    note: str | None  # why it was not measured, or which part of it was
+    start_ns: int = 0  # when it began, if that is needed
+    extra: Extra | None = None  # what else was kept of it
 
 
 class Measurer:
     """Measures tensors into rows, each on its own device."""
 
     def __init__(self) -> None:
-        self._plain = plain_kinds() or ()
+        self._plain = plain_kinds()
         self._host = HostRows()
         self._devices: dict[torch.device, DeviceRows] = {}
 
     def measure(self, tensor: torch.Tensor) -> Measurement:
-        """Measures a tensor. Call it inside `quiet()`."""
+        """Measures a tensor. Call it inside `DisableTorchFunction()`."""
         try:
             # While `torch.jit.trace` runs, reading a shape would become part of the trace.
             if kind_of(tensor) in self._plain and not is_uninitialized(tensor) and tracing_state() is None:
@@ -118,19 +99,13 @@ class Measurer:
     def _measure_special(self, tensor: torch.Tensor) -> Measurement:
         with unseen(), outside_transforms(), torch.no_grad():
             plain = find_plain(tensor)
+            shape = tuple(plain.shape)
             if plain.tensor is None:
-                return Measurement(None, -1, tuple(plain.shape), tensor.dtype, shortened(plain.note))
-            measured = self._measure_plain(plain.tensor, plain)
-        reason = measured or why_not(plain.tensor)
-        if isinstance(reason, str):
-            return Measurement(None, -1, tuple(plain.shape), tensor.dtype, shortened(reason))
-        return reason
-
-    def _measure_plain(self, tensor: torch.Tensor, plain: Plain) -> Measurement | None:
-        shape = tuple(plain.shape)
-        if tensor.device.type == "cpu":
-            return self._measure_memory(tensor, shape, plain.note)
-        return self._measure_on_device(tensor, shape, plain.note)
+                return Measurement(None, -1, shape, tensor.dtype, shortened(plain.note))
+            is_on_cpu = plain.tensor.device.type == "cpu"
+            measure = self._measure_memory if is_on_cpu else self._measure_on_device
+            measured = measure(plain.tensor, shape, plain.note)
+        return measured or Measurement(None, -1, shape, tensor.dtype, shortened(why_not(plain.tensor)))
 
     def _measure_on_device(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
@@ -152,8 +127,7 @@ class Measurer:
 
 def not_asked_for(tensor: torch.Tensor) -> Measurement:
     """Returns the measurement of a tensor for which no statistics are wanted."""
-    shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
-    return Measurement(None, -1, shape, _answer(lambda: tensor.dtype), NOT_ASKED_FOR)
+    return Measurement(None, -1, shape_of(tensor), _answer(lambda: tensor.dtype), NOT_ASKED_FOR)
 
 
 def why_not(tensor: torch.Tensor) -> str:
@@ -181,10 +155,8 @@ def _first_nonfinite(tensor: torch.Tensor, shape: tuple[int, ...], form: Format)
 
 def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:
     """Returns the measurement of a tensor that raises when it is read."""
-    shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
-    text = _answer(lambda: f": {error}") or ""
-    dtype = _answer(lambda: tensor.dtype)
-    return Measurement(None, -1, shape, dtype, shortened(f"not measured: {type(error).__name__}{text}"))
+    note = f"not measured: {type(error).__name__}{_answer(lambda: f': {error}') or ''}"
+    return Measurement(None, -1, shape_of(tensor), _answer(lambda: tensor.dtype), shortened(note))
 
 
 def _answer(ask: Callable[[], _T]) -> _T | None:

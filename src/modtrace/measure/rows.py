@@ -3,7 +3,7 @@
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +26,6 @@ COUNTS = [RawStatistics._fields.index(name) for name in ("nan_count", "inf_count
 
 #: Rows allocated at a time: 66 kB.
 _BLOCK_ROWS = 1024
-
-
-class Rows(Protocol):
-    """The rows of one device."""
-
-    def read(self, rows: Sequence[int]) -> Table:
-        """Returns the rows, `[rows, WIDTH]`. On a device this waits until they are written."""
-
-    def free(self, rows: Sequence[int]) -> None:
-        """Frees rows for other tensors."""
 
 
 class _Blocks:
@@ -121,6 +111,10 @@ class DeviceRows(_Blocks):
     def _make_device_block(self) -> torch.Tensor:
         with torch.inference_mode(False):
             return torch.zeros((_BLOCK_ROWS, WIDTH), dtype=torch.float64, device=self.device)
+
+
+#: The rows of one device.
+Rows = HostRows | DeviceRows
 
 
 def _gather(blocks: Sequence[Table], rows: Sequence[int]) -> Table:

@@ -26,7 +26,6 @@ from ..torch_internals.transforms import (
 )
 from .memory import why_unread
 
-_SPARSE_COO = torch.sparse_coo
 _SPARSE_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 _DTENSOR = ("torch.distributed.tensor", "DTensor")
@@ -55,9 +54,9 @@ def find_plain(tensor: torch.Tensor) -> Plain:
     for _ in range(_MOST_LAYERS):
         reason = _nothing_to_measure(tensor)
         if reason is not None:
-            return Plain(None, _shape_of(tensor) if shape is None else shape, reason)
+            return Plain(None, shape_of(tensor) if shape is None else shape, reason)
         if shape is None:
-            shape = _shape_of(tensor)
+            shape = shape_of(tensor)
         inner = _look_inside(tensor)
         if inner is None:
             reason = why_unread(tensor) if tensor.is_conj() or tensor.is_neg() else None
@@ -97,7 +96,7 @@ def _nothing_to_measure(tensor: torch.Tensor) -> str | None:
     if tensor.layout is MKLDNN_LAYOUT:
         return "not measured: mkldnn layout"
     if tensor.is_quantized:
-        return f"not measured: quantized ({_word(tensor.dtype)})"
+        return f"not measured: quantized ({str(tensor.dtype).removeprefix('torch.')})"
     if has_own_dispatch(type(tensor)) and not _is_understood(tensor):
         return f"not measured: {type(tensor).__name__} does not say where its numbers are"
     return None
@@ -149,7 +148,7 @@ def _look_inside_layout(tensor: Any) -> _Inner | None:
             holes = values.numel() != tensor.numel()  # a slice of a nested tensor still has all of its values
         note = "nested: its values()" + (", holes included" if holes else "")
         return _Inner(values, note, tuple(values.shape))
-    if tensor.layout is _SPARSE_COO:
+    if tensor.layout is torch.sparse_coo:
         together = "" if tensor.is_coalesced() else ", those of one place apart (not coalesced)"
         return _Inner(stored_values(tensor), f"sparse: the stored values{together}")
     if tensor.layout in _SPARSE_COMPRESSED:
@@ -194,12 +193,9 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _shape_of(tensor: torch.Tensor) -> Sequence[int]:
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Returns the shape of a tensor; () if it is not known."""
     try:
         return tuple(int(size) for size in tensor.shape)
     except Exception:  # not initialized, nested, or sizes that are symbols
         return ()
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

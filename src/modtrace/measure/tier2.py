@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..recording.statistics.sample import sample_positions
 from ..recording.statistics.tier2 import BINS
 from .blocks import blocks, in_row, index_in_whole, without_repeats
-from .dtypes import CHUNK, Floats, Format, Raw
+from .dtypes import CHUNK, Format, Raw
 from .elements import address_of, kind_of, to_floats
 from .native_tier2 import largest_into
 from .tier2_kernel import Histogram, Tier2, is_read, join, measure_piece
@@ -126,7 +126,8 @@ def _largest_of_channels(array: Raw, form: Format, axis: int) -> Channels:
     is_whole = is_float and array.flags.c_contiguous and array.flags.aligned
     for block in blocks(array.shape, array.size if is_whole else CHUNK):
         raw = in_row(array[block])
-        bits = _bits_of(raw if is_float else to_floats(raw, form))
+        floats = raw if is_float else to_floats(raw, form)
+        bits: Bits = floats.view(f"i{floats.itemsize}")
         if largest is None:
             largest = np.zeros(array.shape[axis], bits.dtype)
         sizes = [each.stop - each.start for each in block]
@@ -135,11 +136,6 @@ def _largest_of_channels(array: Raw, form: Format, axis: int) -> Channels:
     assert largest is not None
     floats = to_floats(largest.view(form.raw), form) if is_float else largest.view(f"f{largest.itemsize}")
     return np.asarray(floats.astype(np.float32))
-
-
-def _bits_of(floats: Floats) -> Bits:
-    bits: Bits = floats.view(f"i{floats.itemsize}")
-    return bits
 
 
 def _largest_of_runs(bits: Bits) -> Bits:

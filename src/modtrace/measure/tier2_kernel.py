@@ -78,7 +78,10 @@ def _measure_memory(array: Raw, kind: int) -> Tier2:
 
 
 def _measure_with_numpy(floats: Floats) -> Tier2:
-    bits = _magnitude_bits(floats)
+    bits = floats.view(f"i{floats.itemsize}")
+    bits = (
+        bits & np.iinfo(bits.dtype).max
+    )  # of magnitudes, in the same order; those of NaN are above all others
     zeros = len(bits) - int(np.count_nonzero(bits))
     histogram = _count_exponents(bits)
     histogram[0] -= zeros
@@ -96,24 +99,17 @@ def _measure_with_numpy(floats: Floats) -> Tier2:
     )
 
 
-def _magnitude_bits(floats: Floats) -> npt.NDArray[Any]:
-    """Returns the bits of magnitudes as integers, which have the same order; those of NaN are above all others."""
-    if floats.dtype == np.float32:
-        return np.asarray(floats.view(np.uint32) & np.uint32(0x7FFFFFFF))
-    return np.asarray(floats.view(np.uint64) & np.uint64(0x7FFFFFFFFFFFFFFF))
-
-
 def _count_exponents(bits: npt.NDArray[Any]) -> Histogram:
     """Returns the histogram of exponents. Zeros are in the first bin; numbers that are not finite are in none."""
-    if bits.dtype == np.uint32:
-        histogram = np.bincount(bits >> np.uint32(23), minlength=BINS)
+    if bits.dtype == np.int32:
+        histogram = np.bincount(bits >> 23, minlength=BINS)
         histogram[-1] = 0
         return histogram
-    exponents = (bits >> np.uint64(52)).astype(np.int64)
+    exponents = bits >> 52
     bins = np.clip(exponents - 896, 0, BINS - 1)  # the biases are 1023 and 127
     histogram = np.bincount(bins, minlength=BINS)
     histogram[-1] -= np.count_nonzero(exponents == 2047)
     return histogram
 
 
-_NAN = {np.dtype(np.uint32): np.uint32(0x7F800001), np.dtype(np.uint64): np.uint64(0x7FF0000000000001)}
+_NAN = {np.dtype(np.int32): np.int32(0x7F800001), np.dtype(np.int64): np.int64(0x7FF0000000000001)}

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class UserFunctions:
         self._raised = raised
         self._aside = aside
         self._reported: dict[int, tuple[Function]] = {}  # by `id`: they need not be hashable
-        self._of_thread = _OfThread()
+        self._of_thread = threading.local()
 
     def call(self, tensor: torch.Tensor, functions: Sequence[Function], extra: Extra) -> None:
         """Calls each function that was not called for this tensor yet with `tensor.detach()`.
@@ -44,7 +44,8 @@ class UserFunctions:
         generators are restored (3 us); those of `random` and numpy are not, because checking them takes 10 and 30 us.
         """
         missing = [each for each in functions if not _has_been_called(each, extra)]
-        if not missing or self._of_thread.is_inside:  # a function runs a module whose tensors are looked at
+        # A function may run a module whose tensors are looked at.
+        if not missing or getattr(self._of_thread, "is_inside", False):
             return
         self._of_thread.is_inside = True
         try:
@@ -68,11 +69,6 @@ class UserFunctions:
                     self._raised(f"Capture: the function {name}", error)
 
 
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.is_inside = False
-
-
 def name_of(function: Any) -> str:
     """Returns the name of a user's function."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -87,12 +83,9 @@ def _has_been_called(function: Function, extra: Extra) -> bool:
 @contextmanager
 def _unobserved(device: torch.device) -> Iterator[None]:
     """Suspends everything of the user's that changes what ops do. It takes 12 us."""
-    with ExitStack() as stack:
-        stack.enter_context(unseen())
-        stack.enter_context(outside_transforms())
-        stack.enter_context(torch.no_grad())
-        if torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
+    is_cast = torch.is_autocast_enabled(device.type)
+    uncast: Any = torch.autocast(device.type, enabled=False) if is_cast else nullcontext()
+    with unseen(), outside_transforms(), torch.no_grad(), uncast:
         yield
 
 

@@ -1,6 +1,7 @@
 """Describes what to keep of a tensor beyond its usual statistics, and what was measured of it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -43,32 +44,27 @@ class ExtraNote(NamedTuple):
     about: Any = None  # of `channel_max` the dimension, of `user` the function
 
 
+@dataclass(eq=False, slots=True)
 class Extra:
     """The extra results for one tensor. A result is None if it was not wanted or could not be computed.
 
     A result that was measured on another device is a tensor there until its step is written (`torch.Tensor` below).
     """
 
-    __slots__ = (
-        "argmax", "blob", "channel_max", "hash", "histogram", "notes", "sample", "sketch", "sum4", "sumabs",
-        "user", "zero_count",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.sumabs: float | torch.Tensor | None = None
-        self.zero_count: int | torch.Tensor | None = None
-        self.sum4: float | torch.Tensor | None = None
-        self.argmax: int | torch.Tensor | None = None  # flat, row-major
-        #: float32[channels], by dimension: sites that share a tensor may differ.
-        self.channel_max: dict[int, Any] = {}
-        self.histogram: Any = None  # int64[256]
-        self.sample: dict[int, Any] = {}  # float32[...], by how many were asked for
-        self.hash: int | torch.Tensor | None = None  # 64 bits
-        self.sketch: Any = None  # float64[64]
-        #: Functions of the user's, and what they returned.
-        self.user: list[tuple[Callable[[torch.Tensor], Any], Any]] = []
-        self.blob: str | None = None  # where it lies
-        self.notes: tuple[ExtraNote, ...] = ()
+    sumabs: float | torch.Tensor | None = None
+    zero_count: int | torch.Tensor | None = None
+    sum4: float | torch.Tensor | None = None
+    argmax: int | torch.Tensor | None = None  # flat, row-major
+    #: float32[channels], by dimension: sites that share a tensor may differ.
+    channel_max: dict[int, Any] = field(default_factory=dict)
+    histogram: Any = None  # int64[256]
+    sample: dict[int, Any] = field(default_factory=dict)  # float32[...], by how many were asked for
+    hash: int | torch.Tensor | None = None  # 64 bits
+    sketch: Any = None  # float64[64]
+    #: Functions of the user's, and what they returned.
+    user: list[tuple[Callable[[torch.Tensor], Any], Any]] = field(default_factory=list)
+    blob: str | None = None  # where it lies
+    notes: tuple[ExtraNote, ...] = ()
 
     def add_note(self, text: str | None, of: str = "", about: Any = None) -> None:
         """Adds a note once: the reason why something could not be measured, or the part that was. None adds nothing."""

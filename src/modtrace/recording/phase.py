@@ -9,6 +9,7 @@ OPTIMIZER = "optimizer"
 
 #: All phases, in the order of their codes in the tables `calls` and `ops`. A new phase goes to the end.
 PHASES = (FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER)
+PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 
 Part = TypeVar("Part")

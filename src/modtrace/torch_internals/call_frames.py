@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -35,11 +36,8 @@ def frames(start: FrameType | None) -> Iterator[FrameType]:
 
 
 def frames_in_backward(start: FrameType | None) -> Iterator[FrameType]:
-    """Yields the Python frames from `start` outwards, up to the running backward."""
-    frame = start
-    while frame is not None and frame.f_code.co_name != _ENGINE_CALL:
-        yield frame
-        frame = frame.f_back
+    """Returns the Python frames from `start` outwards, up to the running backward."""
+    return takewhile(lambda frame: frame.f_code.co_name != _ENGINE_CALL, frames(start))
 
 
 def frame_local(frame: FrameType, name: str) -> Any:
@@ -76,10 +74,8 @@ def around_call(start: FrameType | None) -> FrameType | None:
 
 def caller_of_module(start: FrameType | None) -> FrameType | None:
     """Returns the frame of the code that makes the innermost module call."""
-    frame = around_call(start)
-    while frame is not None and frame.f_code.co_filename == _MODULE_FILE:
-        frame = frame.f_back
-    return frame
+    around = frames(around_call(start))
+    return next((frame for frame in around if frame.f_code.co_filename != _MODULE_FILE), None)
 
 
 def file_that_calls(start: FrameType | None) -> str:

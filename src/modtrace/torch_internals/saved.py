@@ -22,13 +22,9 @@ _HIDING_NODES = ("CopySlices",)  # holds the node of an in-place op on a view, a
 _SavedVariable: type | tuple[()] = getattr(torch._C._autograd, "SavedTensor", ())
 
 
-def _no_hooks(ignore_is_tracing: bool) -> None:
-    return None
-
-
 #: The hooks that pack and unpack what autograd saves now (`saved_tensors_hooks`), or None. 60 ns.
 saved_tensors_hooks: Callable[[bool], Any] = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", _no_hooks
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None
 )
 
 

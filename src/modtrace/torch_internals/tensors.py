@@ -1,5 +1,6 @@
 """The properties of a tensor in torch: its node, its base, its hooks, its version and its storage."""
 
+import functools
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,10 +34,14 @@ def kind_of(tensor: torch.Tensor) -> int:
     return -1 if _dispatch_keys is None else int(_dispatch_keys(tensor).raw_repr())
 
 
-def plain_kinds() -> tuple[int, int] | None:
-    """Returns the `kind_of` strided tensors in CPU memory: ordinary ones, and those made in inference mode."""
+@functools.cache
+def plain_kinds() -> tuple[int, ...]:
+    """Returns the `kind_of` strided tensors in CPU memory: ordinary ones, and those made in inference mode.
+
+    There are none where torch does not tell kinds.
+    """
     if _dispatch_keys is None:
-        return None
+        return ()
     with unseen():
         with torch.inference_mode(False):
             ordinary = torch.empty(0, device="cpu")

@@ -1,33 +1,25 @@
 """Tensors inside the transforms of `torch.func`: `vmap`, `grad`, `functionalize`."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
 
-def _never(tensor: torch.Tensor) -> bool:
-    return False
-
-
 #: Whether a tensor belongs to a running `torch.func` transform and must not be touched. 60 ns.
 is_functorch_tensor: Callable[[torch.Tensor], bool] = getattr(
-    torch._C._functorch, "is_functorch_wrapped_tensor", _never
+    torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: False
 )
 
 
-@contextmanager
-def outside_transforms() -> Iterator[None]:
-    """Keeps ops on plain tensors inside the block out of a running `torch.func` transform."""
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Returns a context that keeps ops on plain tensors out of a running `torch.func` transform."""
     pyfunctorch = sys.modules.get("torch._functorch.pyfunctorch")
     clear = getattr(pyfunctorch, "temporarily_clear_interpreter_stack", None)
     peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-    if clear is None or peek is None or peek() is None:
-        yield
-    else:
-        with clear():
-            yield
+    return nullcontext() if clear is None or peek is None or peek() is None else clear()
 
 
 def wrapped_by_functorch(tensor: torch.Tensor) -> torch.Tensor:

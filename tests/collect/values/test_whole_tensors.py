@@ -13,9 +13,9 @@ from helpers.tensor_kinds import COMPLEX, KINDS, silently
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.collect.values import whole_tensors as kept_module
 from modtrace.collect.values.whole_tensors import KeptTensors
-from modtrace.measure.measurer import quiet
 from modtrace.measure.want import Extra
 from modtrace.recording.raw_tensor import check_raw
+from modtrace.torch_internals.modes import DisableTorchFunction
 
 WRITTEN = "not kept: written to before it was copied"
 FREED = "not kept: its storage was freed before it was copied"
@@ -48,7 +48,7 @@ def kept(shelf):
 
 def keep(kept, tensor, name="it", *, lazy=False, extra=None):
     extra = Extra() if extra is None else extra
-    with quiet():
+    with DisableTorchFunction():
         kept.keep(extra, tensor, name, lazy=lazy)
     return extra
 
@@ -96,7 +96,7 @@ def test_each_kind_of_tensor_is_put_or_says_why_not(kept, shelf, kind, lazy):
     tensor = silently(make)
     with SeesOps() as ops, SeesFunctions() as functions:
         extra = keep(kept, tensor, lazy=lazy)
-        with quiet():
+        with DisableTorchFunction():
             kept.settle()
     assert (ops.seen, functions.seen) == ([], [])
     if expected.statistics is None:

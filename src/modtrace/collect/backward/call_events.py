@@ -1,11 +1,12 @@
 """Calls listeners when the backward of each call begins and ends, with its gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
-from .backward_call import BackwardCall, SegmentCalls
+from .backward_call import BackwardCall, calls_of
 from .input_gradients import collectors, input_gradients, passthrough_gradients
 from .passthrough import find_passthrough
 from .plan import EngineGraph
@@ -41,7 +42,7 @@ class CallEvents:
         self._graph = graph
         self._open: list[BackwardCall] = []
         self.raised: BaseException | None = None  # by a user's hook
-        self._calls = SegmentCalls()
+        self._calls = cache(calls_of)  # of each segment, when it is first needed
         self._segments = [
             span for span in spans if isinstance(span, Segment) and span.call_tensors is not None
         ]
@@ -65,7 +66,7 @@ class CallEvents:
                 self._go_to(log, call, number, arriving)
             if segment is not None and number >= 0 and not segment.has_made(number):
                 segment = None  # the node was made by another backward, not by the forward
-            self._go_to(log, None if segment is None else self._calls.of(segment)[index], number, arriving)
+            self._go_to(log, None if segment is None else self._calls(segment)[index], number, arriving)
         finally:
             log.hooked = None
 
@@ -131,4 +132,4 @@ class CallEvents:
         """Yields pairs of a node and a hook for it, which takes the gradients that leave a call there."""
         if any(listener.wants_gradients for listener in self._listeners):
             ran = [each for each in self._segments if self._graph.has_any(each.first_seq, each.last_seq)]
-            yield from collectors(self._graph, (call for each in ran for call in self._calls.of(each)))
+            yield from collectors(self._graph, (call for each in ran for call in self._calls(each)))

@@ -9,7 +9,7 @@ from ...torch_internals.autograd import current_node, graph_task_id, queue_callb
 from ...torch_internals.dynamo import is_dynamo_compiling
 from ..log.listeners import Subscribers
 from ..log.segments import CallRef, Segment
-from ..log.thread_log import Backward, ThreadLogs
+from ..log.thread_log import Backward, ThreadLog, ThreadLogs
 from .call_events import BackwardListener, CallEvents
 from .graph_walk import root_nodes
 from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_changes, read_graph
@@ -31,7 +31,7 @@ class CallHooks:
     def plan(
         self,
         outputs: Iterable[Any],
-        owner_of: Callable[[Any], Any],
+        owner_of: Callable[[ThreadLog, int, Any], ThreadLog | None],
         listeners: Sequence[BackwardListener],
         *,
         times: bool,
@@ -69,13 +69,13 @@ class CallHooks:
         self,
         roots: list[Any],
         outputs: list[Any],
-        owner_of: Callable[[Any], Any],
+        owner_of: Callable[[ThreadLog, int, Any], ThreadLog | None],
         listeners: Sequence[BackwardListener],
     ) -> bool:
         """Places the hooks. Returns whether the node that is about to run is itself the first node of a call."""
         first = current_node()
         graph = read_graph(roots, first, self._backward.is_pruned)
-        owner = owner_of(first)
+        owner = owner_of(self._backward.log, self._backward.task, first)
         if owner is not None:
             extra: Collection[int] = ()
             if listeners:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,22 +29,19 @@ Flat = tuple[Any, ...]
 _PLAIN = (type(None), bool, int, float, str)
 
 
+@dataclass(eq=False, slots=True)
 class CallTensors:
     """The tensors of the calls of one segment. Each call's key is the number of the event that it begins with."""
 
-    __slots__ = ("hooked", "inputs", "leaves", "open_contexts", "open_events", "outputs", "passed")
-
-    def __init__(self) -> None:
-        self.inputs: dict[int, Flat] = {}
-        self.outputs: dict[int, Flat] = {}
-        self.passed: dict[
-            int, Flat
-        ] = {}  # outputs that the call did not make, because they existed before it
-        self.hooked: set[int] = set()  # calls with a user's hook on an input
-        #: Leaves that an outermost call has passed on, by `id`.
-        self.leaves: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.open_contexts: list[Any] = []  # of the calls that run
-        self.open_events: list[int] = []  # which they began with
+    inputs: dict[int, Flat] = field(default_factory=dict)
+    outputs: dict[int, Flat] = field(default_factory=dict)
+    #: Outputs that the call did not make, because they existed before it.
+    passed: dict[int, Flat] = field(default_factory=dict)
+    hooked: set[int] = field(default_factory=set)  # calls with a user's hook on an input
+    #: Leaves that an outermost call has passed on, by `id`.
+    leaves: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    open_contexts: list[Any] = field(default_factory=list)  # of the calls that run
+    open_events: list[int] = field(default_factory=list)  # which they began with
 
     def is_hooked(self, segment: Segment, index: int) -> bool:
         """Returns whether a user's hook on an input of a call may change the gradient that arrives there."""
@@ -161,10 +159,8 @@ def _begin_of(call_tensors: CallTensors, context: Any) -> int:
         return events.pop()
     if not any(each is context for each in contexts):
         return -1
-    while contexts[-1] is not context:
-        contexts.pop()
+    while contexts.pop() is not context:
         events.pop()
-    contexts.pop()
     return events.pop()
 
 

@@ -30,7 +30,7 @@ def collectors(
         return
     fed: dict[Key, int] = {}  # how many edges lead there
     sinks: dict[Any, list[_Sink]] = {}
-    for node, number, edge, key in _edges(graph, with_leaves=any(_is_leaf(key) for key in wanted)):
+    for node, number, edge, key in edges_of(graph, with_leaves=any(_is_leaf(key) for key in wanted)):
         receivers = wanted.get(key)
         if receivers is None:
             continue
@@ -93,7 +93,7 @@ def _first_positions(keys: list[Key]) -> dict[Key, int]:
     return {key: at for at, key in reversed([*enumerate(keys)])}
 
 
-def _edges(graph: EngineGraph, with_leaves: bool) -> Iterator[tuple[Any, int, int, Key]]:
+def edges_of(graph: EngineGraph, with_leaves: bool) -> Iterator[tuple[Any, int, int, Key]]:
     """Yields every edge of the nodes that run: the node, its number, the index of the edge, and the edge's key."""
     numbers = dict(zip(graph.nodes, graph.numbers.tolist(), strict=True))
     for node, number in numbers.items():

@@ -1,16 +1,17 @@
 """Finds passthrough calls such as Identity, or Dropout in eval mode, which make no autograd node."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR
 from ..log.segments import Segment
-from .backward_call import BackwardCall, SegmentCalls
+from .backward_call import BackwardCall
 from .call_tensors import Key, keys_of
+from .input_gradients import edges_of
 from .plan import EngineGraph
 
 
 def find_passthrough(
-    graph: EngineGraph, segments: Sequence[Segment], calls: SegmentCalls
+    graph: EngineGraph, segments: Sequence[Segment], calls: Callable[[Segment], list[BackwardCall]]
 ) -> dict[int, list[BackwardCall]]:
     """Returns passthrough calls by the number of the node before which the gradients pass; -1 stands for the end."""
     found: list[tuple[int, int, int, BackwardCall]] = []
@@ -22,7 +23,7 @@ def find_passthrough(
         runs = graph.has_any(segment.first_seq, segment.last_seq)
         structure = segment.structure()
         for event, outputs in segment.call_tensors.passed.items():
-            call = calls.of(segment)[int(structure.scope_after[event])]
+            call = calls(segment)[int(structure.scope_after[event])]
             if not graph.has_any(call.first, call.last) and any(
                 arrived.at(key, call, runs) for key in keys_of(outputs)
             ):
@@ -40,12 +41,8 @@ class _Arrived:
         self._roots = graph.roots
         self._fed: dict[Key, int] = {}  # the largest number of a node that feeds it
         self._claimed: dict[int, int] = {}
-        for node, number in zip(graph.nodes, graph.numbers.tolist(), strict=True):
-            for target, slot in graph.edges[node]:
-                if target is not None:
-                    at = target._sequence_nr()
-                    key = (at, id(target.variable) if at == ACCUMULATE_SEQUENCE_NR else slot)
-                    self._fed.setdefault(key, number)
+        for _, number, _, key in edges_of(graph, with_leaves=True):
+            self._fed.setdefault(key, number)
 
     def at(self, key: Key, call: BackwardCall, runs: bool) -> bool:
         """Returns whether a gradient arrives at a tensor that a call passed on, from nodes made after the call.

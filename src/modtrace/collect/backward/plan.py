@@ -185,12 +185,8 @@ def calls_of_nodes(owner: ThreadLog, numbers: Ints) -> tuple[list[Segment | None
             call = owner.call_of(int(numbers[at]))
             if call is not None:
                 segments.append(call.segment)
-                of_segment[at], index[at] = _position(segments, call.segment), call.index
+                of_segment[at], index[at] = segments.index(call.segment), call.index
     return segments, of_segment, index
-
-
-def _position(segments: list[Segment | None], segment: Segment) -> int:
-    return next(at for at, each in enumerate(segments) if each is segment)
 
 
 def _fed_at_start(outputs: list[Any], edges: Edges) -> set[Any]:

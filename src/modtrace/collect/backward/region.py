@@ -29,13 +29,9 @@ class Region:
         self.next_number: float = math.inf  # of the next such node that runs modules in its backward
         self.owner = owner
 
-    def same_as(self, other: "Region | None") -> bool:
+    def same_as(self, other: "Region") -> bool:
         """Returns whether both are the same recomputation."""
-        return other is not None and (self.task, self.number, self.key) == (
-            other.task,
-            other.number,
-            other.key,
-        )
+        return (self.task, self.number, self.key) == (other.task, other.number, other.key)
 
 
 def calls_in_function(region: Region, caller: CallRef | None, modules: Container[int]) -> list[CallRef]:

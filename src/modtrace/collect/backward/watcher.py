@@ -8,7 +8,7 @@ import torch
 
 from ...torch_internals.autograd import EngineEntry, graph_task_id, sequence_nr
 from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
-from ..log.listeners import Subscribers
+from ..log.listeners import Subscribers, tell_all
 from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
 from .call_events import BackwardListener
@@ -76,8 +76,7 @@ class BackwardWatcher:
             if backward.create_graph and log.segment is None:
                 backward.span = BackwardSpan(sequence_nr(), None)
                 log.spans.append(backward.span)
-            for began in list(self._subscribers.backward_began):
-                began(backward)
+            tell_all(self._subscribers.backward_began, backward)
             users = list(self._subscribers.users)
             times = any(user.wants_backward_events for user in users)
             additions = any(user.wants_additions for user in users)
@@ -85,8 +84,7 @@ class BackwardWatcher:
             if times or additions or listeners:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
-                owner_of = functools.partial(self._owner_at_start, backward)
-                hooks.plan(outputs, owner_of, listeners, times=times, additions=additions)
+                hooks.plan(outputs, self.owner, listeners, times=times, additions=additions)
 
     def _end(self, backward: Backward, hooks: CallHooks, raised: bool) -> None:
         log = backward.log
@@ -102,8 +100,7 @@ class BackwardWatcher:
             if backward.span is not None:
                 backward.span.last_seq = sequence_nr()
             backward.first_id = self._logs.take_ids(len(backward.calls))
-            for ended in list(self._subscribers.backward_ended):
-                ended(backward)
+            tell_all(self._subscribers.backward_ended, backward)
 
     def is_running(self) -> bool:
         """Returns whether a backward runs on any thread."""
@@ -161,6 +158,3 @@ class BackwardWatcher:
         if len(known) > 1:
             known = {each for each in known if each.span_of(number) is not None}
         return known.pop() if len(known) == 1 else None
-
-    def _owner_at_start(self, backward: Backward, node: Any) -> Any:
-        return self.owner(backward.log, backward.task, node)

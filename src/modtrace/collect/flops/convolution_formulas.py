@@ -10,18 +10,15 @@ formulas. This one has those that it lacks or gets wrong:
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .product_formulas import Formula, elements, named
 
 
-def _direct(weight: int) -> Formula:
+def _direct(weight: int, args: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Counts a convolution: each element of the output is a dot product with one filter, of shape `weight[1:]`."""
-
-    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return 2 * elements(outputs[0]) * elements(args[weight][1:])
-
-    return count
+    return 2 * elements(outputs[0]) * elements(args[weight][1:])
 
 
 def _transposed(args: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -29,20 +26,16 @@ def _transposed(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     return 2 * elements(args[0]) * elements(args[1][1:])
 
 
-def _backward(transposed: int) -> Formula:
+def _backward(transposed: int, args: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Counts a backward: the forward's count for the gradient of the input, and again for that of the weight.
 
     Each gradient pairs every multiplication of the forward with an element of the output's gradient; the bias is only
     summed. The argument at position `transposed` says whether the forward was transposed. The last argument is the mask
     of the gradients that are wanted.
     """
-
-    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-        grad_output, source, weight = args[:3]
-        every = source if args[transposed] else grad_output
-        return 2 * elements(every) * elements(weight[1:]) * sum(map(bool, args[-1][:2]))
-
-    return count
+    grad_output, source, weight = args[:3]
+    every = source if args[transposed] else grad_output
+    return 2 * elements(every) * elements(weight[1:]) * sum(map(bool, args[-1][:2]))
 
 
 def _time_batch_channel(args: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -63,12 +56,14 @@ _TRANSPOSED = """
 
 #: By the operator's name, without its overload, or with it where it has arguments of its own.
 CONVOLUTIONS: Mapping[str, Formula] = {
-    **named(_direct(1), _DIRECT),
+    **named(partial(_direct, 1), _DIRECT),
     **named(_transposed, _TRANSPOSED),
-    **named(_backward(transposed=7), "convolution_backward"),
-    **named(_backward(transposed=6), "convolution_backward_overrideable"),
+    **named(partial(_backward, 7), "convolution_backward"),
+    **named(partial(_backward, 6), "convolution_backward_overrideable"),
     **named(_time_batch_channel, "conv_tbc"),
-    **named(_direct(1), "mkldnn::_convolution_pointwise"),
-    **named(_direct(2), "mkldnn::_convolution_pointwise.binary mkldnn::_convolution_pointwise_.binary"),
+    **named(partial(_direct, 1), "mkldnn::_convolution_pointwise"),
+    **named(
+        partial(_direct, 2), "mkldnn::_convolution_pointwise.binary mkldnn::_convolution_pointwise_.binary"
+    ),
     **named(_transposed, "mkldnn::_convolution_transpose_pointwise"),
 }

@@ -104,17 +104,13 @@ def _call_registered(
     formula: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any
 ) -> Any:
     """Calls a formula of torch's registry, which takes shapes or, with `get_raw=True`, tensors."""
-    if not _takes_shapes(formula):
+    if getattr(formula, "__code__", None) is not _WRAPPER_CODE:  # it takes tensors
         args, kwargs, outputs = _as_shaped(args), _as_shaped(kwargs), _as_shaped(outputs)
     return formula(*args, **kwargs, out_val=outputs)
 
 
 #: Every formula that is given shapes is wrapped by one function of torch's, so that all have its code.
 _WRAPPER_CODE = getattr(flop_counter, "shape_wrapper")(_is_torchs).__code__  # noqa: B009 (untyped)
-
-
-def _takes_shapes(formula: Any) -> bool:
-    return getattr(formula, "__code__", None) is _WRAPPER_CODE
 
 
 class _Shaped:

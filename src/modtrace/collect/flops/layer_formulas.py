@@ -5,6 +5,7 @@ Only matrix products are counted, not softmax and gates. Masks and `is_causal` d
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .product_formulas import Formula, elements, named
@@ -29,29 +30,22 @@ def _attention_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     return 2 * elements(grad_output[:-1]) * int(key[-2]) * int(3 * query[-1] + 2 * value[-1])
 
 
-def _attention_by_position(lengths: int) -> Formula:
+def _attention_by_position(lengths: int, args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
     """The same where heads come behind positions, as kernels have them (native/transformers/cuda/attention.cu).
 
     None where sequences are packed into one: their lengths are then numbers in tensors at `lengths`, which are gone.
     """
-
-    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
-        query, key, value = args[:3]
-        is_packed = any(args[lengths : lengths + 2])
-        return None if is_packed else _attention([query, _by_head(key), value], [_by_head(query)])
-
-    return count
+    query, key, value = args[:3]
+    is_packed = any(args[lengths : lengths + 2])
+    return None if is_packed else _attention([query, _by_head(key), value], [_by_head(query)])
 
 
 def _attention_by_position_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
     """The same of its backward."""
     grad_output, query, key, value = args[:4]
-    is_packed = any(args[6:8])
-    return (
-        None
-        if is_packed
-        else _attention_backward([_by_head(grad_output), query, _by_head(key), value], outputs)
-    )
+    if any(args[6:8]):
+        return None
+    return _attention_backward([_by_head(grad_output), query, _by_head(key), value], outputs)
 
 
 def _by_head(shape: Any) -> Any:
@@ -80,41 +74,32 @@ def _encoder_layer(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     return _multi_head_attention([source, source, source, width], outputs) + feed_forward
 
 
-def _recurrent(first_weight: int, times: int = 1) -> Formula:
+def _recurrent(first_weight: int, args: Sequence[Any], outputs: Sequence[Any], times: int = 1) -> int:
     """Counts a recurrent layer: every row (one time step of one example) is multiplied by two matrices.
 
     They lead from the input and from the hidden state to the gates. For T time steps, B examples, I inputs, H hidden
     units and G gates (LSTM 4, GRU 3, RNN 1) the count is 2*T*B*G*H*(I + H). A backward computes the gradients of rows
     and matrices: `times=2`. (native/mkldnn/RNN.cpp, native/RNN.cpp)
     """
-
-    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-        from_input, from_hidden = args[first_weight : first_weight + 2]
-        return times * 2 * elements(args[0][:-1]) * (elements(from_input) + elements(from_hidden))
-
-    return count
+    from_input, from_hidden = args[first_weight : first_weight + 2]
+    return times * 2 * elements(args[0][:-1]) * (elements(from_input) + elements(from_hidden))
 
 
-def _recurrent_layers(weights: int) -> Formula:
+def _recurrent_layers(weights: int, args: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Counts all layers and directions of a recurrent network.
 
     The argument at position `weights` lists their parameters. The projection of an LSTM (`proj_size`) is a third
     matrix. A packed sequence has one row for each existing time step.
     """
-
-    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return 2 * elements(args[0][:-1]) * sum(elements(each) for each in args[weights] if len(each) == 2)
-
-    return count
+    return 2 * elements(args[0][:-1]) * sum(elements(each) for each in args[weights] if len(each) == 2)
 
 
-def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
+def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Counts the gradients of the rows, and those of the matrices if the output mask asks for them.
 
     The source is native/cudnn/RNN.cpp.
     """
-    forward = _recurrent_layers(1)(args, outputs)
-    return None if forward is None else forward * (1 + bool(args[-1][3]))
+    return _recurrent_layers(1, args, outputs) * (1 + bool(args[-1][3]))
 
 
 def _nothing(args: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -141,17 +126,17 @@ _GATES = """
 LAYERS: Mapping[str, Formula] = {
     **named(_attention, _ATTENTION),
     **named(_attention_backward, _ATTENTION_BACKWARD),
-    **named(_attention_by_position(3), "_flash_attention_forward"),
-    **named(_attention_by_position(4), "_efficient_attention_forward"),
+    **named(partial(_attention_by_position, 3), "_flash_attention_forward"),
+    **named(partial(_attention_by_position, 4), "_efficient_attention_forward"),
     **named(_attention_by_position_backward, "_flash_attention_backward _efficient_attention_backward"),
     **named(_multi_head_attention, "_native_multi_head_attention"),
     **named(_encoder_layer, "_transformer_encoder_layer_fwd"),
-    **named(_recurrent(1), "mkldnn_rnn_layer"),
-    **named(_recurrent(1, times=2), "mkldnn_rnn_layer_backward"),
-    **named(_recurrent(2), "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
-    **named(_recurrent_layers(1), "_cudnn_rnn miopen_rnn"),
+    **named(partial(_recurrent, 1), "mkldnn_rnn_layer"),
+    **named(partial(_recurrent, 1, times=2), "mkldnn_rnn_layer_backward"),
+    **named(partial(_recurrent, 2), "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
+    **named(partial(_recurrent_layers, 1), "_cudnn_rnn miopen_rnn"),
     **named(_recurrent_backward, "_cudnn_rnn_backward miopen_rnn_backward"),
-    **named(_recurrent_layers(2), "_lstm_mps lstm.input gru.input rnn_tanh.input rnn_relu.input"),
-    **named(_recurrent_layers(3), "lstm.data gru.data rnn_tanh.data rnn_relu.data"),
+    **named(partial(_recurrent_layers, 2), "_lstm_mps lstm.input gru.input rnn_tanh.input rnn_relu.input"),
+    **named(partial(_recurrent_layers, 3), "lstm.data gru.data rnn_tanh.data rnn_relu.data"),
     **named(_nothing, _GATES),
 }

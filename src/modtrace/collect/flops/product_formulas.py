@@ -5,6 +5,7 @@ integer product counts as a real one. `torch.utils.flop_counter` does the same w
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,13 +23,9 @@ def named(formula: Formula, names: str) -> dict[str, Formula]:
     return {name if "::" in name else f"aten::{name}": formula for name in names.split()}
 
 
-def _product(position: int) -> Formula:
+def _product(position: int, args: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Counts one dot product per element of the output, along the last dimension of the argument at `position`."""
-
-    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return 2 * elements(outputs[0]) * int(args[position][-1])
-
-    return count
+    return 2 * elements(outputs[0]) * int(args[position][-1])
 
 
 def _linear_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -120,8 +117,8 @@ _PRODUCTS_OF_FIRST = """
 #: By the operator's name, without its overload, or with it. torch's own formulas (2.13) of `bmm`, `addmm` and `baddbmm`
 #: fail for the overload `dtype`: they take its last argument for the shape of the output.
 PRODUCTS: Mapping[str, Formula] = {
-    **named(_product(0), _PRODUCTS_OF_FIRST),
-    **named(_product(1), "addmm.dtype baddbmm.dtype addmv _addmm_activation"),
+    **named(partial(_product, 0), _PRODUCTS_OF_FIRST),
+    **named(partial(_product, 1), "addmm.dtype baddbmm.dtype addmv _addmm_activation"),
     **named(_sum_of_products, "addbmm"),
     **named(_rank_one, "addr"),
     **named(_grouped_product, "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"),

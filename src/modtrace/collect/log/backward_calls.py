@@ -43,7 +43,9 @@ class BackwardCalls:
         if segment is None:
             index = -1
         else:
-            parents = self._parents.get(segment) or self._parents_of(segment)
+            parents = self._parents.get(segment)
+            if parents is None:
+                parents = self._parents[segment] = segment.structure().parent.tolist()
             while index >= 0 and (segment, index) not in self._is_open:
                 entered.append(index)
                 index = parents[index]
@@ -74,8 +76,3 @@ class BackwardCalls:
         self.index.append(index)
         self.start_ns.append(now_ns)
         self.end_ns.append(-1)
-
-    def _parents_of(self, segment: Segment) -> list[int]:
-        parents: list[int] = segment.structure().parent.tolist()
-        self._parents[segment] = parents
-        return parents

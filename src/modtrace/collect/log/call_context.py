@@ -26,7 +26,7 @@ class CallContext(dict[int, "CallContext"]):
     )  # fmt: skip
 
     def __init__(self, named: NamedModule | None, above: Optional["CallContext"], index: int) -> None:
-        self.ref: Callable[[], nn.Module | None] = _no_module  # the module that was called here last
+        self.ref: Callable[[], nn.Module | None] = lambda: None  # the module that was called here last
         self.key = -1  # id of the module; -1 for an outermost context, so that leaving it takes the slow way
         self.outermost = -1
         self.named = named
@@ -65,7 +65,7 @@ class CallContext(dict[int, "CallContext"]):
     @property
     def module(self) -> nn.Module | None:
         """The module; None if it is dead, or if the context is that of a named scope."""
-        return None if self.named is None or self.named.ref is None else self.named.ref()
+        return None if self.named is None else self.named.module
 
     def upwards(self) -> Iterator["CallContext"]:
         """Yields this context and those of its callers, innermost first, without the context outside of modules."""
@@ -110,7 +110,7 @@ class ContextTree:
 
     def contexts_of(self, named: NamedModule) -> list[CallContext]:
         """Returns the contexts that a module was called in."""
-        module = None if named.ref is None else named.ref()
+        module = named.module
         contexts = () if module is None else self._of_module.get(named.module_id, ())
         return [context for context in contexts if context.ref() is module]
 
@@ -129,10 +129,6 @@ class ContextTree:
         context.key = -1 if above is None else key
         holder[key] = context
         return context
-
-
-def _no_module() -> None:
-    return None
 
 
 def _seen_below(above: CallContext, module: nn.Module) -> tuple[NamedModule, str] | None:

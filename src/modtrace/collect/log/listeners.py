@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 from torch import nn
 
@@ -83,6 +83,8 @@ class Listener:
     def forked(self) -> None:
         """Receives a fork: this process is the child. The listener drops every file, and writes nothing."""
 
+
+_P = ParamSpec("_P")
 
 _EVENTS = tuple(name for name, value in vars(Listener).items() if callable(value))
 
@@ -173,6 +175,12 @@ class Subscribers:
             told = list(self.failed)
         for failed in told:
             failed(error, named.shown if named is not None else "no module in particular")
+
+
+def tell_all(listeners: Sequence[Callable[_P, None]], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    """Calls the listeners of one event. Each may add another one, or remove itself."""
+    for listener in tuple(listeners):
+        listener(*args, **kwargs)
 
 
 class _Guard:

@@ -18,9 +18,6 @@ EXIT_RAISED = -2
 EXIT_UNSEEN = -3
 
 
-_NO_COUNTS: Counter[int] = Counter()
-
-
 class CallRef(NamedTuple):
     """A call, identified by its segment and by its index in the order in which the segment's calls began."""
 
@@ -104,7 +101,7 @@ class Segment:
     """
 
     __slots__ = (
-        "__weakref__", "_children", "_counts", "_events", "_open_calls", "_ranks", "_seen", "_structure",
+        "__weakref__", "_children", "_counts", "_events", "_open_calls", "_ranked", "_structure",
         "around", "call_tensors", "context", "first_id", "first_seq", "handover", "holders", "inside", "last_seq",
         "log", "outer", "owners", "phase", "region", "repeats", "task", "trigger", "trigger_seq", "watches",
         "with_grad",
@@ -138,8 +135,7 @@ class Segment:
         self._open_calls: OpenCalls | None = None
         self._children: list[list[int]] | None = None  # by call, once it is closed
         self._counts: Counter[Any] | None = None
-        self._ranks: list[int] | None = None  # by call, as far as asked for
-        self._seen: Counter[int] = _NO_COUNTS
+        self._ranked: tuple[list[int], Counter[int]] | None = None  # ranks by call, as far as asked for
 
     @property
     def named(self) -> NamedModule:
@@ -291,15 +287,16 @@ class Segment:
 
     def rank_of(self, index: int) -> int:
         """Returns how many calls of the same module began in the segment before the call `index`."""
-        if self._ranks is None or len(self._ranks) <= index:
-            if self._ranks is None:
-                self._ranks, self._seen = [], Counter()
-            contexts, seen = self.log.all_contexts, self._seen
-            for number in self.contexts_of_calls()[len(self._ranks) :]:
+        if self._ranked is None:
+            self._ranked = [], Counter()
+        ranks, seen = self._ranked
+        if len(ranks) <= index:
+            contexts = self.log.all_contexts
+            for number in self.contexts_of_calls()[len(ranks) :]:
                 module_id = contexts[number].named.module_id
-                self._ranks.append(seen[module_id])
+                ranks.append(seen[module_id])
                 seen[module_id] += 1
-        return self._ranks[index]
+        return ranks[index]
 
     def parent_of(self, index: int) -> int:
         """Returns the call that encloses the call `index`; -1 if there is none in this segment."""

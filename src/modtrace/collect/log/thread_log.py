@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -24,39 +25,32 @@ _CREATE_GRAPH, _INPUTS = 2, 3
 ASIDE = CallContext(None, None, -1)
 
 
+@dataclass(eq=False, slots=True)
 class ThreadLog:
     """The calls that run on one thread, and the segments whose graphs may still run backward."""
 
-    __slots__ = (
-        "all_contexts", "backward", "context", "contexts", "forgotten_seq", "given_kwargs", "hooked",
-        "hooked_task", "life", "number", "outside", "pinned", "prune_at", "scopes", "segment", "seqs", "spans",
-        "suspended", "task", "times",
-    )  # fmt: skip
-
-    def __init__(
-        self, contexts: list[CallContext], outside: CallContext, number: int, life: "weakref.ref[ThreadLife]"
-    ) -> None:
-        self.all_contexts = contexts  # the tracker's, by number
-        self.outside = outside
-        self.number = number
-        self.life = life
-        self.context = outside
-        self.task = -1
-        self.segment: Segment | None = None
-        self.seqs: list[int] = []
-        self.contexts: list[int] = []
-        self.times: list[int] = []
-        self.suspended: list[tuple[CallContext, int, Segment]] = []
-        self.spans: list[Segment | BackwardSpan] = []  # by first_seq
-        self.prune_at = 2 * _UNWATCHED_KEPT
-        #: Nodes with smaller numbers may belong to calls that are not known any more.
-        self.forgotten_seq = sequence_nr()
-        self.backward: Backward | None = None
-        self.hooked: CallRef | None = None  # for which call a user's backward hook runs ...
-        self.hooked_task = -1  # ... and in which graph task
-        self.given_kwargs: dict[str, Any] | None = None  # of a call that is being opened without a hook
-        self.pinned: list[CallContext] = []  # of the calls that were opened without a hook
-        self.scopes: list[CallContext] = []  # open scopes that no module is around, outermost first
+    all_contexts: list[CallContext]  # the tracker's, by number
+    outside: CallContext
+    context: CallContext
+    number: int
+    life: "weakref.ref[ThreadLife]"
+    task: int = -1
+    segment: Segment | None = None
+    seqs: list[int] = field(default_factory=list)
+    contexts: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    suspended: list[tuple[CallContext, int, Segment]] = field(default_factory=list)
+    spans: list[Segment | BackwardSpan] = field(default_factory=list)  # by first_seq
+    prune_at: int = 2 * _UNWATCHED_KEPT
+    #: Nodes with smaller numbers may belong to calls that are not known any more.
+    forgotten_seq: int = field(default_factory=sequence_nr)
+    backward: "Backward | None" = None
+    hooked: CallRef | None = None  # for which call a user's backward hook runs ...
+    hooked_task: int = -1  # ... and in which graph task
+    given_kwargs: dict[str, Any] | None = None  # of a call that is being opened without a hook
+    pinned: list[CallContext] = field(default_factory=list)  # of the calls that were opened without a hook
+    #: Open scopes that no module is around, outermost first.
+    scopes: list[CallContext] = field(default_factory=list)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -173,7 +167,7 @@ class ThreadLogs:
             with self._lock:
                 self.threads.life = life = ThreadLife()
                 log = self.threads.log = ThreadLog(
-                    self._tree.contexts, self.outside, self._threads_seen, weakref.ref(life)
+                    self._tree.contexts, self.outside, self.outside, self._threads_seen, weakref.ref(life)
                 )
                 thread, number = self._started_on
                 if thread == threading.get_ident():

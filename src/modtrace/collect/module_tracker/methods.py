@@ -33,7 +33,7 @@ class Methods:
         self._wraps: list[_Wrap] = []
         self._opener: ScopeOpener | None = None
 
-    def add(self, module: nn.Module, names: tuple[str, ...]) -> "MethodsHandle":
+    def add(self, module: nn.Module, names: tuple[str, ...]) -> "Handle":
         """Follows more methods.
 
         Raises:
@@ -49,7 +49,7 @@ class Methods:
         if self._opener is not None:
             for wrap in wraps:
                 wrap.start(self._opener)
-        return MethodsHandle(self, wraps)
+        return Handle(functools.partial(self.remove, wraps))
 
     def remove(self, wraps: "list[_Wrap]") -> None:
         """Stops following these methods."""
@@ -70,16 +70,15 @@ class Methods:
             wrap.stop()
 
 
-class MethodsHandle:
-    """Methods that were added together."""
+class Handle:
+    """Methods or hooks that were added together."""
 
-    def __init__(self, methods: Methods, wraps: "list[_Wrap]") -> None:
-        self._methods = methods
-        self._wraps = wraps
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self._remove = remove
 
     def remove(self) -> None:
-        """Stops following the methods. A second call does nothing."""
-        self._methods.remove(self._wraps)
+        """Removes them. A second call does nothing."""
+        self._remove()
 
 
 class _Wrap:
@@ -192,7 +191,7 @@ class _Wrapper:
             return
         _wrappers.pop((id(self._holder), self._name), None)
         if vars(self._holder).get(self._name) is self._call:
-            if isinstance(self._original, _Inherited):
+            if self._original is _INHERITED:
                 _take(self._holder, self._name)
             else:
                 _put(self._holder, self._name, self._original)
@@ -226,11 +225,8 @@ class _Wrapper:
         return output
 
 
-class _Inherited:
-    """Marks a method that the holder only inherits."""
-
-
-_INHERITED = _Inherited()
+#: Marks a method that the holder only inherits.
+_INHERITED = object()
 
 
 def _put(holder: Any, name: str, what: Any) -> None:

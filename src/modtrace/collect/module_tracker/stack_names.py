@@ -10,7 +10,7 @@ from ..identity_map import IdentityMap
 from ..log.call_context import CallContext, ContextTree
 from ..log.segments import Segment
 from ..names.module_names import SCOPE, ModuleNames, NamedModule
-from ..names.wrappers import class_name, unwrapped
+from ..names.wrappers import class_name, free_name, unwrapped
 
 
 class NamedStack(NamedTuple):
@@ -49,7 +49,7 @@ class RootLabels:
         return known
 
     def _find(self, root: NamedModule) -> str:
-        module = None if root.ref is None else root.ref()
+        module = root.module
         if module is not None:
             kept = self._kept.get(module)
             if kept is not None:
@@ -61,13 +61,9 @@ class RootLabels:
 
     def _free(self, wanted: str) -> str:
         taken = {label for root, label in self._labels.items() if root.root is root}
-        alive = {id(each) for each in (root.ref() for root in self._labels if root.ref is not None)}
+        alive = {id(root.module) for root in self._labels}
         taken.update(label for module, label in self._kept.items() if id(module) not in alive)
-        name, number = wanted, 0
-        while name in taken:
-            number += 1
-            name = f"{wanted}#{number}"
-        return name
+        return free_name(wanted, taken)
 
 
 class StackNames:

@@ -4,7 +4,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType, TracebackType
+from functools import partial
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -23,7 +24,7 @@ from ..scopes.named_scopes import NamedScopes
 from ..scopes.tracker import ScopeTracker
 from ..steps.follower import StepFollower
 from .answers import Call, Where
-from .methods import Methods, MethodsHandle
+from .methods import Handle, Methods
 from .stack_names import RootLabels, StackNames
 from .user_hooks import POST_BW, POST_FW, PRE_BW, PRE_FW, Hook, UserHooks
 
@@ -95,12 +96,7 @@ class ModuleTracker:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._depth > 1:
             self._depth -= 1
         elif self._depth:
@@ -177,7 +173,7 @@ class ModuleTracker:
         with_kwargs: bool = False,
         with_slots: bool = False,
         several: bool = False,
-    ) -> "HooksHandle":
+    ) -> Handle:
         """Registers hooks around every forward and every backward of every module, including recomputes.
 
         What the hooks return is ignored; what they raise propagates to the caller of the module or of `backward()`.
@@ -212,7 +208,7 @@ class ModuleTracker:
             if hook is not None
         }
         self._hooks.add(hooks)
-        return HooksHandle(self._hooks, hooks)
+        return Handle(partial(self._hooks.remove, hooks))
 
     def clear_user_hooks(self) -> None:
         """Removes every user hook."""
@@ -250,7 +246,7 @@ class ModuleTracker:
         """
         return NamedScope(self, name, module)
 
-    def methods(self, module: nn.Module, *names: str) -> MethodsHandle:
+    def methods(self, module: nn.Module, *names: str) -> Handle:
         """Runs each call of some methods of a module in a scope: `tracker.methods(model, "encode", "generate")`.
 
         A call of `model.encode` occurs in `parents` as `Mod` and `Mod.encode()`. `"forward"` is for code that calls
@@ -300,18 +296,6 @@ class ModuleTracker:
 
 
 ModTracker = ModuleTracker
-
-
-class HooksHandle:
-    """Hooks that were registered together."""
-
-    def __init__(self, registered: UserHooks, hooks: dict[str, Hook]) -> None:
-        self._registered = registered
-        self._hooks = hooks
-
-    def remove(self) -> None:
-        """Removes the hooks. A second call does nothing."""
-        self._registered.remove(self._hooks)
 
 
 class NamedScope:

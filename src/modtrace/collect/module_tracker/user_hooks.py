@@ -24,25 +24,16 @@ class Hook(NamedTuple):
     alone: bool  # the only one of its kind, as in PyTorch's ModTracker
 
 
-class _Wanted(NamedTuple):
-    """The events that the hooks of one tracker need."""
-
-    entering: bool
-    leaving: bool
-    backward: bool
-    outputs: bool  # the outputs of every call are recorded for them
-
-
-_NOTHING = _Wanted(False, False, False, False)
-
-
 class UserHooks(Listener):
     """The hooks of one tracker. They are kept from one `with` block to the next."""
 
     def __init__(self) -> None:
         self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
         self._tracker: ScopeTracker | None = None
-        self._installed = _NOTHING
+        self._events: set[str] = set()  # to which it has subscribed
+        self._outputs: bool | None = (
+            None  # whether outputs are recorded for it; None: it hears of no backward
+        )
 
     def add(self, hooks: dict[str, Hook]) -> None:
         """Adds hooks by kind.
@@ -82,33 +73,33 @@ class UserHooks(Listener):
         """Stops running the hooks."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            self._put(tracker, _NOTHING)
+            self._put(tracker, set(), None)
 
     def _install(self) -> None:
         if self._tracker is not None:
             hooks = self._hooks
+            events = {name for name, kind in (("entering", PRE_FW), ("leaving", POST_FW)) if hooks[kind]}
             outputs = any(hook.with_slots for hook in hooks[PRE_BW])
-            backward = bool(hooks[PRE_BW] or hooks[POST_BW])
-            self._put(self._tracker, _Wanted(bool(hooks[PRE_FW]), bool(hooks[POST_FW]), backward, outputs))
+            self._put(self._tracker, events, outputs if hooks[PRE_BW] or hooks[POST_BW] else None)
 
-    def _put(self, tracker: ScopeTracker, wanted: _Wanted) -> None:
+    def _put(self, tracker: ScopeTracker, events: set[str], outputs: bool | None) -> None:
         """Subscribes only to the events that the hooks need, because an event without listeners costs nothing."""
-        was, self._installed = self._installed, wanted
-        subscribers, listeners = tracker.subscribers, tracker.backwards.listeners
-        for event in ("entering", "leaving"):
-            if getattr(wanted, event) and not getattr(was, event):
-                subscribers.add(self, event)
-            elif getattr(was, event) and not getattr(wanted, event):
-                subscribers.remove(self, event)
-        if wanted.backward and not was.backward:
-            listeners.append(self)
-        elif was.backward and not wanted.backward:
-            listeners.remove(self)
-        if was[2:] != wanted[2:]:
-            if wanted.backward:
-                tracker.call_tensors.want(wanted.outputs)
-            if was.backward:
-                tracker.call_tensors.unwant(was.outputs)
+        had_events, self._events = self._events, events
+        had_outputs, self._outputs = self._outputs, outputs
+        for event in events - had_events:
+            tracker.subscribers.add(self, event)
+        for event in had_events - events:
+            tracker.subscribers.remove(self, event)
+        if outputs == had_outputs:
+            return
+        if had_outputs is None:
+            tracker.backwards.listeners.append(self)
+        elif outputs is None:
+            tracker.backwards.listeners.remove(self)
+        if outputs is not None:
+            tracker.call_tensors.want(outputs)
+        if had_outputs is not None:
+            tracker.call_tensors.unwant(had_outputs)
 
     # Events. Exceptions of the user's hooks reach the user.
 

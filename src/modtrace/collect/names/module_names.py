@@ -14,7 +14,7 @@ from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
 from .element_counts import count_elements
 from .walk import MAX_PATHS, descendants, parameter_of, walk
-from .wrappers import class_name
+from .wrappers import class_name, free_name
 
 #: The type of what is no module but a stretch of code that the user has named.
 SCOPE = "scope"
@@ -50,9 +50,9 @@ class NamedModule:
         return self.path or self.name or self.type_name
 
     @property
-    def alive(self) -> bool:
-        """True if the module still exists."""
-        return self.ref is not None and self.ref() is not None
+    def module(self) -> nn.Module | None:
+        """The module; None if it does not exist any more."""
+        return None if self.ref is None else self.ref()
 
     def row(self) -> dict[str, Any]:
         """Returns the module's row in the table `modules`."""
@@ -81,7 +81,7 @@ class ParameterOwner(NamedTuple):
 
         A weak reference to the parameter would do, but it makes `torch.utils.swap_tensors` fail.
         """
-        module = self.module.ref() if self.module.ref is not None else None
+        module = self.module.module
         return module is not None and parameter_of(module, self.name) is parameter
 
 
@@ -91,7 +91,8 @@ class ModuleNames:
     def __init__(self) -> None:
         self.modules: list[NamedModule] = []  # by module_id
         self._named: IdentityMap[nn.Module, NamedModule] = IdentityMap()
-        self._revision = 0  # counts changes of rows
+        #: Counts changes of rows. What was derived from names is valid until it changes.
+        self.revision = 0
         self._changed: dict[int, int] = {}  # module_id -> revision of its last change
         self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
         self._lock = threading.RLock()
@@ -173,11 +174,6 @@ class ModuleNames:
         owners = self._owners.get(id(parameter), ())
         return [owner for owner in owners if owner.holds(parameter)]
 
-    @property
-    def revision(self) -> int:
-        """The number of changes of names so far. What was derived from names is valid until it changes."""
-        return self._revision
-
     def paths(self) -> list[str]:
         """Returns the paths of all modules seen, with their aliases, and of their parameters and buffers."""
         with self._lock:
@@ -193,7 +189,7 @@ class ModuleNames:
         """Returns the current revision, and the rows that have changed since `revision`."""
         with self._lock:
             changed = [number for number, when in self._changed.items() if when > revision]
-            return self._revision, [self.modules[number].row() for number in sorted(changed)]
+            return self.revision, [self.modules[number].row() for number in sorted(changed)]
 
     # Finding.
 
@@ -215,7 +211,7 @@ class ModuleNames:
         for ancestor in dict.fromkeys((caller, caller.root)):
             if ancestor is not caller and self._dead_slot(module, caller) is not None:
                 return None  # made anew in each forward: no use in walking the whole root for it
-            owner = ancestor.ref() if ancestor.ref is not None else None
+            owner = ancestor.module
             if owner is not None and any(each is module for each in descendants(owner)):
                 self._register_below(owner, ancestor)
                 return self._named.get(module)
@@ -242,7 +238,7 @@ class ModuleNames:
         A forward that makes such a module in each call gives the same name to each of them.
         """
         slots = caller.slots.get(class_name(module), ())
-        return next((each for each in slots if not each.alive), None)
+        return next((each for each in slots if each.module is None), None)
 
     def _revive_root(self, module: nn.Module) -> NamedModule | None:
         """Returns the name of a dead root without parameters.
@@ -252,7 +248,7 @@ class ModuleNames:
         if module._modules or module._parameters:
             return None
         for each in self.modules:
-            free = each.root is each and not each.alive and not each.given and each.parameters == 0
+            free = each.root is each and each.module is None and not each.given and each.parameters == 0
             if free and each.type_name == class_name(module):
                 self._bind(module, each)
                 return each
@@ -262,10 +258,10 @@ class ModuleNames:
         """Returns the module that a replica of DataParallel is a copy of; None if the module is no replica."""
         if not is_replica(module):
             return None
-        if self._hooks_at != self._revision:
-            alive = [(each, each.ref()) for each in self.modules if each.ref is not None]
-            self._by_hooks = {id_of_hooks(each): named for named, each in alive if each is not None}
-            self._hooks_at = self._revision
+        if self._hooks_at != self.revision:
+            modules = ((each, each.module) for each in self.modules)
+            self._by_hooks = {id_of_hooks(each): named for named, each in modules if each is not None}
+            self._hooks_at = self.revision
         original = self._by_hooks.get(id_of_hooks(module))  # a replica shares them with its original
         if original is not None:
             self._named[module] = original
@@ -297,7 +293,10 @@ class ModuleNames:
             elif path != named.path:
                 aliases.setdefault(named, []).append(path)
         for named, paths in aliases.items():
-            self._add_aliases(named, paths)
+            new = [path for path in paths if path not in named.aliases and path != named.path]
+            if new:
+                named.aliases = [*named.aliases, *new][:MAX_PATHS]
+                self._touch(named)
         self._count(top, named_top)
 
     def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
@@ -322,14 +321,8 @@ class ModuleNames:
             each.aliases = [join(path, alias[len(old_path) :].lstrip(".")) for alias in each.aliases]
             self._touch(each)
 
-    def _add_aliases(self, named: NamedModule, paths: list[str]) -> None:
-        new = [path for path in paths if path not in named.aliases and path != named.path]
-        if new:
-            named.aliases = [*named.aliases, *new][:MAX_PATHS]
-            self._touch(named)
-
     def _count(self, top: nn.Module, named_top: NamedModule) -> None:
-        root = named_top.root.ref() if named_top.root.ref is not None else None
+        root = named_top.root.module
         counts = count_elements(top)
         if root is not None and root is not top and not named_top.unregistered:
             counts.update(count_elements(root))  # what was met late counts for those above it
@@ -351,31 +344,25 @@ class ModuleNames:
         self._named[module] = named
 
     def _touch(self, named: NamedModule) -> None:
-        self._revision += 1
-        self._changed[named.module_id] = self._revision
+        self.revision += 1
+        self._changed[named.module_id] = self.revision
 
     def _free_name(self, wanted: str, but: NamedModule | None = None) -> str:
         taken = {each.name for each in self.modules if each.root is each and each is not but}
-        name, number = wanted, 0
-        while name in taken:
-            number += 1
-            name = f"{wanted}#{number}"
-        return name
+        return free_name(wanted, taken)
 
     def _learn_parameters(self) -> None:
         owners: dict[int, list[ParameterOwner]] = {}
         for named in list(self.modules):
-            module = named.ref() if named.ref is not None else None
-            if module is None:
-                continue
-            for part, parameter in module._parameters.items():
+            module = named.module
+            for part, parameter in () if module is None else module._parameters.items():
                 if parameter is not None:
                     owners.setdefault(id(parameter), []).append(ParameterOwner(named, part))
         self._owners = owners
 
 
 def _buffer_paths(named: NamedModule) -> list[str]:
-    module = None if named.ref is None else named.ref()
+    module = named.module
     names = () if module is None else [name for name, buffer in module._buffers.items() if buffer is not None]
     return [join(path, name) for path in (named.path, *named.aliases) for name in names]
 

@@ -1,6 +1,7 @@
 """Knows wrappers around models, whose parts are left out of paths: a compiled model is named as the model."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from itertools import chain, count
 
 from torch import nn
 
@@ -39,3 +40,9 @@ def class_name(module: nn.Module) -> str:
     if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
         kind = next((base for base in kind.__bases__ if base.__name__ != "FSDPModule"), kind)
     return kind.__name__
+
+
+def free_name(wanted: str, taken: Container[str | None]) -> str:
+    """Returns a name that is not taken: `GPT`, `GPT#1`, `GPT#2`."""
+    numbered = (f"{wanted}#{number}" for number in count(1))
+    return next(name for name in chain([wanted], numbered) if name not in taken)

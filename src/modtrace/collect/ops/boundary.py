@@ -164,7 +164,7 @@ class OpBoundary(Listener):
         if segment is None or segment.task >= 0 or not self._is_seen():
             return
         try:
-            root = segment.named.ref() if segment.named.ref is not None else None
+            root = segment.named.module
             if root is not None:
                 with DisableTorchFunction():
                     self._name_owned(root)  # modules have been met inside, or lazy ones made their parameters

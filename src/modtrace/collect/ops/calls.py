@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASE_CODE
 from ..log.nesting import Ints
 from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
@@ -16,7 +16,6 @@ from .mode import AT, START_NS, OpRun
 
 NO_CALL = -1
 NO_PHASE = -1
-PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 
 class OpCalls:

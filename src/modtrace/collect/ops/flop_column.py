@@ -1,6 +1,7 @@
 """Counts the floating-point operations of many ops, once for each set of shapes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ class OpFlops:
     """Counts floating-point operations, once for each combination of op and shapes."""
 
     def __init__(self) -> None:
-        self._counted: dict[OpSchema, bool] = {}
+        #: Whether the count of an op may differ from 0.
+        self._is_counted: Callable[[OpSchema], bool] = cache(lambda schema: is_counted(schema.func))
         self._known: dict[tuple[Any, ...], int] = {}
 
     def of(self, found: JoinedOps, schemas: Sequence[OpSchema], geometries: Sequence[Geometry]) -> Ints:
@@ -43,13 +45,6 @@ class OpFlops:
             uses, outputs = ([geometries[at] for at in each.tolist()] for each in (given, returned))
             flops[op] = self._one(found.arguments[argument], uses, outputs)
         return flops
-
-    def _is_counted(self, schema: OpSchema) -> bool:
-        """Returns whether the count of an op may differ from 0."""
-        counted = self._counted.get(schema)
-        if counted is None:
-            counted = self._counted[schema] = is_counted(schema.func)
-        return counted
 
     def _one(self, arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
         key = (arguments, *(each.shape for each in uses), *(each.shape for each in outputs))

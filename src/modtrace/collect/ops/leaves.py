@@ -90,6 +90,6 @@ def _modules_around(log: ThreadLog) -> Iterator[tuple[nn.Module, NamedModule]]:
     """Yields the modules whose calls run on a thread, innermost first."""
     for context in log.context.upwards():
         named = context.named
-        module = named.ref() if named is not None and named.ref is not None else None
+        module = context.module
         if module is not None and named is not None:
             yield module, named

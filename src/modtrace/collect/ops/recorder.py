@@ -206,17 +206,12 @@ class OpRecorder:
             else:
                 self._leave()
             self._is_entered = is_wanted
-        elif is_wanted and not (self._is_entered and is_dispatch_mode_on(self.mode)):
-            self._miss()
+        elif is_wanted and not (self._is_entered and is_dispatch_mode_on(self.mode)) and not self._has_missed:
+            self._has_missed = True
+            self._reporter.ops_missed()
         if is_wanted and self.mode.is_off:
             self.mode.ids.forget()
         self.mode.is_off = not is_wanted
-
-    def _miss(self) -> None:
-        """Reports once that the mode cannot be on now."""
-        if not self._has_missed:
-            self._has_missed = True
-            self._reporter.ops_missed()
 
     # Writing.
 
@@ -231,7 +226,10 @@ class OpRecorder:
         if self._cannot_write:
             return ()
         try:
-            return self._write(steps, calls, optimizer_ids)
+            tables, measured = self._read(self._tables, steps, calls, optimizer_ids)
+            for name, columns in tables:
+                self._sink.write(name, columns)
+            return measured
         except Exception as error:
             self._cannot_write = True
             self.abandon()
@@ -245,14 +243,6 @@ class OpRecorder:
         if self._cannot_write:
             return [], ()
         return self._read(self._tables.copy(), [step], calls, optimizer_ids)
-
-    def _write(
-        self, steps: list[Step], calls: list[dict[str, Any]], optimizer_ids: Sequence[int]
-    ) -> Iterable[ValuePart]:
-        tables, measured = self._read(self._tables, steps, calls, optimizer_ids)
-        for name, columns in tables:
-            self._sink.write(name, columns)
-        return measured
 
     def _read(
         self,

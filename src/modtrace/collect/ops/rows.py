@@ -147,11 +147,8 @@ class OpTables:
         """Caches properties of the schemas and geometries that are new."""
         schemas = self._mode.schemas
         if len(schemas) > len(self._schemas.writes):
-            self._schemas = _SchemaFacts(
-                np.array([each.writes for each in schemas], bool),
-                np.array([each.is_view for each in schemas], bool),
-                np.array([each.is_differentiable for each in schemas], bool),
-            )
+            facts = ([getattr(each, name) for each in schemas] for name in _SchemaFacts._fields)
+            self._schemas = _SchemaFacts(*(np.array(each, bool) for each in facts))
         new = self._mode.ids.geometries[len(self._sizes) :]
         if new:
             self._sizes = np.append(self._sizes, [each.size_bytes for each in new])
@@ -211,13 +208,16 @@ class OpTables:
         names = [each.name for each in schemas]
         schema = events[:, SCHEMA]
         is_view = known.is_view[schema] & ~found.has_allocated()
+        # Equal for ops of one call or, outside of calls, of one phase of one step.
+        outside = -1 - (step.astype(np.int64) * 8 + calls.phase + 1)
+        run_key = np.where(calls.call_id >= 0, calls.call_id, outside)
         return {
             "op_id": events[:, OP],
             "step": step,
             "call_id": _null(calls.call_id),
             "phase": _null(calls.phase),
             "name": _dictionary(schema, names),
-            "nth": count_before(_run_key(step, calls), schema),
+            "nth": count_before(run_key, schema),
             "args": _dictionary(found.argument, [template for template, _ in found.texts]),
             "sequence_nr": _null(nodes.node),
             "sequence_thread": np.ma.masked_array(nodes.thread, nodes.node < 0),
@@ -307,13 +307,6 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
         "slot": from_strings(ids.slots).take(from_numpy(slot, pa.int64())),
         "note": _dictionary(position, [each.note for each in shown]),
     }
-
-
-def _run_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:
-    """Returns keys that are equal for ops of one call, or, outside of calls, of one phase of one step."""
-    outside = -1 - (step.astype(np.int64) * 8 + calls.phase + 1)
-    key: Ints = np.where(calls.call_id >= 0, calls.call_id, outside)
-    return key
 
 
 def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:

@@ -1,6 +1,6 @@
 """Finds the memory that is saved for each backward, by autograd node."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -90,18 +90,13 @@ class SavedMemoryFinder(Listener):
         """Yields parameters, buffers, and inputs that the user keeps."""
         yield from self._leaves.alive_inputs()
         for named in list(self._tracker.names.modules):
-            module = named.ref() if named.ref is not None else None
-            if module is not None:
-                yield from _held(module._parameters)
-                yield from _held(module._buffers)
+            module = named.module
+            for held in () if module is None else (module._parameters, module._buffers):
+                yield from (each for _, each in held.items() if each is not None)
 
     def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """Forgets the storages: what the user keeps over many steps counts in each of them."""
         self._seen = {}
-
-
-def _held(tensors: Any) -> Iterator[torch.Tensor]:
-    return (each for _, each in tensors.items() if each is not None)
 
 
 def _known(size: int | None) -> int:

@@ -206,18 +206,14 @@ def _may_hold(value: Any) -> bool:
 def _describe(tensor: torch.Tensor) -> Iterator[SavedTensor | None]:
     """Yields the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
     try:
-        is_leaf = _is_of_leaf(tensor)
+        base = base_of(tensor)
+        owner = tensor if base is None else base
+        is_leaf = owner.requires_grad and owner.is_leaf
         for part in _parts(tensor):
             storage, size, weak = storage_of(part)
             yield SavedTensor(storage, size, is_leaf, weak)
     except Exception:  # sparse, a functorch wrapper, or whatever a subclass of the user's raises
         yield None
-
-
-def _is_of_leaf(tensor: torch.Tensor) -> bool:
-    base = base_of(tensor)
-    owner = tensor if base is None else base
-    return owner.requires_grad and owner.is_leaf
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

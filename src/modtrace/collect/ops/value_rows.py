@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...recording.phase import FORWARD
+from ...recording.phase import FORWARD, PHASE_CODE
 from ...recording.role import OP_OUTPUT
 from ..log.nesting import Ints
 from ..steps.step import Step
 from ..tensor_ids.tensor_ids import NO_OP
-from ..values.rows import PHASE_CODE, ValuePart, columns_of
+from ..values.rows import ValuePart, columns_of
 from ..values.sites import SiteName
 from .call_costs import CallTable
 from .leaves import Leaf

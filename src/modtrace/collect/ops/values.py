@@ -139,7 +139,8 @@ class OpValues:
         try:
             start_ns = time.perf_counter_ns()
             if not is_initialized:
-                found = _uninitialized(tensor)
+                found = not_asked_for(tensor)  # the contents of uninitialised memory mean nothing
+                found.note = NOTHING_WRITTEN
             elif self._capture_masks.want(mask) is USUAL:
                 found = self._measurer.measure(tensor)
             else:
@@ -162,10 +163,3 @@ class OpValues:
         except Exception as error:
             self._is_off = True
             self._failed(error, "measuring what an op returned")
-
-
-def _uninitialized(tensor: torch.Tensor) -> Measurement:
-    """Returns a measurement without statistics, because the contents of uninitialised memory mean nothing."""
-    found = not_asked_for(tensor)
-    found.note = NOTHING_WRITTEN
-    return found

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -40,13 +41,9 @@ def read_flags() -> dict[str, Any]:
 
 
 def _read(reader: Callable[[], Any]) -> Any:
-    try:
+    with suppress(AttributeError, RuntimeError):  # an older torch; or tf32 was set in another way
         return reader()
-    except (
-        AttributeError,
-        RuntimeError,
-    ):  # an older torch; or tf32 was set in another way than it is asked for
-        return None
+    return None
 
 
 def _read_autocast(device: str) -> str:

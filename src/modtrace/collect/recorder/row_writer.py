@@ -118,13 +118,12 @@ class RowWriter:
         Returns none if all that was measured in it is finite. No tensor is read for that.
         """
         step = replace(step, number=number, values=self._values.measured_in(step))
-        of_ops = (batch.measured for batch in step.ops)
-        if are_finite([*step.values, *(each for each in of_ops if each is not None)]):
+        if are_finite(step.measured()):
             return []
         calls, optimizer_ids = self._read_calls([step], tracker)
         self._write_modules(tracker)
         batches, parts = ([], ()) if ops is None else ops.open_rows(step, calls, optimizer_ids)
-        batches += self._values.open_rows(step, self._memory, parts)
+        batches += self._values.read_rows([step], self._memory, parts)
         return [*(("calls", columns) for columns in calls), *batches]
 
     def _read_calls(

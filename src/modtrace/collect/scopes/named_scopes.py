@@ -7,6 +7,7 @@ from torch import nn
 
 from ...torch_internals.autograd import graph_task_id
 from ..log.call_context import CallContext
+from ..log.listeners import tell_all
 from ..log.thread_log import ThreadLog
 from ..names.module_names import NamedModule
 from .tracker import ScopeTracker
@@ -53,11 +54,11 @@ class NamedScopes:
         tracker, module = self._tracker, scope.module
         named: NamedModule | None = None
         with tracker.subscribers.guard(module):
-            self._prepare(scope.log, frame)
+            tracker.close_dead_calls(scope.log, frame)
             owner = self._owner() if module is None else tracker.names.find(module, None, frame)
             named = tracker.names.add_scope(name, owner)
             if module is not None and owner is not None and not _runs(scope.log, owner):
-                self._pause_if_in_stretch(scope.log)
+                tracker.pause_stretch(scope.log)
                 self._opened(scope, tracker.enter_module(scope.log, module, frame))
         if scope.contexts:
             self._tell_entered(scope)
@@ -75,8 +76,8 @@ class NamedScopes:
             return None
         try:
             with tracker.subscribers.guard(module):
-                self._prepare(scope.log, frame)
-                self._pause_if_in_stretch(scope.log)
+                tracker.close_dead_calls(scope.log, frame)
+                tracker.pause_stretch(scope.log)
                 self._opened(scope, tracker.enter_module(scope.log, module, frame))
             if scope.contexts:
                 self._tell_entered(scope)
@@ -89,14 +90,6 @@ class NamedScopes:
         """Ends a scope. `output` is what the code returned, if that is known."""
         for context in reversed(scope.contexts):
             self._leave_context(scope, context, output, raised)
-
-    def _prepare(self, log: ThreadLog, frame: FrameType | None) -> None:
-        if log.context.named is not None:
-            self._tracker.close_dead_calls(log, frame)
-
-    def _pause_if_in_stretch(self, log: ThreadLog) -> None:
-        if log.is_in_stretch:
-            self._tracker.pause_stretch(log)
 
     def _enter_scope(self, scope: OpenScope, named: NamedModule, frame: FrameType | None) -> None:
         log = scope.log
@@ -118,8 +111,7 @@ class NamedScopes:
         assert scope.module is not None
         scope.log.given_kwargs = scope.kwargs
         try:
-            for entering in tuple(self._tracker.subscribers.entering):
-                entering(scope.log, scope.module, scope.args)
+            tell_all(self._tracker.subscribers.entering, scope.log, scope.module, scope.args)
         finally:
             scope.log.given_kwargs = None
 
@@ -131,8 +123,8 @@ class NamedScopes:
             log.scopes = [each for each in log.scopes if each is not context]
         try:
             if is_open and not context.is_scope and scope.module is not None:
-                for leaving in list(tracker.subscribers.leaving):
-                    leaving(log, scope.module, scope.args, scope.kwargs, output, raised)
+                leaving = tracker.subscribers.leaving
+                tell_all(leaving, log, scope.module, scope.args, scope.kwargs, output, raised)
         except BaseException:  # a user's hook
             output, raised = None, True
             raise

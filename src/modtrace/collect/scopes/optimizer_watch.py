@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ...torch_internals.call_frames import is_in_optimizer_step
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
-from ..log.listeners import Subscribers
+from ..log.listeners import Subscribers, tell_all
 from ..log.thread_log import ThreadLogs
 
 
@@ -62,12 +62,10 @@ class OptimizerWatch:
             if starts and not is_in_optimizer_step(sys._getframe(2)):
                 starts.clear()
             if not starts:
-                for before in list(self._subscribers.before_optimizer):
-                    before(optimizer, _has_closure(args, kwargs))
+                tell_all(self._subscribers.before_optimizer, optimizer, _has_closure(args, kwargs))
             starts.append(time.perf_counter_ns())
             if len(starts) == 1:
-                for began in list(self._subscribers.optimizer_began):
-                    began(starts[0])
+                tell_all(self._subscribers.optimizer_began, starts[0])
 
     def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
@@ -79,10 +77,8 @@ class OptimizerWatch:
                 return
             start = starts.pop()
             if not starts:
-                for after in list(self._subscribers.after_optimizer):
-                    after(optimizer, _has_closure(args, kwargs))
-                for ended in list(self._subscribers.optimizer_ended):
-                    ended(start, now, self._logs.current.number)
+                tell_all(self._subscribers.after_optimizer, optimizer, _has_closure(args, kwargs))
+                tell_all(self._subscribers.optimizer_ended, start, now, self._logs.current.number)
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

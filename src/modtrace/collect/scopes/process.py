@@ -51,7 +51,7 @@ def release(user: Listener) -> None:
 def current() -> ScopeTracker | None:
     """Returns the process's tracker; None if nothing records, or if the tracker has failed."""
     tracker = _current
-    return None if tracker is None or tracker.has_failed else tracker
+    return None if tracker is None or tracker.subscribers.has_failed else tracker
 
 
 def _leave_to_parent() -> None:

@@ -21,7 +21,7 @@ from ..backward.graph_watch import watch_graph
 from ..backward.recompute import classify, find_around
 from ..backward.watcher import BackwardWatcher
 from ..log.call_context import CallContext, ContextTree
-from ..log.listeners import Subscribers
+from ..log.listeners import Subscribers, tell_all
 from ..log.segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
 from ..log.step_data import Handover
 from ..log.thread_log import ASIDE, ThreadLog, ThreadLogs
@@ -64,8 +64,7 @@ class ScopeTracker:
         """Removes the hooks, and closes the calls that are open; these have no end in the tables."""
         self.remove_hooks()
         log = self.logs.current
-        if log.context.named is not None:
-            self.close_dead_calls(log, sys._getframe())
+        self.close_dead_calls(log, sys._getframe())
         for log in list(self.logs.all):
             while log.segment is not None:
                 self._close_open_calls(log, EXIT_UNSEEN)
@@ -74,11 +73,6 @@ class ScopeTracker:
                     alive = watch()
                     if alive is not None:
                         alive.remove()
-
-    @property
-    def has_failed(self) -> bool:
-        """True if an internal error has ended the tracker's work."""
-        return self.subscribers.has_failed
 
     def remove_hooks(self) -> None:
         """Removes every hook and restores the entry of the autograd engine."""
@@ -165,10 +159,8 @@ class ScopeTracker:
         with self.subscribers.guard(module):
             if is_compilers_own(module, frame, self._is_unknown_in_region(log, module)):
                 return False
-            if log.context.named is not None:
-                self.close_dead_calls(log, around_call(frame))
-            if log.is_in_stretch:
-                self.pause_stretch(log)
+            self.close_dead_calls(log, around_call(frame))
+            self.pause_stretch(log)
             self.enter_module(log, module, frame)
         return True
 
@@ -178,6 +170,8 @@ class ScopeTracker:
 
     def close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
         """Closes the calls on the stack that no longer run. No hook runs when a KeyboardInterrupt leaves a call."""
+        if log.context.named is None:
+            return
         levels = [context for context, _, _ in log.suspended] + [log.context]
         stack = [context for level in levels for context in reversed([*level.upwards()])]
         # A call that was opened without a hook ends by itself in every case. So it runs, and all calls around it.
@@ -216,8 +210,7 @@ class ScopeTracker:
                 frame, has_parameters=bool(segment.named.parameters), is_after_data=self._may_have_data
             )
         try:
-            for opened in list(self.subscribers.segment_opened):
-                opened(segment, in_step)
+            tell_all(self.subscribers.segment_opened, segment, in_step)
             log.push(segment)
             log.spans.append(segment)
             self.append(log, context.index)
@@ -229,8 +222,7 @@ class ScopeTracker:
         if log.segment is segment:
             log.pop()
         log.spans = [span for span in log.spans if span is not segment]
-        for dropped in list(self.subscribers.segment_dropped):
-            dropped(segment)
+        tell_all(self.subscribers.segment_dropped, segment)
 
     def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()
@@ -246,8 +238,7 @@ class ScopeTracker:
             kwargs = {}  # torch (2.13) leaves them out then
         if self.subscribers.leaving:
             try:
-                for leaving in tuple(self.subscribers.leaving):
-                    leaving(log, module, args, kwargs, output, raised)
+                tell_all(self.subscribers.leaving, log, module, args, kwargs, output, raised)
             except BaseException:  # a user's hook: torch does not call us again for this call
                 with self.subscribers.guard(module):
                     self.leave(log, None, raised=True)
@@ -264,12 +255,10 @@ class ScopeTracker:
         context = log.context
         self.append(log, EXIT_RAISED if raised else EXIT, seq, now)
         if not raised and not context.is_scope:
-            for returned in self.subscribers.returned:
-                returned(log, context, output)
+            tell_all(self.subscribers.returned, log, context, output)
         if context.above is None:
             if not raised and not context.is_scope:
-                for outermost_returned in self.subscribers.outermost_returned:
-                    outermost_returned(log, output)
+                tell_all(self.subscribers.outermost_returned, log, output)
             self.close_segment(log, output)
         else:
             log.context = context.above
@@ -316,10 +305,10 @@ class ScopeTracker:
             watch_graph(segment, output, self._graph_reached)
         if segment.last_seq == segment.first_seq and not segment.with_grad:
             log.spans = [span for span in log.spans if span is not segment]  # under no_grad nothing is kept
-        for closed in list(self.subscribers.segment_closed):
-            closed(segment)
+        tell_all(self.subscribers.segment_closed, segment)
         if log.scopes and log.segment is None and not segment.context.is_scope:
-            self._resume_stretch(log)
+            for context in log.scopes:  # of the stretch that this call has interrupted
+                self.enter_context(log, context, None)
 
     @staticmethod
     def append(log: ThreadLog, event: int, seq: int | None = None, now: int | None = None) -> None:
@@ -350,14 +339,10 @@ class ScopeTracker:
 
     def pause_stretch(self, log: ThreadLog) -> None:
         """Closes the calls of scopes outside of any module, because a module call begins; see `NamedScopes`."""
-        for _ in log.scopes:
-            self.append(log, EXIT)
-        self.close_segment(log, None)
-
-    def _resume_stretch(self, log: ThreadLog) -> None:
-        """Opens the calls of these scopes again after the module call."""
-        for context in log.scopes:
-            self.enter_context(log, context, None)
+        if log.is_in_stretch:
+            for _ in log.scopes:
+                self.append(log, EXIT)
+            self.close_segment(log, None)
 
     def _owners(
         self, log: ThreadLog, context: CallContext, frame: FrameType | None

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -21,16 +21,13 @@ from .steps import StashSteps
 from .watch import Arriving, Returned, Watch
 
 
-class Registered:
+class Registered(NamedTuple):
     """A registered module, and the name of its stashes."""
 
-    __slots__ = ("grad", "module", "name", "type")
-
-    def __init__(self, module: nn.Module, name: str, grad: bool) -> None:
-        self.module = weakref.ref(module)
-        self.type = type(module)
-        self.name = name
-        self.grad = grad
+    module: "weakref.ref[nn.Module]"
+    type: type[nn.Module]
+    name: str
+    grad: bool
 
 
 class StashCollector(Listener):
@@ -69,7 +66,8 @@ class StashCollector(Listener):
         """Stashes what a module returns from now on."""
         if self._tracker is None and not self._registered:
             self._start()
-        self._registered[id(module)] = [*self._registered_as(module), Registered(module, name, grad)]
+        registered = Registered(weakref.ref(module), type(module), name, grad)
+        self._registered[id(module)] = [*self._registered_as(module), registered]
         if self._inside is not None:
             self._inside.tap(module)
 
@@ -178,11 +176,7 @@ class StashCollector(Listener):
     def _label(self, stash: Stash, event: Event, call: CallRef | InsideCall) -> None:
         if stash.phase is None:
             stash.step, stash.phase, stash.call = event.step, event.phase, event.call
-        is_ours = (stash.step, stash.call) == (
-            event.step,
-            event.call,
-        )  # the user's function may have set its own
-        if is_ours:
+        if (stash.step, stash.call) == (event.step, event.call):  # the user's function may have set its own
             self.steps.follow(stash, call)
 
     # Events of the process's tracker.

@@ -246,13 +246,10 @@ class OutputGradients(Listener):
                 if watches and will_run(node):
                     running.update(watch.number for watch in watches)
                 for base, output_nr in edges_to_written_bases(node):
-                    copied.update(self._numbers_at(base, output_nr))
+                    watch = base.metadata.get(self._key, {}).get(output_nr)
+                    if watch is not None:
+                        copied.add(watch.number)
         return _Run(running, copied)
-
-    def _numbers_at(self, node: Any, output_nr: int) -> Iterator[int]:
-        watch = node.metadata.get(self._key, {}).get(output_nr)
-        if watch is not None:
-            yield watch.number
 
 
 class _Base(NamedTuple):

@@ -11,7 +11,6 @@ from ...recording.options.path_filter import (
     REGEX_PREFIX,
     PathFilter,
     PathPattern,
-    Unmatched,
     describe_unmatched,
     to_path_filter,
     to_patterns,
@@ -45,7 +44,9 @@ def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathF
 def warn_of_unmatched(chosen: PathFilter, names: Collection[str], root: str) -> None:
     """Warns about patterns of `include` that match no module, and suggests close names."""
     for each in unmatched(PathFilter(chosen.include), names):
-        text = describe_unmatched([each], names, root=root).replace(_shown(each), repr(_given(each)), 1)
+        shown = each.pattern.text
+        given = shown.removeprefix(REGEX_PREFIX)  # which we have added
+        text = describe_unmatched([each], names, root=root).replace(repr(shown), repr(given), 1)
         warnings.warn(
             f"{text}. Nothing of it is stashed; see `match` of modtrace.track() for how a text is read.",
             ModtraceWarning,
@@ -61,12 +62,3 @@ def _read_pattern(match: str, where: str, given: Any) -> PathPattern:
     if match == "exact":
         return PathPattern(given, re.compile(rf"\A{re.escape(given)}\Z"))
     return PathPattern(REGEX_PREFIX + given, re.compile(given))
-
-
-def _shown(found: Unmatched) -> str:
-    return repr(found.pattern.text)
-
-
-def _given(found: Unmatched) -> str:
-    """Returns what the user gave, without the prefix that marks regular expressions."""
-    return found.pattern.text.removeprefix(REGEX_PREFIX)

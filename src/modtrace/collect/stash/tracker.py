@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -65,12 +64,7 @@ class Tracker:
     def __enter__(self) -> "Tracker":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.unregister()
 
     def register(self, module: nn.Module, name: str = "", grad: bool = True) -> None:

@@ -1,6 +1,7 @@
 """Hooks on tensors, and the calls that wait for gradients there."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -13,21 +14,18 @@ from ..structures.rebuild import GradientTree
 COMES_PERHAPS = -1
 
 
+@dataclass(eq=False, slots=True)
 class Returned:
     """The output of one call, without its tensors."""
 
-    __slots__ = ("arrived", "bases", "call", "registered", "tree", "watches")
-
-    def __init__(
-        self, call: CallRef | InsideCall, registered: Any, tree: GradientTree, watches: tuple[int, ...]
-    ) -> None:
-        self.call = call
-        self.registered = registered  # passed on with the gradients
-        self.tree = tree
-        self.watches = watches  # the number of each watched tensor, without repeats
-        self.bases: dict[int, int] = {}  # by index in `watches`: the number of the watch on the tensor's base
-        #: By index in `watches`, where there is a base: the graph task that brought the last gradient.
-        self.arrived: dict[int, int] = {}
+    call: CallRef | InsideCall
+    registered: Any  # passed on with the gradients
+    tree: GradientTree
+    watches: tuple[int, ...]  # the number of each watched tensor, without repeats
+    #: By index in `watches`: the number of the watch on the tensor's base.
+    bases: dict[int, int] = field(default_factory=dict)
+    #: By index in `watches`, where there is a base: the graph task that brought the last gradient.
+    arrived: dict[int, int] = field(default_factory=dict)
 
 
 class Arriving:

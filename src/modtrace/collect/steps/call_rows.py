@@ -1,14 +1,13 @@
 """Turns the segments, backwards and optimizer steps of ended steps into the columns of the `calls` table."""
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from ..backward.recompute_origins import Origins, origins_of
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASE_CODE
+from ..backward.recompute_origins import origins_of
 from ..log.backward_calls import BackwardCalls
 from ..log.nesting import Ints, structure_of
 from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, Segment
@@ -17,26 +16,14 @@ from .step import Step
 
 Columns = dict[str, Any]
 
-_PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
-
-class NthMemory:
-    """Keeps the `nth` of calls until their rows are written and no later backward can run through them."""
-
-    def __init__(self) -> None:
-        self._nth: dict[Segment, npt.NDArray[np.int32]] = {}
-
-    def keep(self, segment: Segment, nth: npt.NDArray[np.int32]) -> None:
-        """Stores the `nth` of a segment's calls."""
-        self._nth[segment] = nth
-
-    def get(self, segment: Segment) -> npt.NDArray[np.int32] | None:
-        """Returns the `nth` of a segment's calls; None if it is not known any more."""
-        return self._nth.get(segment)
+class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
+    """The `nth` of calls until their rows are written and no later backward can run through them."""
 
     def prune(self) -> None:
         """Forgets segments whose graphs are dead."""
-        self._nth = {segment: nth for segment, nth in self._nth.items() if segment.is_needed()}
+        for segment in [each for each in self if not each.is_needed()]:
+            del self[segment]
 
 
 def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -> list[Columns]:
@@ -59,7 +46,7 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
 
 def add_overheads(batches: Iterable[Columns], steps: list[Step]) -> None:
     """Adds the column `overhead_ns` to the rows of these steps' calls, if anything was measured in the steps."""
-    if any(step.values or any(batch.measured for batch in step.ops) for step in steps):
+    if any(True for step in steps for _ in step.measured()):
         intervals = intervals_of(steps)
         for columns in batches:
             columns["overhead_ns"] = _overheads(columns, intervals)
@@ -68,8 +55,7 @@ def add_overheads(batches: Iterable[Columns], steps: list[Step]) -> None:
 def intervals_of(steps: list[Step]) -> Ints:
     """Returns `[3, intervals]`: the thread, begin and end of each time spent measuring in these steps."""
     parts = []
-    of_ops = (batch.measured for step in steps for batch in step.ops if batch.measured is not None)
-    for measured in chain((each for step in steps for each in step.values), of_ops):
+    for measured in (each for step in steps for each in step.measured()):
         begin_end = np.array(measured.intervals, np.int64).reshape(-1, 2).T
         parts.append(np.concatenate([np.full((1, begin_end.shape[1]), measured.thread), begin_end]))
     return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), np.int64)
@@ -103,7 +89,7 @@ def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
     return {
         "call_id": np.arange(first_id, first_id + len(rows)),
         "step": step,
-        "phase": np.full(len(rows), _PHASE_CODE[OPTIMIZER], np.int8),
+        "phase": np.full(len(rows), PHASE_CODE[OPTIMIZER], np.int8),
         "thread": thread,
         "start_ns": start,
         "end_ns": end,
@@ -125,8 +111,12 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     compiled = np.array([context.compiled for context in segments[0].log.all_contexts], bool)
     modules = np.array([context.named.module_id for context in segments[0].log.all_contexts], np.int64)
     module_id = modules[entered]
-    phase = np.repeat(np.array([_PHASE_CODE[each.phase] for each in segments], np.int8), counts)
-    nth = _nth_of_forwards(step, module_id, phase)
+    phase = np.repeat(np.array([PHASE_CODE[each.phase] for each in segments], np.int8), counts)
+    nth = np.full(
+        len(step), -1, np.int32
+    )  # of a forward call: how many of its module were before it in its step
+    forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
+    nth[forward] = count_before(step[forward], module_id[forward])
     exit_code = contexts[structure.exit_event]
     columns: Columns = {
         "call_id": ids,
@@ -143,17 +133,9 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     }
     _add_recomputes(columns, segments, starts.tolist(), memory)
     for segment, start in zip(segments, starts.tolist(), strict=True):
-        memory.keep(segment, nth[start : start + segment.calls])
+        memory[segment] = nth[start : start + segment.calls]
     columns["nth"] = np.ma.masked_array(columns["nth"], columns["nth"] < 0)
     return columns
-
-
-def _nth_of_forwards(step: Ints, module_id: Ints, phase: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
-    """Returns, for each forward call, the number of calls of its module before it in its step; -1 for other phases."""
-    nth = np.full(len(step), -1, np.int32)
-    forward = np.flatnonzero(phase == _PHASE_CODE[FORWARD])
-    nth[forward] = count_before(step[forward], module_id[forward])
-    return nth
 
 
 def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
@@ -170,38 +152,24 @@ def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
 
 def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int], memory: NthMemory) -> None:
     """Adds, for calls inside a backward, the call that each repeats and the call whose backward requested it."""
-    inside = [(segment, start) for segment, start in zip(segments, starts, strict=True) if segment.task >= 0]
+    starts_of = dict(zip(segments, starts, strict=True))
+    inside = [segment for segment in segments if segment.task >= 0]
     if not inside:
         return
-    rows = len(columns["call_id"])
-    starts_of = dict(zip(segments, starts, strict=True))
-    origins = origins_of(segment for segment, _ in inside)
-    recompute_of = np.full(rows, -1, np.int64)
-    triggered_by = np.full(rows, -1, np.int64)
-    for segment, start in inside:
+    nth = columns["nth"]
+    recompute_of, triggered_by = np.full((2, len(nth)), -1, np.int64)
+    for segment, origins in origins_of(inside).items():
+        start = starts_of[segment]
         if segment.trigger is not None and segment.trigger.call_id is not None:
             triggered_by[start : start + segment.calls] = segment.trigger.call_id
-        if segment.phase != BACKWARD:
-            _fill(columns["nth"], recompute_of, start, origins[segment], starts_of, memory)
+        for row, origin in enumerate(origins if segment.phase != BACKWARD else (), start):
+            if origin is not None and origin.call_id is not None:
+                recompute_of[row] = origin.call_id
+                here = starts_of.get(origin.segment)
+                numbers = memory.get(origin.segment) if here is None else nth[here:]
+                nth[row] = -1 if numbers is None else numbers[origin.index]
     columns["recompute_of"] = np.ma.masked_array(recompute_of, recompute_of < 0)
     columns["triggered_by"] = np.ma.masked_array(triggered_by, triggered_by < 0)
-
-
-def _fill(
-    nth: npt.NDArray[np.int32],
-    recompute_of: Ints,
-    start: int,
-    origins: Origins,
-    starts_of: dict[Segment, int],
-    memory: NthMemory,
-) -> None:
-    for offset, origin in enumerate(origins):
-        if origin is None or origin.call_id is None:
-            continue
-        recompute_of[start + offset] = origin.call_id
-        here = starts_of.get(origin.segment)
-        numbers = memory.get(origin.segment) if here is None else nth[here:]
-        nth[start + offset] = -1 if numbers is None else numbers[origin.index]
 
 
 def _backward_calls(numbered: list[tuple[int | None, Backward]], memory: NthMemory) -> Columns:
@@ -227,7 +195,7 @@ def _calls_of_backward(number: int | None, backward: Backward, memory: NthMemory
         "module_id": module_id,
         "nth": nth,
         "parent_call_id": np.where(above < 0, outer, above + backward.first_id),
-        "phase": np.full(rows, _PHASE_CODE[BACKWARD], np.int8),
+        "phase": np.full(rows, PHASE_CODE[BACKWARD], np.int8),
         "forward_call_id": forward_id,
         "thread": np.full(rows, backward.log.number, np.int32),
         "start_ns": np.array(calls.start_ns, np.int64),

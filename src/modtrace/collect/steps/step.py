@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +46,14 @@ class Step:
         """`train` if gradients were computed or an optimizer stepped, else `eval`."""
         return "train" if self.went_backward or self.stepped else "eval"
 
+    def measured(self) -> Iterator[Any]:
+        """Yields what was measured in it, also of ops."""
+        yield from self.values
+        yield from (batch.measured for batch in self.ops if batch.measured is not None)
+
     def add_root(self, segment: Segment) -> None:
         """Adds the module of an outermost call, as a weak reference without a callback."""
-        module = segment.named.ref() if segment.named.ref is not None else None
+        module = segment.named.module
         if module is not None:
             plain = weakref.ref(module)
             if not any(root is plain for root in self.roots):

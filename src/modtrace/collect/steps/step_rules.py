@@ -21,16 +21,11 @@ class StepFinder:
         self.ended = 0  # steps that were returned by `take_ended`
         self._pending: list[Step] = []  # in the order in which they started
         self._running: dict[Segment, Step] = {}  # by outermost call
-        self._train: Step | None = None
+        self.training: Step | None = None  # the open training step, to which the steps of optimizers belong
         self._eval: Step | None = None
         self._manual = False
         self._optimizer_start: int | None = None
         self._early_scalars: list[tuple[str, float]] = []
-
-    @property
-    def training(self) -> Step | None:
-        """The open training step, to which the steps of optimizers belong."""
-        return self._train
 
     def drop(self, segment: Segment) -> None:
         """Removes a call that an interrupt kept from beginning."""
@@ -42,7 +37,7 @@ class StepFinder:
     @property
     def current(self) -> Step | None:
         """The open step, to which the user's scalars belong."""
-        return self._train or self._eval
+        return self.training or self._eval
 
     # What happens.
 
@@ -84,7 +79,7 @@ class StepFinder:
         if not backward.accumulate or backward.outer is not None:
             return
         self._end_without_roots()
-        step = self._train
+        step = self.training
         if step is not None and step.restart is not None and step.gradients_cleared():
             self._split(step, step.restart)
         elif step is not None:
@@ -92,10 +87,11 @@ class StepFinder:
 
     def backward_ended(self, backward: Backward) -> Step:
         """Returns the step of a backward that has ended: the open training step."""
-        reached = self._steps_reached(backward)
+        segments = set(backward.reached)
+        reached = [step for step in self._pending if not segments.isdisjoint(step.segments)]
         if backward.accumulate or len(reached) > 1:
             self._rejoin(reached)
-        step = self._train or self._eval or self._open(True, backward.start_ns)
+        step = self.training or self._eval or self._open(True, backward.start_ns)
         step.backwards.append(backward)
         step.worked_ns = backward.end_ns
         step.touch(backward.end_ns)
@@ -114,7 +110,7 @@ class StepFinder:
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> Step:
         """Records that an optimizer's step has ended, and returns the step of the loop that it belongs to."""
         self._optimizer_start = None
-        step = self._train or self._open(True, start_ns)
+        step = self.training or self._open(True, start_ns)
         step.optimizer_steps.append((start_ns, end_ns, thread))
         step.stepped = True
         step.worked_ns = end_ns
@@ -172,7 +168,7 @@ class StepFinder:
         """Ends the step on the user's request. From now on only the user ends steps."""
         self._manual = True
         self._close(self._eval, settled=True)
-        self._close(self._train, settled=True)
+        self._close(self.training, settled=True)
 
     def finish(self, now_ns: int, early_ops: Sequence[Any] = ()) -> None:
         """Ends every step. Scalars and ops that belong to no step get one of their own."""
@@ -181,7 +177,7 @@ class StepFinder:
             step.ops += early_ops
             step.touch(now_ns)
         self._close(self._eval, settled=True)
-        self._close(self._train, settled=True)
+        self._close(self.training, settled=True)
         for step in self._pending:
             step.settled = True
 
@@ -205,12 +201,13 @@ class StepFinder:
 
     def _begin(self, segment: Segment, now_ns: int) -> Step:
         module_id = segment.named.module_id
-        train, before = self._train, (self._train, self._eval)
+        train, before = self.training, (self.training, self._eval)
         if train is not None and (train.stepped or (train.accumulated and train.gradients_cleared())):
             self._close(train, settled=True)
         elif train is not None and segment.with_grad:
             if train.accumulated:
-                train.restart = self._find_data(train, segment) if train.restart is None else train.restart
+                if train.restart is None:
+                    train.restart = find_data_calls(train.segments, train.worked_ns, segment)
             elif self._is_repeated(train, segment):
                 self._close(train, settled=False)
         if segment.with_grad or (self._eval is not None and module_id in self._eval.entered):
@@ -227,11 +224,11 @@ class StepFinder:
     def _join(self, segment: Segment, now_ns: int) -> Step:
         if self._optimizer_start is not None and not self._manual:
             self._begin_closure(segment, self._optimizer_start)
-        return self._train or self._eval or self._open(segment.with_grad or self._manual, now_ns)
+        return self.training or self._eval or self._open(segment.with_grad or self._manual, now_ns)
 
     def _begin_closure(self, segment: Segment, start_ns: int) -> None:
         """Begins the step of an optimizer that calls the model itself (LBFGS), unless its backward has run."""
-        train = self._train
+        train = self.training
         if train is None or train.stepped or self._is_repeated(train, segment):
             self._close(self._eval, settled=True)
             self._close(train, settled=train is None or train.stepped)
@@ -244,17 +241,13 @@ class StepFinder:
 
     def _end_without_roots(self) -> None:
         """Ends a step in which an optimizer has stepped and no root was called: tensors alone are trained."""
-        step = self._train
+        step = self.training
         if step is not None and step.stepped and not step.roots and not self._manual:
             self._close(step, settled=True)
 
-    @staticmethod
-    def _find_data(step: Step, root: Segment) -> int:
-        return find_data_calls(step.segments, step.worked_ns, root)
-
     def _take_data(self, last: Step, step: Step, root: Segment) -> None:
         """Moves the calls that prepared a root's data from the end of the preceding step to the root's step."""
-        at = self._find_data(last, root)
+        at = find_data_calls(last.segments, last.worked_ns, root)
         moved, last.segments = last.segments[at:], last.segments[:at]
         if not moved:
             return
@@ -268,14 +261,14 @@ class StepFinder:
             step.append(last)
 
     def _slot(self, with_grad: bool) -> Step | None:
-        return self._train if with_grad else self._eval
+        return self.training if with_grad else self._eval
 
     def _open(self, with_grad: bool, start_ns: int) -> Step:
         step = Step(start_ns=start_ns, end_ns=start_ns, scalars=self._early_scalars)
         self._early_scalars = []
         self._pending.append(step)
         if with_grad:
-            self._train = step
+            self.training = step
         else:
             self._eval = step
         return step
@@ -285,17 +278,13 @@ class StepFinder:
             return
         step.is_open = False
         step.settled = settled
-        if step is self._train:
-            self._train = None
+        if step is self.training:
+            self.training = None
         if step is self._eval:
             self._eval = None
         if settled and step.stepped:  # a backward across an optimizer's step joins nothing
             for earlier in self._pending:
                 earlier.settled = earlier.settled or not earlier.is_open
-
-    def _steps_reached(self, backward: Backward) -> list[Step]:
-        reached = set(backward.reached)
-        return [step for step in self._pending if not reached.isdisjoint(step.segments)]
 
     def _rejoin(self, reached: list[Step]) -> None:
         """Joins steps that were closed before a backward that reaches both, as in a siamese model."""
@@ -307,8 +296,8 @@ class StepFinder:
         for step in later:
             self._pending.remove(step)
             first.append(step)
-        if self._train is None or self._train in later:
-            self._train = first
+        if self.training is None or self.training in later:
+            self.training = first
             first.is_open = True
 
     def _split(self, step: Step, restart: int) -> None:

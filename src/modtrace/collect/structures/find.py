@@ -7,6 +7,7 @@ import types
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -186,27 +187,15 @@ def _reader_of(kind: type) -> _Reader:
     if read is not None:
         return read
     if issubclass(kind, _NOT_ENTERED):
-        return _nothing
+        return lambda value: None
     if issubclass(kind, tuple(_BUILTIN)):
         return _subclass_parts
     if issubclass(kind, _LEFT_ALONE):
-        return _left_alone
+        return lambda value: f"{kind.__name__}: left untouched"
     return _items if issubclass(kind, Mapping) else _attributes
 
 
-def _nothing(value: Any) -> None:
-    return None
-
-
-def _left_alone(value: Any) -> str:
-    return f"{type(value).__name__}: left untouched"
-
-
 # Containers. Methods of the builtin classes read them, so that no code of a subclass runs.
-
-
-def _list_parts(value: Any) -> _Parts | None:
-    return _numbered(value, list)
 
 
 def _tuple_parts(value: Any) -> _Parts | None:
@@ -214,10 +203,6 @@ def _tuple_parts(value: Any) -> _Parts | None:
     if names:
         return zip(names, tuple.__iter__(value), strict=False)
     return _numbered(value, tuple)
-
-
-def _deque_parts(value: Any) -> _Parts | None:
-    return _numbered(value, deque)
 
 
 def _view_parts(value: Any) -> _Parts | None:
@@ -312,12 +297,12 @@ def _subclass_parts(value: Any) -> _Parts | str | None:
 
 
 _BUILTIN: dict[type, _Reader] = {
-    list: _list_parts,
+    list: partial(_numbered, kind=list),
     tuple: _tuple_parts,
     dict: _dict_parts,
     set: _set_parts,
     frozenset: _set_parts,
-    deque: _deque_parts,
+    deque: partial(_numbered, kind=deque),
     type({}.values()): _view_parts,
     type({}.items()): _view_parts,
 }

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What a reader holds: the ids, torch.Tensor, the types of arguments that are kept as they are, and the marks. */
+enum { IDS, TENSOR, PLAIN, TENSOR_MARK, FLOAT_MARK, TRUTH_MARK, HELD };
+
 typedef struct {
     PyObject_HEAD
-    TensorIds *ids;
-    PyTypeObject *tensor;                              /* torch.Tensor */
-    PyObject *plain;                                   /* types of arguments that are kept as they are */
-    PyObject *tensor_mark, *float_mark, *truth_mark;   /* all owned */
+    PyObject *held[HELD]; /* all owned */
 } ArgumentReader;
 
 /* Python objects that become a tuple; most ops have few. */
@@ -79,21 +79,22 @@ static PyObject *take_exception(void) {
 }
 
 static int append_tensor(ArgumentReader *self, PyObject *tensor, Items *into) {
-    if (read_tensor(self->ids, tensor) < 0) {
+    TensorIds *ids = (TensorIds *)self->held[IDS];
+    if (read_tensor(ids, tensor) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1; /* not a KeyboardInterrupt */
         PyObject *error = take_exception(), *slot = PyUnicode_FromString("");
-        int noted = slot == NULL ? -1 : note_unreadable(self->ids, tensor, -1, slot, error);
+        int noted = slot == NULL ? -1 : note_unreadable(ids, tensor, -1, slot, error);
         Py_DECREF(error);
         Py_XDECREF(slot);
         if (noted < 0) return -1;
     }
-    return append(into, self->tensor_mark);
+    return append(into, self->held[TENSOR_MARK]);
 }
 
 /* Appends a float with a mark, since 1.0 equals 1. NaN is not equal to itself, and 0.0 equals -0.0. */
 static int append_float(ArgumentReader *self, PyObject *arg, Items *into) {
     double value = PyFloat_AsDouble(arg);
-    if (append(into, self->float_mark) < 0) return -1;
+    if (append(into, self->held[FLOAT_MARK]) < 0) return -1;
     if (value == value && value != 0.0) return append(into, arg);
     return append_owned(into, PyObject_Repr(arg));
 }
@@ -134,7 +135,7 @@ static int append_class(PyObject *arg, Items *into) {
 }
 
 static int append_other(ArgumentReader *self, PyObject *arg, Items *into) {
-    int is_plain = PySet_Contains(self->plain, (PyObject *)Py_TYPE(arg));
+    int is_plain = PySet_Contains(self->held[PLAIN], (PyObject *)Py_TYPE(arg));
     if (is_plain < 0) return -1;
     if (is_plain) return append(into, arg);
     if (PyDict_Check(arg)) return append_dict(self, arg, into);
@@ -142,10 +143,10 @@ static int append_other(ArgumentReader *self, PyObject *arg, Items *into) {
 }
 
 static int read_argument(ArgumentReader *self, PyObject *arg, Items *into) {
-    if (PyObject_TypeCheck(arg, self->tensor)) return append_tensor(self, arg, into);
+    if (PyObject_TypeCheck(arg, (PyTypeObject *)self->held[TENSOR])) return append_tensor(self, arg, into);
     if (arg == Py_None || PyLong_CheckExact(arg)) return append(into, arg);
     if (PyFloat_CheckExact(arg)) return append_float(self, arg, into);
-    if (PyBool_Check(arg)) return append(into, self->truth_mark) < 0 ? -1 : append(into, arg);
+    if (PyBool_Check(arg)) return append(into, self->held[TRUTH_MARK]) < 0 ? -1 : append(into, arg);
     if (PyList_Check(arg) || PyTuple_Check(arg)) return append_sequence(self, arg, into);
     return append_other(self, arg, into);
 }
@@ -183,34 +184,26 @@ static PyObject *reader_read(PyObject *self, PyObject *const *args, Py_ssize_t c
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"ids", "tensor", "plain", "marks", NULL};
-    PyObject *ids, *tensor, *plain, *marks[3];
+    PyObject *held[HELD];
     State *state = PyType_GetModuleState(type);
     if (state == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!(OOO):ArgumentReader", names, state->ids_type, &ids, &PyType_Type,
-                                     &tensor, &PyFrozenSet_Type, &plain, &marks[0], &marks[1], &marks[2]))
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!(OOO):ArgumentReader", names, state->ids_type, &held[IDS],
+                                     &PyType_Type, &held[TENSOR], &PyFrozenSet_Type, &held[PLAIN], &held[TENSOR_MARK],
+                                     &held[FLOAT_MARK], &held[TRUTH_MARK]))
         return NULL;
     ArgumentReader *self = (ArgumentReader *)PyType_GenericAlloc(type, 0);
     if (self == NULL) return NULL;
-    PyObject *held[] = {ids, tensor, plain, marks[0], marks[1], marks[2]};
-    for (size_t at = 0; at < sizeof held / sizeof *held; at++) Py_INCREF(held[at]);
-    self->ids = (TensorIds *)ids;
-    self->tensor = (PyTypeObject *)tensor;
-    self->plain = plain;
-    self->tensor_mark = marks[0];
-    self->float_mark = marks[1];
-    self->truth_mark = marks[2];
+    for (int at = 0; at < HELD; at++) {
+        Py_INCREF(held[at]);
+        self->held[at] = held[at];
+    }
     return (PyObject *)self;
 }
 
 static int reader_traverse(PyObject *object, visitproc visit, void *arg) {
     ArgumentReader *self = (ArgumentReader *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->ids);
-    Py_VISIT(self->tensor);
-    Py_VISIT(self->plain);
-    Py_VISIT(self->tensor_mark);
-    Py_VISIT(self->float_mark);
-    Py_VISIT(self->truth_mark);
+    for (int at = 0; at < HELD; at++) Py_VISIT(self->held[at]);
     return 0;
 }
 
@@ -218,12 +211,7 @@ static void reader_dealloc(PyObject *object) {
     ArgumentReader *self = (ArgumentReader *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    Py_XDECREF(self->ids);
-    Py_XDECREF(self->tensor);
-    Py_XDECREF(self->plain);
-    Py_XDECREF(self->tensor_mark);
-    Py_XDECREF(self->float_mark);
-    Py_XDECREF(self->truth_mark);
+    for (int at = 0; at < HELD; at++) Py_XDECREF(self->held[at]);
     PyObject_GC_Del(object);
     Py_DECREF(type);
 }

@@ -4,6 +4,7 @@
    everything as it was, and a storage that dies meanwhile takes nothing away that is in use. */
 
 #include "_tensor_ids.h"
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -366,21 +367,23 @@ static PyObject *ids_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     return NULL;
 }
 
+/* Where the objects are that it owns. */
+static const size_t OWNED[] = {
+    offsetof(TensorIds, storages.type), offsetof(TensorIds, storages.attribute), offsetof(TensorIds, leaves),
+    offsetof(TensorIds, geometries.make), offsetof(TensorIds, geometries.all), offsetof(TensorIds, geometries.numbers),
+    offsetof(TensorIds, geometries.exchanging), offsetof(TensorIds, devices), offsetof(TensorIds, device_numbers),
+    offsetof(TensorIds, slots), offsetof(TensorIds, slot_numbers),
+};
+
+enum { OWNED_COUNT = sizeof OWNED / sizeof *OWNED };
+
+static PyObject *owned(PyObject *object, int at) { return *(PyObject **)((char *)object + OWNED[at]); }
+
 /* References to storages are not visited, because they do not lead back here. Every cycle through this object
    also goes through a list or a dictionary, which Python clears. */
 static int ids_traverse(PyObject *object, visitproc visit, void *arg) {
-    TensorIds *self = (TensorIds *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->storages.type);
-    Py_VISIT(self->geometries.exchanging);
-    Py_VISIT(self->geometries.make);
-    Py_VISIT(self->geometries.all);
-    Py_VISIT(self->geometries.numbers);
-    Py_VISIT(self->leaves);
-    Py_VISIT(self->devices);
-    Py_VISIT(self->device_numbers);
-    Py_VISIT(self->slots);
-    Py_VISIT(self->slot_numbers);
+    for (int at = 0; at < OWNED_COUNT; at++) Py_VISIT(owned(object, at));
     return 0;
 }
 
@@ -389,17 +392,7 @@ static void ids_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     forget_storages(&self->storages);
-    Py_XDECREF(self->storages.type);
-    Py_XDECREF(self->storages.attribute);
-    Py_XDECREF(self->geometries.exchanging);
-    Py_XDECREF(self->geometries.make);
-    Py_XDECREF(self->geometries.all);
-    Py_XDECREF(self->geometries.numbers);
-    Py_XDECREF(self->leaves);
-    Py_XDECREF(self->devices);
-    Py_XDECREF(self->device_numbers);
-    Py_XDECREF(self->slots);
-    Py_XDECREF(self->slot_numbers);
+    for (int at = 0; at < OWNED_COUNT; at++) Py_XDECREF(owned(object, at));
     free(self->geometries.places);
     free(self->rows.items);
     free(self->used.items);

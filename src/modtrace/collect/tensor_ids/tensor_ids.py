@@ -247,8 +247,8 @@ class TensorIds:
         A tensor without storage (sparse, mkldnn) raises one, and a subclass of the user's may raise any.
         """
         shown, device, requires_grad = Geometry.of_unreadable(tensor, error)
-        geometry = self._number_of(shown)
-        row = (NO_STORAGE, 0, 0, geometry, self._device(device), op, self._slot(slot), requires_grad)
+        geometry, place = self._number_of(shown), _number_in(self._devices, self.devices, device)
+        row = (NO_STORAGE, 0, 0, geometry, place, op, self._slot(slot), requires_grad)
         if op == NO_OP:
             self._used += (self.next, geometry)
         self._rows += row
@@ -290,7 +290,8 @@ class TensorIds:
             for dead in [each for each in list(self._storages.values()) if each.ref() is None]:
                 self.remove(dead)
             self._most_storages = max(64, 2 * len(self._storages))
-        device, size = self._device(tensor.device), stored.nbytes() if made else 0
+        device = _number_in(self._devices, self.devices, tensor.device)
+        size = stored.nbytes() if made else 0
         try:
             new = KnownStorage(stored, device, size, is_made=made)
             vars(stored)[self._attribute] = StorageLife(new, self._ref)
@@ -325,25 +326,18 @@ class TensorIds:
         return number
 
     def _number_of(self, geometry: Geometry) -> int:
-        number = self._numbers.get(geometry)
-        if number is None:
-            number = self._numbers[geometry] = len(self.geometries)
-            self.geometries.append(geometry)
-        return number
-
-    def _device(self, device: torch.device | None) -> int:
-        number = self._devices.get(device)
-        if number is None:
-            number = self._devices[device] = len(self.devices)
-            self.devices.append(device)
-        return number
+        return _number_in(self._numbers, self.geometries, geometry)
 
     def _slot(self, slot: str) -> int:
-        number = self._slots.get(slot)
-        if number is None:
-            number = self._slots[slot] = len(self.slots)
-            self.slots.append(slot)
-        return number
+        return _number_in(self._slots, self.slots, slot)
+
+
+def _number_in(numbers: dict[Any, int], values: list[Any], value: Any) -> int:
+    number = numbers.get(value)
+    if number is None:
+        number = numbers[value] = len(values)
+        values.append(value)
+    return number
 
 
 AnyTensorIds: TypeAlias = "TensorIds | CompiledTensorIds"

@@ -31,7 +31,7 @@ class BufferTaps(ValueSource):
         active &= self._wanted
         if not active or segment.phase != FORWARD or self._is_abandoned:
             return
-        module = segment.named.ref() if segment.named.ref is not None else None
+        module = segment.named.module
         if module is None:
             return
         start_ns = time.perf_counter_ns()

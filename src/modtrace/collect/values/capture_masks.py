@@ -1,6 +1,6 @@
 """Finds the captures that want a tensor, by its role, path, module and step; each capture is one bit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
@@ -56,7 +56,7 @@ class CaptureMasks:
         self._fired = fired
         self._raised = raised
         self._all: Mask = (1 << len(captures)) - 1
-        self._of_role = [self._having(_looks_at(role)) for role in ROLES]
+        self._of_role = [_to_mask(role in each.roles for each in captures) for role in ROLES]
         self._is_open = all(_means_everything(each) for each in captures)
         self._open_roles = [
             all(_means_everything(each) for each in captures if role in each.roles) for role in ROLES
@@ -69,9 +69,6 @@ class CaptureMasks:
         self._wants: dict[Mask, Want] = {}
         self._reported: set[int] = set()
         self.parameter_paths: dict[str, None] = {}  # the names of the parameters that were met
-
-    def _having(self, is_meant: Callable[[Capture], bool]) -> Mask:
-        return sum(1 << at for at, each in enumerate(self.captures) if is_meant(each))
 
     # What is wanted at all.
 
@@ -86,7 +83,7 @@ class CaptureMasks:
     @property
     def in_micro_batches(self) -> Mask:
         """The captures that want what each backward adds to a gradient."""
-        return self._having(lambda each: each.micro_batches)
+        return _to_mask(each.micro_batches for each in self.captures)
 
     def want(self, mask: Mask) -> Want:
         """Returns the sum of what the captures of a mask want of a tensor."""
@@ -155,7 +152,7 @@ class CaptureMasks:
         modules = (owner.module.path, *owner.module.aliases)
         paths = [join(path, owner.name) for path in modules]
         self.parameter_paths.update(dict.fromkeys(paths))
-        return self._select(paths[0], (*modules, *paths), _module_of(owner.module))
+        return self._select(paths[0], (*modules, *paths), owner.module.module)
 
     def of_unowned(self, name: str) -> Mask:
         """Returns the captures that want a parameter which no module owns, in any role."""
@@ -170,21 +167,20 @@ class CaptureMasks:
         key = (name, path, -1 if named is None else named.module_id)  # two roots have the same paths
         known = self._of_op.get(key)
         if known is None:
-            module = None if named is None else _module_of(named)
+            module = None if named is None else named.module
             known = self._select(path or "", (path,) if path is not None else (), module)
-            known &= self._having(
-                lambda each: not each.ops or any(fnmatchcase(name, glob) for glob in each.ops)
-            )
+            globs = (each.ops or ("*",) for each in self.captures)
+            known &= _to_mask(any(fnmatchcase(name, glob) for glob in of_one) for of_one in globs)
             self._of_op[key] = known
         return known & mask
 
     def _select(self, path: str, paths: Sequence[str], module: nn.Module | None) -> Mask:
-        mask = 0
-        for at, each in enumerate(self.captures):
-            is_named = each.paths.is_all or each.paths.selects(*paths)
-            if is_named and _is_of_types(each, module) and self._is_chosen(at, each, path, module):
-                mask |= 1 << at
-        return mask
+        return _to_mask(
+            (each.paths.is_all or each.paths.selects(*paths))
+            and _is_of_types(each, module)
+            and self._is_chosen(at, each, path, module)
+            for at, each in enumerate(self.captures)
+        )
 
     def _is_chosen(self, at: int, capture: Capture, path: str, module: nn.Module | None) -> bool:
         if capture.where is None:
@@ -229,8 +225,9 @@ def _paths_of(context: CallContext) -> tuple[str, ...]:
     return tuple(each for each in (named.path, *named.aliases) if path_below(caller, each, (shown,)) == each)
 
 
-def _looks_at(role: str) -> Callable[[Capture], bool]:
-    return lambda capture: role in capture.roles
+def _to_mask(chosen: Iterable[bool]) -> Mask:
+    """Returns the mask of those captures for which there is True."""
+    return sum(1 << at for at, is_chosen in enumerate(chosen) if is_chosen)
 
 
 def _means_everything(capture: Capture) -> bool:
@@ -243,7 +240,3 @@ def _is_of_types(capture: Capture, module: nn.Module | None) -> bool:
     types: Any = capture.types
     names: set[Any] = set() if module is None else {kind.__name__ for kind in type(module).__mro__}
     return any(each in names if isinstance(each, str) else isinstance(module, each) for each in types)
-
-
-def _module_of(named: NamedModule) -> nn.Module | None:
-    return named.ref() if named.ref is not None else None

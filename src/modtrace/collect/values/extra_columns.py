@@ -63,13 +63,9 @@ def extra_notes(
 
 def _rows_by_want(extras: Sequence[Extra | None], wants: Sequence[Want | None]) -> list[tuple[Want, _Rows]]:
     groups: dict[int, tuple[Want, _Rows]] = {}
-    for at, extra in enumerate(extras):
-        want = wants[at]
+    for at, (extra, want) in enumerate(zip(extras, wants, strict=True)):
         if extra is not None and want is not None:
-            group = groups.get(id(want))
-            if group is None:
-                group = groups[id(want)] = (want, [])
-            group[1].append((at, extra))
+            groups.setdefault(id(want), (want, []))[1].append((at, extra))
     return list(groups.values())
 
 

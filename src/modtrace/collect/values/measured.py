@@ -3,6 +3,7 @@
 import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -40,19 +41,15 @@ class MeasuredOutputs:
         self.known = {}
 
 
+@dataclass(eq=False, slots=True)
 class SeenCall:
     """The call whose tensors are being measured."""
 
-    __slots__ = ("context", "event", "grad_mark", "mark", "measured")
-
-    def __init__(
-        self, measured: MeasuredOutputs, event: int, context: CallContext, mark: int, grad_mark: int
-    ) -> None:
-        self.measured = measured
-        self.event = event
-        self.context = context
-        self.mark = mark
-        self.grad_mark = grad_mark
+    measured: MeasuredOutputs
+    event: int
+    context: CallContext
+    mark: int
+    grad_mark: int
 
     def name(self, slot: str) -> str:
         """Returns the name under which a whole tensor is stored."""

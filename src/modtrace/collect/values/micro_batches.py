@@ -95,7 +95,7 @@ class MicroBatchTaps(ValueSource):
 
     def _hook_those_of(self, segment: Segment, active: Mask) -> set[int]:
         """Registers hooks on the parameters of the called module, and returns their ids."""
-        module = segment.named.ref() if segment.named.ref is not None else None
+        module = segment.named.module
         if module is not None:
             try:
                 with DisableTorchFunction():
@@ -213,7 +213,7 @@ class _GradientHook:
         if not self.was_first or hooks is None or hooks:
             return
         for site in self.sites:
-            module = None if site.owner is None or site.owner.ref is None else site.owner.ref()
+            module = None if site.owner is None else site.owner.module
             parameter = None if module is None else parameter_of(module, site.slot)
             if parameter is not None:  # the one it was on, or one that a user has put there
                 with DisableTorchFunction():

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +46,7 @@ class ParameterTaps(ValueSource):
         super().__init__(measuring)
         self._active = active
         self._wanted = {role: self._capture_masks.of_role(role) for role in _OF_OPTIMIZERS}
-        self._wanted_of_any = _union(self._wanted.values())
+        self._wanted_of_any = functools.reduce(or_, self._wanted.values())
         self._stepping: dict[int, _Stepping] = {}  # by thread
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
         self._optimizers_seen = 0
@@ -248,10 +249,3 @@ def _state_of(optimizer: Any, parameter: torch.Tensor) -> list[Slot]:
 @functools.lru_cache(maxsize=1024)  # texts alone; 10 us for one that is not known
 def _dotted(slot: str) -> str:
     return _NAMED_KEY.sub(r".\1", slot)
-
-
-def _union(masks: Any) -> Mask:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union

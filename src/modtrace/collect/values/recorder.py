@@ -81,7 +81,7 @@ class ValueRecorder:
         )
         self.measurer = CaptureMeasurer(tracker, capture_masks, put=self._put, raised=raised)
         sites = ParameterSites(tracker.names, capture_masks)
-        measure, settle = self.measurer.measure, self.measurer.settle
+        measure, settle = self.measurer.measure, self.measurer.kept.settle
         measuring = Measuring(tracker, sites, capture_masks, measure, settle, self.failed)
         self._sources = (
             CallTaps(measuring, self.measurer),
@@ -136,7 +136,7 @@ class ValueRecorder:
             source.stop()
         self._active.clear()
         if self.measurer is not None:
-            self.measurer.stop()
+            self.measurer.kept.stop()
 
     def abandon(self) -> None:
         """Stops measuring, because this process is a fork. It takes no lock."""
@@ -200,7 +200,7 @@ class ValueRecorder:
         """Copies the tensors whose copying was deferred, because a step has ended."""
         try:
             if self.measurer is not None and self._sources:
-                self.measurer.settle()
+                self.measurer.kept.settle()
         except Exception as error:
             self.failed(error, "while copying whole tensors")
 
@@ -212,34 +212,28 @@ class ValueRecorder:
         coming = (source.taken_later(step.segments, thread) for source in self._sources)
         return [*step.values, *chain.from_iterable(coming)]
 
-    def open_rows(
-        self, step: Step, memory: NthMemory, of_ops: Iterable[ValuePart]
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """Returns the rows of a step that has not ended, and of new sites, which are not written again."""
-        masks = self._capture_masks
-        columns = None if masks is None else value_columns([step], self._sites, memory, masks, of_ops)
-        self._write_sites()
-        return [] if columns is None else [("values", columns)]
-
     # Writing.
 
-    def _write_sites(self) -> None:
+    def read_rows(
+        self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Returns the rows of steps, which may not have ended, and writes those of new sites."""
+        masks = self._capture_masks
+        columns = None if masks is None else value_columns(steps, self._sites, memory, masks, of_ops)
         new_sites = self._sites.take_new()
         if new_sites is not None:
             self._sink.write("sites", new_sites)
+        return [] if columns is None else [("values", columns)]
 
     def write(self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]) -> None:
         """Writes the measurements of ended steps, and new sites. The calls of the steps must have their ids."""
         try:
-            masks = self._capture_masks
-            columns = None if masks is None else value_columns(steps, self._sites, memory, masks, of_ops)
-            self._write_sites()
-            if columns is not None:
-                self._sink.write("values", columns)
-            free_values(steps)
+            for name, columns in self.read_rows(steps, memory, of_ops):
+                self._sink.write(name, columns)
         except Exception as error:
-            free_values(steps)
             self.failed(error, "while writing values")
+        finally:
+            free_values(steps)
 
     def mark_unmatched(self) -> str | None:
         """Marks the patterns that have selected nothing, and returns the mark.
@@ -264,9 +258,6 @@ def _add(step: Step, measured: "Iterable[Measured | None]") -> None:
 
 def free_values(steps: Sequence[Step]) -> None:
     """Frees the rows of all measurements of these steps."""
-    of_ops = (batch.measured for step in steps for batch in step.ops)
-    free_rows(
-        [*(each for step in steps for each in step.values), *(each for each in of_ops if each is not None)]
-    )
+    free_rows(each for step in steps for each in step.measured())
     for step in steps:
         step.values = []

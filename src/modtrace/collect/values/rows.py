@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...measure.measurer import Measurement
 from ...measure.rows import FIRST_INDEX, Rows
 from ...measure.want import Want
-from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
+from ...recording.phase import BACKWARD, PHASE_CODE, RECOMPUTE
 from ...recording.role import ROLES
 from ..log.nesting import Ints
 from ..log.segments import Segment
@@ -25,12 +25,10 @@ from .sites import SiteIds, SiteName
 
 Columns = dict[str, Any]
 
-PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 #: The statistics in a row of `measure.rows`, in its order, and as what they are written.
 _STATISTICS = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count", "first_index")
 _WHOLE = {"count", "nan_count", "inf_count", "first_index"}
-_NULL_IF_EMPTY = {"min", "max"}
 
 
 def value_columns(
@@ -84,7 +82,7 @@ def value_columns(
         "order": _orders(step, np.array([id(each) for each in samples])),
         "shape": [each.shape for each in samples],
         "dtype": [_word(each.dtype) for each in samples],
-        "numel": np.array([_numel(each) for each in samples], np.int64),
+        "numel": np.array([0 if each.dtype is None else math.prod(each.shape) for each in samples], np.int64),
         "note": extra_notes([each.note for each in samples], extras, wants),
         **_statistics(samples),
         **extra_columns(extras, wants),
@@ -276,24 +274,17 @@ def _statistics(samples: Sequence[Measurement]) -> Columns:
             by_rows.setdefault(sample.rows, []).append(at)
     for rows, here in by_rows.items():
         table[here] = rows.read([samples[at].row for at in here])
-    columns: Columns = {}
-    missing = dict.fromkeys(_STATISTICS, ~measured)
-    for name in _NULL_IF_EMPTY:
-        missing[name] = ~measured | (table[:, 0] == 0)
+    empty = table[:, 0] == 0
     finite = table[:, 5] + table[:, 6] == 0  # nobody has written the index of the first then
-    missing["first_index"] = ~measured | finite | (table[:, FIRST_INDEX] < 0)
+    null = {"min": empty, "max": empty, "first_index": finite | (table[:, FIRST_INDEX] < 0)}
+    columns: Columns = {}
     for column, name in enumerate(_STATISTICS):
-        values = table[:, column]
+        values, missing = table[:, column], ~measured | null.get(name, False)
         if name in _WHOLE:
-            values = np.where(missing[name], 0, values).astype(np.int64)
-        columns[name] = np.ma.masked_array(values, missing[name])
-    for name in ("nan_count", "inf_count"):  # never null: 0 where nothing was measured
-        columns[name] = np.ma.getdata(columns[name])
+            values = np.where(missing, 0, values).astype(np.int64)
+        is_count = name in ("nan_count", "inf_count")  # never null: 0 where nothing was measured
+        columns[name] = values if is_count else np.ma.masked_array(values, missing)
     return columns
-
-
-def _numel(measurement: Any) -> int:
-    return 0 if measurement.dtype is None else math.prod(measurement.shape)
 
 
 @cache

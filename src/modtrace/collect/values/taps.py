@@ -314,7 +314,7 @@ class CaptureMeasurer:
         self.version_of = self._measurer.version_of
         self._capture_masks = capture_masks
         self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()))
-        self._kept = KeptTensors(put)
+        self.kept = KeptTensors(put)
 
     def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
         """Measures what captures want of a tensor; `name` is the name of the whole tensor."""
@@ -337,24 +337,8 @@ class CaptureMeasurer:
             again = self._measurer.measure(tensor)
             found.rows, found.row, found.note = again.rows, again.row, again.note
         if want is not USUAL:
-            self._add_extras(found, tensor, want, name)
+            extra = found.extra = found.extra or Extra()
+            self._extras.measure(tensor, want, extra)
+            if want.tensors or want.lazy:
+                self.kept.keep(extra, tensor, name, lazy=not want.tensors)
         return found
-
-    def settle(self) -> None:
-        """Copies the tensors whose copying was deferred.
-
-        It is called when a step has ended, and before an optimizer writes to them.
-        """
-        self._kept.settle()
-
-    def stop(self) -> None:
-        """Forgets the tensors whose copying was deferred."""
-        self._kept.stop()
-
-    def _add_extras(self, found: Measurement, tensor: torch.Tensor, want: Want, name: str) -> None:
-        extra = found.extra
-        if extra is None:
-            extra = found.extra = Extra()
-        self._extras.measure(tensor, want, extra)
-        if want.tensors or want.lazy:
-            self._kept.keep(extra, tensor, name, lazy=not want.tensors)

@@ -42,7 +42,7 @@ class KeptTensors:
                 `MemoryError`, which becomes a note. None if tensors cannot be put anywhere.
         """
         self._put = put
-        self._plain = plain_kinds() or ()
+        self._plain = plain_kinds()
         self._held: dict[int, _Held] = {}  # by `id` of the extra, which is held too
         self._lock = threading.Lock()  # for a moment, around what is held
         self._settling = threading.RLock()  # a thread that waits for it goes on when all is copied
@@ -51,7 +51,7 @@ class KeptTensors:
     def keep(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> None:
         """Passes a tensor to the sink, or remembers it for later; a tensor is never passed twice.
 
-        Call it inside `quiet()`.
+        Call it inside `DisableTorchFunction()`.
 
         A tensor on another device is cloned there without synchronization, and passed on by `settle`. Holding a plain
         tensor lazily needs a `detach`, which a profiler sees, but no mode. It takes 17 us, half of them to hide it.
