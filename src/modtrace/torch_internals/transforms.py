@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-
 #: Whether a tensor belongs to a running `torch.func` transform and must not be touched. 60 ns.
 is_functorch_tensor: Callable[[torch.Tensor], bool] = getattr(
     torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: False
