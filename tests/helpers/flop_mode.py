@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modtrace.collect.flops.find_formula import count_flops
+from modtrace.collect.flops.lookup import count_flops
 
 
 class FlopMode(TorchDispatchMode):

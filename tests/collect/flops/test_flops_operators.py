@@ -8,7 +8,7 @@ from torch import Size
 from torch.ops import aten
 
 from helpers.flop_mode import flops_of
-from modtrace.collect.flops.find_formula import count_flops, is_counted
+from modtrace.collect.flops.lookup import count_flops, is_counted
 
 QUERY, KEY = Size([2, 4, 3, 8]), Size([2, 4, 5, 8])
 FORWARD = 2 * 2 * (2 * 4 * 3 * 5 * 8)

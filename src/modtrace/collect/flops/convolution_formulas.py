@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .product_formulas import Formula, elements, named
+from .formulas import Formula, elements, named
 
 
 def _direct(weight: int, args: Sequence[Any], outputs: Sequence[Any]) -> int:

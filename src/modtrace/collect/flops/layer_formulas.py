@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .product_formulas import Formula, elements, named
+from .formulas import Formula, elements, named
 
 
 def _attention(args: Sequence[Any], outputs: Sequence[Any]) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..flops.find_formula import count_flops, is_counted
+from ..flops.lookup import count_flops, is_counted
 from ..log.nesting import Ints
 from ..tensor_ids.argument_reader import TENSOR
 from ..tensor_ids.tensor_ids import Geometry

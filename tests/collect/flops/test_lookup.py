@@ -10,7 +10,7 @@ from torch.ops import aten
 from torch.utils import flop_counter
 
 from helpers.flop_mode import flops_of, total_flops
-from modtrace.collect.flops.find_formula import FORMULAS, count_flops, is_counted
+from modtrace.collect.flops.lookup import FORMULAS, count_flops, is_counted
 
 QUERY, KEY = Size([2, 4, 3, 8]), Size([2, 4, 5, 8])
 FORWARD = 2 * 2 * (2 * 4 * 3 * 5 * 8)

@@ -4,7 +4,7 @@ The conventions are those of `torch.utils.flop_counter`: a multiply-add is 2; el
 copies are 0; the dtype does not matter. Formulas come from three sources. Those that the user has registered with
 `register_flop_formula` come first. Then come our own, for what torch does not count (attention on the CPU, recurrent
 layers, quantised and fused products, composite operators, which a mode sees whole in inference mode) or counts wrongly
-(see convolution_formulas.py and product_formulas.py). Then come torch's, which also count the in-place variants.
+(see convolution_formulas.py and formulas.py). Then come torch's, which also count the in-place variants.
 docs/limits.md lists where the numbers differ.
 """
 
@@ -16,8 +16,8 @@ import torch
 from torch.utils import flop_counter
 
 from .convolution_formulas import CONVOLUTIONS
+from .formulas import PRODUCTS, Formula
 from .layer_formulas import LAYERS
-from .product_formulas import PRODUCTS, Formula
 from .replay import REPLAYED, replay
 from .uncounted import is_unknown
 
