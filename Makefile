@@ -94,7 +94,7 @@ tests/browser/node_modules/.package-lock.json: tests/browser/package-lock.json |
 	@touch $@
 
 test-compile: env  ## run the tests that compile models with inductor (some minutes of C++)
-	$(BIN)/python -m pytest -m compile tests/collect tests/examples
+	$(BIN)/python -m pytest -m compile tests/collect tests/examples tests/analysis
 
 test-base: env  ## read a recording by plain installs, without torch and pandas, on each Python that is found
 	$(BIN)/python -m pytest -m base tests/test_base_install.py

@@ -1,6 +1,8 @@
 """What made non-finite values inside of a compiled region is looked for inside of it."""
 
+import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 import modtrace
@@ -65,3 +67,49 @@ def test_op_that_ran_inside_is_named_with_its_module() -> None:
     found = rec.first_nonfinite()
     assert found is not None
     assert (found.path, found.call, found.op) == ("1", 0, "aten.log.default")
+
+
+def test_buffer_that_an_op_only_writes_to_is_not_measured() -> None:
+    class Into(nn.Module):
+        def forward(self, x):
+            return torch.mm(x, x, out=buffer)
+
+    buffer = torch.full((3, 3), torch.nan)
+    model = Into()
+    with modtrace.record(model, ops=True, strict=True) as rec, torch.no_grad():
+        model(torch.ones(3, 3))
+    assert rec.first_nonfinite() is None
+    notes = {row["note"] for row in rec.table("values").to_pylist() if row["count"] is None}
+    assert notes == {"not measured: nothing has been written to it yet"}
+
+
+class LogInside(nn.Module):
+    """Takes the logarithm of numbers that are below zero if `x` has such."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.second(torch.log(self.first(x) * 0 + x))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("values", [-1.0, 2.0])
+def test_kernels_that_are_not_seen_are_not_taken_for_ops(values: float) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(LogInside(), nn.Linear(8, 8))
+    found = []
+    for options in ({}, {"compiled": "inside"}):
+        with modtrace.record(model, ops=True, strict=True, **options) as rec:
+            torch.compile(model, fullgraph=True)(torch.full((4, 8), values)).sum().backward()
+        found.append(rec.first_nonfinite())
+    if values > 0:
+        assert found == [None, None]
+        return
+    whole, inside = found
+    assert whole is not None and inside is not None
+    assert (whole.path, whole.role, whole.op) == ("", "output", None)
+    assert whole.remedy == 'record(compiled="inside") names the module inside of this compiled one'
+    assert (inside.path, inside.role, inside.op) == ("0.second", "output", None)
+    assert "aot_eager" in (inside.remedy or "")

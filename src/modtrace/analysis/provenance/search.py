@@ -8,19 +8,22 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_OUTPUT
+from ...recording.role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import nonfinite_rows
 from ...surface import choose_phrase
 from ..step.calls import column_of
+from ..step.inside import find_unseen
 from ..step.placement import Module, merge_wrappers
-from ..values.nonfinite import OVERFLOW, NonFinite, describe_row, require_measured
+from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
 from .answer import answer
 from .indexed_tables import IndexedTables
 from .op_rules import SHAPES_ONLY, UNSCALES
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
 from .surroundings import add_surroundings
-from .trace import Trace, trace_step
+from .trace import Origin, Trace, trace_step
+
+_GIVEN = "this module may only have been given them"
 
 
 def find_first(
@@ -112,12 +115,26 @@ def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], boo
     if counts.has_lost_rows:
         return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
     trace = trace_step(tables, flow, counts)
-    guilty = [event for event in trace.events if not event.is_guarded(flow.bare_names)]
+    found = [event for event in trace.events if not event.is_guarded(flow.bare_names)]
+    guilty = _drop_unseen(data, step, trace, found) if found else found
     told = [answer(tables, trace, event, step) for event in guilty]
-    row = next(_find_unjudged(tables, data, trace), None)
+    rows = _find_unjudged(tables, data, trace) if len(guilty) == len(found) else _find_rows_of_modules(data)
+    row = next((each for each in rows if _role_of(tables, data, each) != LEAF), None)
     if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
         told = [_describe_module(tables, data, row), *told]
     return [each for each in told if not (trace.unscales and _is_expected(each))], not guilty and row is None
+
+
+def _drop_unseen(data: RecordingData, step: int, trace: Trace, events: list[Origin]) -> list[Origin]:
+    """Leaves out events in compiled code of which not all kernels are recorded: others wrote what its ops have read."""
+    flow, unseen = trace.flow, find_unseen(data, step)
+    call_ids = np.append(flow.ops.placed.calls.call_id, -1)
+    return [
+        each
+        for each in events
+        if int(call_ids[flow.ops.call[each.op]]) not in unseen.calls
+        and (each.kind != SOURCE or int(flow.tensors.tensor_id[each.tensor]) not in unseen.tensors)
+    ]
 
 
 def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> tuple[list[NonFinite], bool]:
@@ -162,6 +179,11 @@ def _find_unjudged(tables: IndexedTables, data: RecordingData, trace: Trace) -> 
             yield row
 
 
+def _role_of(tables: IndexedTables, data: RecordingData, row: int) -> str | None:
+    site = tables.sites.get(data.table("values")["site_id"][row].as_py())
+    return None if site is None else site.role
+
+
 def _order_of(data: RecordingData, row: int) -> int:
     return int(data.table("values")["order"][row].as_py())
 
@@ -173,14 +195,19 @@ def _describe_module(tables: IndexedTables, data: RecordingData, row: int) -> No
             python='record(compiled="inside")', command_line="modtrace record --compiled inside"
         )
         return replace(found, remedy=f"{option} names the module inside of this compiled one")
+    values = data.table("values")
+    if values["call_id"][row].as_py() is None and _role_of(tables, data, row) in (OUTPUT, GRAD_OUTPUT):
+        # It was measured inside of compiled code.
+        option = choose_phrase(python="record(ops=True)", command_line="modtrace record --ops")
+        remedy = f'{option} names the op that made them where torch.compile has backend="aot_eager"'
+        return replace(found, remedy=f"{remedy}; {_GIVEN}")
     if tables.data.table("ops").num_rows:
         return found
     option = choose_phrase(
         python="record(ops=True), on a long run with keep_last=20,",
         command_line="modtrace record --ops, on a long run with --keep-last 20,",
     )
-    given = "this module may only have been given them"
-    return replace(found, remedy=f"{option} names the op that made them; {given}")
+    return replace(found, remedy=f"{option} names the op that made them; {_GIVEN}")
 
 
 def _is_of_region(data: RecordingData, row: int) -> bool:

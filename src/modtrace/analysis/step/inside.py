@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from itertools import chain, count
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,30 @@ def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> Record
     added = _Added(data, step, fused=fused)
     added.add_all(runs.to_pylist())
     return added.to_data()
+
+
+class Unseen(NamedTuple):
+    """What kernels of compiled code did in a step that no recorded op tells."""
+
+    calls: frozenset[int]  # the ids of calls in which such kernels ran, beside the ops that are recorded
+    tensors: frozenset[int]  # the ids of tensors that such calls returned
+
+
+def find_unseen(data: RecordingData, step: int) -> Unseen:
+    """Returns where kernels of compiled code ran in a step that were not recorded as ops."""
+    added = _Added(data, step, fused=False)
+    runs = data.table("compiled_runs")
+    runs = runs.filter(pc.equal(runs["step"], step)).to_pylist()
+    added.add_all(runs)
+    known = {run["call_id"] for run in runs}
+    calls = data.table("calls")
+    regions = set(calls.filter(pc.fill_null(calls["compiled"], False))["call_id"].to_pylist()) - known
+    by_themselves = zip(
+        data.table("ops")["call_id"].to_pylist(), data.table("ops")["name"].to_pylist(), strict=True
+    )
+    before = {call for call, name in by_themselves if call in regions and name.endswith(".out")}
+    returned = (run["returned"] for run in runs if run["call_id"] in added.unseen)
+    return Unseen(frozenset(added.unseen | before), frozenset(chain.from_iterable(returned)) - {-1})
 
 
 @dataclass(frozen=True)
@@ -96,6 +120,7 @@ class _Added:
         self._data = data
         self._step = step
         self._fused = fused
+        self.unseen: set[int] = set()  # the calls whose ops have not run one by one
         self._modules = {each["module_id"]: each for each in data.table("modules").to_pylist()}
         self._by_path = {(each["root_id"], each["path"]): key for key, each in self._modules.items()}
         self._ops = data.table("ops")
@@ -153,7 +178,9 @@ class _Added:
         found = _find_all([each["name"] for each in run.ops], names)
         if found is not None:
             self._put(ran[found].tolist(), run)
-        elif self._fused:
+            return
+        self.unseen.add(run.region.call["call_id"])
+        if self._fused:
             self._replace(ran.tolist(), names, run)
 
     def _put(self, rows: Sequence[int], run: _Run) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -88,6 +88,7 @@ class OpMode(UnwrappedMode):
         self.before: list[Callable[[int, OpSchema, Any, Any], None]] = []
         self.after: list[Callable[[int, OpSchema, Any], None]] = []
         self.met: list[Callable[[int, torch.Tensor, ThreadLog], None]] = []
+        self.only_written: Collection[int] = ()  # see `tell_leaves`; while keepers are told
         self.is_running = False  # an op has been begun and not been noted yet
         self.is_off = False  # it only passes on
         self.has_failed = False
@@ -120,8 +121,14 @@ class OpMode(UnwrappedMode):
         self._where = self  # the next one says again where it is
         return events, op_runs
 
-    def tell_leaves(self, log: ThreadLog) -> None:
-        """Passes the leaves seen since the last call to the keepers."""
+    def tell_leaves(self, log: ThreadLog, only_written: Collection[int] = ()) -> None:
+        """Passes the leaves seen since the last call to the keepers.
+
+        Args:
+            log: the log of this thread.
+            only_written: those by `id` that the op does not read, because it writes to all of them (`out=`).
+        """
+        self.only_written = only_written
         leaves, self.ids.leaves = self.ids.leaves, []
         for tell in self.met:
             for number, tensor in leaves:
@@ -150,7 +157,7 @@ class OpMode(UnwrappedMode):
                 arguments = self.texts.add(schema, key)
             log = self._tracker.logs.current
             if ids.leaves:
-                self.tell_leaves(log)
+                self.tell_leaves(log, schema.only_written(kwargs or {}))
             at, node, flags = self._locate(log)
             for tell in self.before:
                 tell(op, schema, args, kwargs or {})

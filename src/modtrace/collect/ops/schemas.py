@@ -1,6 +1,6 @@
 """Reads the schema of an operator: which arguments it writes to, and whether it returns views."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...torch_internals.ops import callable_of, is_random_op, schema_of
@@ -43,7 +43,7 @@ class OpSchema:
 
     __slots__ = (
         "argument_names", "call", "func", "index", "is_changing_view", "is_collective", "is_differentiable",
-        "is_random", "is_uninitialized", "is_view", "name", "writes", "written",
+        "is_random", "is_uninitialized", "is_view", "name", "out_names", "writes", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any, index: int) -> None:
@@ -63,6 +63,11 @@ class OpSchema:
         self.is_view = declared is not None and any(_is_alias(each) for each in declared.returns)
         self.written = tuple(_written_arguments(self.name, arguments))
         self.writes = bool(self.written)
+        self.out_names = tuple(each.name for each in arguments if each.is_out)
+
+    def only_written(self, kwargs: Mapping[str, Any]) -> Collection[int]:
+        """Returns the `id` of what is given as `out=`, whose values before the op mean nothing."""
+        return {id(kwargs.get(name)) for name in self.out_names}
 
 
 def name_of(func: Any) -> str:

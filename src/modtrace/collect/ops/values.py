@@ -108,7 +108,8 @@ class OpValues:
             mask = self._mask("", LEAF)
             if mask:
                 op = self._mode.next - 1 if self._mode.is_running else NO_OP
-                self._measure(tensor, op, tensor_id, mask, LEAF)
+                is_read = id(tensor) not in self._mode.only_written
+                self._measure(tensor, op, tensor_id, mask, LEAF, is_read)
 
     def _mask(self, name: str, role: str) -> Mask:
         """Returns the captures that want an output of an op, or a leaf that is read now; 0 if none does."""
