@@ -142,7 +142,7 @@ def _compare_ops(tables: IndexedTables, step: int, compared: _Compared) -> Itera
             int(flow.tensors.producer[tensor]) in carriers for _, tensor in flow.reads.get(op, ())
         )
         both = _find_both(op, pairs.get(op), measured, flow)
-        differing = [each for each in both if compared.differ(each[1], each[2])]
+        differing = [each for each in both if compared.differ(*each)]
         if differing or (was_given and not both):
             carriers.add(op)
         if differing and not was_given:
@@ -151,13 +151,13 @@ def _compare_ops(tables: IndexedTables, step: int, compared: _Compared) -> Itera
 
 def _find_both(
     op: int, forward: int | None, measured: Mapping[tuple[int, str], Row], flow: StepFlow
-) -> list[tuple[str, Row, Row]]:
-    """Returns the outputs that were measured in both phases: slot, forward, recompute."""
+) -> list[tuple[Row, Row]]:
+    """Returns the outputs that were measured in both phases: forward, recompute."""
     if forward is None:
         return []
     slots = [slot for slot, _ in flow.returns.get(op, ())]
-    found = ((slot, measured.get((forward, slot)), measured.get((op, slot))) for slot in slots)
-    return [(slot, a, b) for slot, a, b in found if a is not None and b is not None]
+    found = ((measured.get((forward, slot)), measured.get((op, slot))) for slot in slots)
+    return [(a, b) for a, b in found if a is not None and b is not None]
 
 
 def _tell_op(
@@ -165,21 +165,15 @@ def _tell_op(
     flow: StepFlow,
     op: int,
     pairs: Mapping[int, int],
-    slot: str,
     forward: Row,
     recompute: Row,
 ) -> RecomputeDifference:
     ops = flow.ops
     [source] = tables.find("ops", ["source"], op_id=ops.op_id[[op]])["source"].to_pylist()
     cause = find_cause_of_op(flow, tables.sites, op, pairs, forward, recompute)
-    return RecomputeDifference(
-        **tell_place(ops.placed, int(ops.call[op]), int(ops.where[op])),
-        op=flow.name_op(op),
-        op_nth=int(ops.nth[op]),
-        slot=slot,
-        source_line=source,
-        **_tell_numbers(forward, recompute, cause),
-    )
+    place = tell_place(ops.placed, int(ops.call[op]), int(ops.where[op]))
+    place |= {"op": flow.name_op(op), "op_nth": int(ops.nth[op]), "source_line": source}
+    return _tell(place, forward, recompute, cause)
 
 
 def _compare_modules(tables: IndexedTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
@@ -215,26 +209,22 @@ def _find_part(placed: PlacedCalls, call: int) -> int:
 def _tell_module(placed: PlacedCalls, call: int, forward: Row, recompute: Row) -> RecomputeDifference:
     where = int(placed.where[call])
     cause = find_cause_of_module(placed.name(where).type, forward, recompute)
+    place = tell_place(placed, call, where) | {"op": None, "op_nth": None, "source_line": None}
+    return _tell(place, forward, recompute, cause)
+
+
+def _tell(place: Mapping[str, Any], forward: Row, recompute: Row, cause: Cause | None) -> RecomputeDifference:
     return RecomputeDifference(
-        **tell_place(placed, call, where),
-        op=None,
-        op_nth=None,
+        **place,
+        step=recompute["step"],
         slot=forward["slot"],
-        source_line=None,
-        **_tell_numbers(forward, recompute, cause),
+        by_hash=forward["hash"] is not None and recompute["hash"] is not None,
+        forward=_describe(forward),
+        recompute=_describe(recompute),
+        cause=cause.name if cause else None,
+        hint=cause.text if cause else None,
+        remedy=cause.remedy if cause else None,
     )
-
-
-def _tell_numbers(forward: Row, recompute: Row, cause: Cause | None) -> dict[str, Any]:
-    return {
-        "step": recompute["step"],
-        "by_hash": forward["hash"] is not None and recompute["hash"] is not None,
-        "forward": _describe(forward),
-        "recompute": _describe(recompute),
-        "cause": cause.name if cause else None,
-        "hint": cause.text if cause else None,
-        "remedy": cause.remedy if cause else None,
-    }
 
 
 def _read_rows(data: RecordingData, sites: Mapping[int, Site], *, role: str) -> list[dict[str, Any]]:
