@@ -1,7 +1,7 @@
 """Answers as `print` and notebooks show them: what an analysis returns, with a text and a table in HTML."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .analysis.divergence.answer import Comparison
@@ -10,7 +10,7 @@ from .analysis.ops.memory_table import MemoryTable
 from .analysis.ops.op_paths import OpPaths
 from .analysis.ops.op_table import OpTable
 from .analysis.provenance.recompute import RecomputeCheck
-from .analysis.values.nonfinite import Measured, NonFinite
+from .analysis.values.nonfinite import NonFinite
 from .views.common.columns import Color, Text, render_lines
 from .views.html.tables import HtmlMarkup, render_page
 from .views.plot.draw import check_picture_name, draw_growth, write_axes
@@ -68,43 +68,37 @@ class _OfOps(Displayed):
     """A table of ops, which are recorded only where that was asked for."""
 
     recorded: bool
+    _render_table: Callable[..., str]
 
     def _render(self, color: Color, top: int | None) -> str:
-        table = self._render_table(color, top)
+        table = self._render_table(top=top, color=color)
         return table if self.recorded else table + render_lines([Text(_NO_OPS, "yellow")], color=color)
-
-    def _render_table(self, color: Color, top: int | None) -> str:
-        raise NotImplementedError
 
 
 class ShownOpTable(_OfOps, OpTable):
     """An op table that can be printed and displayed."""
 
     _without = ("GFLOP/s", "written")
-
-    def _render_table(self, color: Color, top: int | None) -> str:
-        return render_op_table(self, top=top, color=color)
+    _render_table = render_op_table
 
 
 class ShownMemoryTable(_OfOps, MemoryTable):
     """A memory table that can be printed and displayed."""
 
-    def _render_table(self, color: Color, top: int | None) -> str:
-        return render_memory_table(self, top=top, color=color)
+    _render_table = render_memory_table
 
 
 class ShownOpPaths(_OfOps, OpPaths):
     """Paths of ops that can be printed and displayed."""
 
-    def _render_table(self, color: Color, top: int | None) -> str:
-        return render_op_paths(self, top=top, color=color)
+    _render_table = render_op_paths
 
 
 class ShownNonFinite(Displayed, NonFinite):
     """The first non-finite values, which can be printed and displayed."""
 
     def _render(self, color: Color, top: int | None) -> str:
-        return render_nonfinite(self, Measured(tensors=0, unmeasured=0, steps=0, last_step=None), color=color)
+        return render_nonfinite(self, color=color)
 
 
 class ShownRecomputeCheck(Displayed, RecomputeCheck):

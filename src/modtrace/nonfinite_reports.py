@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from .analysis.provenance.search import find_first
-from .analysis.values.nonfinite import Measured, NonFinite
+from .analysis.values.nonfinite import NonFinite
 from .recording.arrow.arrays import to_numpy
 from .recording.failure_reporter import warn_of_error
 from .recording.phase import BACKWARD, OPTIMIZER
@@ -23,8 +23,6 @@ from .views.text.nonfinite import describe_made, describe_place, render_nonfinit
 
 #: At most so many reports are printed in full. The others are counted.
 _MOST_REPORTS = 5
-
-_NOT_COUNTED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
 
 
 class NonFiniteReports:
@@ -57,7 +55,7 @@ class NonFiniteReports:
                 found = find_first(data, selects, innocent=self._innocent)
                 if found is None or _is_unused(found, data, is_used):
                     return None
-                text = render_nonfinite(found, _NOT_COUNTED)
+                text = render_nonfinite(found)
         except Exception as error:
             if self._strict:
                 raise

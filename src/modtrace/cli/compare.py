@@ -5,7 +5,7 @@ import click
 from ..analysis.divergence.compare import compare_recordings
 from ..views.plot.draw import draw_growth, write_axes
 from ..views.text.comparison import render_comparison, render_comparison_json
-from .output import find_terminal, print_text
+from .output import print_text, print_view
 from .plot import check_name
 from .steps import to_asked_step
 from .with_ops import ask, open_with_rows
@@ -73,8 +73,7 @@ def compare(
     if as_json:
         print_text(render_comparison_json(found))
     else:
-        terminal = find_terminal()
-        print_text(render_comparison(found, top=top, width=terminal.width, color=terminal.color))
+        print_view(render_comparison, found, top=top)
     return 0 if found.ok else EXIT_DIFFERS
 
 

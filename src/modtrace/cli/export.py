@@ -1,15 +1,14 @@
 """`modtrace export`: writes a recording in a format that other programs read."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from ..errors import ModtraceError
 from ..recording.phase import PHASES
 from ..views.common.numbers import format_bytes
+from ..views.common.whole_file import errors_told
 from .export_formats import FORMATS, ExportOptions, check_options, find_format
 from .output import tell, tell_marks, wrap
 from .steps import AskedStep, read_step, step_option
@@ -47,7 +46,7 @@ def export(
     check_options(name, given)
     data, write = open_with_rows(run, *FORMATS[name].tables), FORMATS[name].load_writer()
     options = ExportOptions(step=read_step(run, data, step), depth=depth, phase=phase)
-    with _errors_told(path):
+    with errors_told(path):
         files = ask(run, data, lambda: write(data, path, options))
         sizes = {each: each.stat().st_size for each in files or [path]}
     marks = data.meta.marks
@@ -68,16 +67,3 @@ def _render(name: str, path: Path, sizes: dict[Path, int]) -> str:
 def _render_json(name: str, path: Path, sizes: dict[Path, int], marks: Sequence[str]) -> str:
     files = [{"path": str(file), "size_bytes": size} for file, size in sizes.items()]
     return json.dumps({"format": name, "path": str(path), "files": files, "marks": list(marks)}) + "\n"
-
-
-@contextmanager
-def _errors_told(path: Path) -> Iterator[None]:
-    """Turns an error of the system about the output path into one line."""
-    try:
-        yield
-    except ModtraceError:  # some are OSErrors too
-        raise
-    except OSError as error:
-        raise click.ClickException(
-            f"{path}: cannot be written: {error.strerror or error}. Give another path."
-        ) from error

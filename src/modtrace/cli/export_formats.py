@@ -41,9 +41,9 @@ class ExportFormat:
 
 
 def _of_graph(name: str, *suffixes: str, about: str) -> ExportFormat:
-    """Returns a format that `export_graphs.write_<name>` writes."""
+    """Returns a format that `export_writers.write_<name>` writes."""
     return ExportFormat(
-        writer=f"modtrace.cli.export_graphs:write_{name}",
+        writer=f"modtrace.cli.export_writers:write_{name}",
         suffixes=suffixes,
         about=about,
         tables=("calls",),
@@ -53,17 +53,17 @@ def _of_graph(name: str, *suffixes: str, about: str) -> ExportFormat:
 
 FORMATS: dict[str, ExportFormat] = {
     "parquet": ExportFormat(
-        writer="modtrace.cli.export_tables:write_parquet",
+        writer="modtrace.cli.export_writers:write_parquet",
         suffixes=(".parquet",),
         about="a folder that DuckDB, Polars and pandas query, many runs and ranks together",
     ),
     "csv": ExportFormat(
-        writer="modtrace.cli.export_tables:write_csv",
+        writer="modtrace.cli.export_writers:write_csv",
         suffixes=(".csv",),
         about="a folder with a CSV file for each table",
     ),
     "trace": ExportFormat(
-        writer="modtrace.cli.export_trace:write_trace",
+        writer="modtrace.cli.export_writers:write_trace",
         suffixes=(".trace.json", ".perfetto.json"),
         about="when what ran, for ui.perfetto.dev and Chrome",
         tables=("calls",),

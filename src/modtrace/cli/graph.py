@@ -15,7 +15,7 @@ from ..views.common.columns import printable
 from ..views.common.graph_summary import describe_counts, explain_no_ops, render_graph, render_graph_json
 from ..views.common.numbers import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
-from .output import find_terminal, print_text, tell, wrap
+from .output import find_terminal, misuse_told, print_text, tell, wrap
 from .readable import at_depth
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows, require_part
@@ -151,13 +151,11 @@ def _choose(
     views: bool,
     tensors: bool,
 ) -> ModelGraph:
-    try:
+    with misuse_told():
         if phase or modules is not None or op:
             whole = whole.filter(phase=phase or None, path=modules, op=op or None)
         whole = whole if views else whole.without_views()
         whole = whole.collapse(*collapse) if collapse else whole
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     return whole.with_tensors() if tensors else whole
 
 
@@ -169,10 +167,8 @@ def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: st
         raise click.BadParameter(f"{path.suffix} has no colours", param_hint="--color")
     if path.suffix.lower() == ".png":
         options["dpi"] = dpi
-    try:
+    with misuse_told():
         writer(shown, path, **options)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _tell(shown: ModelGraph, path: Path, note: str, as_json: bool) -> None:

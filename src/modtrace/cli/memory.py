@@ -4,7 +4,7 @@ import click
 
 from ..analysis.ops.memory_table import build_memory_table
 from ..views.text.memory_table import render_memory_table, render_memory_table_json
-from .output import find_terminal, print_text
+from .output import print_text, print_view
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask_for_ops, open_with_rows
 
@@ -26,5 +26,4 @@ def memory(run: str, step: AskedStep, ops: bool, top: int | None, as_json: bool)
     if as_json:
         print_text(render_memory_table_json(table, top=top))
         return
-    terminal = find_terminal()
-    print_text(render_memory_table(table, top=top, width=terminal.width, color=terminal.color))
+    print_view(render_memory_table, table, top=top)

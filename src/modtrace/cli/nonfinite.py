@@ -8,7 +8,7 @@ from ..analysis.provenance.search import find_all
 from ..analysis.values.nonfinite import NonFinite, count_measured
 from ..recording.protocols import RecordingData
 from ..views.text.nonfinite import group_alike, render_nonfinite, render_nonfinite_json
-from .output import find_terminal, print_text
+from .output import print_text, print_view
 from .with_ops import ask, open_with_rows
 
 EXIT_FOUND = 1
@@ -40,18 +40,14 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     else:
         [first, *further] = ask(run, data, lambda: _find_groups(data, limit + 1 if every else 1)) or [[]]
         found = next(iter(first), None)
-        terminal = find_terminal()
-        print_text(
-            render_nonfinite(
-                found,
-                measured,
-                further=[each for each in (first[1:], *further) if each],
-                limit=limit,
-                marks=meta.marks,
-                notes=meta.notes,
-                width=terminal.width,
-                color=terminal.color,
-            )
+        print_view(
+            render_nonfinite,
+            found,
+            measured,
+            further=[each for each in (first[1:], *further) if each],
+            limit=limit,
+            marks=meta.marks,
+            notes=meta.notes,
         )
     return 0 if found is None else EXIT_FOUND
 

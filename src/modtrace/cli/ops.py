@@ -6,7 +6,7 @@ from ..analysis.ops.groups import GROUPED_BY, GroupedBy
 from ..analysis.ops.op_table import build_op_table
 from ..recording.phase import PHASES
 from ..views.text.op_table import render_op_table, render_op_table_json
-from .output import find_terminal, print_text
+from .output import print_text, print_view
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask_for_ops, open_with_rows
 
@@ -35,5 +35,4 @@ def ops(run: str, step: AskedStep, by: GroupedBy, phase: str | None, top: int | 
     if as_json:
         print_text(render_op_table_json(table, top=top))
         return
-    terminal = find_terminal()
-    print_text(render_op_table(table, top=top, width=terminal.width, color=terminal.color))
+    print_view(render_op_table, table, top=top)

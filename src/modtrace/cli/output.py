@@ -3,9 +3,11 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,6 +30,15 @@ def find_terminal() -> Terminal:
     return Terminal(width=shutil.get_terminal_size().columns, color=not os.environ.get("NO_COLOR"))
 
 
+@contextmanager
+def misuse_told() -> Iterator[None]:
+    """Turns a `ValueError` of the block, which is about what the user gave, into an error of usage."""
+    try:
+        yield
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
 def wrap(text: str) -> str:
     """Returns lines of prose, broken at blanks where the terminal is narrower than they are."""
     return render_lines(map(Text, text.splitlines()), color=False, width=find_terminal().width)
@@ -48,6 +59,12 @@ def tell_marks(marks: Sequence[str]) -> None:
     """Prints what is missing from the recording on standard error, if standard output cannot contain it."""
     for mark in marks:
         click.echo(wrap(f"! {printable(mark)}"), nl=False, err=True)
+
+
+def print_view(render: Callable[..., str], *args: Any, **options: Any) -> None:
+    """Prints what a function of the views returns for the width and the colours of standard output."""
+    terminal = find_terminal()
+    print_text(render(*args, **options, width=terminal.width, color=terminal.color))
 
 
 def print_text(text: str) -> None:

@@ -9,7 +9,7 @@ from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.text.op_paths import render_modules, render_op_paths, render_op_paths_json
 from .factory import LoadedModel, call_model, is_factory, load_factory
-from .output import find_terminal, print_text, tell_marks
+from .output import print_text, print_view, tell_marks
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask_for_ops, open_with_rows
 
@@ -38,8 +38,7 @@ def paths(
         print_text(render_modules(found))
         tell_marks(found.marks)
     else:
-        terminal = find_terminal()
-        print_text(render_op_paths(found, top=top, width=terminal.width, color=terminal.color))
+        print_view(render_op_paths, found, top=top)
 
 
 def _find_data(run: str) -> RecordingData:

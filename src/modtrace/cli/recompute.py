@@ -4,7 +4,7 @@ import click
 
 from ..analysis.provenance.recompute import check_recomputes
 from ..views.text.recompute import render_recompute, render_recompute_json
-from .output import find_terminal, print_text
+from .output import print_text, print_view
 from .with_ops import ask, open_with_rows
 
 EXIT_DIFFERS = 1
@@ -24,6 +24,5 @@ def recompute(run: str, as_json: bool) -> int:
     if as_json:
         print_text(render_recompute_json(check, marks=data.meta.marks))
     else:
-        terminal = find_terminal()
-        print_text(render_recompute(check, marks=data.meta.marks, width=terminal.width, color=terminal.color))
+        print_view(render_recompute, check, marks=data.meta.marks)
     return EXIT_DIFFERS if check.differences else 0

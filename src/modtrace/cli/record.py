@@ -20,6 +20,7 @@ from ..surface import speak
 from ..views.common.headline import describe_note
 from .children import StartedProcesses
 from .interrupts import exit_like
+from .output import misuse_told
 from .progress import ProgressReporter
 from .run_program import Program, find_module, find_script, run_program
 
@@ -29,30 +30,19 @@ _SHOWN_NOTES = 2
 #: ... and of what is missing: one line is read.
 _SHOWN_MARKS = 2
 
-_VALUE_OPTIONS = (
-    "-o",
-    "--to",
-    "--steps",
-    "--values",
-    "--capture",
-    "--include",
-    "--exclude",
-    "--keep-last",
-    "--on-nonfinite",
-    "--compiled",
-)
-
 
 class _RecordCommand(click.Command):
     """Leaves everything from the script, or from `-m` and the module's name, to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = (each for each in self.params if isinstance(each, click.Option) and not each.is_flag)
+        take_values = {name for each in options for name in each.opts}
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] != "--":
             if args[at] == "-m":
                 args = [*args[: at + 2], "--", *args[at + 2 :]]
                 break
-            at += 2 if args[at] in _VALUE_OPTIONS else 1
+            at += 2 if args[at] in take_values else 1
         else:
             if at < len(args) and args[at] != "--":
                 args = [*args[:at], "--", *args[at:]]
@@ -142,9 +132,11 @@ def record(
     """
     found = _find_program(module, program)
     place = to or (f"{found.stem}.modtrace" if overwrite else _free_place(found.stem))
+    with misuse_told():
+        captures = [parse_capture(text) for text in capture]
     options = {
         "steps": steps,
-        "values": _read_captures(capture) or (None if values == "none" else values),
+        "values": captures or (None if values == "none" else values),
         "include": include or None,
         "exclude": exclude or None,
         "ops": _choose_ops(ops, source),
@@ -166,13 +158,6 @@ def record(
 def _describe_unseen(keep_last: int) -> str:
     held = "the last step is" if keep_last == 1 else f"the last {keep_last} steps are"
     return f"--values none measures nothing, so no NaN is seen: {held} written only when the program fails."
-
-
-def _read_captures(texts: Sequence[str]) -> list[Any]:
-    try:
-        return [parse_capture(text) for text in texts]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _choose_ops(ops: bool, source: bool) -> Any:

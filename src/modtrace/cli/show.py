@@ -5,7 +5,7 @@ import click
 from ..analysis.modules.module_tree import build_module_tree
 from ..views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
 from ..views.text.show_module_tree_json import render_module_tree_json
-from .output import find_terminal, print_text
+from .output import print_text, print_view
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
 
@@ -42,17 +42,6 @@ def show(
     if as_json:
         print_text(render_module_tree_json(tree))
         return
-    terminal = find_terminal()
-    print_text(
-        render_module_tree(
-            tree,
-            depth=depth,
-            sort=sort,
-            fold=not no_fold,
-            types=types,
-            slots=slots,
-            run=run,
-            width=terminal.width,
-            color=terminal.color,
-        )
+    print_view(
+        render_module_tree, tree, depth=depth, sort=sort, fold=not no_fold, types=types, slots=slots, run=run
     )

@@ -3,17 +3,10 @@
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Protocol
 
 from ..errors import ModtraceWarning, describe_error
 from ..surface import choose_phrase
 from .protocols import Sink
-
-
-class _Lock(Protocol):
-    def acquire(self, blocking: bool = True) -> bool: ...
-
-    def release(self) -> None: ...
 
 
 class FailureReporter:
@@ -22,7 +15,9 @@ class FailureReporter:
     A report that may come while the lock over the tracker's events is held is written later; see `write_late`.
     """
 
-    def __init__(self, sink: Sink, writing: "_Lock", *, strict: bool, step: Callable[[], int]) -> None:
+    def __init__(
+        self, sink: Sink, writing: threading.RLock, *, strict: bool, step: Callable[[], int]
+    ) -> None:
         """Creates a reporter.
 
         Args:

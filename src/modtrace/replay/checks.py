@@ -28,7 +28,7 @@ def check_op_count(graph: RecordedGraph, counted: Sequence[str], marks: Sequence
             f"; the first that is missing is {counted[len(recorded)]}" if len(recorded) < len(counted) else ""
         )
         return _failed("op count", f"{len(counted)} ops ran, {len(recorded)} are recorded{more}")
-    return Check(name="op count", passed=True, why=f"{len(counted)} ops, as another counter has seen them")
+    return _passed("op count", f"{len(counted)} ops, as another counter has seen them")
 
 
 def check_replay_in_order(graph: RecordedGraph, keep: OpKeep) -> Check:
@@ -68,7 +68,7 @@ def _replay(
     except ReplayFault as fault:
         return _failed(name, str(fault))
     skipped = f", {len(order) - ran} as recorded: see unchecked" if ran < len(order) else ""
-    return Check(name=name, passed=True, why=f"{ran} ops gave the same bits again{skipped}")
+    return _passed(name, f"{ran} ops gave the same bits again{skipped}")
 
 
 def _replay_one(
@@ -100,9 +100,7 @@ def check_perturbation(perturber: Perturber, was_completed: bool) -> Check:
         return _failed("perturbation", perturber.fault)
     exempt = sum(perturber.exempt.values())
     why = f"{perturber.checked} tensors change what their op gives, {exempt} are exempt by rule"
-    return Check(
-        name="perturbation", passed=True, why=why if was_completed else f"{why}; the replay broke off"
-    )
+    return _passed("perturbation", why if was_completed else f"{why}; the replay broke off")
 
 
 def check_undeclared_writes(graph: RecordedGraph, keep: OpKeep) -> Check:
@@ -114,9 +112,7 @@ def check_undeclared_writes(graph: RecordedGraph, keep: OpKeep) -> Check:
             return _failed(
                 "undeclared writes", f"{op} has changed its {', '.join(slots)}, recorded as only read"
             )
-    return Check(
-        name="undeclared writes", passed=True, why="no op has changed what it is recorded to read only"
-    )
+    return _passed("undeclared writes", "no op has changed what it is recorded to read only")
 
 
 def check_outputs(plain: Results, other: Results) -> Check:
@@ -135,9 +131,7 @@ def _check_equal(name: str, expected: Mapping[str, bytes], found: Mapping[str, b
             return _failed(name, f"only one of the runs has {each}")
         if expected[each] != found[each]:
             return _failed(name, f"{each} has other bits than in an unrecorded run")
-    return Check(
-        name=name, passed=True, why=f"{len(found)} tensors are bit by bit those of an unrecorded run"
-    )
+    return _passed(name, f"{len(found)} tensors are bit by bit those of an unrecorded run")
 
 
 def check_paths(model: nn.Module, data: RecordingData, left: set[tuple[str, str]]) -> Check:
@@ -164,7 +158,7 @@ def check_paths(model: nn.Module, data: RecordingData, left: set[tuple[str, str]
     missing = next((each for each in calls.values() if each is not None and each not in modules), None)
     if missing is not None:
         return _failed("paths", f"a call is of module {missing}, which is not recorded")
-    return Check(name="paths", passed=True, why=f"{len(modules)} modules are where their paths lead")
+    return _passed("paths", f"{len(modules)} modules are where their paths lead")
 
 
 def _path_fault(path: str, kind: str, own: Mapping[str, Sequence[str]]) -> str | None:
@@ -183,9 +177,11 @@ def check_nothing_left(plain: Results, other: Results) -> Check:
         found += [f"the generator of {name}" for name in other.generators.differing(plain.generators)]
     if found:
         return _failed("nothing left behind", f"{found[0]} is not what an unrecorded run leaves")
-    return Check(
-        name="nothing left behind", passed=True, why="hooks, modes, generators and the model are as before"
-    )
+    return _passed("nothing left behind", "hooks, modes, generators and the model are as before")
+
+
+def _passed(name: str, why: str) -> Check:
+    return Check(name=name, passed=True, why=why)
 
 
 def _failed(name: str, why: str) -> Check:

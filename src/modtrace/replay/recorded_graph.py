@@ -115,19 +115,8 @@ def _rows(data: RecordingData, table: str, *columns: str) -> list[dict[str, Any]
 
 
 def _to_tensor(row: dict[str, Any]) -> TensorRow:
-    return TensorRow(
-        tensor_id=row["tensor_id"],
-        shape=tuple(row["shape"]),
-        stride=tuple(row["stride"]),
-        offset=row["offset"],
-        conj=row["conj"],
-        neg=row["neg"],
-        dtype=row["dtype"],
-        storage=row["storage"],
-        version=row["version"],
-        producer=row["producer_op"],
-        slot=row["slot"],
-    )
+    own = {"shape": tuple(row["shape"]), "stride": tuple(row["stride"]), "producer": row["producer_op"]}
+    return TensorRow(**{name: own[name] if name in own else row[name] for name in TensorRow._fields})
 
 
 class _Places:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,13 +16,6 @@ from .recorded_graph import Content, RecordedGraph, RecordedOp, TensorRow
 
 class ReplayFault(Exception):
     """Raised when a recorded op, run again, does not give what was recorded; names the op and what was expected."""
-
-
-class Outcome(NamedTuple):
-    """The results of an op that has run again."""
-
-    output: Any
-    inputs: list[torch.Tensor]  # what it was given, in the shapes it had then
 
 
 class Replayer:
@@ -52,7 +45,7 @@ class Replayer:
         """
         return [self._tensor(op, read.slot, read.tensor) for read in op.reads]
 
-    def run(self, op: RecordedOp, kept: KeptOp, inputs: Sequence[torch.Tensor]) -> Outcome:
+    def run(self, op: RecordedOp, kept: KeptOp, inputs: Sequence[torch.Tensor]) -> None:
         """Runs an op, keeps what it makes for later ops, and compares that with what was recorded.
 
         Raises:
@@ -65,14 +58,12 @@ class Replayer:
         except Exception as error:
             said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise ReplayFault(f"{op} does not run again on what is recorded: {said}") from error
-        outcome = Outcome(output, shown)
         returned = {slot: tensor for tensor, slot in tensors_in(output, "")}
         _put_uninitialised(kept, returned)
-        _compare(op, kept, outcome, returned)
+        _compare(op, kept, output, returned, shown)
         self._check_new(op)
         storages = {slot: tensor.untyped_storage() for slot, tensor in returned.items()}
         self._remember(op, storages, [each.untyped_storage() for each in shown])
-        return outcome
 
     def skip(self, op: RecordedOp, kept: KeptOp) -> None:
         """Takes the results of an op that cannot run again from the recording."""
@@ -183,7 +174,14 @@ def _put_uninitialised(kept: KeptOp, returned: Mapping[str, torch.Tensor]) -> No
             returned[each.slot].copy_(each.content)
 
 
-def _compare(op: RecordedOp, kept: KeptOp, outcome: Outcome, returned: Mapping[str, torch.Tensor]) -> None:
+def _compare(
+    op: RecordedOp,
+    kept: KeptOp,
+    output: Any,
+    returned: Mapping[str, torch.Tensor],
+    given: Sequence[torch.Tensor],
+) -> None:
+    """Raises `ReplayFault` if an op has returned something else, or has left something else in what it was given."""
     for each in kept.outputs:
         tensor = returned.get(each.slot)
         where = f"{op}: its output{each.slot and ' '}{each.slot}"
@@ -199,9 +197,9 @@ def _compare(op: RecordedOp, kept: KeptOp, outcome: Outcome, returned: Mapping[s
         if each.digest is not None and digest(tensor) != each.digest:
             raise ReplayFault(f"{where} has other bits than it had when it was recorded")
     for at, expected in kept.written_digests.items():
-        if expected is not None and digest(outcome.inputs[at]) != expected:
+        if expected is not None and digest(given[at]) != expected:
             raise ReplayFault(f"{op} leaves other bits in its {op.reads[at].slot} than when it was recorded")
-    values = list(numbers_in(outcome.output))
+    values = list(numbers_in(output))
     if not all(same_value(one, other) for one, other in zip(values, kept.values, strict=False)):
         raise ReplayFault(f"{op} gives {values}, recorded is {kept.values}")
 

@@ -58,8 +58,7 @@ class Template:
 
     def value(self, position: int, name: str) -> Any:
         """Returns the value of an argument that holds no tensor; None if it was not given."""
-        given = self._args[position] if position < len(self._args) else self._kwargs.get(name)
-        return given
+        return self._args[position] if position < len(self._args) else self._kwargs.get(name)
 
     def scalars(self) -> list[float]:
         """Returns the real numbers among the arguments themselves."""

@@ -13,7 +13,7 @@ from ..errors import (
 )
 from ..recording.meta import RunMeta
 from ..surface import name_argument
-from .header import Header, is_temporary_header, read_header, write_header
+from .header import is_temporary_header, read_header, write_header
 from .layout import HEADER, describe_content, rank_folder, rank_folders
 
 _ATTEMPTS = 10_000
@@ -93,7 +93,7 @@ def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
             if _is_of_run(path, meta):
                 return
             _make_room(path, overwrite=overwrite)
-    write_header(path, run_id=meta.run_id, created=meta.created, modtrace_version=meta.modtrace_version)
+    write_header(path, meta)
 
 
 def _is_empty(path: Path) -> bool:
@@ -106,7 +106,7 @@ def _is_of_run(path: Path, meta: RunMeta) -> bool:
     return header is not None and header.run_id == meta.run_id != ""
 
 
-def _header_if_readable(path: Path) -> Header | None:
+def _header_if_readable(path: Path) -> RunMeta | None:
     try:
         return read_header(path)
     except (DamagedRecordingError, NewerSchemaError):

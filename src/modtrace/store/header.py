@@ -3,12 +3,12 @@
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedRecordingError, NewerSchemaError
 from ..recording.json_text import parse_json
+from ..recording.meta import RunMeta
 from ..recording.schema import SCHEMA_VERSION
 from .layout import HEADER
 from .regular_file import read_regular
@@ -16,29 +16,17 @@ from .regular_file import read_regular
 _MOST_BYTES = 2**20
 _TEMPORARY = re.compile(re.escape(HEADER) + r"\.\d+\.tmp")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """The content of `recording.json`, which is the same for all ranks of a run."""
-
-    schema_version: int
-    run_id: str
-    created: str  # ISO 8601, UTC
-    modtrace_version: str
+#: The fields of `RunMeta` that the header holds, because they are the same for all ranks of a run.
+_FIELDS = ("run_id", "created", "modtrace_version")
 
 
-def write_header(path: Path, *, run_id: str, created: str, modtrace_version: str) -> None:
+def write_header(path: Path, meta: RunMeta) -> None:
     """Writes the header of a new recording atomically: a reader sees all of it or none.
 
     Raises:
         OSError: it cannot be written.
     """
-    values = {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": run_id,
-        "created": created,
-        "modtrace_version": modtrace_version,
-    }
+    values = {"schema_version": SCHEMA_VERSION, **{name: getattr(meta, name) for name in _FIELDS}}
     whole = path / f"{HEADER}.{os.getpid()}.tmp"
     whole.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     os.replace(whole, path / HEADER)
@@ -49,8 +37,8 @@ def is_temporary_header(file: Path) -> bool:
     return _TEMPORARY.fullmatch(file.name) is not None
 
 
-def read_header(path: Path) -> Header | None:
-    """Returns the header of the recording in the folder `path`; None if there is none.
+def read_header(path: Path) -> RunMeta | None:
+    """Returns what the header of the recording in the folder `path` says of the run; None if there is no header.
 
     Raises:
         DamagedRecordingError: it cannot be understood.
@@ -65,10 +53,10 @@ def read_header(path: Path) -> Header | None:
     return _parse(path, file, text)
 
 
-def _parse(path: Path, file: Path, text: bytes) -> Header:
+def _parse(path: Path, file: Path, text: bytes) -> RunMeta:
     try:
         values: dict[str, Any] = parse_json(text)
-        found = {name: values.get(name, "") for name in ("run_id", "created", "modtrace_version")}
+        found = {name: values.get(name, "") for name in _FIELDS}
         version = values["schema_version"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise _damaged(file, text, repr(error)) from error
@@ -79,7 +67,7 @@ def _parse(path: Path, file: Path, text: bytes) -> Header:
             f"{path} was written by modtrace {found['modtrace_version'] or '(unknown version)'} with schema "
             f"{version}; this modtrace reads up to {SCHEMA_VERSION}. Upgrade: pip install -U modtrace"
         )
-    return Header(schema_version=version, **found)
+    return RunMeta(**found)
 
 
 def _damaged(file: Path, text: bytes, why: str) -> DamagedRecordingError:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import RecordingError
 from ..recording.meta import RunMeta
 from .layout import is_rank_folder, rank_folders
 from .reader import FolderReader
+from .regular_file import unreadable
 
 _UNNAMED = "unnamed"
 _ATTEMPT = ".attempt-"
@@ -43,9 +43,7 @@ def open_ranks(reader: FolderReader) -> list[RankData]:
     try:
         folders = rank_folders(reader.path)
     except OSError as error:
-        raise RecordingError(
-            f"{reader.path}: cannot be read: {error.strerror or error}. Check that you may read it."
-        ) from error
+        raise unreadable(reader.path, error) from error
     return [_named(FolderReader(each)) for each in folders]
 
 

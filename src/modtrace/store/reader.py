@@ -13,7 +13,7 @@ from ..recording.meta import RunMeta
 from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema, schemas
 from .arrow_messages import Messages
-from .header import Header, is_temporary_header, read_header
+from .header import is_temporary_header, read_header
 from .layout import META, describe_content, is_rank_folder, rank_folders, table_file
 from .metafile import StoredMeta, read_meta
 from .read_stream import read_messages, read_table
@@ -64,8 +64,7 @@ class FolderReader:
         """
         meta, ended, damage, shards = self._read_meta_unless_final()
         if damage is not None:
-            meta = _meta_of(self._header)
-            marks = [f"{META} {damage}"]
+            meta, marks = self._header, [f"{META} {damage}"]
         else:
             marks = self._find_marks(ended, shards)
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
@@ -158,8 +157,8 @@ def _state(file: Path) -> _FileState:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _find(path: Path) -> tuple[Header, Path]:
-    """Returns the header, and the folder of the rank that `path` selects."""
+def _find(path: Path) -> tuple[RunMeta, Path]:
+    """Returns what the header says, and the folder of the rank that `path` selects."""
     if not path.exists():
         raise RecordingNotFoundError(f"{path}: nothing is there. Give the folder of a recording.")
     if not path.is_dir():
@@ -197,7 +196,3 @@ def _first_rank(path: Path) -> Path:
             f"({describe_content(path)}). Record again."
         )
     return ranks[0]
-
-
-def _meta_of(header: Header) -> RunMeta:
-    return RunMeta(run_id=header.run_id, created=header.created, modtrace_version=header.modtrace_version)

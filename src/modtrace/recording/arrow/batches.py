@@ -49,7 +49,7 @@ def to_columns(table: str, columns: Mapping[str, Any]) -> dict[str, pa.Array]:
     for name, column in wanted.items():
         if name in columns:
             given[name] = _checked(column, columns[name])
-        elif column.must_be_given:
+        elif column.is_phase and not column.nullable:
             raise ValueError(f"{column.title}: must be given")
     return given
 
@@ -61,10 +61,6 @@ class _Wanted(NamedTuple):
     type: pa.DataType
     nullable: bool
     is_phase: bool
-
-    @property
-    def must_be_given(self) -> bool:
-        return self.is_phase and not self.nullable
 
 
 @cache

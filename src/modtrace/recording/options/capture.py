@@ -10,7 +10,7 @@ from ...surface import choose_phrase, name_argument
 from ..role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OP_ROLES, OUTPUT, PARAMETER, PARAMETER_GRAD, ROLES
 from ..suggestions import did_you_mean
 from .path_filter import PathFilter, to_path_filter
-from .schedule import NoSteps, Schedule, to_schedule
+from .schedule import NO_STEPS, Schedule, to_schedule
 
 #: What `record(values="stats")` measures.
 STATS = "stats"
@@ -103,7 +103,7 @@ class Capture:
         self._check_switches()
         self._check_sense()
         waits = self.on_trigger and self.steps is None
-        self._set("schedule", NoSteps() if waits else to_schedule(self.steps))
+        self._set("schedule", NO_STEPS if waits else to_schedule(self.steps))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

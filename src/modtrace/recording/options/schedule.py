@@ -25,17 +25,11 @@ class StepList:
         return number in self._numbers
 
     def __str__(self) -> str:
-        return ",".join(str(number) for number in sorted(self._numbers))
+        return ",".join(str(number) for number in sorted(self._numbers)) or "none"
 
 
-class NoSteps:
-    """No steps, for captures that wait for a trigger."""
-
-    def __contains__(self, number: object, /) -> bool:
-        return False
-
-    def __str__(self) -> str:
-        return "none"
+#: No steps, for captures that wait for a trigger.
+NO_STEPS = StepList(())
 
 
 class StepPredicate:

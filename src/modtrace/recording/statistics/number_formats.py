@@ -1,16 +1,14 @@
 """Number formats, with the limits below and above which their numbers underflow and overflow."""
 
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..suggestions import did_you_mean
 
 
-@dataclass(frozen=True, kw_only=True)
-class NumberFormat:
+class NumberFormat(NamedTuple):
     """The limits of one format, as magnitudes."""
 
-    name: str
     smallest_subnormal: float  # what is smaller becomes zero, or this
     smallest_normal: float  # what is smaller has fewer digits
     largest: float  # finite
@@ -19,24 +17,11 @@ class NumberFormat:
 #: IEEE 754-2019 binary32 and binary16; bfloat16, the upper half of a binary32; E4M3 (torch.float8_e4m3fn, which has no
 #: infinities) and E5M2 of the OCP 8-bit Floating Point Specification, revision 1.0.
 FORMATS = {
-    each.name: each
-    for each in (
-        NumberFormat(
-            name="float32",
-            smallest_subnormal=2.0**-149,
-            smallest_normal=2.0**-126,
-            largest=(2 - 2.0**-23) * 2.0**127,
-        ),
-        NumberFormat(
-            name="bf16",
-            smallest_subnormal=2.0**-133,
-            smallest_normal=2.0**-126,
-            largest=(2 - 2.0**-7) * 2.0**127,
-        ),
-        NumberFormat(name="fp16", smallest_subnormal=2.0**-24, smallest_normal=2.0**-14, largest=65504.0),
-        NumberFormat(name="e4m3", smallest_subnormal=2.0**-9, smallest_normal=2.0**-6, largest=448.0),
-        NumberFormat(name="e5m2", smallest_subnormal=2.0**-16, smallest_normal=2.0**-14, largest=57344.0),
-    )
+    "float32": NumberFormat(2.0**-149, 2.0**-126, (2 - 2.0**-23) * 2.0**127),
+    "bf16": NumberFormat(2.0**-133, 2.0**-126, (2 - 2.0**-7) * 2.0**127),
+    "fp16": NumberFormat(2.0**-24, 2.0**-14, 65504.0),
+    "e4m3": NumberFormat(2.0**-9, 2.0**-6, 448.0),
+    "e5m2": NumberFormat(2.0**-16, 2.0**-14, 57344.0),
 }
 
 #: The largest finite number of each dtype of floats, by torch's name of it.

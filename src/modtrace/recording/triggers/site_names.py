@@ -25,17 +25,14 @@ class SiteNames:
 
     def add_modules(self, columns: Mapping[str, pa.Array]) -> None:
         """Adds rows of `modules`. The last row of a module counts, because names may be learnt late."""
-        names = [name for name in ("module_id", "path", "name", "type") if name in columns]
-        for values in zip(*(columns[name].to_pylist() for name in names), strict=True):
-            row = dict(zip(names, values, strict=True))
-            self._modules[row["module_id"]] = row
+        self._modules |= {
+            row["module_id"]: row for row in _rows_of(columns, "module_id", "path", "name", "type")
+        }
         self.revision += 1
 
     def add_sites(self, columns: Mapping[str, pa.Array]) -> None:
         """Adds rows of `sites`, whose ids count up from 0."""
-        names = [name for name in ("module_id", "nth", "role", "slot", "op", "op_nth") if name in columns]
-        for values in zip(*(columns[name].to_pylist() for name in names), strict=True):
-            self._sites.append(dict(zip(names, values, strict=True)))
+        self._sites += _rows_of(columns, "module_id", "nth", "role", "slot", "op", "op_nth")
 
     def select(self, selection: Capture, first: int = 0) -> npt.NDArray[np.bool_]:
         """Returns, for each site from `first` on, whether a capture selects it, by role and path."""
@@ -48,9 +45,9 @@ class SiteNames:
         site = self._sites[site_id]
         role, slot = site["role"], site.get("slot") or ""
         module = self._module_of(site)
-        path = (module.get("path") or module.get("name") or module.get("type") or "") if module else ""
         if role in _WITH_PATHS:
-            return f"{join(module.get('path') or '' if module else '', slot)} {role}"
+            return f"{join(module.get('path') or '', slot)} {role}"
+        path = module.get("path") or module.get("name") or module.get("type") or ""
         nth = f"@{site['nth']}" if site.get("nth") else ""
         op = f" {site['op']}" if site.get("op") else ""
         return f"{path}{nth}{op} {role}{slot}"
@@ -58,11 +55,18 @@ class SiteNames:
     def _is_meant(self, site: Mapping[str, Any], selection: Capture) -> bool:
         if site["role"] not in selection.roles:
             return False
-        module = self._module_of(site)
-        path = (module.get("path") or "") if module else ""
+        path = self._module_of(site).get("path") or ""
         if site["role"] in _WITH_PATHS:
             return selection.paths.selects(path, join(path, site.get("slot") or ""))
         return selection.paths.selects(path)
 
-    def _module_of(self, site: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return self._modules.get(site.get("module_id", -1))
+    def _module_of(self, site: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the row of a site's module; an empty one if there is none."""
+        return self._modules.get(site.get("module_id", -1), {})
+
+
+def _rows_of(columns: Mapping[str, pa.Array], *wanted: str) -> list[Mapping[str, Any]]:
+    """Returns the rows, with those of the wanted columns that are there."""
+    names = [name for name in wanted if name in columns]
+    rows = zip(*(columns[name].to_pylist() for name in names), strict=True)
+    return [dict(zip(names, values, strict=True)) for values in rows]

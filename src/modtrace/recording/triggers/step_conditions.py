@@ -1,6 +1,7 @@
 """The conditions of triggers, which are asked about the rows of one step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -130,10 +131,14 @@ class _Selected:
 def condition_of(trigger: NonFinite | Above | OutOfBand, find: Finder | None) -> Condition:
     if isinstance(trigger, NonFinite):
         return IsNonFinite(trigger, find)
-    is_outside = _Beyond(trigger) if isinstance(trigger, Above) else _OutOfBand(trigger)
+    judge: _Judge
+    if isinstance(trigger, Above):
+        judge = partial(_judge_by_limit, float(trigger.limit))
+    else:
+        judge = partial(_judge_by_band, StepBand(trigger.factor, trigger.window, trigger.needs))
     if is_logged(trigger.stat):
-        return _OfScalar(trigger.stat, is_outside)
-    return _OfSites(trigger.stat, _Selected(selection_of(trigger)), is_outside)
+        return _OfScalar(trigger.stat, judge)
+    return _OfSites(trigger.stat, _Selected(selection_of(trigger)), judge)
 
 
 class IsNonFinite:
@@ -208,14 +213,6 @@ def _has_nonfinite(measured: MeasuredRows) -> bool:
     return bool((measured.columns["nan_count"] + measured.columns["inf_count"]).any())
 
 
-class _Judge(Protocol):
-    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64], /) -> "Judged":
-        """Returns which numbers are a reason to fire.
-
-        There is at least one number, each with the key of its site or name.
-        """
-
-
 class Judged(NamedTuple):
     """The numbers that are a reason to fire, as a mask, and a description of the first of them."""
 
@@ -223,29 +220,23 @@ class Judged(NamedTuple):
     why: str
 
 
-class _Beyond:
+#: Returns which numbers are a reason to fire. There is at least one number, each with the key of its site or name.
+_Judge = Callable[[Sequence[object], npt.NDArray[np.float64]], Judged]
+
+
+def _judge_by_limit(limit: float, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
     """Finds numbers that are above a limit."""
-
-    def __init__(self, trigger: Above) -> None:
-        self._limit = float(trigger.limit)
-
-    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
-        return Judged(values > self._limit, f"is above {self._limit:g}")
+    return Judged(values > limit, f"is above {limit:g}")
 
 
-class _OutOfBand:
-    """Finds numbers that are outside of their band in the last steps."""
-
-    def __init__(self, trigger: OutOfBand) -> None:
-        self._band = StepBand(trigger.factor, trigger.window, trigger.needs)
-
-    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
-        rows = self._band.rows_of(keys)
-        band = self._band.judge(rows, values)
-        self._band.add(rows, values)
-        first = int(np.argmax(band.is_outside))
-        bounds = f"{band.middle[first]:g} +- {band.width[first]:g}"
-        return Judged(band.is_outside, f"is outside of {bounds} (its last {band.steps[first]} steps)")
+def _judge_by_band(last: StepBand, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
+    """Finds numbers that are outside of their band in the last steps, and adds all numbers to these."""
+    rows = last.rows_of(keys)
+    band = last.judge(rows, values)
+    last.add(rows, values)
+    first = int(np.argmax(band.is_outside))
+    bounds = f"{band.middle[first]:g} +- {band.width[first]:g}"
+    return Judged(band.is_outside, f"is outside of {bounds} (its last {band.steps[first]} steps)")
 
 
 class _OfSites:

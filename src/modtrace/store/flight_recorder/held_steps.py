@@ -3,15 +3,9 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-import pyarrow as pa
-
+from ...recording.triggers.step_tables import Batch, Columns
 from .held_tensor_rows import TensorRows
 from .held_tensors import HeldTensor
-
-Columns = Mapping[str, pa.Array]
-
-#: One batch of rows of a table.
-Batch = tuple[str, Columns]
 
 
 class HeldSteps:

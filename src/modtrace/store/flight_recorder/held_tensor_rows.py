@@ -1,6 +1,6 @@
 """Holds rows of `tensors` longer than their step, because later steps may refer to them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.triggers.step_tables import Batch, Columns
 
 _Ids = npt.NDArray[np.int64]
 
@@ -30,7 +31,7 @@ class TensorRows:
         self._chunks: list[_Chunk] = []  # oldest first
         self._last_use: dict[int, int] = {}  # of tensors of earlier steps: the last step that refers to it
 
-    def see(self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]]) -> None:
+    def see(self, step: int, batches: Iterable[Batch]) -> None:
         """Records the tensors of earlier steps to which a step refers."""
         used = [columns["tensor_id"] for table, columns in batches if table == "uses"]
         own = [columns["tensor_id"] for table, columns in batches if table == "tensors"]
@@ -38,9 +39,7 @@ class TensorRows:
             earlier = np.setdiff1d(_joined(used), _joined(own))
             self._last_use.update(dict.fromkeys(earlier.tolist(), step))
 
-    def drop(
-        self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]], *, is_replaced: bool = True
-    ) -> None:
+    def drop(self, step: int, batches: Iterable[Batch], *, is_replaced: bool = True) -> None:
         """Drops the oldest step, but keeps those of its rows to which a later step may refer.
 
         Args:
@@ -56,7 +55,7 @@ class TensorRows:
         else:
             self._count()
 
-    def take(self) -> list[Mapping[str, pa.Array]]:
+    def take(self) -> list[Columns]:
         """Returns the rows to which the held steps refer, and drops them, because they are written now.
 
         The rows of tensors that these steps saw first themselves are written with the steps.
@@ -92,7 +91,7 @@ class TensorRows:
 class _Chunk(NamedTuple):
     """Rows of one step."""
 
-    columns: Mapping[str, pa.Array]
+    columns: Columns
     tensor_id: _Ids
     site_id: _Ids
     size_bytes: int
@@ -105,7 +104,7 @@ class _Chunk(NamedTuple):
         return _chunk({name: each.take(rows) for name, each in self.columns.items()})
 
 
-def _chunk(columns: Mapping[str, pa.Array]) -> _Chunk:
+def _chunk(columns: Columns) -> _Chunk:
     site = columns.get("site_id")
     ids = to_numpy(columns["tensor_id"])
     sites = np.full(len(ids), _NO_SITE) if site is None else to_numpy(site, null=_NO_SITE).astype(np.int64)

@@ -8,7 +8,7 @@ from ...recording.suggestions import count_of
 from ...surface import choose_phrase
 from .columns import Text, render_lines
 from .headline import describe_head
-from .numbers import to_json_number
+from .numbers import to_json
 
 #: What kinds are called where their names say too little.
 _NOUNS = {"earlier": ("tensor", " from outside")}
@@ -60,7 +60,7 @@ def render_graph_json(view: GraphView) -> str:
         "marks": view.marks,
     }
     rows = {
-        name: [{key: to_json_number(value) for key, value in each._asdict().items()} for each in records]
+        name: [to_json(each._asdict()) for each in records]
         for name, records in (("nodes", view.nodes), ("edges", view.edges), ("boxes", view.boxes))
     }
     return json.dumps(head | rows) + "\n"

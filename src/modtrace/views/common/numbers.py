@@ -1,5 +1,6 @@
 """Formats numbers for all views."""
 
+import json
 import math
 from typing import Any
 
@@ -54,6 +55,24 @@ def to_json_number(value: Any) -> Any:
     return value
 
 
+def to_json(value: Any) -> Any:
+    """Returns a value with all numbers inside it as JSON can hold them."""
+    if isinstance(value, dict):
+        return {name: to_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(each) for each in value]
+    return to_json_number(value)
+
+
+def render_compact(value: Any) -> str:
+    """Returns a value as JSON without blanks.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
 _PREFIXES = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
@@ -70,6 +89,12 @@ def format_flops(flops: int) -> str:
 def format_gflops_rate(flops: int, time_ns: int) -> str:
     """Returns billions of floating-point operations per second, `12.3`; "" if there are none, or no time."""
     return format_number(flops / time_ns) if flops and time_ns else ""
+
+
+def sum_known(*numbers: int | None) -> int | None:
+    """Returns the sum; None if one of the numbers is not known."""
+    known = [each for each in numbers if each is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
 def mark_unknown(text: str, unknown: int) -> str:

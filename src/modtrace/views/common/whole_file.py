@@ -1,7 +1,8 @@
 """Writes files atomically."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,16 +25,29 @@ def write_content(content: bytes, path: str | os.PathLike[str]) -> None:
     _write_whole(path, lambda file: file.write(content), mode="wb")
 
 
-def _write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], Any], **how: Any) -> None:
+@contextmanager
+def errors_told(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns an error of the system in the block into one that names the path to which the block writes.
+
+    Raises:
+        ModtraceError: the path cannot be written to.
+    """
     try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            _write(Path(path), write, how)
-        else:
-            _replace(Path(os.path.realpath(path)), write, how)  # where `path` is a link, it stays one
+        yield
+    except ModtraceError:  # some are OSErrors too
+        raise
     except OSError as error:
         raise ModtraceError(
             f"{os.fspath(path)}: cannot be written: {error.strerror or error}. Give another path."
         ) from error
+
+
+def _write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], Any], **how: Any) -> None:
+    with errors_told(path):
+        if os.path.exists(path) and not os.path.isfile(path):
+            _write(Path(path), write, how)
+        else:
+            _replace(Path(os.path.realpath(path)), write, how)  # where `path` is a link, it stays one
 
 
 def _replace(path: Path, write: Callable[[IO[Any]], Any], how: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ...analysis.graph.columns import CALL
 from ...analysis.graph_view.records import GraphView, ViewBox, ViewNode
 from ...surface import name_argument
-from ..common.numbers import format_bytes, format_flops, format_number, format_time
+from ..common.numbers import format_bytes, format_flops, format_number, format_time, sum_known
 from .text import Html
 
 Number = int | float
@@ -38,23 +38,15 @@ class _Column:
 
 
 def _field(name: str) -> Callable[[_Item], Number | None]:
-    def value(item: _Item) -> Number | None:
-        found: Number | None = getattr(item, name, None)
-        return found
-
-    return value
-
-
-def _bytes_moved(item: _Item) -> int | None:
-    if item.bytes_read is None or item.bytes_written is None:
-        return None
-    return item.bytes_read + item.bytes_written
+    return lambda item: getattr(item, name, None)
 
 
 _COLUMNS = (
     _Column(name="time", value=_field("duration_ns"), write=format_time),
     _Column(name="flops", value=_field("flops"), write=format_flops),
-    _Column(name="bytes", value=_bytes_moved, write=format_bytes),
+    _Column(
+        name="bytes", value=lambda item: sum_known(item.bytes_read, item.bytes_written), write=format_bytes
+    ),
     _Column(name="saved", value=_field("saved_bytes"), write=format_bytes),
     _Column(name="rms", value=_field("rms"), write=format_number, is_cost=False),
     _Column(name="nonfinite", value=_field("nonfinite"), write=str, is_cost=False),

@@ -7,10 +7,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from xml.sax.saxutils import escape, quoteattr
 
-from ...analysis.graph_view.records import GraphView
+from ...analysis.graph_view.records import GraphView, ViewEdge, ViewNode
 from ..common.box_paths import name_boxes
 from ..common.numbers import to_json_number
 from ..common.whole_file import write_pieces
@@ -21,6 +21,9 @@ _HEAD = """<?xml version="1.0" encoding="UTF-8"?>
     xsi:schemaLocation="http://graphml.graphdrawing.org/xmlns http://graphml.graphdrawing.org/xmlns/1.0/graphml.xsd">
 """
 
+#: How GraphML calls the types of Python. Of `int | None` the first one counts; all others are text.
+_TYPES = {bool: "boolean", int: "long", float: "double"}
+
 #: Attributes and their types, those of nodes and edges as in `ViewNode` and `ViewEdge`.
 GRAPH_KEYS = {
     "command": "string",
@@ -29,42 +32,16 @@ GRAPH_KEYS = {
     "step_kind": "string",
     "has_ops": "boolean",
 }
-NODE_KEYS = {
-    "kind": "string",
-    "name": "string",
-    "label": "string",
-    "type": "string",
-    "path": "string",
-    "root": "string",
-    "call": "long",
-    "phase": "string",
-    "box": "string",
-    "repeats": "long",
-    "ops": "long",
-    "shape": "string",
-    "dtype": "string",
-    "args": "string",
-    "start_ns": "long",
-    "duration_ns": "long",
-    "flops": "long",
-    "bytes_read": "long",
-    "bytes_written": "long",
-    "saved_bytes": "long",
-    "nonfinite": "long",
-    "rms": "double",
-    "raised": "boolean",
-    "compiled": "boolean",
-    "twin": "string",
-}
-EDGE_KEYS = {
-    "kind": "string",
-    "slot": "string",
-    "shape": "string",
-    "dtype": "string",
-    "reads": "long",
-    "time_ns": "long",
-    "is_loop": "boolean",
-}
+
+
+def _keys_of(record: type[ViewNode] | type[ViewEdge], *left_out: str) -> dict[str, str]:
+    """Returns the type of each field, except for those that are left out."""
+    hints = {name: hint for name, hint in get_type_hints(record).items() if name not in left_out}
+    return {name: _TYPES.get((get_args(hint) or (hint,))[0], "string") for name, hint in hints.items()}
+
+
+NODE_KEYS = _keys_of(ViewNode, "key", "first") | {"box": "string", "twin": "string"}
+EDGE_KEYS = _keys_of(ViewEdge, "source", "target", "output")
 
 #: What XML cannot hold, not even escaped.
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -5,7 +5,6 @@ lays a group out when it is opened, so this is not slower. The format is the cla
 `ai-edge-model-explorer`, in its file `graph_builder.py`.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from ...analysis.graph.columns import TENSOR, shape_text
 from ...analysis.graph_view.records import LAYER, GraphView, ViewEdge
 from ..common.box_paths import name_boxes
+from ..common.numbers import render_compact
 from ..common.whole_file import write_pieces
 from .model_explorer_attributes import color_border, describe_box, describe_node, describe_view, label_node
 from .model_explorer_data import NODE_DATA, iterate_node_data
@@ -120,20 +120,16 @@ def write_node_data(view: GraphView, path: str | os.PathLike[str]) -> list[Path]
 def iterate_model_explorer(view: GraphView, name: str) -> Iterator[str]:
     """Yields the text of a graph with this name in pieces."""
     boxes = name_boxes(view.boxes)
-    yield f'{{"label":{_to_json(name)},"graphs":[{{"id":{_to_json(name)},"nodes":['
+    yield f'{{"label":{render_compact(name)},"graphs":[{{"id":{render_compact(name)},"nodes":['
     separator = "\n"
     for node in _nodes(view, boxes):
-        yield separator + _to_json(node)
+        yield separator + render_compact(node)
         separator = _SEPARATOR
     yield '\n],"groupNodeAttributes":{\n'
-    yield f'"":{_to_json(describe_view(view))}'
+    yield f'"":{render_compact(describe_view(view))}'
     for box, described in zip(boxes, describe_box(view), strict=True):
-        yield f"{_SEPARATOR}{_to_json(box)}:{_to_json(described)}"
+        yield f"{_SEPARATOR}{render_compact(box)}:{render_compact(described)}"
     yield '\n},"layoutConfigs":{"keepLayersWithASingleChild":true}}]}\n'
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _nodes(view: GraphView, boxes: list[str]) -> Iterator[dict[str, Any]]:

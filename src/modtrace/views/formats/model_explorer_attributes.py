@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...analysis.graph.columns import BUFFER, CALL, CONSTANT, EARLIER, INPUT, OP, OUTPUT, PARAMETER
@@ -11,7 +11,7 @@ from ...recording.phase import BACKWARD, RECOMPUTE
 from ..common.box_paths import label_layer
 from ..common.graph_summary import describe_counts, explain_no_ops
 from ..common.headline import describe_head
-from ..common.numbers import format_bytes, format_flops, format_number, format_time
+from ..common.numbers import format_bytes, format_flops, format_number, format_time, sum_known
 
 #: Kinds of nodes that take time; leaves, tensors and outputs only hold something.
 WORKING = (OP, CALL, LAYER)
@@ -27,7 +27,7 @@ def describe_view(view: GraphView) -> dict[str, str]:
         described["edges"] = explain_no_ops()
     if view.nodes:
         described["shown"] = describe_counts(view)
-    return {key: value for key, value in described.items() if value}
+    return _without_empty(described)
 
 
 def describe_node(view: GraphView, number: int) -> dict[str, Any]:
@@ -54,45 +54,47 @@ def describe_box(view: GraphView) -> Iterator[dict[str, str]]:
 
 
 def _describe_place(item: ViewNode | ViewBox) -> dict[str, str]:
-    call = None if item.call is None else str(item.call)
-    folded = str(item.repeats) if item.repeats > 1 else None
-    known = {
-        "type": item.type,
-        "path": item.path,
-        "root": item.root,
-        "call": call,
-        "phase": item.phase,
-        "stands for": folded,
-    }
-    return {key: value for key, value in known.items() if value}
+    return _without_empty(
+        {
+            "type": item.type,
+            "path": item.path,
+            "root": item.root,
+            "call": None if item.call is None else str(item.call),
+            "phase": item.phase,
+            "stands for": str(item.repeats) if item.repeats > 1 else None,
+        }
+    )
 
 
 def _describe_numbers(item: ViewNode | ViewBox) -> dict[str, str]:
-    described = {} if item.kind == OP else {"ops": f"{item.ops:,}"}
-    described["time"] = format_time(item.duration_ns)
-    if item.flops is not None:
-        described["flops"] = format_flops(item.flops)
-    for name, size_bytes in (
-        ("bytes read", item.bytes_read),
-        ("bytes written", item.bytes_written),
-        ("saved for backward", item.saved_bytes),
-    ):
-        if size_bytes is not None:
-            described[name] = format_bytes(size_bytes)
-    return described | _describe_values(item)
+    described = {
+        "ops": None if item.kind == OP else f"{item.ops:,}",
+        "time": format_time(item.duration_ns),
+        "flops": _format_known(item.flops, format_flops),
+        "bytes read": _format_known(item.bytes_read, format_bytes),
+        "bytes written": _format_known(item.bytes_written, format_bytes),
+        "saved for backward": _format_known(item.saved_bytes, format_bytes),
+    }
+    return _without_empty(described) | _describe_values(item)
 
 
 def _describe_values(item: ViewNode | ViewBox) -> dict[str, str]:
-    described = {}
-    if item.rms is not None:
-        described["rms"] = format_number(item.rms)
-    if item.nonfinite is not None:
-        described["non-finite"] = f"{item.nonfinite:,}"
-    if item.raised:
-        described["raised"] = "yes"
-    if item.compiled:
-        described["compiled"] = "yes"
-    return described
+    return _without_empty(
+        {
+            "rms": _format_known(item.rms, format_number),
+            "non-finite": _format_known(item.nonfinite, "{:,}".format),
+            "raised": "yes" if item.raised else None,
+            "compiled": "yes" if item.compiled else None,
+        }
+    )
+
+
+def _format_known(value: Any, form: Callable[[Any], str]) -> str | None:
+    return None if value is None else form(value)
+
+
+def _without_empty(described: Mapping[str, str | None]) -> dict[str, str]:
+    return {key: value for key, value in described.items() if value}
 
 
 def _count_parameters(view: GraphView) -> list[int | None]:
@@ -104,16 +106,12 @@ def _count_parameters(view: GraphView) -> list[int | None]:
         if node.kind == LAYER or (node.kind == PARAMETER and node.shape is None):
             counts[node.box] = None
         elif node.kind == PARAMETER and node.shape is not None:
-            counts[node.box] = _add(counts[node.box], math.prod(node.shape) * node.repeats)
+            counts[node.box] = sum_known(counts[node.box], math.prod(node.shape) * node.repeats)
     for number in range(len(counts) - 1, -1, -1):  # a box follows the boxes around it
         around = view.boxes[number].box
         if around >= 0:
-            counts[around] = _add(counts[around], counts[number])
+            counts[around] = sum_known(counts[around], counts[number])
     return counts
-
-
-def _add(count: int | None, more: int | None) -> int | None:
-    return None if count is None or more is None else count + more
 
 
 #: Borders alone: the colours of node data fill the node.

@@ -3,12 +3,12 @@
 The format is the class `ModelNodeData` of the package `ai-edge-model-explorer`, in its file `node_data_builder.py`.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ...analysis.graph_view.records import GraphView, ViewNode
+from ..common.numbers import render_compact, sum_known
 from .model_explorer_attributes import WORKING
 
 _WHITE, _RED = "#ffffff", "#d93025"
@@ -26,12 +26,6 @@ def _of_work(value: Callable[[ViewNode], float | None]) -> Callable[[ViewNode], 
     return lambda node: value(node) if node.kind in WORKING else None
 
 
-def _moved_bytes(node: ViewNode) -> int | None:
-    if node.bytes_read is None or node.bytes_written is None:
-        return None
-    return node.bytes_read + node.bytes_written
-
-
 def _finite_rms(node: ViewNode) -> float | None:
     # JSON has no numbers for others, and one of them would leave no colours for the rest.
     return node.rms if node.rms is not None and math.isfinite(node.rms) else None
@@ -41,7 +35,11 @@ def _finite_rms(node: ViewNode) -> float | None:
 NODE_DATA = {
     "time_us": NodeData("time (us)", _of_work(lambda node: node.duration_ns / 1000), "#f9ab00"),
     "flops": NodeData("flops", _of_work(lambda node: node.flops), "#1a73e8"),
-    "bytes": NodeData("bytes read and written", _of_work(_moved_bytes), "#12b5cb"),
+    "bytes": NodeData(
+        "bytes read and written",
+        _of_work(lambda node: sum_known(node.bytes_read, node.bytes_written)),
+        "#12b5cb",
+    ),
     "saved_bytes": NodeData("bytes saved for backward", _of_work(lambda node: node.saved_bytes), "#9334e6"),
     "rms": NodeData("root mean square", _finite_rms, "#188038"),
     "nonfinite": NodeData("NaN and infinite elements", lambda node: node.nonfinite, _RED),
@@ -59,19 +57,15 @@ def iterate_node_data(view: GraphView, graph: str, name: str) -> Iterator[str]:
     data = NODE_DATA[name]
     colors = _bad_colors() if name == "nonfinite" else _gradient(data.color)
     hidden = {"hideAggregatedStats": ["sum"]} if name == "rms" else {}  # the others add up
-    head = _to_json({"name": data.title, **colors, **hidden})
-    yield f'{{{_to_json(graph)}:{head[:-1]},"results":{{'
+    head = render_compact({"name": data.title, **colors, **hidden})
+    yield f'{{{render_compact(graph)}:{head[:-1]},"results":{{'
     separator = "\n"
     for node in view.nodes:
         value = data.value(node)
         if value is not None:
-            yield f'{separator}{_to_json(node.key)}:{{"value":{_to_json(value)}}}'
+            yield f'{separator}{render_compact(node.key)}:{{"value":{render_compact(value)}}}'
             separator = ",\n"
     yield "\n}}}\n"
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _gradient(color: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ...analysis.timeline.arrange import SPAN_KINDS, Lane
 from ...analysis.timeline.spans import Detail
 from ...analysis.timeline.timeline import FLOW_KINDS, Timeline
 from ...surface import choose_phrase
+from ..common.numbers import render_compact
 from ..common.whole_file import write_pieces
 
 _FIRST_TID = 1  # viewers take 0 for the idle thread of the system
@@ -47,16 +48,12 @@ def count_events(timeline: Timeline) -> int:
 
 def iterate_perfetto(timeline: Timeline) -> Iterator[str]:
     """Yields the text of the trace in pieces."""
-    yield f'{{"displayTimeUnit":"ns",\n"otherData":{_to_json(_other_data(timeline))},\n"traceEvents":[\n'
-    yield _SEPARATOR.join(_to_json(each) for each in _metadata(timeline))
+    yield f'{{"displayTimeUnit":"ns",\n"otherData":{render_compact(_other_data(timeline))},\n"traceEvents":[\n'
+    yield _SEPARATOR.join(render_compact(each) for each in _metadata(timeline))
     writer = _SpanWriter(timeline)
     for first in range(0, len(timeline.spans), _ROWS_AT_ONCE):
         yield _SEPARATOR + _SEPARATOR.join(writer.write(first, first + _ROWS_AT_ONCE))
     yield "\n]}\n"
-
-
-def _to_json(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def _other_data(timeline: Timeline) -> dict[str, Any]:

@@ -7,15 +7,13 @@ from ...analysis.modules.compilations import Reason
 from ...analysis.ops.compiled import CompiledInside
 from ...analysis.provenance.recompute import RecomputeCheck
 from ...analysis.report.tables import ReportFinding
-from ...analysis.values.nonfinite import Measured, NonFinite
+from ...analysis.values.nonfinite import NonFinite
 from ...recording.meta import Note
 from ..text.comparison import describe_comparison, describe_divergence
 from ..text.compilations import describe_reason
 from ..text.compiled_kernels import describe_region
 from ..text.nonfinite import render_nonfinite
 from ..text.recompute import render_recompute
-
-_UNASKED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
 
 
 def describe_finding(finding: ReportFinding) -> dict[str, Any]:
@@ -28,7 +26,7 @@ def describe_finding(finding: ReportFinding) -> dict[str, Any]:
 def _tell(finding: ReportFinding) -> tuple[str, list[str]]:
     answer = finding.answer
     if isinstance(answer, NonFinite):
-        return "error", _lines(render_nonfinite(answer, _UNASKED))
+        return "error", _lines(render_nonfinite(answer))
     if isinstance(answer, RecomputeCheck):
         return "error" if answer.differences else "good", _lines(render_recompute(answer))
     if isinstance(answer, Comparison):

@@ -1,7 +1,7 @@
 """Draws a statistic as colours: a row for each site, a column for each step."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_NAMES = 40
-_HATCH = "xxxxx"
+
+#: The look of cells with NaN or infinite numbers.
+_BAD: dict[str, Any] = {"facecolor": "white", "edgecolor": NONFINITE_COLOR, "hatch": "xxxxx", "linewidth": 0}
 
 
 def plot_heatmap(history: History, ax: "Axes | None" = None) -> "Axes":
@@ -94,14 +96,7 @@ def hatch_cells(ax: "Axes", bad: npt.NDArray[np.bool_], edges: Numbers) -> None:
             (edges[start], edges[end] - edges[start])
             for start, end in zip(change[::2], change[1::2], strict=True)
         ]
-        ax.broken_barh(
-            pieces,
-            (row - 0.5, 1),
-            facecolor="white",
-            edgecolor=NONFINITE_COLOR,
-            hatch=_HATCH,
-            linewidth=0,
-        )
+        ax.broken_barh(pieces, (row - 0.5, 1), **_BAD)
 
 
 def name_rows(ax: "Axes", names: tuple[str, ...]) -> None:
@@ -123,15 +118,7 @@ def explain_cells(ax: "Axes", *, bad: bool, unmeasured: bool) -> None:
 
     handles = []
     if bad:
-        handles.append(
-            Patch(
-                facecolor="white",
-                edgecolor=NONFINITE_COLOR,
-                hatch=_HATCH,
-                linewidth=0,
-                label="NaN or infinite",
-            )
-        )
+        handles.append(Patch(label="NaN or infinite", **_BAD))
     if unmeasured:
         handles.append(Patch(facecolor=UNMEASURED_COLOR, label="not measured"))
     if handles:

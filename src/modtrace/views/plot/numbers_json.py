@@ -7,7 +7,7 @@ from typing import Any
 
 from ...analysis.values.exponents import Exponents
 from ...analysis.values.history import History
-from ..common.numbers import to_json_number
+from ..common.numbers import to_json, to_json_number
 
 
 def render_plotted_json(found: History | Exponents, *, marks: Sequence[str] = ()) -> str:
@@ -26,12 +26,8 @@ def _to_json(found: History | Exponents, name: str) -> Any:
     if name == "values" and isinstance(found, History):
         rows = zip(value.tolist(), found.measured.tolist(), strict=True)
         return [_numbers(row, measured) for row, measured in rows]
-    return _listed(value.tolist())
+    return to_json(value.tolist())
 
 
 def _numbers(row: list[float], measured: list[bool]) -> list[Any]:
     return [to_json_number(each) if known else None for each, known in zip(row, measured, strict=True)]
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(each) for each in value] if isinstance(value, list) else to_json_number(value)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...optional import require
 from ...recording.role import BY_NAME
-from ...recording.statistics.known import title_of as title_of_stat
+from ...recording.statistics.known import title_of
 from ...recording.statistics.moments import Numbers
 from ...surface import choose_phrase
 
@@ -39,14 +39,9 @@ _WIDTH, _USUAL_NAME, _CHARACTER = 7.4, 24, 0.07
 Scale = Literal["linear", "log", "symlog"]
 
 
-def title_of(stat: str, role: str) -> str:
-    """Returns the title of a plot: "root mean square of outputs"."""
-    return f"{label_of(stat)} of {describe_role(role)}"
-
-
 def label_of(stat: str) -> str:
     """Returns the title of a statistic."""
-    return _OTHERS.get(stat) or title_of_stat(stat)
+    return _OTHERS.get(stat) or title_of(stat)
 
 
 def describe_role(role: str) -> str:

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
 from ...analysis.divergence.answer import (
     AMPLIFIED,
@@ -27,7 +26,7 @@ from ...recording.role import BUFFER, BY_NAME, PARAMETER
 from ...recording.suggestions import count_of, first_few
 from ...surface import choose_phrase
 from ..common.columns import Color, Text, printable, render_lines
-from ..common.numbers import format_count, to_json_number
+from ..common.numbers import format_count, to_json
 from .comparison_tables import format_error, render_growth_and_places
 
 #: The number of rows that are shown of each table.
@@ -81,15 +80,7 @@ def render_comparison_json(found: Comparison) -> str:
     """Returns the fields as JSON; numbers that are not finite are text."""
     told = asdict(replace(found, table=None))
     del told["table"]
-    return json.dumps(_to_json(told)) + "\n"
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _to_json(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(each) for each in value]
-    return to_json_number(value)
+    return json.dumps(to_json(told)) + "\n"
 
 
 def _describe_environments(found: Comparison) -> list[Text]:

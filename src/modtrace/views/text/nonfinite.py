@@ -27,13 +27,16 @@ from ..common.numbers import format_count
 
 _GROWN = {PARAMETER: "the largest parameter", PARAMETER_GRAD: "the largest gradient of a parameter"}
 
+#: What stands for the extent of the values where it is not told, because some were found.
+_NOT_COUNTED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
+
 #: At most so many links of a chain of ops are shown.
 _LINKS = 6
 
 
 def render_nonfinite(
     found: NonFinite | None,
-    measured: Measured,
+    measured: Measured = _NOT_COUNTED,
     *,
     further: Sequence[Sequence[NonFinite]] = (),
     limit: int = 20,
@@ -46,7 +49,7 @@ def render_nonfinite(
 
     Args:
         found: the first.
-        measured: how much was measured.
+        measured: how much was measured; needed if nothing was found.
         further: what came up after it, in groups of `group_alike`.
         limit: the greatest number of groups to show, with the first.
         marks: what is missing from the recording; the first values may be missing too.

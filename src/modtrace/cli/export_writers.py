@@ -1,15 +1,41 @@
-"""Exports the graph of one step for `modtrace export`."""
+"""Writes what `modtrace export` exports: whole tables, the timeline, or the graph of one step."""
 
 from pathlib import Path
 
 from ..analysis.graph_view.records import GraphView
+from ..analysis.timeline.timeline import build_timeline
 from ..make_graph import graph_of
 from ..model_graph import ModelGraph
+from ..recording.options.step_range import ALL_STEPS, StepRange
 from ..recording.protocols import RecordingData
+from ..store.csv_tables import write_csv as write_tables
+from ..store.parquet import write_parquet as write_rank
+from ..store.ranks import open_ranks
+from ..store.reader import FolderReader
 from ..views.formats import graphml, model_explorer
+from ..views.formats.perfetto import write_perfetto
 from .export_formats import ExportOptions
 from .readable import at_depth
 from .with_ops import require_part
+
+
+def write_parquet(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
+    """Writes all ranks of the recording, each to files of its own."""
+    if not isinstance(data, FolderReader):
+        return write_rank(data, path)
+    return [file for each in open_ranks(data) for file in write_rank(each.data, path, name=each.name)]
+
+
+def write_csv(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
+    """Writes a CSV file for each table of the selected rank."""
+    return write_tables(data, path)
+
+
+def write_trace(data: RecordingData, path: Path, options: ExportOptions) -> None:
+    """Writes all steps, or the one that was requested."""
+    step = options.step
+    steps = ALL_STEPS if step is None else StepRange(step, step + 1)
+    write_perfetto(build_timeline(data, steps=steps), path)
 
 
 def write_graphml(data: RecordingData, path: Path, options: ExportOptions) -> None:
