@@ -151,3 +151,10 @@ def test_the_part_behind_a_break_has_the_name_of_its_function() -> None:
     assert plain_name("forward") == "forward"
     assert CodeLine.parse("C:\\m.py:31", "forward") == CodeLine("C:\\m.py", 31, "forward")
     assert CodeLine.parse("", "forward") is None
+
+
+def test_part_of_another_class_is_no_fault() -> None:
+    text = "1/0: ___check_type_id(self._modules['mlp'], 94), type=<class 'A'>  # mlp (HINT: type A)"
+    told = read_guard(text, "blocks.1", ["blocks.1", "blocks.1.mlp"])
+    assert told.reason == "blocks.1.mlp is of another class"
+    assert told.advice == "nothing, if instances have parts of different classes: a graph is kept for each"

@@ -382,6 +382,23 @@ def test_runs_are_held_with_their_steps() -> None:
     assert {*rec.table("compiled_runs")["step"].to_pylist()} == {1}
 
 
+def test_regions_behind_a_break_are_marked_each() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Net()
+
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    net = Outer()
+    net.inner.compile(backend="aot_eager")
+    boxes = train(net, net).graph().unfold().boxes
+    assert {each.path for each in boxes if each.compiled} >= {"inner", "inner.head"}
+    assert not any(each.compiled for each in boxes if each.path == "")
+
+
 def test_recording_on_disk_has_sizes_that_vary_and_all_runs(tmp_path: Path) -> None:
     net = Net()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)

@@ -21,6 +21,7 @@ _SIZE = re.compile(r"^tensor '(.+)' (size|stride) mismatch at index (\d+)\. expe
 _EQUAL = re.compile(r"^(.+?) == (.+)$")
 _MODULES = re.compile(r"\b\w+((?:\._modules\['[^']+'\])+)")
 _PART = re.compile(r"\['([^']+)'\]")
+_TYPE = re.compile(r"^___check_type_id\((.+?), \d+\)")
 _HINT = re.compile(r"\(HINT: (.+)\)$")
 
 #: Hints of Dynamo that do not say what to do.
@@ -41,6 +42,8 @@ _TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient ea
 _GRAD_MODE = "GLOBAL_STATE changed: grad_mode"
 _SAY_GRAD_MODE = "the grad mode changed, as between training and evaluation"
 _TO_DO_GRAD_MODE = "nothing, if it comes once: a graph is kept for each grad mode"
+
+_TO_DO_CLASS = "nothing, if instances have parts of different classes: a graph is kept for each"
 
 _LIMIT = "Dynamo recompile limit exceeded"
 _LIMIT_NAME = re.compile(r"the (\w+) cache size limit \(currently set to (\d+)\)")
@@ -130,6 +133,8 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
         subject, *values = equal.groups()
         reason = f"{subject} changed"
         advice = _TO_DO_INTEGER if hint and "allow_unspec_int_on_nn_module" in hint[1] else _TO_DO_VALUE
+    elif type_of := _TYPE.match(guard):
+        reason, advice = f"{type_of[1]} is of another class", _TO_DO_CLASS
     elif guard.rstrip() == _GRAD_MODE:
         reason, advice = _SAY_GRAD_MODE, _TO_DO_GRAD_MODE
     return Told(

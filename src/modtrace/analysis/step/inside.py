@@ -120,6 +120,7 @@ class _Added:
         self._data = data
         self._step = step
         self._fused = fused
+        self._regions: list[int] = []  # the ids of their calls
         self.unseen: set[int] = set()  # the calls whose ops have not run one by one
         self._modules = {each["module_id"]: each for each in data.table("modules").to_pylist()}
         self._by_path = {(each["root_id"], each["path"]): key for key, each in self._modules.items()}
@@ -145,6 +146,7 @@ class _Added:
             pc.is_in(calls["call_id"], pa.array([each["call_id"] for each in runs], pa.int64()))
         )
         regions = {each["call_id"]: _Region(each) for each in calls.to_pylist()}
+        self._regions += regions
         compilations = {
             each["compile_id"]: each
             for each in self._data.table("compilations").to_pylist()
@@ -325,7 +327,14 @@ class _Added:
         """Returns the recording with what was collected."""
         call_id = pa.array(self._call_of, pa.int64(), mask=self._call_of < 0)
         ops = _set(_set(self._ops, "call_id", call_id), "nth", pa.array(self._nth, pa.int32()))
-        tables = {"ops": ops.filter(pa.array(self._is_kept)), "tensors": self._with_makers()}
+        calls = self._data.table("calls")
+        has_run = pc.is_in(calls["call_id"], pa.array(self._regions, pa.int64()))
+        ran = pc.or_(pc.fill_null(calls["compiled"], False), has_run)
+        tables = {
+            "ops": ops.filter(pa.array(self._is_kept)),
+            "tensors": self._with_makers(),
+            "calls": _set(calls, "compiled", ran),
+        }
         for name, rows in self._new.items():
             table = tables.get(name, self._data.table(name))
             new = pa.Table.from_pylist(rows, schema=schema(name))

@@ -55,10 +55,10 @@ def describe_regions(regions: Sequence[CompiledInside], top: int | None) -> Iter
     """Yields a line for each region, and one for rows that are not shown."""
     for each in regions:
         fused = sum(kernel.is_fused for kernel in each.kernels)
-        kernels = f", fused into {count_of(fused, 'kernel')}" if fused else ""
+        kernels = f", fused into {count_of(fused, 'kernel')}; times inside are not known" if fused else ""
         yield Text(
             f"inside of {printable(each.name)}, compiled in step {each.step}: {count_of(each.forward_ops, 'op')} of "
-            f"forward and {each.backward_ops} of backward{kernels}; times inside are not known",
+            f"forward and {each.backward_ops} of backward{kernels}",
             "dim",
         )
     hidden = sum(len(each.kernels) for each in regions) - (top or 0)
