@@ -41,8 +41,11 @@ class Displayed:
     #: Titles of columns that text alone has: with them the table would be wider than a notebook.
     _without: ClassVar[Collection[str]] = ()
 
+    #: Renders it as text, for a subclass that needs nothing else.
+    _render_text: Callable[..., str]
+
     def _render(self, color: Color, top: int | None) -> str:
-        raise NotImplementedError
+        return self._render_text(color=color)
 
     def __str__(self) -> str:
         return self._render(False, None)
@@ -59,19 +62,16 @@ class ShownModuleTree(Displayed, ModuleTree):
     """A module tree that can be printed and displayed."""
 
     _without = TREE_WITHOUT
-
-    def _render(self, color: Color, top: int | None) -> str:
-        return render_module_tree(self, color=color)
+    _render_text = render_module_tree
 
 
 class _OfOps(Displayed):
     """A table of ops, which are recorded only where that was asked for."""
 
     recorded: bool
-    _render_table: Callable[..., str]
 
     def _render(self, color: Color, top: int | None) -> str:
-        table = self._render_table(top=top, color=color)
+        table = self._render_text(top=top, color=color)
         return table if self.recorded else table + render_lines([Text(_NO_OPS, "yellow")], color=color)
 
 
@@ -79,33 +79,31 @@ class ShownOpTable(_OfOps, OpTable):
     """An op table that can be printed and displayed."""
 
     _without = ("GFLOP/s", "written")
-    _render_table = render_op_table
+    _render_text = render_op_table
 
 
 class ShownMemoryTable(_OfOps, MemoryTable):
     """A memory table that can be printed and displayed."""
 
-    _render_table = render_memory_table
+    _render_text = render_memory_table
 
 
 class ShownOpPaths(_OfOps, OpPaths):
     """Paths of ops that can be printed and displayed."""
 
-    _render_table = render_op_paths
+    _render_text = render_op_paths
 
 
 class ShownNonFinite(Displayed, NonFinite):
     """The first non-finite values, which can be printed and displayed."""
 
-    def _render(self, color: Color, top: int | None) -> str:
-        return render_nonfinite(self, color=color)
+    _render_text = render_nonfinite
 
 
 class ShownRecomputeCheck(Displayed, RecomputeCheck):
     """Whether forwards and recomputes agree, which can be printed and displayed."""
 
-    def _render(self, color: Color, top: int | None) -> str:
-        return render_recompute(self, color=color)
+    _render_text = render_recompute
 
 
 class ShownComparison(Displayed, Comparison):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .analysis.divergence.answer import Comparison
@@ -58,14 +59,15 @@ def compare(
         NothingRecordedError: the runs have nothing in common, or nothing was measured.
         ModtraceError: a recording cannot be read.
     """
-    wanted = _Run(args, kwargs, seed, gradients)
-    first, second = (wanted.read(each, name) for each, name in ((a, "a"), (b, "b")))
+    read = partial(_read, args=args, kwargs=kwargs, seed=seed, gradients=gradients)
+    first, second = (read(each, name) for each, name in ((a, "a"), (b, "b")))
+    noise = noise if isinstance(noise, (list, tuple)) else [noise]
     step_a, step_b = step if isinstance(step, tuple) else (step, None)
     found = compare_recordings(
         first,
         second,
         rules=_to_rules(map),
-        noise=[wanted.read(each, "noise") for each in _to_list(noise)],
+        noise=[read(each, "noise") for each in noise],
         tolerance=tolerance,
         step=step_a,
         step_b=step_b,
@@ -74,41 +76,37 @@ def compare(
     return shown(ShownComparison, found)
 
 
-class _Run:
-    """How models are run."""
-
-    def __init__(
-        self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, seed: int, gradients: bool
-    ) -> None:
-        self._args, self._kwargs, self._seed, self._gradients = args, kwargs, seed, gradients
-
-    def read(self, given: Any, name: str) -> RecordingData:
-        """Returns a recording, or that of a model."""
-        if isinstance(given, (str, os.PathLike)):
-            return FolderReader(given)
-        data: Any = getattr(given, "data", None)
-        if hasattr(data, "table"):
-            recorded: RecordingData = data
-            return recorded
-        if not callable(getattr(given, "named_modules", None)):
-            text = repr(given)[:_SHOWN_OF_SUBJECT]
-            raise TypeError(
-                f"compare({name}={text}): give a recording, the path of one, or a torch.nn.Module"
-            )
-        if self._args is None and self._kwargs is None:
-            raise TypeError(
-                "compare() of models: give the arguments of the call too, as a tuple: compare(model, other, (x,))"
-            )
-        if self._args is not None and not isinstance(self._args, (tuple, list)):
-            raise TypeError(
-                f"compare(args=...): give a tuple, (x,) for one argument, not a {type(self._args).__name__}"
-            )
-        require("torch", "modtrace.compare() of models")
-        from .replay.seeded_run import record_from_seed
-
-        return record_from_seed(
-            given, self._args or (), self._kwargs or {}, seed=self._seed, gradients=self._gradients
+def _read(
+    given: Any,
+    name: str,
+    *,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    seed: int,
+    gradients: bool,
+) -> RecordingData:
+    """Returns a recording, or that of a model, which is run on the arguments."""
+    if isinstance(given, (str, os.PathLike)):
+        return FolderReader(given)
+    data: Any = getattr(given, "data", None)
+    if hasattr(data, "table"):
+        recorded: RecordingData = data
+        return recorded
+    if not callable(getattr(given, "named_modules", None)):
+        text = repr(given)[:_SHOWN_OF_SUBJECT]
+        raise TypeError(f"compare({name}={text}): give a recording, the path of one, or a torch.nn.Module")
+    if args is None and kwargs is None:
+        raise TypeError(
+            "compare() of models: give the arguments of the call too, as a tuple: compare(model, other, (x,))"
         )
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"compare(args=...): give a tuple, (x,) for one argument, not a {type(args).__name__}"
+        )
+    require("torch", "modtrace.compare() of models")
+    from .replay.seeded_run import record_from_seed
+
+    return record_from_seed(given, args or (), kwargs or {}, seed=seed, gradients=gradients)
 
 
 def _to_rules(given: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
@@ -117,7 +115,3 @@ def _to_rules(given: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]
     if isinstance(given, Mapping):
         return tuple(f"{expression}={path}" for expression, path in given.items())
     return tuple(given)
-
-
-def _to_list(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]

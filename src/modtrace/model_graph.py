@@ -191,7 +191,9 @@ class ModelGraph:
             paths=before.paths if path is None else _read_filter(path, "filter"),
             ops=before.ops if op is None else _to_tuple("op", op),
         )
-        found = self._rebuilt(part)
+        graph = build_graph(self._data, step=self._choice.step, part=part)
+        graph = graph if self._choice.views else without_views(graph)
+        found = ModelGraph(self._data, replace(self._choice, part=part, closed=()), graph)
         if not len(found.columns.nodes) and (path is not None or op is not None):
             what = "op" if op is not None else "module with ops"
             near = near_part(build_graph(self._data, step=self._choice.step), part)
@@ -203,10 +205,6 @@ class ModelGraph:
         if "folded" not in changes and "_folding" in vars(self):
             vars(made)["_folding"] = self._folding  # it hangs on the graph alone
         return made
-
-    def _rebuilt(self, part: Part) -> "ModelGraph":
-        choice = replace(self._choice, part=part, closed=())
-        return ModelGraph(self._data, choice, _build(self._data, choice))
 
     def _layers_of(self, paths: Sequence[Any], what: str) -> Iterator[int]:
         paths_of = paths_of_layers(self._graph, self._folding)
@@ -316,11 +314,6 @@ class ModelGraph:
             return {"image/svg+xml": self.render_svg(), "text/plain": text}
         except ModtraceError as error:
             return {"text/plain": f"{text}({error})\n"}
-
-
-def _build(data: RecordingData, choice: Choice) -> Graph:
-    graph = build_graph(data, step=choice.step, part=choice.part)
-    return graph if choice.views else without_views(graph)
 
 
 def _to_tuple(name: str, given: str | Sequence[str]) -> tuple[str, ...]:

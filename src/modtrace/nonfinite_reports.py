@@ -14,7 +14,7 @@ from .recording.failure_reporter import warn_of_error
 from .recording.phase import BACKWARD, OPTIMIZER
 from .recording.protocols import RecordingData
 from .recording.role import PARAMETER_GRAD
-from .recording.statistics.moments import nonfinite_rows
+from .recording.statistics.moments import nonfinite_rows, sites_of_roles
 from .recording.suggestions import count_of
 from .recording.triggers.step_conditions import NonFiniteFinding
 from .recording.triggers.watch import Asked
@@ -99,8 +99,7 @@ def _is_unused(found: NonFinite, data: RecordingData, is_used: bool | None) -> b
         return False
     if is_used is False:
         return True
-    sites, values = data.table("sites").select(["site_id", "role"]).to_pylist(), data.table("values")
-    gradients = [row["site_id"] for row in sites if row["role"] == PARAMETER_GRAD]
+    values, gradients = data.table("values"), sites_of_roles(data.table("sites"), [PARAMETER_GRAD])
     used = values.filter(pa.array(np.isin(to_numpy(values["site_id"]), gradients)))
     if used.num_rows:
         return not len(nonfinite_rows(used))

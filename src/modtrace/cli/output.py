@@ -5,17 +5,15 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from ..views.common.columns import Text, printable, render_lines
 
 
-@dataclass(frozen=True)
-class Terminal:
+class Terminal(NamedTuple):
     """What standard output can show; `width` is None in a pipe or a file, unless COLUMNS is set."""
 
     width: int | None

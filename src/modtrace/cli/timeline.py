@@ -43,8 +43,10 @@ def timeline(
     It has lanes for the steps, forward, recompute, backward and optimizer of each thread, in which spans nest as
     modules do. Arrows lead from each forward to its backward and to its recompute.
     """
-    _check_output(path, as_json)
-    _check_options(ops, op_flows)
+    if path is None and not as_json and sys.stdout.isatty():
+        raise click.UsageError("give -o FILE, or -o - to print the trace.")
+    if op_flows and ops is False:
+        raise click.UsageError("--op-flows are arrows between ops: leave --no-ops out.")
     data = open_with_rows(run, "calls", *(["ops"] if ops or op_flows else []))
     found = _build(run, data, read_step(run, data, step), wanted, ops is not False, op_flows)
     if path is None or path == _STDOUT:
@@ -54,16 +56,6 @@ def timeline(
         write_perfetto(found, path)
         tell(_render_written_json(found, path) if as_json else wrap(_describe_written(found, path)), path)
     _tell_missing(found)
-
-
-def _check_output(path: str | None, as_json: bool) -> None:
-    if path is None and not as_json and sys.stdout.isatty():
-        raise click.UsageError("give -o FILE, or -o - to print the trace.")
-
-
-def _check_options(ops: bool | None, op_flows: bool) -> None:
-    if op_flows and ops is False:
-        raise click.UsageError("--op-flows are arrows between ops: leave --no-ops out.")
 
 
 def _build(

@@ -112,8 +112,3 @@ def copy_raw(array: npt.NDArray[Any], target: npt.NDArray[np.uint8]) -> None:
         target[:] = array.reshape(-1).view(np.uint8)
     elif array.size:
         np.copyto(target.view(array.dtype).reshape(array.shape), array)
-
-
-def read_only(array: npt.NDArray[np.uint8]) -> memoryview:
-    """Returns the bytes of an array as a read-only view."""
-    return array.data.toreadonly()

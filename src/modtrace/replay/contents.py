@@ -59,11 +59,6 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * size_bytes).from_address(address)) if address else memoryview(b"")
 
 
-def copy_storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """Returns a copy of the whole storage behind a tensor."""
-    return copy_of(tensor.untyped_storage())
-
-
 def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Returns a copy of a storage, with memory of its own."""
     copy: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]

@@ -1,7 +1,6 @@
 """Finds where in a recording a call raised: the path of the module, and the op."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..recording.protocols import RecordingData
@@ -9,21 +8,10 @@ from ..recording.protocols import RecordingData
 _Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class FailingPlace:
-    """The place where an exception was raised, written as `layers.3.attn, at its op aten.mm.default`."""
+def find_failing_place(data: RecordingData) -> str | None:
+    """Returns where the exception that left the last outermost call was raised; None if that call returned.
 
-    path: str  # the name, for a root
-    call_id: int
-    op_id: int | None  # None: no op raised it
-    op: str | None
-
-    def __str__(self) -> str:
-        return self.path if self.op is None else f"{self.path}, at its op {self.op}"
-
-
-def find_failing_place(data: RecordingData) -> FailingPlace | None:
-    """Returns the place where the exception that left the last outermost call was raised; None if that call returned.
+    The place is the path of a module, or the name of a root, and the op: `layers.3.attn, at its op aten.mm.default`.
 
     An exception that the model caught itself is skipped: something ran after it in the enclosing call.
     """
@@ -36,13 +24,9 @@ def find_failing_place(data: RecordingData) -> FailingPlace | None:
     while (inner := _left_with(call, calls, ops)) is not None:
         call = inner
     own = [row for row in ops if row["call_id"] == call["call_id"]]
-    failed = own[-1] if own and own[-1]["raised"] else None
-    return FailingPlace(
-        path=_paths(data).get(call["module_id"], "an unknown module"),
-        call_id=call["call_id"],
-        op_id=None if failed is None else failed["op_id"],
-        op=None if failed is None else failed["name"],
-    )
+    paths = {row["module_id"]: row["path"] or row["name"] or row["type"] for row in _rows(data, "modules")}
+    path = paths.get(call["module_id"], "an unknown module")
+    return f"{path}, at its op {own[-1]['name']}" if own and own[-1]["raised"] else path
 
 
 def _left_with(call: _Row, calls: Sequence[_Row], ops: Sequence[_Row]) -> _Row | None:
@@ -58,7 +42,3 @@ def _left_with(call: _Row, calls: Sequence[_Row], ops: Sequence[_Row]) -> _Row |
 def _rows(data: RecordingData, table: str) -> list[_Row]:
     rows: list[_Row] = data.table(table).to_pylist()
     return rows
-
-
-def _paths(data: RecordingData) -> dict[int, str]:
-    return {row["module_id"]: row["path"] or row["name"] or row["type"] for row in _rows(data, "modules")}

@@ -22,7 +22,7 @@ class GeneratorStates:
     def now(cls) -> "GeneratorStates":
         """Returns the present states."""
         with aside():
-            cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
+            cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
             return cls(torch.get_rng_state(), cuda)
 
     def put_back(self) -> None:
@@ -82,7 +82,3 @@ def generators_kept() -> Iterator[None]:
         yield
     finally:
         before.put_back()
-
-
-def _uses_cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Keeps what the tables cannot hold of each op that is recorded: function, arguments, digests and leaves."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from ..torch_internals.ops import schema_arguments
 from ..torch_internals.subclasses import has_no_memory
 from ..torch_internals.tensors import has_own_dispatch
 from ..torch_internals.transforms import is_functorch_tensor
-from .contents import alias_of, aside, copy_storage, digest
+from .contents import alias_of, aside, copy_of, digest
 from .generators import GeneratorStates
 from .templates import Template
 
@@ -102,7 +102,7 @@ class OpKeep:
         template = Template(args, kwargs)
         tensors = template.forget_tensors()
         obstacle = _obstacle(schema, template, tensors)
-        written = () if obstacle else _written(schema, template, tensors)
+        written = () if obstacle else _written(schema, template, tensors, _declared_writes(schema))
         generators = GeneratorStates.now() if schema.is_random else None
         kept = KeptOp(op, schema, template, torch.is_grad_enabled(), generators, obstacle, written)
         self.ops[op] = kept
@@ -123,7 +123,8 @@ class OpKeep:
             if kept.obstacle is not None:
                 kept.storages = _storages(before, changed, returned)
         kept.written_digests = {at: after[at] for at in kept.written}
-        known = _known_written(kept, before)
+        aliases = [None if each is None else each.alias for each in before]
+        known = _written(schema, kept.template, aliases, _known_keys(schema) if schema.writes else set())
         kept.undeclared = tuple(at for at in changed if at not in known)
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: ThreadLog) -> None:
@@ -134,7 +135,7 @@ class OpKeep:
             storage = tensor.untyped_storage()
             known = self._met.get(id(storage))
             if known is None or known[0]() is not storage:
-                known = self._met[id(storage)] = (weakref.ref(storage), copy_storage(tensor))
+                known = self._met[id(storage)] = (weakref.ref(storage), copy_of(storage))
         self.leaves[tensor_id] = known[1]
 
 
@@ -194,28 +195,18 @@ def _known_keys(schema: OpSchema) -> set[int | str]:
     return {each.key for each in schema.written} | {each.name for each in schema.written}
 
 
-def _written(schema: OpSchema, template: Template, tensors: list[torch.Tensor]) -> tuple[int, ...]:
-    if schema.is_changing_view:  # it changes what the tensor shows, not the memory behind it
-        return ()
-    declared = _declared_writes(schema)
-    return _sharing(tensors, [at for at, each in enumerate(template.arguments) if each in declared])
-
-
-def _known_written(kept: KeptOp, given: "list[_Given | None]") -> tuple[int, ...]:
-    """Returns the numbers of the tensors whose memory changes as far as the recorder knows."""
-    if not kept.schema.writes or kept.schema.is_changing_view:
-        return ()
-    known = _known_keys(kept.schema)
-    tensors = [None if each is None else each.alias for each in given]
-    return _sharing(tensors, [at for at, each in enumerate(kept.template.arguments) if each in known])
-
-
-def _sharing(tensors: Sequence[torch.Tensor | None], some: list[int]) -> tuple[int, ...]:
-    """Returns the numbers of the tensors that share memory with one of the tensors in `some`."""
-    if not some:
-        return ()
+def _written(
+    schema: OpSchema,
+    template: Template,
+    tensors: Sequence[torch.Tensor | None],
+    arguments: Set[int | str],
+) -> tuple[int, ...]:
+    """Returns the numbers of the tensors that share memory with one in these arguments, to which an op writes."""
+    if schema.is_changing_view or arguments.isdisjoint(template.arguments):
+        return ()  # a changing view changes what the tensor shows, not the memory behind it
     storages = [None if each is None else id(each.untyped_storage()) for each in tensors]
-    shared = {storages[at] for at in some} - {None}
+    places = zip(template.arguments, storages, strict=True)
+    shared = {storage for argument, storage in places if argument in arguments} - {None}
     return tuple(at for at, storage in enumerate(storages) if storage in shared)
 
 
@@ -232,7 +223,7 @@ def _storages(
         (at, each.alias) for at, each in enumerate(given) if each is not None and at in changed
     ]
     of_returned = [(slot, tensor) for tensor, slot in returned if _is_plain(tensor)]
-    return {key: copy_storage(tensor) for key, tensor in (*of_given, *of_returned)}
+    return {key: copy_of(tensor.untyped_storage()) for key, tensor in (*of_given, *of_returned)}
 
 
 def numbers_in(output: Any) -> Iterator[Any]:

@@ -42,7 +42,8 @@ class ModuleState:
         own.update(self._attributes)
         for _, container, held in self._held:
             if not _same(container, held):
-                _refill(container, held)
+                container.clear()
+                container.extend(held) if isinstance(container, (list, deque)) else container.update(held)
 
     def difference(self) -> str | None:
         """Returns a description of the first attribute that has changed; None if none has."""
@@ -77,8 +78,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, set):
         return {*map(id, one)} == {*map(id, other)}
     return [*map(id, one)] == [*map(id, other)]
-
-
-def _refill(container: Any, held: Any) -> None:
-    container.clear()
-    container.extend(held) if isinstance(container, (list, deque)) else container.update(held)

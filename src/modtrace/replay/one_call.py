@@ -1,8 +1,9 @@
 """Records one call of a model, and leaves the model, its arguments and the process unchanged."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -79,7 +80,9 @@ def try_call(
     _check_arguments(model, args, kwargs, values)
     model = _to_call(model)
     data = every_row(values)
-    state = ModelState(model, args, kwargs, clones_parameters=_may_write_unseen(model))
+    # Ops of compiled regions bypass the dispatcher, so nothing would see what they write to.
+    may_write_unseen = any(map(is_compiled, model.modules()))
+    state = ModelState(model, args, kwargs, clones_parameters=may_write_unseen)
     error: Exception | None = None
     try:
         state.clear_gradients()
@@ -110,7 +113,8 @@ def _to_call(model: nn.Module) -> nn.Module:
     """Returns the module to call in place of `model` so that `model` does not change; most often `model` itself."""
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
-    lazy = next((name for name, each in _tensors_of(model) if is_lazy(each)), None)
+    named = chain(model.named_parameters(), model.named_buffers())
+    lazy = next((name for name, each in named if is_lazy(each)), None)
     if lazy is None:
         return model
     blanks = {id(each): _blank(each) for each in model.buffers() if is_lazy(each)}
@@ -123,21 +127,11 @@ def _to_call(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
 def _blank(buffer: torch.Tensor) -> torch.Tensor:
     """Returns a new lazy buffer. torch 2.13 copies lazy parameters but refuses to copy lazy buffers."""
     make: Any = UninitializedBuffer  # torch's stub does not know its arguments
     blank: torch.Tensor = make(dtype=buffer.dtype, device=buffer.device)
     return blank
-
-
-def _may_write_unseen(model: nn.Module) -> bool:
-    """Returns whether ops of the model may bypass the dispatcher, as those of compiled regions do."""
-    return any(is_compiled(each) for each in model.modules())
 
 
 def _add_note(error: Exception, data: RecordingData) -> None:

@@ -2,8 +2,8 @@
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,11 +35,9 @@ def record_from_seed(
     data = every_row("stats")
     capture = Capture(roles=_ROLES, hash=True, sketch=True)
 
-    @contextmanager
-    def recording() -> Iterator[None]:
+    def recording() -> AbstractContextManager[None]:
         _set_seed(seed)
-        with recording_ops(data, model, values=capture):
-            yield
+        return recording_ops(data, model, values=capture)
 
     run_model(model, args, kwargs, recording, backward=gradients)
     return data

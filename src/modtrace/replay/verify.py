@@ -21,6 +21,9 @@ from .recorded_run import RecordedRun, record_run
 #: How often a model runs again before a difference of the recorded run alone counts as a fault of the recording.
 _MORE_RUNS = 3
 
+#: What is said of a model that gives the same each time.
+_STEADY = Check(name="determinism", passed=True, why="two unrecorded runs of the model gave the same bits")
+
 
 def verify(
     model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, seed: int = 0
@@ -57,7 +60,7 @@ def verify(
     return replace(
         found,
         is_deterministic=not unsteady,
-        checks=(*_deterministic(unsteady), *found.checks, *passed),
+        checks=(*([] if unsteady else [_STEADY]), *found.checks, *passed),
         unchecked=(*unsteady, *found.unchecked, *recorded.results.unchecked),
     )
 
@@ -135,9 +138,3 @@ def _compare_runs(
         else:
             unsteady.append((own.name, f"two unrecorded runs differ already: {own.why}"))
     return found, unsteady
-
-
-def _deterministic(unsteady: Sequence[tuple[str, str]]) -> list[Check]:
-    if unsteady:
-        return []
-    return [Check(name="determinism", passed=True, why="two unrecorded runs of the model gave the same bits")]

@@ -90,7 +90,8 @@ def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
         if not path.is_dir():
             raise RecordingExistsError(f"{path}: a file is here already. Give another path.") from None
         if not _is_empty(path):
-            if _is_of_run(path, meta):
+            header = _header_if_readable(path)
+            if header is not None and header.run_id == meta.run_id != "":
                 return
             _make_room(path, overwrite=overwrite)
     write_header(path, meta)
@@ -99,11 +100,6 @@ def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
 def _is_empty(path: Path) -> bool:
     """Returns whether a folder contains only temporary and replaced files of other ranks or of killed runs."""
     return all(is_temporary_header(each) or each.name.startswith(_REPLACED) for each in path.iterdir())
-
-
-def _is_of_run(path: Path, meta: RunMeta) -> bool:
-    header = _header_if_readable(path)
-    return header is not None and header.run_id == meta.run_id != ""
 
 
 def _header_if_readable(path: Path) -> RunMeta | None:

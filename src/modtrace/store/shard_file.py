@@ -118,7 +118,8 @@ class ShardFile:
         self._index = -1
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            self._index = _create(index_file(self.path))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._index = os.open(index_file(self.path), flags, 0o666)
             _write_all(
                 self._fd, [self._reserve_bytes.to_bytes(LENGTH_BYTES, "little"), b" " * self._reserve_bytes]
             )
@@ -227,10 +228,6 @@ class ShardFile:
             raise AssertionError(f"{self.path}: a header of {len(header)} bytes would lie over the tensors")
         header += b" " * (self._reserve_bytes - len(header))
         return header
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
 
 
 def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import RecordingError
-from ..raw_tensor import RawTensor, check_raw, copy_raw, read_only
+from ..raw_tensor import RawTensor, check_raw, copy_raw
 
 BLOB = "blob"
 
@@ -79,7 +79,7 @@ class TensorMemory:
             return None
         own = np.empty(array.nbytes, np.uint8)
         copy_raw(array, own)
-        raw = RawTensor(dtype=dtype, shape=tuple(shape), data=read_only(own))
+        raw = RawTensor(dtype=dtype, shape=tuple(shape), data=own.data.toreadonly())
         with self._lock:
             blob = f"{IN_MEMORY}:{self._count:06d}.{name}"
             self._count += 1

@@ -71,36 +71,35 @@ class StepPredicate:
 _REMEMBERED = 4096
 
 
-def to_schedule(steps: object, argument: str = "steps") -> Schedule:
+def to_schedule(steps: object) -> Schedule:
     """Returns the schedule for what a user gave.
 
     Args:
         steps: None for all; `"START:STOP[:EVERY]"`, a range or a slice; a list, tuple or set of numbers; a function
             that takes the number of a step and returns whether it is chosen.
-        argument: the name of the argument, for an error.
 
     Raises:
         TypeError: `steps` is something else.
         ValueError: it contains no step.
     """
     if isinstance(steps, (list, tuple, set, frozenset)) and not isinstance(steps, StepRange):
-        return StepList([int(each) for each in _checked_numbers(steps, argument)])
+        return StepList([int(each) for each in _checked_numbers(steps)])
     if steps is None or isinstance(steps, (str, range, slice, StepRange)):
         return to_step_range(steps)
     if callable(steps):
         return StepPredicate(steps)
     raise TypeError(
-        f"{name_argument(argument, steps)}: give 'START:STOP[:EVERY]', a range, a slice, a list of numbers, "
+        f"{name_argument('steps', steps)}: give 'START:STOP[:EVERY]', a range, a slice, a list of numbers, "
         "a function of the step's number, or None for all steps"
     )
 
 
-def _checked_numbers(steps: Collection[Any], argument: str) -> Collection[int]:
+def _checked_numbers(steps: Collection[Any]) -> Collection[int]:
     if not steps:
         raise ValueError(
-            f"{name_argument(argument, steps)} holds no step. Give at least one, or None for all."
+            f"{name_argument('steps', steps)} holds no step. Give at least one, or None for all."
         )
     for each in steps:
         if not isinstance(each, Integral) or isinstance(each, bool) or each < 0:
-            raise ValueError(f"{argument}: {each!r} is no number of a step; they count from 0")
+            raise ValueError(f"steps: {each!r} is no number of a step; they count from 0")
     return steps

@@ -1,7 +1,7 @@
 """Reads the raw statistics of the `values` table, derives others from them and merges them, without torch."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..arrow.arrays import to_numpy
-from ..role import BY_NAME, GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD
+from ..role import FINITE_ROLES, GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD, ROLES
 
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -22,6 +22,9 @@ RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 
 #: The note of memory that nobody has written to, as `torch.empty` returns it: it holds no numbers to measure.
 NOTHING_WRITTEN = "not measured: nothing has been written to it yet"
+
+#: The roles of tensors in which infinities are often intended, such as inputs and buffers.
+_OF_MASKS = frozenset(ROLES).difference(FINITE_ROLES)
 
 #: The statistics that are derived from them.
 DERIVED = ("mean", "std", "rms", "l2", "abs_max", "nonfinite")
@@ -194,8 +197,7 @@ def holds_nonfinite(values: pa.Table, sites: pa.Table) -> bool:
 
     Gradients are left out, because they overflow in steps that a GradScaler skips.
     """
-    rows = sites.select(["site_id", "role"]).to_pylist()
-    gradients = [row["site_id"] for row in rows if row["role"] in (GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD)]
+    gradients = sites_of_roles(sites, (GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD))
     kept = values.select(["step", "nan_count", "inf_count", "op_id", "site_id"])
     kept = kept.filter(pa.array(~np.isin(to_numpy(kept["site_id"]), gradients)))
     return bool(to_numpy(kept["nan_count"]).any()) or len(nonfinite_rows(kept, sites)) > 0
@@ -214,7 +216,7 @@ def _scan_nonfinite(
 
     Rows of single ops are left out, because infinities there may be intended, such as the `-inf` of a mask.
     """
-    offset, of_masks = 0, _sites_of_masks(sites)
+    offset, of_masks = 0, [] if sites is None else sites_of_roles(sites, _OF_MASKS)
     for batch in values.select(["step", "nan_count", "inf_count", "op_id", "site_id"]).to_batches():
         step, nan_count, inf_count = (to_numpy(column) for column in batch.columns[:3])
         rows = np.flatnonzero((nan_count | inf_count) > 0)
@@ -226,14 +228,10 @@ def _scan_nonfinite(
         offset += batch.num_rows
 
 
-def _sites_of_masks(sites: pa.Table | None) -> list[int]:
-    """Returns the sites at which infinities are often intended, as those of inputs and buffers."""
-    if sites is None:
-        return []
+def sites_of_roles(sites: pa.Table, roles: Collection[str]) -> list[int]:
+    """Returns the sites at which tensors of these roles are seen."""
     rows = sites.select(["site_id", "role"]).to_pylist()
-    return [
-        row["site_id"] for row in rows if row["role"] in BY_NAME and not BY_NAME[row["role"]].must_be_finite
-    ]
+    return [row["site_id"] for row in rows if row["role"] in roles]
 
 
 def columns_of(many: Sequence[Stats]) -> StatColumns:

@@ -66,9 +66,8 @@ def merge_groups(columns: Tier2Columns, groups: Sequence[Counts]) -> Tier2Column
 
 def take(columns: Tier2Columns, rows: Counts) -> Tier2Columns:
     """Returns some rows, in the given order."""
-    stats = {each.name: getattr(columns.stats, each.name)[rows] for each in fields(columns.stats)}
     return Tier2Columns(
-        stats=StatColumns(**stats),
+        stats=columns.stats.take(rows),
         histogram=columns.histogram,
         channel_max=columns.channel_max.take(pa.array(rows, pa.int64())),
         **{name: getattr(columns, name)[rows] for name in (*_NUMBERS, "histogram_row")},

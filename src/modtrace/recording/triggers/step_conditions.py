@@ -69,12 +69,9 @@ class StepRows(NamedTuple):
     ask_used: Callable[[], bool | None]  # tells `is_used` of a `Finder`; it may wait for a device
 
 
-class Condition(Protocol):
-    def __call__(self, seen: StepRows, /) -> str | None:
-        """Returns the reason why the condition is true in a step.
-
-        Returns "" if it is false, and None if nothing that it checks was measured.
-        """
+#: Returns the reason why a condition is true in a step, "" if it is false, and None if nothing that it checks was
+#: measured.
+Condition = Callable[[StepRows], str | None]
 
 
 def read_measured(values: Sequence[Mapping[str, pa.Array]]) -> MeasuredRows | None:
@@ -137,8 +134,8 @@ def condition_of(trigger: NonFinite | Above | OutOfBand, find: Finder | None) ->
     else:
         judge = partial(_judge_by_band, StepBand(trigger.factor, trigger.window, trigger.needs))
     if is_logged(trigger.stat):
-        return _OfScalar(trigger.stat, judge)
-    return _OfSites(trigger.stat, _Selected(selection_of(trigger)), judge)
+        return partial(_check_scalar, trigger.stat, judge)
+    return partial(_check_sites, trigger.stat, _Selected(selection_of(trigger)), judge)
 
 
 class IsNonFinite:
@@ -239,44 +236,30 @@ def _judge_by_band(last: StepBand, keys: Sequence[object], values: npt.NDArray[n
     return Judged(band.is_outside, f"is outside of {bounds} (its last {band.steps[first]} steps)")
 
 
-class _OfSites:
+def _check_sites(stat: str, selected: _Selected, judge: _Judge, seen: StepRows) -> str | None:
     """A condition on a statistic of tensors, with one number for each site and step."""
-
-    def __init__(self, stat: str, selected: _Selected, judge: _Judge) -> None:
-        self._stat = stat
-        self._is_of_tier_2 = stat in names_of(SUMS)
-        self._selected = selected
-        self._judge = judge
-
-    def __call__(self, seen: StepRows) -> str | None:
-        rows = self._selected.rows(seen)
-        if seen.measured is not None and self._is_of_tier_2:
-            rows = rows[seen.measured.columns["zero_count"][rows] >= 0]
-        if seen.measured is None or not len(rows):
-            return None
-        sites, columns = merge_sites(seen.measured.site_id[rows], _take(seen.measured.columns, rows))
-        values = _statistic(self._stat, columns)
-        judged = self._judge(sites.tolist(), values)
-        wrong = np.flatnonzero(judged.is_wrong)
-        if not len(wrong):
-            return ""
-        place = seen.names.describe(int(sites[wrong[0]]))
-        return f"{place}: {self._stat} {values[wrong[0]]:g} {judged.why}{_and_more(wrong)}"
+    rows = selected.rows(seen)
+    if seen.measured is not None and stat in names_of(SUMS):
+        rows = rows[seen.measured.columns["zero_count"][rows] >= 0]
+    if seen.measured is None or not len(rows):
+        return None
+    sites, columns = merge_sites(seen.measured.site_id[rows], _take(seen.measured.columns, rows))
+    values = _statistic(stat, columns)
+    judged = judge(sites.tolist(), values)
+    wrong = np.flatnonzero(judged.is_wrong)
+    if not len(wrong):
+        return ""
+    place = seen.names.describe(int(sites[wrong[0]]))
+    return f"{place}: {stat} {values[wrong[0]]:g} {judged.why}{_and_more(wrong)}"
 
 
-class _OfScalar:
+def _check_scalar(stat: str, judge: _Judge, seen: StepRows) -> str | None:
     """A condition on a logged number, of which the last one in the step counts."""
-
-    def __init__(self, stat: str, judge: _Judge) -> None:
-        self._stat = stat
-        self._judge = judge
-
-    def __call__(self, seen: StepRows) -> str | None:
-        logged = seen.scalars.get(self._stat.removeprefix(LOGGED))
-        if not logged:
-            return None
-        judged = self._judge([self._stat], np.array(logged[-1:], np.float64))
-        return f"{self._stat} {logged[-1]:g} {judged.why}" if judged.is_wrong[0] else ""
+    logged = seen.scalars.get(stat.removeprefix(LOGGED))
+    if not logged:
+        return None
+    judged = judge([stat], np.array(logged[-1:], np.float64))
+    return f"{stat} {logged[-1]:g} {judged.why}" if judged.is_wrong[0] else ""
 
 
 def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:

@@ -46,29 +46,22 @@ class TriggerWatch:
         self.asked: list[Asked] = []  # what was found in the steps that have ended, until somebody takes it
         self._names = SiteNames()
         self._tables = StepTables()
-        self._keeps_rows = find is not None and asks_for_origin(triggers)
+        self.tells = find is not None and asks_for_origin(
+            triggers
+        )  # a trigger asks what made non-finite values
         self._armed = [
             _Armed(each, condition_of(each, find)) for each in triggers if not isinstance(each, OnSignal)
         ]
+        self.stops_runs = any(_stops(each.condition) for each in self._armed)
         self._skips: dict[int, list[Callable[[], bool]]] = {}  # by step, of each optimizer
         self._values: list[Mapping[str, pa.Array]] = []
         self._scalars: dict[str, list[float]] = {}
-
-    @property
-    def tells(self) -> bool:
-        """True if a trigger asks what made non-finite values."""
-        return self._keeps_rows
-
-    @property
-    def stops_runs(self) -> bool:
-        """True if a trigger stops the run."""
-        return any(_stops(each.condition) for each in self._armed)
 
     def see(self, table: str, columns: Mapping[str, pa.Array]) -> None:
         """Receives rows of the step that is being written, as Arrow columns."""
         if not self._armed:
             return
-        if self._keeps_rows:
+        if self.tells:
             self._tables.add(table, columns)
         if table == "modules":
             self._names.add_modules(columns)
@@ -102,7 +95,7 @@ class TriggerWatch:
             if reason and each.is_armed:
                 fired.append(Note(step=step, kind=type(each.trigger).__name__, reason=reason))
             each.is_armed = not reason
-        if self._keeps_rows:
+        if self.tells:
             self._tables.end_step()
         return fired
 

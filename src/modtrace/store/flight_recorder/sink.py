@@ -92,6 +92,8 @@ class FlightRecorder:
         self._max_bytes = max_bytes
         self._reports = reports
         self._watch = TriggerWatch(triggers, None if reports is None else reports.find)
+        self.tells = self._watch.tells  # a trigger asks what made non-finite values
+        self.stops_runs = self._watch.stops_runs  # a trigger may stop the run
         self._stops: list[Asked] = []  # that nobody has taken yet
         self._held = None if keep is None else HeldSteps(keep, max_bytes)
         self._held_tensors = HeldTensors(max_bytes)
@@ -175,19 +177,9 @@ class FlightRecorder:
             else:
                 self._stops.append(each)
 
-    @property
-    def tells(self) -> bool:
-        """True if a trigger asks what made non-finite values."""
-        return self._watch.tells
-
     def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
         """Records that an optimizer may leave its parameters unchanged; see `TriggerWatch.may_skip`."""
         self._watch.may_skip(step, is_skipping)
-
-    @property
-    def stops_runs(self) -> bool:
-        """True if a trigger may stop the run."""
-        return self._watch.stops_runs
 
     def take_stops(self) -> list[Asked]:
         """Returns what was found in steps that have ended, and is a reason to stop, once."""

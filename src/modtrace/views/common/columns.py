@@ -23,31 +23,27 @@ class Text:
     Python's `random`.
     """
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("pieces",)
 
     def __init__(self, text: str = "", style: str = "") -> None:
-        self._pieces: tuple[tuple[str, str], ...] = ((text, style),) if text else ()
+        #: Each text that has one style, with that style.
+        self.pieces: tuple[tuple[str, str], ...] = ((text, style),) if text else ()
 
     @classmethod
     def join(cls, texts: Iterable["Text"], between: str = "") -> "Text":
         """Returns the texts joined by `between`."""
         joined = cls()
         for text in texts:
-            joined._pieces += cls(between if joined else "")._pieces + text._pieces
+            joined.pieces += cls(between if joined else "").pieces + text.pieces
         return joined
 
     def __bool__(self) -> bool:
-        return bool(self._pieces)
-
-    @property
-    def pieces(self) -> tuple[tuple[str, str], ...]:
-        """Returns each text that has one style, with that style."""
-        return self._pieces
+        return bool(self.pieces)
 
     @property
     def width(self) -> int:
         """The width of the text in a terminal, in columns."""
-        return sum(_width_of(text) for text, _ in self._pieces)
+        return sum(_width_of(text) for text, _ in self.pieces)
 
     def wrap(self, width: int) -> list["Text"]:
         """Returns lines of at most `width` columns, broken at blanks; a word that is longer has its own."""
@@ -64,7 +60,7 @@ class Text:
 
     def _split(self) -> Iterator["Text"]:
         word = Text()
-        for text, style in self._pieces:
+        for text, style in self.pieces:
             for part in _WORD.findall(text):
                 word = Text.join([word, Text(part, style)])
                 if part[-1].isspace():
@@ -74,7 +70,7 @@ class Text:
 
     def render(self, *, color: bool) -> str:
         """Returns the text, with its styles if `color`."""
-        return "".join(_in_style(*piece) if color else piece[0] for piece in self._pieces)
+        return "".join(_in_style(*piece) if color else piece[0] for piece in self.pieces)
 
 
 def _in_style(text: str, style: str) -> str:

@@ -2,7 +2,10 @@
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
+
+_Units = Sequence[tuple[int, str]]
 
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 _COUNT_UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K"))
@@ -10,18 +13,12 @@ _COUNT_UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M")
 
 def format_time(time_ns: int) -> str:
     """Returns a duration with three digits: `1.23ms`, `45.6us`, `789ns`."""
-    for size, unit in _TIME_UNITS:
-        if time_ns >= 0.9995 * size:
-            return _three_digits(time_ns / size) + unit
-    return f"{time_ns}ns" if time_ns else "0us"
+    return _in_unit(time_ns, _TIME_UNITS, _three_digits) or (f"{time_ns}ns" if time_ns else "0us")
 
 
 def format_count(count: int) -> str:
     """Returns a count with three digits: `1.23M`, `45.6K`, `789`."""
-    for size, unit in _COUNT_UNITS:
-        if count >= 0.9995 * size:
-            return _three_digits(count / size) + unit
-    return str(count)
+    return _in_unit(count, _COUNT_UNITS, _three_digits) or str(count)
 
 
 def format_share(share: float) -> str:
@@ -103,7 +100,9 @@ def mark_unknown(text: str, unknown: int) -> str:
 
 
 def _with_prefix(number: int) -> str:
-    for size, prefix in _PREFIXES:
-        if number >= 0.9995 * size:
-            return format_number(number / size) + prefix
-    return str(number)
+    return _in_unit(number, _PREFIXES, format_number) or str(number)
+
+
+def _in_unit(number: int, units: _Units, form: Callable[[float], str]) -> str:
+    """Returns the number in the largest unit of which it has at least one; "" if it has none of any."""
+    return next((form(number / size) + unit for size, unit in units if number >= 0.9995 * size), "")

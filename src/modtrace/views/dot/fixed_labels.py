@@ -60,11 +60,6 @@ class _Block(NamedTuple):
     room: int
 
     @property
-    def parts(self) -> int:
-        """Returns how many marks stand for it."""
-        return sum(len(each.runs) for each in self.lines)
-
-    @property
     def height(self) -> int:
         return sum(each.height for each in self.lines)
 
@@ -116,7 +111,7 @@ class FixedLabels:
     def _write(self, found: re.Match[str]) -> str:
         self._seen.append(_attributes_of(found[1]))
         block = self._blocks[int(found[2])]
-        if len(self._seen) < block.parts:
+        if len(self._seen) < sum(len(each.runs) for each in block.lines):  # so many marks stand for it
             return ""
         seen, self._seen = self._seen, []
         return "".join(_write_block(block, seen))

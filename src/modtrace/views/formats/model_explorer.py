@@ -6,8 +6,7 @@ lays a group out when it is opened, so this is not slower. The format is the cla
 """
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,16 +32,8 @@ class Input(NamedTuple):
     described: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Wires:
-    """The edges of a view, by node."""
-
-    incoming: list[list[Input]]  # of each node, in the order of time
-    outputs: list[dict[tuple[_Shape, str | None], int]]  # of each node: the number of each shape and dtype
-
-    def describe_outputs(self, number: int) -> list[dict[str, str]]:
-        """Returns shape and dtype of each output of a node; entries are empty if they are not known."""
-        return [_describe_tensor(*each) for each in self.outputs[number]]
+#: Of each node: its inputs, in the order of time, and the number of each shape and dtype that it returns.
+Wires = tuple[list[list[Input]], list[dict[tuple[_Shape, str | None], int]]]
 
 
 def connect(view: GraphView) -> Wires:
@@ -59,7 +50,7 @@ def connect(view: GraphView) -> Wires:
         own = outputs[edge.source]
         output = own.setdefault((edge.shape, edge.dtype), len(own))
         incoming[edge.target].append(Input(edge.source, output, _describe_edge(view, edge)))
-    return Wires(incoming, outputs)
+    return incoming, outputs
 
 
 def _describe_edge(view: GraphView, edge: ViewEdge) -> dict[str, str]:
@@ -133,7 +124,7 @@ def iterate_model_explorer(view: GraphView, name: str) -> Iterator[str]:
 
 
 def _nodes(view: GraphView, boxes: list[str]) -> Iterator[dict[str, Any]]:
-    wires = connect(view)
+    incoming, outputs = connect(view)
     for number, node in enumerate(view.nodes):
         border = color_border(node)
         yield {
@@ -141,14 +132,15 @@ def _nodes(view: GraphView, boxes: list[str]) -> Iterator[dict[str, Any]]:
             "label": label_node(node),
             "namespace": boxes[node.box] if node.box >= 0 else "",
             "attrs": _to_pairs(describe_node(view, number)),
-            **_to_ends(view, wires, number),
+            **_to_ends(view, incoming[number], outputs[number]),
             **({"style": {"borderColor": border}} if border else {}),
         }
 
 
-def _to_ends(view: GraphView, wires: Wires, number: int) -> dict[str, Any]:
+def _to_ends(
+    view: GraphView, incoming: Sequence[Input], outputs: Iterable[tuple[_Shape, str | None]]
+) -> dict[str, Any]:
     """Returns the edges into a node, and the metadata of its inputs and outputs."""
-    incoming = wires.incoming[number]
     return {
         "incomingEdges": [
             {
@@ -162,8 +154,8 @@ def _to_ends(view: GraphView, wires: Wires, number: int) -> dict[str, Any]:
             {"id": str(slot), "attrs": _to_pairs(each.described)} for slot, each in enumerate(incoming)
         ],
         "outputsMetadata": [
-            {"id": str(slot), "attrs": _to_pairs(each)}
-            for slot, each in enumerate(wires.describe_outputs(number))
+            {"id": str(slot), "attrs": _to_pairs(_describe_tensor(*each))}
+            for slot, each in enumerate(outputs)
         ],
     }
 

@@ -14,6 +14,7 @@ from .findings import describe_finding
 #: The version of the payload, as docs/view-payload.md describes it.
 VERSION = 2
 
+_REQUIRED = ("name", "label", "kind", "aggregate")
 _OPTIONAL = ("about", "measure", "phase", "overlay", "default", "scalar", "together")
 
 
@@ -56,20 +57,14 @@ def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
 def _to_column(
     table: str, column: ReportColumn, dictionaries: dict[str, list[str]], numbers: bytearray
 ) -> dict[str, Any]:
-    told = {name: getattr(column, name) for name in _OPTIONAL if getattr(column, name)}
+    told = {name: getattr(column, name) for name in _REQUIRED}
+    told |= {name: getattr(column, name) for name in _OPTIONAL if getattr(column, name)}
     data = _add_numbers(column.values, numbers)
     if column.texts is not None:
         name = f"{table}.{column.name}"
         dictionaries[name] = list(column.texts)
         data = {"dictionary": name, **data}
-    return {
-        "name": column.name,
-        "label": column.label,
-        "kind": column.kind,
-        "aggregate": column.aggregate,
-        **told,
-        "data": data,
-    }
+    return {**told, "data": data}
 
 
 def _add_numbers(values: Any, numbers: bytearray) -> dict[str, Any]:

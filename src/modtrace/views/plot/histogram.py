@@ -102,16 +102,14 @@ def _plot_steps(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
     edges, columns = cells_of(np.array(found.steps, np.int64))
     shown = np.where((columns < 0)[:, None], np.nan, powers.shares[columns])
     _draw(ax, edges, powers.edges, shown.T)
-    if (columns < 0).any():
-        for at in np.flatnonzero(columns < 0).tolist():
-            ax.axvspan(edges[at], edges[at + 1], color=UNMEASURED_COLOR, linewidth=0)
+    for at in np.flatnonzero(columns < 0).tolist():
+        ax.axvspan(edges[at], edges[at + 1], color=UNMEASURED_COLOR, linewidth=0)
     ax.set(ylabel="magnitude", xlim=(edges[0], edges[-1]))
     count_steps(ax)
     ticks = _ticks(powers)
     ax.set_yticks(list(ticks), labels=list(ticks.values()))
     _mark_nonfinite(ax.get_yticklabels(), ticks)
-    _draw_strips(ax.axhline, powers)
-    _draw_ends(ax.axhline, powers)
+    _draw_lines(ax.axhline, powers)
     _name_ends_inside(ax, powers)
     if len(role) + len(site) > _LONG_TITLE:
         ax.set_title(f"{role}:\n{site}", loc="left", size="small", parse_math=False)
@@ -128,8 +126,7 @@ def _plot_sites(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
     ticks = _ticks(powers)
     ax.set_xticks(list(ticks), labels=list(ticks.values()))
     _mark_nonfinite(ax.get_xticklabels(), ticks)
-    _draw_strips(ax.axvline, powers)
-    _draw_ends(ax.axvline, powers)
+    _draw_lines(ax.axvline, powers)
     height = _name_ends_above(ax, powers)
     name_rows(ax, found.sites)
     ax.set_title(f"{describe_role(found.role)}, step {found.steps[0]}", loc="left", pad=6 + height)
@@ -167,12 +164,15 @@ def _mark_nonfinite(labels: "list[Text]", ticks: dict[float, str]) -> None:
             label.set_color(NONFINITE_COLOR)
 
 
-def _draw_strips(draw_line: Callable[..., Any], powers: _Powers) -> None:
-    """Separates the strips from the powers."""
+def _draw_lines(draw_line: Callable[..., Any], powers: _Powers) -> None:
+    """Separates the strips from the powers, and shows where formats end."""
     if powers.zero:
         draw_line(powers.edges[1], color="black", linewidth=0.8)
     if powers.nonfinite:
         draw_line(powers.edges[-2], color=NONFINITE_COLOR, linewidth=0.8)
+    for each in _ends_of(powers):
+        draw_line(each.power, color="white", linewidth=1.2)
+        draw_line(each.power, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
 
 
 # Where formats end.
@@ -190,12 +190,6 @@ def _ends_of(powers: _Powers) -> list[_End]:
         if first < largest < last:
             seen.append(_End(largest, f"largest normal {name}", line, last - largest >= room))
     return seen
-
-
-def _draw_ends(draw_line: Callable[..., Any], powers: _Powers) -> None:
-    for each in _ends_of(powers):
-        draw_line(each.power, color="white", linewidth=1.2)
-        draw_line(each.power, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
 
 
 def _name_ends_inside(ax: "Axes", powers: _Powers) -> None:

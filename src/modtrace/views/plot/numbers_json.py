@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from ...analysis.values.exponents import Exponents
 from ...analysis.values.history import History
-from ..common.numbers import to_json, to_json_number
+from ..common.numbers import to_json
 
 
 def render_plotted_json(found: History | Exponents, *, marks: Sequence[str] = ()) -> str:
@@ -24,10 +26,5 @@ def _to_json(found: History | Exponents, name: str) -> Any:
     if isinstance(value, (str, tuple)):
         return value
     if name == "values" and isinstance(found, History):
-        rows = zip(value.tolist(), found.measured.tolist(), strict=True)
-        return [_numbers(row, measured) for row, measured in rows]
+        value = np.where(found.measured, value, None)
     return to_json(value.tolist())
-
-
-def _numbers(row: list[float], measured: list[bool]) -> list[Any]:
-    return [to_json_number(each) if known else None for each, known in zip(row, measured, strict=True)]

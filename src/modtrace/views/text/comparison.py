@@ -199,16 +199,12 @@ def _explain_kind(each: Divergence) -> str:
             else ("its inputs are apart by noise, its output by more")
         )
     if each.kind == AMPLIFIED:
-        return f"its output is {_times(each.amplification)} farther apart than its inputs"
+        return f"its output is {each.amplification:.3g} times farther apart than its inputs"
     if each.kind == SEEN:
         before = "apart by noise" if each.input_error else "equal"
         return f"what was measured before it is {before}; its inputs were not compared"
     assert each.kind == GROWN
     return "no op or module stands out: small differences have added up, and here they are more than noise"
-
-
-def _times(amplification: float) -> str:
-    return f"{amplification:.3g} times"
 
 
 def _describe_error(each: Divergence) -> str:

@@ -33,7 +33,8 @@ DISPENSABLE_REGIONS = ("guards", "backwards", "compiling")
 def describe_compilations(found: Compilations) -> Iterator[Text]:
     """Yields what there is to know before the table: what went wrong, where, why, and what to do."""
     if found.count:
-        yield Text(_headline(found), "yellow" if _went_wrong(found) else "cyan")
+        went_wrong = found.errors or found.recompilations or found.graph_breaks
+        yield Text(_headline(found), "yellow" if went_wrong else "cyan")
     for reasons in (found.errors, found.recompilations, found.graph_breaks):
         for reason in reasons[:_SHOWN]:
             first, *rest = describe_reason(reason)
@@ -48,10 +49,6 @@ def describe_compilations(found: Compilations) -> Iterator[Text]:
         yield Text(
             f"compiled before the recording began, so nothing is known of it: {_names(found.before)}", "cyan"
         )
-
-
-def _went_wrong(found: Compilations) -> bool:
-    return bool(found.errors or found.recompilations or found.graph_breaks)
 
 
 def _headline(found: Compilations) -> str:

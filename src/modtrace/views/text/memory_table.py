@@ -90,11 +90,6 @@ class _Line:
     row: MemoryRow | None = None
     op: SavedByOp | None = None
 
-    @property
-    def is_module(self) -> bool:
-        """True if it is a line of a module or of what ran outside of modules."""
-        return self.row is not None and self.op is None
-
 
 def _columns(table: MemoryTable, rows: Sequence[MemoryRow]) -> list[Column]:
     lines = [*_iterate_lines(rows), _Line(table.saved)]
@@ -131,7 +126,7 @@ def _name_cell(line: _Line) -> Text:
 def _of_modules(
     title: str, lines: Sequence[_Line], text_of: Callable[[MemoryRow], str], *, right: bool = True
 ) -> Column:
-    cells = [Text(text_of(line.row) if line.row and line.is_module else "") for line in lines]
+    cells = [Text(text_of(line.row) if line.row and not line.op else "") for line in lines]
     return Column(title, cells, right)
 
 

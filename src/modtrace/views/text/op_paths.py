@@ -68,7 +68,7 @@ def _has_several_roots(paths: OpPaths) -> bool:
 
 def _columns(paths: OpPaths, rows: Sequence[OpPath]) -> list[Column]:
     columns = [
-        Column("op", [_op_cell(row) for row in rows], right=False),
+        _texts("op", [f"{row.op}@{row.op_nth}" if row.op_nth else row.op for row in rows]),
         Column("module", [_name_cell(row) for row in rows], right=False),
         _texts("type", [row.type for row in rows]),
         _texts("phase", [row.phase for row in rows]),
@@ -96,10 +96,6 @@ def _describe_rest(rows: Sequence[OpPath], hidden: int) -> list[Text]:
     notes = [count_of(hidden, "more op")] if hidden else []
     notes += [_NTH_NOTE] if any(row.op_nth for row in rows) else []
     return [Text(note, "dim") for note in notes]
-
-
-def _op_cell(row: OpPath) -> Text:
-    return Text(printable(f"{row.op}@{row.op_nth}" if row.op_nth else row.op))
 
 
 def _name_cell(row: OpPath) -> Text:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from ...analysis.modules.folding import fold as fold_tree
 from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
 from ...analysis.modules.type_table import TypeTimes, build_type_table
-from ...analysis.modules.value_summary import SlotValues, ValueSummary
+from ...analysis.modules.value_summary import SlotValues
 from ...analysis.step.times import PhaseTimes
 from ..common.columns import (
     Color,
@@ -129,21 +129,13 @@ def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
     return sorted(rebuild(roots, sort_children), key=key)
 
 
-def _self_ns(node: ModuleNode) -> int:
-    return sum(node.phase(phase).self_ns for phase in MODULE_PHASES)
-
-
-def _total_ns(node: ModuleNode) -> int:
-    return sum(node.phase(phase).total_ns for phase in MODULE_PHASES)
-
-
 #: What siblings are sorted by, ascending; numbers in names count as numbers.
 _SORT_VALUES: Mapping[SortKey, Callable[[ModuleNode], tuple[float, str]]] = {
     "forward": lambda node: (-node.forward.total_ns, ""),
     "backward": lambda node: (-node.backward.total_ns, ""),
     "recompute": lambda node: (-node.recompute.total_ns, ""),
-    "self": lambda node: (-_self_ns(node), ""),
-    "total": lambda node: (-_total_ns(node), ""),
+    "self": lambda node: (-sum(node.phase(phase).self_ns for phase in MODULE_PHASES), ""),
+    "total": lambda node: (-sum(node.phase(phase).total_ns for phase in MODULE_PHASES), ""),
     "parameters": lambda node: (-(node.parameters or 0), ""),
     "calls": lambda node: (-node.calls, ""),
     "name": lambda node: (int(node.label), "") if node.label.isdecimal() else (math.inf, node.label),
@@ -180,7 +172,7 @@ def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, belo
         columns += _phase_columns(phase, [_times_of(row, phase) for row in rows])
     columns += [
         Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
-        *value_columns([_values_of(row) for row in rows]),
+        *value_columns([row.node.values if row.shows == "node" else row.slot for row in rows]),
         Column("", [_NO_NOTE if row.shows == "note below" else row.note for row in rows], right=False),
     ]
     return [column for column in columns if any(column.cells)]
@@ -223,8 +215,8 @@ def _label_cell(row: _Row) -> Text:
     )
 
 
-def _cell(row: _Row, text: str, style: str = "") -> Text:
-    return Text(text if row.shows == "node" else "", style)
+def _cell(row: _Row, text: str) -> Text:
+    return Text(text if row.shows == "node" else "")
 
 
 def _times_of(row: _Row, phase: str) -> PhaseTimes:
@@ -235,21 +227,14 @@ def _times_of(row: _Row, phase: str) -> PhaseTimes:
     return PhaseTimes(total_ns=extremes.get(row.shows) or 0)
 
 
-def _values_of(row: _Row) -> ValueSummary | SlotValues | None:
-    return row.node.values if row.shows == "node" else row.slot
-
-
 def _phase_columns(phase: str, times: Sequence[PhaseTimes]) -> list[Column]:
+    totals = [format_time(each.total_ns) if each.calls or each.total_ns else "" for each in times]
     shares = ["" if each.share is None else format_share(each.share) for each in times]
     return [
-        Column(phase, [Text(format_time(each.total_ns) if _has_run(each) else "") for each in times]),
+        Column(phase, [Text(total) for total in totals]),
         Column("self", [Text(format_time(each.self_ns) if each.calls else "", "dim") for each in times]),
         Column("%", [Text(share, "dim") for share in shares]),
     ]
-
-
-def _has_run(times: PhaseTimes) -> bool:
-    return bool(times.calls or times.total_ns)
 
 
 def _format_parameters(node: ModuleNode) -> str:
