@@ -369,6 +369,28 @@ def test_recompute_of_a_compiled_block_has_the_numbers_of_its_forward():
     assert {site[2] for site in found} == {0}
 
 
+def test_recompute_whose_call_is_not_certain_is_said_not_to_be_measured():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = MLP()
+
+        def forward(self, x):
+            for _ in range(2):
+                x = checkpoint(self.block, x, use_reentrant=False)
+            return x
+
+    model = Twice()
+    model.block.compile(backend="aot_eager")
+    with (
+        pytest.warns(modtrace.ModtraceWarning, match="which call it repeats is not certain"),
+        modtrace.record(model, compiled="inside") as rec,
+    ):
+        model(torch.randn(4, WIDTH, requires_grad=True)).sum().backward()
+    found = [row for row in rec.table("values").to_pylist() if row["call_id"] is None]
+    assert {row["phase"] for row in found} == {"forward"} and len(found) == 2 * 3
+
+
 def test_whole_tensors_inside_are_those_of_an_eager_run():
     recs = []
     for compiled in (None, "aot_eager"):

@@ -32,6 +32,11 @@ _ROUNDING = (
 )
 _OUTSIDE = "nothing is measured inside of a compiled function that calls a model; compile the model, not the function"
 
+_AGAIN = (
+    "what is inside of a compiled module that a checkpoint runs again is not measured, nor its gradients, where the "
+    "module was called several times in the step: which call it repeats is not certain while it runs"
+)
+
 _OUTPUT, _GRAD_OUTPUT = ROLE_CODE[OUTPUT], ROLE_CODE[GRAD_OUTPUT]
 
 
@@ -130,6 +135,9 @@ class CompiledTaps(ValueSource):
                 return -1
             start_ns, path = time.perf_counter_ns(), named.path
             call = self._number_call(segment, index)
+            if call < 0:
+                self._tell_once(_AGAIN)
+                return -1
             if any(map(rounds_less_than_eager, found)):
                 self._tell_once(_ROUNDING)
             mask = self._mask(named, OUTPUT) & measured.active
@@ -166,14 +174,18 @@ class CompiledTaps(ValueSource):
         return self._tracker.names.get(self._modules[index]) if is_known else None
 
     def _number_call(self, segment: Segment, index: int) -> int:
-        """Returns which call of its step a module is in. A recompute has the numbers of the forward that it repeats."""
+        """Returns which call of its step a module is in; -1 if that is not certain.
+
+        A recompute has the numbers of the forward that it repeats.
+        """
         region = segment.call_after(len(segment.contexts) - 1)
         if segment.phase == RECOMPUTE:
-            original = None if region is None else original_of(region)
-            first = {} if original is None else self._first.get(original, {})
             again = self._again.setdefault(region, Counter())
             again[index] += 1
-            return first.get(index, 0) + again[index] - 1
+            original = None if region is None else original_of(region)
+            firsts = [each[index] for each in self._first.values() if index in each] or [0]
+            first = firsts[0] if len(firsts) == 1 else self._first.get(original, {}).get(index)
+            return -1 if first is None else first + again[index] - 1
         call = self._calls[index]
         self._calls[index] += 1
         self._first.setdefault(region, {}).setdefault(index, call)
