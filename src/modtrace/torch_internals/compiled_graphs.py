@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .dynamo import keep_out_of_dynamo
+
 #: Compilers of forwards with a backward, of backwards, and of forwards without.
 COMPILERS = ("fw_compiler", "bw_compiler", "inference_compiler")
 
@@ -125,6 +127,8 @@ class CompilerWatch:
         self._saved: dict[str, dict[str, int]] = {}  # by compile id: what `_find_saved` has returned
         self._patch = AOTAutogradPatch(self._prepare)
         self.start, self.stop = self._patch.start, self._patch.stop
+        keep_out_of_dynamo(CompilerWatch._wrap)  # a backward is compiled when it first runs
+        keep_out_of_dynamo(CompilerWatch._wrap_compiled, with_callees=False)
 
     def _prepare(self, graph_module: Any, kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
         for name in COMPILERS:

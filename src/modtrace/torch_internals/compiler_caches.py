@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .compiled_graphs import COMPILERS, AOTAutogradPatch
+from .dynamo import keep_out_of_dynamo
 
 
 class CachedGraphs:
@@ -27,6 +28,7 @@ class CachedGraphs:
         self._safe = {f"{function.__module__}.{function.__name__}": key}
         self._patch = AOTAutogradPatch(self._prepare)
         self.stop = self._patch.stop
+        keep_out_of_dynamo(CachedGraphs._wrap)  # a backward is compiled when it first runs
 
     def start(self) -> None:
         """Begins, and imports Dynamo."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...torch_internals.compiled_graphs import CompiledGraph
+from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import is_dispatch_mode_on
 from ..log.thread_log import ThreadLog
 from ..scopes.tracker import ScopeTracker
@@ -44,6 +45,7 @@ class CompiledRuns:
         self._tracker = tracker
         self._mode = mode
         self._found: list[CompiledRun] = []
+        keep_out_of_dynamo(CompiledRuns.begins, CompiledRuns.ended)
 
     def take(self) -> list[CompiledRun]:
         """Returns the runs since the last call."""
