@@ -156,5 +156,5 @@ sanitize: env  ## run the tests of the C code under AddressSanitizer and Undefin
 		$(or $(TESTS),$(TESTS_OF_C)); tests=$$?; cat $(SANITIZED)/report.* 2> /dev/null && exit 1; exit $$tests
 
 clean:  ## delete what the other targets made, but for .venv
-	rm -rf build dist demo.modtrace overflow.modtrace .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist demo.modtrace demo.html overflow.modtrace overflow.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
