@@ -4,7 +4,7 @@ import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.ops.memory_table import CallMemory, MemoryRow, MemoryTable, build_memory_table
-from modtrace.analysis.ops.sums import SavedByOp, SavedMemory
+from modtrace.analysis.ops.sums import BY_NO_OP, SavedByOp, SavedMemory
 
 
 def training_step() -> TypedRecording:
@@ -140,3 +140,38 @@ def test_recording_without_ops_says_so() -> None:
 def test_step_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^no step 3 in this recording; there are: 0$"):
         build_memory_table(training_step(), step=3)
+
+
+def test_what_a_call_saves_beside_its_ops_is_its_own() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    block = build.module("block", "Block", parent=net)
+    build.step(0, 0, 100)
+    outer = build.call(net, 0, 60, saved_bytes=108)
+    region = build.call(block, 10, 50, parent=outer, compiled=True, saved_bytes=100)
+    build.op(region, "aten.detach.default", 11, 12, saved_bytes=0)
+    build.op(outer, "aten.mul.Tensor", 51, 52, saved_bytes=8)
+
+    table = build_memory_table(build.data(), ops=True)
+    saved = row(table, "block")
+    assert saved.saved == SavedMemory(ops=1, saved_bytes=100)
+    assert SavedByOp(BY_NO_OP, SavedMemory(saved_bytes=100)) in saved.ops
+    assert row(table, "Net").saved == SavedMemory(ops=1, saved_bytes=8)
+    assert row(table, "Net").saved_inside == SavedMemory(ops=2, saved_bytes=108)
+    assert table.saved == SavedMemory(ops=2, saved_bytes=108)
+
+
+def test_memory_of_compiled_code_is_unknown_where_nothing_tells_it() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    block = build.module("block", "Block", parent=net)
+    build.step(0, 0, 100)
+    outer = build.call(net, 0, 60, allocated_bytes=8, peak_bytes=8)
+    region = build.call(block, 10, 50, parent=outer, compiled=True, allocated_bytes=0, peak_bytes=0)
+    build.op(outer, "aten.mul.Tensor", 51, 52, saved_bytes=8)
+    build.backward(region, 70, 80, allocated_bytes=0, peak_bytes=0)
+
+    table = build_memory_table(build.data())
+    unknown = CallMemory(calls=1)
+    assert row(table, "block").saved == SavedMemory(unknown=1)
+    assert row(table, "block").forward == row(table, "block").backward == row(table, "Net").forward == unknown

@@ -450,6 +450,21 @@ def test_report_tells_what_is_inside_of_each_region(tmp_path: Path) -> None:
     assert any("blocks.0.norm" in line and "layer_norm" in line for line in rows[0]["lines"])
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.compile)])
+def test_region_saves_what_its_autograd_node_has(backend: str) -> None:
+    model = MLP()
+    called = torch.compile(model, backend=backend, fullgraph=True)
+    x = torch.randn(4, WIDTH)
+    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
+        out = called(x)
+        kept = {each.untyped_storage().data_ptr(): each.nbytes for each in out.grad_fn.saved_tensors}
+        out.sum().backward()
+    for each in (x, *model.parameters()):
+        kept.pop(each.untyped_storage().data_ptr(), None)
+    [region] = [row for row in rec.memory_table().rows if row.path == ""]
+    assert region.saved.saved_bytes == sum(kept.values()) > 0
+
+
 @pytest.mark.compile
 def test_graph_has_what_inductor_was_given() -> None:
     model = Net()

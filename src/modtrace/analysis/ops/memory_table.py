@@ -1,6 +1,6 @@
 """Builds a table of the memory that modules keep for the backward of one step, and that their calls allocate."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +9,9 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, 
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, Rows
 from ..step.chosen_step import ShownStep
+from ..step.inside import find_unseen
 from ..step.ops import NO_PLACE_NAMES, PlacedCalls, StepOps, read_step_ops
-from .sums import SavedByOp, SavedMemory, sum_inside, sum_saved, sum_saved_by_op
+from .sums import SavedByOp, SavedMemory, add_savings_of_calls, sum_inside, sum_saved, sum_saved_by_op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +26,25 @@ class CallMemory:
 NO_CALL_MEMORY = CallMemory()
 
 
-def find_call_memory(placed: PlacedCalls) -> Mapping[tuple[int, str], CallMemory]:
-    """Returns the memory of the step's calls, by place and phase."""
-    rows = np.flatnonzero(placed.calls.in_step)
+def _find_call_memory(ops: StepOps, unseen: Collection[int]) -> Mapping[tuple[int, str], CallMemory]:
+    """Returns the memory of the step's calls, by place and phase; `unseen`: those in which compiled code allocates."""
+    placed, calls = ops.placed, ops.placed.calls
+    origin = np.where(calls.repeats >= 0, calls.repeats, np.arange(len(calls)))
+    is_compiled = placed.column("compiled")[origin] == 1
+    is_compiled[ops.call[ops.call >= 0]] = (
+        False  # ops of code compiled before the recording, that run one by one
+    )
+    is_unknown = is_compiled | np.isin(calls.call_id, np.array([*unseen], np.int64))
+    for level in reversed(placed.levels[1:]):
+        np.logical_or.at(is_unknown, calls.parent[level], is_unknown[level])
+    rows = np.flatnonzero(calls.in_step)
     keys = np.stack([placed.where[rows], placed.calls.phase[rows]])
     distinct, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     group = group.reshape(-1)
-    allocated = _find_largest(placed.column("allocated_bytes")[rows], group, len(counts))
-    peak = _find_largest(placed.column("peak_bytes")[rows], group, len(counts))
+    allocated, peak = (
+        _find_largest(np.where(is_unknown, -1, placed.column(name))[rows], group, len(counts))
+        for name in ("allocated_bytes", "peak_bytes")
+    )
     return {
         (where, PHASES[phase]): CallMemory(
             calls=int(counts[at]), allocated_bytes=allocated[at], peak_bytes=peak[at]
@@ -98,8 +110,10 @@ def build_memory_table(data: RecordingData, *, step: int | None = None, ops: boo
         ValueError: the recording has no such step.
     """
     found = read_step_ops(data, step=step)
+    unseen = find_unseen(data, found.step.step).calls if found.step else frozenset()
+    memory = _find_call_memory(found, unseen)
+    found = add_savings_of_calls(found)
     [total] = sum_saved(found, found.where * 0, 1)
-    memory = find_call_memory(found.placed)
     rows = _build_rows(found, memory, total.saved_bytes, by_op=ops)
     peaks = [each.peak_bytes for each in memory.values() if each.peak_bytes is not None]
     return MemoryTable(

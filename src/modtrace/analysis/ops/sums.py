@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
-from ..step.calls import Column, Rows, iterate_levels
+from ..step.calls import Column, RowFinder, Rows, iterate_levels, join_columns
 from ..step.ops import StepOps
 
 #: The phase of an op may be null as well.
@@ -113,6 +113,43 @@ class SavedByOp:
     saved: SavedMemory
 
 
+#: What saves memory in a call beside its recorded ops.
+BY_NO_OP = "(by no recorded op)"
+
+
+def add_savings_of_calls(ops: StepOps) -> StepOps:
+    """Returns the ops, and a row without id for each call of the step that saves more than the ops inside it do.
+
+    Compiled code does, and so does an autograd Function whose forward runs no op. Where it is not known what compiled
+    code saves, neither is it in that row.
+    """
+    placed, calls = ops.placed, ops.placed.calls
+    saved = placed.column("saved_bytes")
+    parent = RowFinder(calls.call_id)(placed.column("parent_call_id"))
+    own = saved.astype(np.int64)
+    np.subtract.at(own, parent[parent >= 0], np.maximum(saved, 0)[parent >= 0])
+    np.subtract.at(own, ops.call[ops.call >= 0], np.maximum(ops.saved_bytes, 0)[ops.call >= 0])
+    own = np.where(saved < 0, np.where(placed.column("compiled") == 1, -1, 0), np.maximum(own, 0))
+    rows = np.flatnonzero(calls.in_step & (own != 0))
+    blank = {
+        name: np.full(len(rows), -1, each.dtype)
+        for name, each in vars(ops).items()
+        if isinstance(each, np.ndarray)
+    }
+    added = replace(
+        ops,
+        **blank
+        | {
+            "call": rows,
+            "where": placed.where[rows],
+            "phase": calls.phase[rows],
+            "name": np.full(len(rows), len(ops.names)),
+            "saved_bytes": own[rows],
+        },
+    )
+    return replace(ops, **join_columns([ops, added]), names=(*ops.names, BY_NO_OP))
+
+
 def sum_saved(ops: StepOps, group: Rows, groups: int) -> list[SavedMemory]:
     """Returns the memory that each group saves; groups are numbered from 0."""
     return _to_saved(_sum_columns(ops, group, groups))
@@ -145,7 +182,7 @@ def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Mapping[str, Column]
     is_recompute = ops.phase == PHASES.index(RECOMPUTE)
     known = np.maximum(ops.saved_bytes, 0)
     columns = {
-        "ops": np.ones(len(ops), np.int64),
+        "ops": ops.op_id >= 0,  # without the savings of calls
         "saved_bytes": np.where(is_recompute, 0, known),
         "recompute_bytes": np.where(is_recompute, known, 0),
         "unknown": (ops.saved_bytes < 0) & ~is_recompute,
