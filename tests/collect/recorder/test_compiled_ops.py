@@ -208,13 +208,15 @@ def test_internal_error_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert rec.table("ops").num_rows
 
 
-def test_ops_command_lists_them_with_their_modules() -> None:
+def test_ops_command_lists_ops_that_ran_one_by_one_only_with_their_modules() -> None:
     model = Net()
     text = str(train(model, torch.compile(model, backend="aot_eager", fullgraph=True)).op_table())
     assert "inside of Net, compiled in step 0: " in text
-    assert [line.split() for line in text.splitlines() if line.startswith("native_layer_norm ")] == [
-        ["native_layer_norm", "forward", "1", f"blocks.{at}.norm"] for at in range(2)
-    ]
+    assert {line.split()[0] for line in text.splitlines() if "LayerNorm" in line} == {
+        "blocks.0.norm",
+        "blocks.1.norm",
+    }
+    assert not any(line.startswith(("kernel", "native_layer_norm")) for line in text.splitlines())
 
 
 SCRIPT = """

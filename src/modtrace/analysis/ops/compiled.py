@@ -32,6 +32,11 @@ class CompiledInside:
     backward_ops: int
     kernels: tuple[CompiledKernel, ...]  # without views, in the order of the graphs
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether inductor has made kernels of its ops; else they run one by one."""
+        return any(kernel.is_fused for kernel in self.kernels)
+
 
 def read_compiled(
     data: RecordingData, *, step: int | None, phase: str | None

@@ -19,6 +19,8 @@ LEGEND: Legend = (
 #: So many characters are shown of modules, and of the ops of a kernel.
 _MODULES, _OPS = 56, 28
 
+_ALONE = ", none fused: they are among the ops of their modules"
+
 #: So many kernels of a region are listed where all that a recording has are told.
 _LISTED = 200
 
@@ -55,13 +57,13 @@ def describe_regions(regions: Sequence[CompiledInside], top: int | None) -> Iter
     """Yields a line for each region, and one for rows that are not shown."""
     for each in regions:
         fused = sum(kernel.is_fused for kernel in each.kernels)
-        kernels = f", fused into {count_of(fused, 'kernel')}; times inside are not known" if fused else ""
+        kernels = f", fused into {count_of(fused, 'kernel')}; times inside are not known" if fused else _ALONE
         yield Text(
             f"inside of {printable(each.name)}, compiled in step {each.step}: {count_of(each.forward_ops, 'op')} of "
             f"forward and {each.backward_ops} of backward{kernels}",
             "dim",
         )
-    hidden = sum(len(each.kernels) for each in regions) - (top or 0)
+    hidden = sum(len(each.kernels) for each in regions if each.is_fused) - (top or 0)
     if top is not None and hidden > 0:
         yield Text(f"{count_of(hidden, 'more row')} of compiled code", "dim")
 

@@ -73,8 +73,10 @@ def render_op_table(
     fitted = [fit_columns(_columns(table, rows), width, _DISPENSABLE)]
     rest = _describe_rest(table, len(rows), fitted[0])
     if table.compiled:
-        fitted.append(fit_columns(kernel_columns(table.compiled, top), width, DISPENSABLE_KERNELS))
-        rest += [*describe_regions(table.compiled, top), *explain_columns(KERNEL_LEGEND, fitted[-1].titles)]
+        rest += describe_regions(table.compiled, top)
+    if fused := [region for region in table.compiled or () if region.is_fused]:
+        fitted.append(fit_columns(kernel_columns(fused, top), width, DISPENSABLE_KERNELS))
+        rest += explain_columns(KERNEL_LEGEND, fitted[-1].titles)
     return render_tables(head, *fitted, rest=rest, width=width, color=color)
 
 
