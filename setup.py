@@ -24,7 +24,14 @@ _FLAGS = {
 #: `make sanitize` gives some; they stand behind those above, where CFLAGS would stand before them.
 _MORE_FLAGS = os.environ.get("MODTRACE_CFLAGS", "").split()
 
-_TENSOR_IDS = ("_tensor_ids_module", "_tensor_ids", "_argument_reader", "_geometries", "_storages", "_columns")
+_TENSOR_IDS = (
+    "_tensor_ids_module",
+    "_tensor_ids",
+    "_argument_reader",
+    "_geometries",
+    "_storages",
+    "_columns",
+)
 
 
 class CleanBuild(build):
@@ -72,7 +79,10 @@ setup(
         Extension(
             "modtrace.collect.tensor_ids._tensor_ids",
             [f"src/modtrace/collect/tensor_ids/{name}.c" for name in _TENSOR_IDS],
-            depends=["src/modtrace/collect/tensor_ids/_exchange.h", "src/modtrace/collect/tensor_ids/_tensor_ids.h"],
+            depends=[
+                "src/modtrace/collect/tensor_ids/_exchange.h",
+                "src/modtrace/collect/tensor_ids/_tensor_ids.h",
+            ],
             py_limited_api=True,
             optional=True,
         ),

@@ -452,6 +452,15 @@ def test_report_tells_what_is_inside_of_each_region(tmp_path: Path) -> None:
     assert any("blocks.0.norm" in line and "layer_norm" in line for line in rows[0]["lines"])
 
 
+def test_ops_of_modtrace_in_compiled_code_are_no_ops_of_the_run() -> None:
+    names = []
+    for options in ({}, {"values": "stats", "compiled": "inside"}):
+        model = Net()
+        rec = train(model, torch.compile(model, backend="aot_eager", fullgraph=True), **options)
+        names.append([row["name"] for row in rec.table("ops").to_pylist()])
+    assert names[0] == names[1] != []
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.compile)])
 def test_region_saves_what_its_autograd_node_has(backend: str) -> None:
     model = MLP()

@@ -1,6 +1,6 @@
 """Reads the schema of an operator: which arguments it writes to, and whether it returns views."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...torch_internals.ops import callable_of, is_random_op, schema_of
@@ -43,7 +43,7 @@ class OpSchema:
 
     __slots__ = (
         "argument_names", "call", "func", "index", "is_changing_view", "is_collective", "is_differentiable",
-        "is_random", "is_uninitialized", "is_view", "name", "out_names", "writes", "written",
+        "is_random", "is_uninitialized", "is_view", "may_be_ours", "name", "out_names", "writes", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any, index: int) -> None:
@@ -51,6 +51,7 @@ class OpSchema:
         self.index = index
         self.name = name_of(func)
         self.call = callable_of(func)
+        self.may_be_ours = self.name.startswith(("modtrace.", "with_effects"))
         self.is_random = is_random_op(func)
         declared = schema_of(func)
         arguments = [] if declared is None else list(declared.arguments)
@@ -64,6 +65,13 @@ class OpSchema:
         self.written = tuple(_written_arguments(self.name, arguments))
         self.writes = bool(self.written)
         self.out_names = tuple(each.name for each in arguments if each.is_out)
+
+    def is_ours(self, args: Sequence[Any]) -> bool:
+        """Returns whether a call is of one of modtrace's ops, by which compiled code has modules measured."""
+        op = (
+            self.func if self.name != "with_effects" else args[1]
+        )  # the op by which some compilers call others
+        return self.may_be_ours and getattr(op, "namespace", "") == "modtrace"
 
     def only_written(self, kwargs: Mapping[str, Any]) -> Collection[int]:
         """Returns the `id` of what is given as `out=`, whose values before the op mean nothing."""
