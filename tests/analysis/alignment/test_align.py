@@ -227,3 +227,19 @@ def test_ops_of_optimizers_that_run_others_have_no_partner() -> None:
     assert len(found.ops) == 0
     assert _counts(found.extra) == ({}, {"optimizer": 3}, {})
     assert found.extra.is_harmless
+
+
+def test_ops_beside_kernels_of_compiled_code_have_partners_only_in_compiled_calls() -> None:
+    def run(*, compiled: bool) -> TypedRecording:
+        build = RecordingBuilder()
+        net = build.module("", "Net")
+        head = build.module("head", "Linear", parent=net)
+        build.step(0, 0, 100)
+        outer = build.call(net, 0, 50, compiled=compiled)
+        inner = outer if compiled else build.call(head, 10, 40, parent=outer)
+        build.op(inner, "aten.mm.out" if compiled else "aten.mm.default", 11, 12)
+        build.op(None, "aten.mul.Tensor", 60, 61)
+        return build.data()
+
+    assert align(run(compiled=False), run(compiled=True)).ops.tolist() == [[1, 1]]
+    assert align(run(compiled=True), run(compiled=True)).ops.tolist() == [[0, 0], [1, 1]]

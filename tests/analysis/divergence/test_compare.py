@@ -318,3 +318,28 @@ def test_runs_whose_tensors_all_have_other_sizes_are_told_so() -> None:
 
     assert not found.ok
     assert {each.why for each in found.missing.tensors} == {"shape"}
+
+
+def trained(lr: float, only: str = "") -> modtrace.Recording:
+    """Two steps of training, in which the optimizer moves one parameter, or each, at this rate and others at 0.1."""
+    net = model()
+    groups = [{"params": [each], "lr": lr if only in name else 0.1} for name, each in net.named_parameters()]
+    optimizer = torch.optim.SGD(groups)
+    with modtrace.record(net) as recording:
+        for _ in range(2):
+            net(TOKENS).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recording
+
+
+def test_a_parameter_that_the_optimizer_has_moved_elsewhere_was_equal_before() -> None:
+    one = modtrace.compare(trained(0.1), trained(0.2, only="1.up.bias"))
+    assert one.first is not None and (one.first.path, one.first.slot, one.first.step) == ("1.up", "bias", 1)
+    assert (one.first.updated_since, one.first.updated) == (0, (1, 20))
+    assert "its optimizer has moved it elsewhere since: 1 of 20 parameters now differ" in str(one)
+    assert "zero but for rounding" in str(one) and "same weights" not in str(one)
+
+    every = modtrace.compare(trained(0.1), trained(0.2))
+    assert every.first is not None and every.first.updated_since == 0
+    assert every.first.updated[0] > 15 and "zero but for rounding" not in str(every)

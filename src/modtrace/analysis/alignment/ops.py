@@ -6,6 +6,7 @@ import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels, take
+from ..step.inside import find_unseen
 from ..step.ops import bare_name
 from .calls import translate
 from .keys import Partners, number_keys, number_texts, rows_in_order
@@ -31,7 +32,7 @@ def pair_ops(
     What ran in a call of a module without partner is aligned as a part of the call around it: it may be that one of the
     two models has a module where the other has a few lines. If the module has a partner that is called less often, the
     ops of the further calls have none. What ran for nothing in one has no partner that the other needs, if there is a
-    better one.
+    better one. Ops beside kernels of compiled code, which are no ops, have none in a call that was not compiled.
     """
     groups, is_alone = _number_groups(a, b, places, calls, steps)
     tokens = _number_ops(a, b)
@@ -90,9 +91,11 @@ def _number_groups(
 ) -> tuple[tuple[Rows, Rows], tuple[Column, Column]]:
     """Returns a number of the call in which each op is aligned, and whether it is not aligned at all."""
     numbers = np.arange(len(calls[1]))
+    unseen = [np.isin(each.calls.calls.call_id, [*find_unseen(each.data).calls]) for each in (a, b)]
+    differs = [np.append(unseen[1 - at], False)[calls[at]] != unseen[at] for at in range(2)]
     around = (
-        _find_around(a, places.partner, places.find_split(in_a=True), calls[0], calls[0]),
-        _find_around(b, places.back, places.find_split(in_a=False), calls[1], numbers),
+        _find_around(a, places.partner, places.find_split(in_a=True), calls[0], calls[0], differs[0]),
+        _find_around(b, places.back, places.find_split(in_a=False), calls[1], numbers, differs[1]),
     )
     call, call_b = take(around[0], a.ops.call), take(around[1], b.ops.call)
     step = translate(a.ops.step, steps)
@@ -104,8 +107,17 @@ def _number_groups(
     return groups, ((call == _ALONE) | (step < 0), (call_b == _ALONE) | ~np.isin(b.ops.step, steps[:, 1]))
 
 
-def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: Rows) -> Rows:
-    """Returns for each call the number of the call in which its ops are aligned; -1: outside of calls; or _ALONE."""
+def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: Rows, differs: Bools) -> Rows:
+    """Returns for each call the number of the call in which its ops are aligned; -1: outside of calls; or _ALONE.
+
+    Args:
+        side: the recording.
+        places: the partner of each place.
+        split: places that are parts of one in the other recording.
+        partner: the partner of each call.
+        number: the number of each call.
+        differs: whether kernels of compiled code, which are no ops, ran in the call, and none in its partner.
+    """
     calls, found = side.calls, np.full(len(partner), -1, np.int64)
     key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.calls.phase)))
     has_other = np.isin(key, key[(partner >= 0) & (calls.place >= 0)])
@@ -113,7 +125,7 @@ def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: R
     is_alone |= np.isin(calls.place, split)  # a part of an op is no op of the whole
     for level in iterate_levels(calls.calls.parent):
         above = np.where(is_alone[level], _ALONE, take(found, calls.calls.parent[level]))
-        found[level] = np.where(partner[level] >= 0, number[level], above)
+        found[level] = np.where(partner[level] >= 0, np.where(differs[level], _ALONE, number[level]), above)
     return found
 
 

@@ -66,6 +66,12 @@ class Divergence:
     cosine: float | None = None
     close_share: float | None = None  # of the elements within a thousandth
     ulps: float | None = None
+    #: Of a parameter: the last step in which it was apart by noise at most. Its optimizer has made the difference.
+    updated_since: int | None = None
+    updated: tuple[int, int] = (
+        0,
+        0,
+    )  # how many of the parameters of that step differ now, and how many there are
 
 
 @dataclass(frozen=True, kw_only=True)

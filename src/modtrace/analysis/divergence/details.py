@@ -6,10 +6,12 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
+from ...recording.role import PARAMETER
 from ..alignment.contract import ModuleName
-from .answer import FIRST, Divergence
+from .answer import FIRST, SOURCE, Divergence
 from .culprits import Culprit, Culprits
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS
+from .inherited import name_parameters
 from .measured import ComparedRows
 from .names import Names, label
 from .pairs import Compared
@@ -69,7 +71,24 @@ class Details:
             a=_describe(one, at),
             b=_describe(two, at),
             **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},
+            **(self._find_update(at) if verdict == SOURCE else {}),
         )
+
+    def _find_update(self, at: int) -> dict[str, Any]:
+        """Returns since when the optimizer has made a parameter differ, and how many of all parameters it has."""
+        found, values, rows = self._found, self._found.side.values, self._found.a.rows
+        parameters = np.flatnonzero(found.inherited.is_source & values.is_of(PARAMETER, rows=rows))
+        keys, step = name_parameters(found.side, rows[parameters]), values.step[rows[parameters]]
+        is_over = found.ranking.is_over[parameters]
+        mine = parameters == at
+        earlier = (keys == keys[mine]) & (step < step[mine]) if mine.any() else mine
+        if not earlier.any() or is_over[earlier].any():
+            return {}
+        now = step == step[mine]
+        return {
+            "updated_since": int(step[earlier].max()),
+            "updated": (int(is_over[now].sum()), int(now.sum())),
+        }
 
     def _name_culprit(self, culprit: Culprit) -> tuple[ModuleName | None, str, int, int | None]:
         """Returns the module, by its name in the first recording if it is there, the op, its number and its call."""

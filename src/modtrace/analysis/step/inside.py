@@ -54,15 +54,17 @@ class Unseen(NamedTuple):
     tensors: frozenset[int]  # the ids of tensors that such calls returned
 
 
-def find_unseen(data: RecordingData, step: int) -> Unseen:
-    """Returns where kernels of compiled code ran in a step that were not recorded as ops."""
-    added = _Added(data, step, fused=False)
-    runs = data.table("compiled_runs")
-    runs = runs.filter(pc.equal(runs["step"], step)).to_pylist()
+def find_unseen(data: RecordingData, step: int | None = None) -> Unseen:
+    """Returns where kernels of compiled code ran in a step, or in all of them, that were not recorded as ops."""
+    calls, table = data.table("calls"), data.table("compiled_runs")
+    if step is not None:
+        table = table.filter(pc.equal(table["step"], step))
+    regions = set(calls.filter(pc.fill_null(calls["compiled"], False))["call_id"].to_pylist())
+    if not table.num_rows and not regions:
+        return Unseen(frozenset(), frozenset())
+    added, runs = _Added(data, step, fused=False), table.to_pylist()
     added.add_all(runs)
-    known = {run["call_id"] for run in runs}
-    calls = data.table("calls")
-    regions = set(calls.filter(pc.fill_null(calls["compiled"], False))["call_id"].to_pylist()) - known
+    regions -= {run["call_id"] for run in runs}
     by_themselves = zip(
         data.table("ops")["call_id"].to_pylist(), data.table("ops")["name"].to_pylist(), strict=True
     )
@@ -116,7 +118,7 @@ class _Run:
 class _Added:
     """Collects what is added to the tables."""
 
-    def __init__(self, data: RecordingData, step: int, *, fused: bool) -> None:
+    def __init__(self, data: RecordingData, step: int | None, *, fused: bool) -> None:
         self._data = data
         self._step = step
         self._fused = fused
@@ -127,7 +129,11 @@ class _Added:
         self._ops = data.table("ops")
         self._call_of = column_of(self._ops, "call_id").copy()
         self._nth = column_of(self._ops, "nth").copy()
+        self._op_id, self._start_ns = column_of(self._ops, "op_id"), column_of(self._ops, "start_ns")
+        self._names = self._ops["name"].combine_chunks()
         self._is_kept = np.ones(len(self._call_of), bool)
+        self._by_call = np.argsort(self._call_of, kind="stable")  # the ops, in order of their calls
+        self._calls_in_order = self._call_of[self._by_call]
         self._new: dict[str, list[_Row]] = {name: [] for name in ("calls", "ops", "tensors", "uses")}
         calls = data.table("calls")
         is_forward = phase_codes(calls["phase"]) == PHASES.index(FORWARD)
@@ -172,11 +178,11 @@ class _Added:
             self._add(run)
 
     def _add(self, run: _Run) -> None:
-        op_id, start_ns = column_of(self._ops, "op_id"), column_of(self._ops, "start_ns")
         end_ns = np.inf if run.row["end_ns"] is None else run.row["end_ns"]
-        is_call = column_of(self._ops, "call_id") == run.row["call_id"]
-        ran = np.flatnonzero(is_call & (op_id > run.row["op_id"]) & (start_ns <= end_ns))
-        names = [*map(str, self._ops["name"].take(pa.array(ran)).to_pylist())]
+        call = -2 if run.row["call_id"] is None else run.row["call_id"]
+        of_call = self._by_call[slice(*np.searchsorted(self._calls_in_order, [call, call + 1]))]
+        ran = of_call[(self._op_id[of_call] > run.row["op_id"]) & (self._start_ns[of_call] <= end_ns)]
+        names = [*map(str, self._names.take(pa.array(ran)).to_pylist())]
         found = _find_all([each["name"] for each in run.ops], names)
         if found is not None:
             self._put(ran[found].tolist(), run)
@@ -187,9 +193,8 @@ class _Added:
 
     def _put(self, rows: Sequence[int], run: _Run) -> None:
         """Puts recorded ops into the calls of their modules."""
-        start_ns = column_of(self._ops, "start_ns")
         for row, op in zip(rows, run.ops, strict=True):
-            call = self._call(op, run, int(start_ns[row]))
+            call = self._call(op, run, int(self._start_ns[row]))
             self._call_of[row], self._nth[row] = call, run.region.nth[call, op["name"]]
             run.region.nth[call, op["name"]] += 1
 

@@ -32,6 +32,11 @@ from .comparison_tables import format_error, render_growth_and_places
 #: The number of rows that are shown of each table.
 _LISTED = 10
 
+_ON_ROUNDING = (
+    "Adam moves an element whose gradient is zero but for rounding as far as any other: where few parameters differ, "
+    "look for such gradients first; the bias of attention's keys has them"
+)
+
 #: What is not seen by what tensors were compared by, the worst first.
 _LIMITS = {
     STATISTICS: "statistics do not see elements that change places",
@@ -168,8 +173,11 @@ def _explain(each: Divergence) -> Iterator[str]:
 
 
 def _advise(each: Divergence) -> Iterator[str]:
-    """Yields what makes the runs comparable where they begin with other numbers."""
-    if each.kind == SOURCE and each.role in (PARAMETER, BUFFER):
+    """Yields what makes the runs comparable where they begin with other numbers, or what else to look at."""
+    if each.updated_since is not None or (each.phase == OPTIMIZER and each.input_error):
+        if 2 * each.updated[0] <= each.updated[1]:
+            yield _ON_ROUNDING
+    elif each.kind == SOURCE and each.role in (PARAMETER, BUFFER):
         yield "give both the same seed, or load the same weights"
     elif each.kind == SOURCE:
         yield "give both the same input"
@@ -190,6 +198,12 @@ def _describe_tensors(each: Divergence) -> str:
 
 
 def _explain_kind(each: Divergence) -> str:
+    if each.updated_since is not None:
+        differing, every = each.updated
+        return (
+            f"in step {each.updated_since} it was apart by noise at most; its optimizer has moved it elsewhere since: "
+            f"{differing} of {count_of(every, 'parameter')} now differ"
+        )
     if each.kind == SOURCE:
         return "it differs before anything was computed"
     if each.kind == MADE:
