@@ -11,7 +11,7 @@ from ..step.calls import Column, Rows
 from ..step.chosen_step import ShownStep
 from ..step.inside import find_unseen
 from ..step.ops import NO_PLACE_NAMES, PlacedCalls, StepOps, read_step_ops
-from .sums import SavedByOp, SavedMemory, add_savings_of_calls, sum_inside, sum_saved, sum_saved_by_op
+from .sums import SavedByOp, SavedMemory, add_saved_by_calls, sum_inside, sum_saved, sum_saved_by_op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def build_memory_table(data: RecordingData, *, step: int | None = None, ops: boo
     found = read_step_ops(data, step=step)
     unseen = find_unseen(data, found.step.step).calls if found.step else frozenset()
     memory = _find_call_memory(found, unseen)
-    found = add_savings_of_calls(found)
+    found = add_saved_by_calls(found)
     [total] = sum_saved(found, found.where * 0, 1)
     rows = _build_rows(found, memory, total.saved_bytes, by_op=ops)
     peaks = [each.peak_bytes for each in memory.values() if each.peak_bytes is not None]

@@ -117,7 +117,7 @@ class SavedByOp:
 BY_NO_OP = "(by no recorded op)"
 
 
-def add_savings_of_calls(ops: StepOps) -> StepOps:
+def add_saved_by_calls(ops: StepOps) -> StepOps:
     """Returns the ops, and a row without id for each call of the step that saves more than the ops inside it do.
 
     Compiled code does, and so does an autograd Function whose forward runs no op. Where it is not known what compiled
@@ -182,7 +182,7 @@ def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Mapping[str, Column]
     is_recompute = ops.phase == PHASES.index(RECOMPUTE)
     known = np.maximum(ops.saved_bytes, 0)
     columns = {
-        "ops": ops.op_id >= 0,  # without the savings of calls
+        "ops": ops.op_id >= 0,  # without what calls save
         "saved_bytes": np.where(is_recompute, 0, known),
         "recompute_bytes": np.where(is_recompute, known, 0),
         "unknown": (ops.saved_bytes < 0) & ~is_recompute,
