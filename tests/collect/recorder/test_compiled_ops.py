@@ -452,6 +452,23 @@ def test_report_tells_what_is_inside_of_each_region(tmp_path: Path) -> None:
     assert any("blocks.0.norm" in line and "layer_norm" in line for line in rows[0]["lines"])
 
 
+class Interrupted(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            torch._dynamo.graph_break()  # in a loop: the function runs uncompiled, the blocks do not
+            x = block(x)
+        return self.head(x)
+
+
+def test_module_whose_function_torch_has_given_up_is_not_marked_as_compiled() -> None:
+    model = Interrupted()
+    model.compile(backend="aot_eager")
+    graph = train(model, model).graph().unfold()
+    assert {box.path for box in graph.boxes if box.compiled} == {
+        f"blocks.{at}{part}" for at in range(2) for part in ("", ".norm", ".up", ".down")
+    }
+
+
 def test_ops_of_modtrace_in_compiled_code_are_no_ops_of_the_run() -> None:
     names = []
     for options in ({}, {"values": "stats", "compiled": "inside"}):

@@ -1,5 +1,6 @@
 """Reads the ops of one step as columns, each with its place in the module tree."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -7,12 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_calls
 from .chosen_step import ShownStep, choose_step
 from .inside import with_inside
-from .placement import Placer, merge_wrappers, name_roots, place_calls
+from .placement import Module, Placer, merge_wrappers, name_roots, place_calls
 
 #: The index of the place of an op that ran outside of the module tree.
 OUTSIDE = -1
@@ -168,10 +169,27 @@ def _keep(table: pa.Table, shown: ShownStep | None, phase: int | None) -> pa.Tab
 def _place(data: RecordingData, table: pa.Table, shown: ShownStep | None, also: Column) -> PlacedCalls:
     calls = read_calls(table, shown.step if shown else None, also=also)
     levels = list(iterate_levels(calls.parent))
-    placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
+    modules = merge_wrappers(data.table("modules").to_pylist())
+    placer = Placer(modules)
+    table = _unmark_given_up(table, data.table("compilations").to_pylist(), modules)
     where = place_calls(calls, levels, placer)
     where[calls.phase == PHASES.index(OPTIMIZER)] = OPTIMIZERS
     return PlacedCalls(calls, levels, where, _name_places(placer), table)
+
+
+def _unmark_given_up(
+    table: pa.Table, compilations: Sequence[Mapping[str, Any]], modules: Mapping[int, Module]
+) -> pa.Table:
+    """Returns the calls, of which those of modules that torch.compile has tried to compile in vain are not compiled."""
+    tried = [row for row in compilations if row["phase"] == FORWARD and row["module_id"] in modules]
+    in_vain = {modules[row["module_id"]].module_id for row in tried if row["error"] is not None}
+    in_vain -= {modules[row["module_id"]].module_id for row in tried if row["error"] is None}
+    if not in_vain:
+        return table
+    ids = [each for each, module in modules.items() if module.module_id in in_vain]
+    at = table.schema.get_field_index("compiled")
+    compiled = np.asarray(table["compiled"]) & ~np.isin(column_of(table, "module_id"), ids)
+    return table.set_column(at, table.schema.field(at), pa.array(compiled))
 
 
 def _name_places(placer: Placer) -> tuple[PlaceName, ...]:
