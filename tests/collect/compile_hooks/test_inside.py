@@ -411,6 +411,50 @@ def test_a_capture_selects_modules_inside_by_path_and_steps():
     }
 
 
+def test_tensor_that_a_module_returns_after_its_part_is_measured_once():
+    """The rows of one measurement have one order."""
+    model = blocks()
+    rec = train(model, compile_whole(model, "aot_eager"), steps=1, compiled="inside")
+    paths = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
+    sites = {
+        row["site_id"]: (row["role"], paths.get(row["module_id"])) for row in rec.table("sites").to_pylist()
+    }
+    order = {sites[row["site_id"]]: row["order"] for row in rec.table("values").to_pylist()}
+    assert order["output", "blocks.0"] == order["output", "blocks.0.down"] != order["output", "blocks.0.act"]
+    assert order["grad_output", "blocks.0"] == order["grad_output", "blocks.0.down"]
+
+
+class AddsInPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.down(x).add_(1)
+
+
+@pytest.mark.parametrize("include", [None, "0"], ids=["", "without its part"])
+def test_tensor_that_was_written_to_since_or_whose_part_is_not_wanted_is_measured(include):
+    rows = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(AddsInPlace(), MLP(), nn.Linear(WIDTH, WIDTH))
+        called = compile_whole(model, "aot_eager") if compiled else model
+        options = {"compiled": "inside"} if compiled else {}
+        rows.append(rows_of(train(model, called, include=include, **options), *ROLES))
+    assert rows[0] == rows[1] and len(rows[0]) >= 4
+
+
+def test_two_recordings_at_once_each_measure_what_they_want(eager_rows):
+    model = blocks()
+    part = modtrace.record(model, compiled="inside", include="blocks.*.down")
+    with part:
+        rec = train(model, compile_whole(model, "aot_eager"), compiled="inside")
+    assert rows_of(rec, *ROLES) == eager_rows
+    downs = {site: row for site, row in eager_rows.items() if site[1].endswith("down")}
+    assert rows_of(part, *ROLES) == downs
+
+
 def test_tree_shows_modules_inside_with_their_values():
     model = blocks()
     tree = train(model, compile_whole(model, "aot_eager"), compiled="inside").module_tree()

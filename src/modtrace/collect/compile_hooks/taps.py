@@ -1,13 +1,16 @@
 """Taps on what modules return inside of compiled code, and on the gradients of that."""
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +22,7 @@ from ...torch_internals.dynamo import (
     never_recomputed,
 )
 from ...torch_internals.modes import unseen
-from ...torch_internals.tensors import hook_first
+from ...torch_internals.tensors import hook_first, version_of
 from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import gets_gradient
 from .stale import make_stale
@@ -29,16 +32,30 @@ class TapReceiver(Protocol):
     """Receives the tensors while compiled code runs."""
 
     def tapped(
-        self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str], layout: Sequence[str]
+        self,
+        index: int,
+        found: Sequence[torch.Tensor],
+        slots: Sequence[str],
+        layout: Sequence[str],
+        same_as: tuple[int, int] | None,
     ) -> int:
-        """Receives the tensors that a module has returned, with their slots, and the layout of what they were in.
+        """Receives the tensors that a module has returned.
+
+        Args:
+            index: the module.
+            found: the tensors.
+            slots: their slots.
+            layout: of what they were in.
+            same_as: the module, and the number of its call, that has returned the same tensors right before.
 
         Returns:
             the number of the call, with which its gradients come; -1 if they are not wanted.
         """
 
-    def tapped_gradient(self, index: int, call: int, slot: str, gradient: torch.Tensor) -> None:
-        """Receives the gradient of a tensor that a module has returned in a call."""
+    def tapped_gradient(
+        self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
+    ) -> None:
+        """Receives the gradient of a tensor that a module has returned in a call; `is_same`: it came right before."""
 
 
 #: The receivers of open recordings. Compiled code, which may outlive a recording, knows the number alone.
@@ -113,57 +130,104 @@ def no_hook(module: nn.Module, args: Any, output: Any) -> None:
     """Does nothing, in copies of a tapped model."""
 
 
+class _TappedLast(threading.local):
+    """What a compiler has tapped last on this thread, in whatever it traces. A module often returns what a part did."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Any, int | None]] = []  # references to the tensors, and their versions
+        self.call: Any = lambda: None
+        self.waiting: Sequence[list[tuple[torch.Tensor, str]]] = []
+
+    def find(self, found: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Returns the call whose tensors these are, if nobody has written to them since."""
+        before = [(ref(), version) for ref, version in self.found]
+        now = [(each, version_of(each)) for each in found]
+        is_same = len(before) == len(now) and all(
+            one is other and at == then is not None
+            for (one, at), (other, then) in zip(before, now, strict=True)
+        )
+        return self.call() if is_same else None
+
+
+_last = _TappedLast()
+
+
 def _tap_in_graph(
     place: torch.Tensor, slots: str, layout: str, *found: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Taps tensors. This is a node of Dynamo's graph; what AOTAutograd traces of it are the two ops."""
     returned, gradient_op = tap_ops()
+    earlier = _last.find(found)
     with never_recomputed():
-        call = returned(list(found), place, slots, layout)
-    for slot, each in zip(slots.split("\n"), found, strict=True):
+        call = returned(list(found), place, slots, layout, earlier)
+    if earlier is None:
+        _last.found = [(weakref.ref(each), version_of(each)) for each in found]
+        _last.waiting = [[] for _ in found]
+    _last.call = weakref.ref(call)
+    for slot, each, waiting in zip(slots.split("\n"), found, _last.waiting, strict=True):
         if gets_gradient(each):
-            hook_first(
-                each, partial(_tap_gradient, gradient_op, call, slot)
-            )  # that of a module before its parts'
+            if not waiting:
+                hook_first(each, partial(_tap_gradient, gradient_op, waiting))
+            waiting.append((call, slot))
     return found
 
 
-def _tap_gradient(op: Callable[..., None], call: torch.Tensor, slot: str, gradient: torch.Tensor) -> None:
-    op(gradient, call, slot)
+def _tap_gradient(
+    op: Callable[..., None], waiting: Sequence[tuple[torch.Tensor, str]], gradient: torch.Tensor
+) -> None:
+    calls, slots = zip(*reversed(waiting), strict=True)  # that of a module before its parts'
+    op(gradient, list(calls), "\n".join(slots))
 
 
 @cache
 def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
     """Returns the op that a module's call ends with, and the op that its gradients are given to."""
 
-    def tap_returned(found: list[torch.Tensor], place: torch.Tensor, slots: str, layout: str) -> torch.Tensor:
+    def tap_returned(
+        found: list[torch.Tensor],
+        place: torch.Tensor,
+        slots: str,
+        layout: str,
+        earlier: torch.Tensor | None,
+    ) -> torch.Tensor:
         with unseen(), _untracked():
             number, index = place.tolist()
             receiver = _receivers.get(number)
             call = -1
             if receiver is not None:
-                call = receiver.tapped(index, found, slots.split("\n"), layout.split("\n"))
-            return _to_tensor(number, index, call).clone()
+                of, *same_as = (-1,) if earlier is None else earlier.tolist()
+                call = receiver.tapped(
+                    index,
+                    found,
+                    slots.split("\n"),
+                    layout.split("\n"),
+                    tuple(same_as) if of == number else None,
+                )
+            return torch.from_numpy(np.array((number, index, call), np.int64))
 
-    def tap_gradient(gradient: torch.Tensor, call: torch.Tensor, slot: str) -> None:
+    def tap_gradient(gradient: torch.Tensor, calls: list[torch.Tensor], slots: str) -> None:
         with unseen(), _untracked():
-            number, index, of_call = call.tolist()
-            receiver = _receivers.get(number)
-            if receiver is not None and of_call >= 0:
-                receiver.tapped_gradient(index, of_call, slot, gradient)
+            told = None
+            for (number, index, of_call), slot in zip(
+                (each.tolist() for each in calls), slots.split("\n"), strict=True
+            ):
+                receiver = _receivers.get(number)
+                if receiver is not None and of_call >= 0:
+                    receiver.tapped_gradient(index, of_call, slot, gradient, receiver is told)
+                    told = receiver
 
     fakes = (
-        lambda found, place, slots, layout: torch.empty(3, dtype=torch.int64, device="cpu"),
-        lambda gradient, call, slot: None,
+        lambda found, place, slots, layout, earlier: torch.empty(3, dtype=torch.int64, device="cpu"),
+        lambda gradient, calls, slots: None,
     )
     return (
         make_effectful_op(
-            "tap_returned(Tensor[] found, Tensor place, str slots, str layout) -> Tensor",
+            "tap_returned(Tensor[] found, Tensor place, str slots, str layout, Tensor? earlier) -> Tensor",
             tap_returned,
             fakes[0],
         ),
         make_effectful_op(
-            "tap_gradient(Tensor gradient, Tensor call, str slot) -> ()", tap_gradient, fakes[1]
+            "tap_gradient(Tensor gradient, Tensor[] calls, str slots) -> ()", tap_gradient, fakes[1]
         ),
     )
 
@@ -173,11 +237,6 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
 
 def _untracked() -> AbstractContextManager[Any]:
     return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
-
-
-@lru_cache(maxsize=4096)
-def _to_tensor(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, device="cpu")
 
 
 @cache

@@ -67,7 +67,12 @@ class InsideOutputs:
     # While compiled code runs. What the user's function raises reaches the caller of the model.
 
     def tapped(
-        self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str], layout: Sequence[str]
+        self,
+        index: int,
+        found: Sequence[torch.Tensor],
+        slots: Sequence[str],
+        layout: Sequence[str],
+        same_as: tuple[int, int] | None,
     ) -> int:
         """Passes on what a module has returned. Returns the number with which its gradients come; -1: not wanted."""
         module = self._modules[index]
@@ -90,7 +95,9 @@ class InsideOutputs:
             self._prune()
         return number
 
-    def tapped_gradient(self, index: int, call: int, slot: str, gradient: torch.Tensor) -> None:
+    def tapped_gradient(
+        self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
+    ) -> None:
         """Passes on the gradient of a tensor that a module has returned."""
         returned, slots = self._waiting.get(call, (None, ()))
         if returned is not None:

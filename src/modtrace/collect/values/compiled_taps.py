@@ -4,11 +4,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...measure.measurer import Measurement
+from ...measure.want import USUAL
 from ...recording.phase import BACKWARD, RECOMPUTE
 from ...recording.role import GRAD_OUTPUT, OUTPUT
 from ...surface import name_argument
@@ -73,6 +76,10 @@ class CompiledTaps(ValueSource):
         #: Of each region's call in the open step: which calls of the modules inside were its first.
         self._first: dict[CallRef | None, dict[int, int]] = {}
         self._again: dict[CallRef | None, Counter[int]] = {}  # of each region's recompute: the calls inside
+        #: What was measured last, of which module and call; and the gradient that was. Often a part returns the same.
+        self._samples: Sequence[Measurement | None] = ()
+        self._samples_of: tuple[int, int] | None = None
+        self._gradient: Measurement | None = None
         self._running: dict[Segment, MeasuredInside] = {}
         self._of_backward: dict[Backward | None, MeasuredInside] = {}
         for root in roots:
@@ -121,7 +128,12 @@ class CompiledTaps(ValueSource):
     # While compiled code runs.
 
     def tapped(
-        self, index: int, found: Sequence[torch.Tensor], slots: Sequence[str], layout: Sequence[str]
+        self,
+        index: int,
+        found: Sequence[torch.Tensor],
+        slots: Sequence[str],
+        layout: Sequence[str],
+        same_as: tuple[int, int] | None,
     ) -> int:
         """Measures what a module has returned. Returns which call of its step it was; -1 if nothing is wanted."""
         path = ""
@@ -141,18 +153,26 @@ class CompiledTaps(ValueSource):
             if any(map(rounds_less_than_eager, found)):
                 self._tell_once(_ROUNDING)
             mask = self._mask(named, OUTPUT) & measured.active
+            is_known = same_as is not None and same_as == self._samples_of
+            known = self._samples if is_known and self._samples else repeat(None)
+            self._samples, self._samples_of = (), (index, call)
             if mask:
-                for slot, tensor in zip(slots, found, strict=True):
-                    self._measure_at(measured, named, call, slot, tensor, mark_of(mask, _OUTPUT))
+                mark = mark_of(mask, _OUTPUT)
+                self._samples = [
+                    self._measure_at(measured, named, call, slot, tensor, mark, sample)
+                    for slot, tensor, sample in zip(slots, found, known, strict=False)
+                ]
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, path)
             return -1
         return call
 
-    def tapped_gradient(self, index: int, call: int, slot: str, gradient: torch.Tensor) -> None:
+    def tapped_gradient(
+        self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
+    ) -> None:
         """Measures the gradient of a tensor that a module has returned."""
-        path = ""
+        path, known, self._gradient = "", self._gradient if is_same else None, None
         try:
             named = self._named(index)
             mask = 0 if named is None else self._mask(named, GRAD_OUTPUT) & self._active
@@ -163,7 +183,9 @@ class CompiledTaps(ValueSource):
             measured = self._of_backward.get(backward)
             if measured is None:
                 measured = self._of_backward[backward] = MeasuredInside(log.number, BACKWARD, mask)
-            self._measure_at(measured, named, call, slot, gradient, mark_of(mask, _GRAD_OUTPUT))
+            self._gradient = self._measure_at(
+                measured, named, call, slot, gradient, mark_of(mask, _GRAD_OUTPUT), known
+            )
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, path)
@@ -202,13 +224,18 @@ class CompiledTaps(ValueSource):
         slot: str,
         tensor: torch.Tensor,
         mark: int,
-    ) -> None:
+        known: Measurement | None,
+    ) -> Measurement | None:
+        """Measures a tensor, unless the measurement of the same tensor is known. Returns what serves for the next."""
         want = self._capture_masks.want(mark >> ROLE_BITS)
-        name = name_of_tensor(named.path, mark, slot) if want.tensors or want.lazy else ""
-        with DisableTorchFunction():
-            # Compiled code writes to this memory again, when it needs the tensor no more.
-            kept = tensor.clone() if want.lazy else tensor
-            measured.sites.append((self._measurer.measure_wanted(kept, want, name), named, call, slot, mark))
+        sample = known if want is USUAL else None
+        if sample is None:
+            name = name_of_tensor(named.path, mark, slot) if want.tensors or want.lazy else ""
+            with DisableTorchFunction():
+                # Compiled code writes to this memory again, when it needs the tensor no more.
+                sample = self._measurer.measure_wanted(tensor.clone() if want.lazy else tensor, want, name)
+        measured.sites.append((sample, named, call, slot, mark))
+        return sample if want is USUAL else None
 
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
