@@ -369,6 +369,31 @@ def test_recompute_of_a_compiled_block_has_the_numbers_of_its_forward():
     assert {site[2] for site in found} == {0}
 
 
+class Scaled(MLP):
+    def forward(self, x, scale):
+        return self.down(self.act(self.up(x) * scale))
+
+
+def test_recompute_that_differs_inside_of_a_compiled_block_is_named():
+    scales = iter([1.0, 1.0, 1.0, 1.5])  # two forwards, two recomputes, the last block's first
+    net = nn.Module()
+    net.blocks = nn.ModuleList(Scaled() for _ in range(2))
+
+    def run_block(block, x):
+        return block(x, torch.tensor(next(scales)))
+
+    def forward(x):
+        for block in net.blocks:
+            x = x + checkpoint(run_block, block, x, use_reentrant=False)
+        return x
+
+    net.forward = forward
+    for block in net.blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    check = train(net, net, steps=1, compiled="inside").recompute_check()
+    assert [(each.path, each.slot) for each in check.differences] == [("blocks.0.act", "")]
+
+
 def test_recompute_whose_call_is_not_certain_is_said_not_to_be_measured():
     class Twice(nn.Module):
         def __init__(self):

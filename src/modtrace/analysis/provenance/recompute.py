@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import NothingRecordedError
+from ...recording.module_path import is_below
 from ...recording.phase import FORWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
@@ -185,17 +186,33 @@ def _compare_modules(tables: IndexedTables, step: int, compared: _Compared) -> I
     row_of = {call: row for row, call in enumerate(placed.calls.call_id.tolist())}
     told: set[int] = set()
     for row in sorted((row for row in rows if row["phase"] == RECOMPUTE), key=lambda row: row["order"]):
-        call = row_of.get(row["call_id"], -1)
-        if call < 0:
+        call, path = row_of.get(row["call_id"], -1), tables.sites[row["site_id"]].path
+        around = call if call >= 0 else _find_region(placed, path)
+        if around < 0:
             continue
-        of_forward = int(placed.calls.call_id[placed.origin[call]])
+        of_forward = int(placed.calls.call_id[placed.origin[call]]) if call >= 0 else None
         forward = forwards.get((of_forward, row["site_id"]))
         if forward is None or not compared.differ(forward, row):
             continue
-        part = _find_part(placed, call)
+        part = _find_part(placed, around)
         if part not in told:
             told.add(part)
-            yield _tell_module(placed, call, forward, row)
+            where = int(placed.where[around])
+            if call < 0:
+                root = placed.name(where).root
+                where = next(
+                    at for at, each in enumerate(placed.places) if (each.root, each.path) == (root, path)
+                )
+            yield _tell_module(placed, call, where, forward, row)
+
+
+def _find_region(placed: PlacedCalls, path: str) -> int:
+    """Returns the recomputed call that ran a module inside of compiled code, which has no calls; -1 for none."""
+    is_region = (placed.calls.phase == PHASES.index(RECOMPUTE)) & (placed.column("compiled") == 1)
+    around = (call for call in np.flatnonzero(is_region).tolist() if placed.where[call] >= 0)
+    return next(
+        (call for call in around if is_below(path, placed.name(int(placed.where[call])).path or "")), -1
+    )
 
 
 def _find_part(placed: PlacedCalls, call: int) -> int:
@@ -206,8 +223,9 @@ def _find_part(placed: PlacedCalls, call: int) -> int:
     return asked if asked >= 0 else -1 - call
 
 
-def _tell_module(placed: PlacedCalls, call: int, forward: Row, recompute: Row) -> RecomputeDifference:
-    where = int(placed.where[call])
+def _tell_module(
+    placed: PlacedCalls, call: int, where: int, forward: Row, recompute: Row
+) -> RecomputeDifference:
     cause = find_cause_of_module(placed.name(where).type, forward, recompute)
     place = tell_place(placed, call, where) | {"op": None, "op_nth": None, "source_line": None}
     return _tell(place, forward, recompute, cause)
