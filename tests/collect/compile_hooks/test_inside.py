@@ -517,6 +517,29 @@ def test_forward_that_the_user_sets_during_the_recording_stays():
 # What it cannot do.
 
 
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = MLP(), MLP()
+
+    def forward(self, x):
+        return self.second(torch.cond(x.sum() > 0, self.first, lambda x: self.first(x) * 2, (x,)))
+
+
+def test_modules_in_a_branch_of_cond_are_said_not_to_be_measured():
+    torch.manual_seed(0)
+    model = Chooses()
+    with pytest.warns(modtrace.ModtraceWarning, match=r"nothing is measured inside of torch\.cond"):
+        rec = train(model, compile_whole(model, "aot_eager"), compiled="inside")
+    assert {site[1] for site in rows_of(rec, *ROLES)} == {
+        "",
+        "second",
+        "second.up",
+        "second.act",
+        "second.down",
+    }
+
+
 def test_compiled_function_around_a_model_is_said_not_to_be_measured():
     model = blocks()
     called = torch.compile(lambda x: model(x), backend="aot_eager")

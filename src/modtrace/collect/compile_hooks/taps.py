@@ -57,6 +57,9 @@ class TapReceiver(Protocol):
     ) -> None:
         """Receives the gradient of a tensor that a module has returned in a call; `is_same`: it came right before."""
 
+    def left_out(self) -> None:
+        """Is told that modules inside of `torch.cond` and the like were compiled without taps."""
+
 
 #: The receivers of open recordings. Compiled code, which may outlive a recording, knows the number alone.
 _receivers: dict[int, TapReceiver] = {}
@@ -242,7 +245,12 @@ def _untracked() -> AbstractContextManager[Any]:
 @cache
 def _cached_graphs() -> CachedGraphs:
     """Returns what lets compilers keep graphs with taps in their caches."""
-    return CachedGraphs(_tap_in_graph, sha256(Path(__file__).read_bytes()).hexdigest())
+    return CachedGraphs(_tap_in_graph, sha256(Path(__file__).read_bytes()).hexdigest(), _tell_left_out)
+
+
+def _tell_left_out() -> None:
+    for receiver in list(_receivers.values()):
+        receiver.left_out()
 
 
 @cache

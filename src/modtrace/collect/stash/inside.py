@@ -23,6 +23,10 @@ _OUTSIDE = (
     "nothing is stashed inside of a compiled function that calls a model; compile the model, not the function"
 )
 
+_IN_BODIES = (
+    "in compiled code, nothing is stashed inside of torch.cond and other ops that are given functions"
+)
+
 
 class InsideOutputs:
     """Passes on outputs of tapped modules as those of other calls are: as they were returned, with copied tensors.
@@ -51,7 +55,7 @@ class InsideOutputs:
         self._numbers = count()
         self._waiting: dict[int, tuple[Returned, Sequence[str]]] = {}
         self._prune_at = _PRUNE_AT
-        self._has_warned = False
+        self._warned: set[str] = set()
 
     def tap(self, module: nn.Module) -> None:
         """Taps a module, once. It is kept alive until `stop()`."""
@@ -107,17 +111,21 @@ class InsideOutputs:
         """Returns the call that has ended; None if hooks see it, or if what is compiled is a function."""
         segment = self._tracker.logs.current.segment
         if segment is None:
-            self._warn()
+            self._warn(_OUTSIDE)
             return None
         seen = CallRef(segment, segment.open_calls.innermost)
         if seen.context.module is module:
             return None
         return segment.call_inside(seen.index, (self._taps.number, index))
 
-    def _warn(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(_OUTSIDE, ModtraceWarning, stacklevel=2)
+    def left_out(self) -> None:
+        """Warns of modules that were compiled without taps."""
+        self._warn(_IN_BODIES)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, ModtraceWarning, stacklevel=2)
 
     def _prune(self) -> None:
         """Drops calls whose gradients cannot come any more."""

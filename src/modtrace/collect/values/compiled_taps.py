@@ -35,6 +35,10 @@ _ROUNDING = (
 )
 _OUTSIDE = "nothing is measured inside of a compiled function that calls a model; compile the model, not the function"
 
+_IN_BODIES = (
+    "in compiled code, nothing is measured inside of torch.cond and other ops that are given functions"
+)
+
 _AGAIN = (
     "what is inside of a compiled module that a checkpoint runs again is not measured, nor its gradients, where the "
     "module was called several times in the step: which call it repeats is not certain while it runs"
@@ -189,6 +193,9 @@ class CompiledTaps(ValueSource):
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, path)
+
+    def left_out(self) -> None:
+        self._tell_once(_IN_BODIES)
 
     def _named(self, index: int) -> NamedModule | None:
         """Returns the names of a module; None if nothing is measured any more."""
