@@ -43,14 +43,13 @@ class FolderReader:
         """
         self.path = Path(path)
         try:
-            header, folder = _find(self.path)
+            self._header, folder = _find(self.path)
             self.folder = folder.absolute()
             self._stored = read_meta(folder)
         except RecordingError:  # RecordingNotFoundError is an OSError too
             raise
         except OSError as error:
             raise unreadable(self.path, error) from error
-        self._header = header
         self._tables: dict[str, tuple[_FileState, pa.Table]] = {}
         self._messages: dict[str, tuple[_FileState, Messages]] = {}
         self._tensors = TensorFiles(self.folder)

@@ -48,9 +48,7 @@ def open_regular(path: Path) -> Iterator[int]:
         if not stat.S_ISREG(mode):
             raise _no_file(path, mode)
         yield fd
-    except FileNotFoundError:
-        raise
-    except RecordingError:
+    except (FileNotFoundError, RecordingError):
         raise
     except OSError as error:
         raise unreadable(path, error) from error
