@@ -180,10 +180,13 @@ class IsNonFinite:
         return "" if self.finding is None else self.finding.reason
 
     def _scalars_in(self, seen: StepRows) -> str:
-        found = self._of_scalars(seen.scalars) if self._with_scalars else ""
-        if found and self.finding is None:
-            self.finding = NonFiniteFinding(found.partition(" ")[0], found, "")
-        return found
+        for name, values in seen.scalars.items() if self._with_scalars else ():
+            wrong = [value for value in values if not np.isfinite(value)]
+            if wrong:
+                found = f"{LOGGED}{name} is {wrong[0]}"
+                self.finding = self.finding or NonFiniteFinding(found.partition(" ")[0], found, "")
+                return found
+        return ""
 
     def _of_tensors(self, seen: StepRows, rows: _Rows) -> str:
         if seen.measured is None:
@@ -196,14 +199,6 @@ class IsNonFinite:
         counts = {"NaN": int(nan_count[first]), "inf": int(inf_count[first])}
         held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         return f"{seen.names.describe(int(seen.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
-
-    @staticmethod
-    def _of_scalars(scalars: Mapping[str, Sequence[float]]) -> str:
-        for name, values in scalars.items():
-            wrong = [value for value in values if not np.isfinite(value)]
-            if wrong:
-                return f"{LOGGED}{name} is {wrong[0]}"
-        return ""
 
 
 def _has_nonfinite(measured: MeasuredRows) -> bool:

@@ -87,10 +87,7 @@ def _has_lonely(values: Numbers) -> bool:
 
 def _set_scale(ax: "Axes", values: Numbers) -> None:
     scale = choose_scale(values)
-    if scale == "symlog":
-        ax.set_yscale("symlog", linthresh=linear_part(values))
-    else:
-        ax.set_yscale(scale)
+    ax.set_yscale(scale, **({"linthresh": linear_part(values)} if scale == "symlog" else {}))
 
 
 def _cross(ax: "Axes", history: History, colors: Any) -> None:
