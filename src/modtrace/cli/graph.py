@@ -101,7 +101,13 @@ def graph(
     data = _load(run)
     number = read_step(run, data, step)
     whole = ask(run, data, lambda: graph_of(data, number))
-    shown = _choose(whole, collapse, phase, modules, op, views, tensors)
+    shown = whole
+    with misuse_told():
+        if phase or modules is not None or op:
+            shown = shown.filter(phase=phase or None, path=modules, op=op or None)
+        shown = shown if views else shown.without_views()
+        shown = shown.collapse(*collapse) if collapse else shown
+    shown = shown.with_tensors() if tensors else shown
     ask(run, data, lambda: require_part(whole, shown))
     shown = shown.fold() if fold else shown
     shown, note = at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)
@@ -140,23 +146,6 @@ def _record(text: str) -> RecordingData:
     loaded = load_factory(text)
     with errors_of_call(text):
         return record_call(loaded.model, loaded.args, loaded.kwargs)
-
-
-def _choose(
-    whole: ModelGraph,
-    collapse: tuple[str, ...],
-    phase: tuple[str, ...],
-    modules: str | None,
-    op: tuple[str, ...],
-    views: bool,
-    tensors: bool,
-) -> ModelGraph:
-    with misuse_told():
-        if phase or modules is not None or op:
-            whole = whole.filter(phase=phase or None, path=modules, op=op or None)
-        whole = whole if views else whole.without_views()
-        whole = whole.collapse(*collapse) if collapse else whole
-    return whole.with_tensors() if tensors else whole
 
 
 def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: str | None, dpi: int) -> None:
