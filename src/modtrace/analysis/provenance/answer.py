@@ -12,7 +12,7 @@ from ...recording.role import BY_NAME, LEAF, OP_OUTPUT
 from ..graph.parts import forms_of_op
 from ..step.sites import Site
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite
-from .causes_and_remedies import Cause, ReadTensor, find_cause
+from .causes_and_remedies import ReadTensor, find_cause
 from .indexed_tables import IndexedTables
 from .step_counts import Counts
 from .step_flow import tell_place
@@ -40,7 +40,8 @@ class _Answer:
         inputs = [
             ReadTensor(slot, tensor, self._counts(tensor)) for slot, tensor in flow.reads.get(event.op, ())
         ]
-        cause, site = self._cause(inputs, forward), self._site(event.tensor)
+        cause = find_cause(self._trace, event, inputs, forward) if event.kind == PRODUCER else None
+        site = self._site(event.tensor)
         is_made = event.kind != SOURCE
         return NonFinite(
             **tell_place(ops.placed, int(ops.call[event.op]), int(ops.where[event.op])),
@@ -69,11 +70,6 @@ class _Answer:
             hint=cause.text if cause else self._hint(),
             remedy=cause.remedy if cause else None,
         )
-
-    def _cause(self, inputs: list[ReadTensor], forward: str | None) -> Cause | None:
-        if self._event.kind == PRODUCER:
-            return find_cause(self._trace, self._event, inputs, forward)
-        return None
 
     def _find_phase_before(self) -> str | None:
         """Returns the phase that ran last in the step before an op; None if none did."""
