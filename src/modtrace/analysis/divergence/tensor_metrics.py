@@ -67,7 +67,7 @@ def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
         dtype: the coarser of their dtypes.
     """
     with np.errstate(all="ignore"):
-        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
+        apart = distances(a, b)
     apart = np.where(np.isnan(apart), np.inf, apart)
     if not apart.size:
         return TensorDifference(
@@ -90,6 +90,11 @@ def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
         close_share=float(np.mean(apart <= CLOSE * larger)),
         ulps=ulps,
     )
+
+
+def distances(a: Numbers, b: Numbers) -> Numbers:
+    """Returns how far the elements of two arrays are apart: 0 where both are NaN, or the same infinity."""
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
 
 
 def norm_of(numbers: npt.NDArray[Any]) -> float:
