@@ -31,12 +31,12 @@ def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterat
         path.mkdir(parents=True, exist_ok=True)
         staging = path / f".{name}.tmp"
         try:
-            _delete(staging)  # of an export that was killed
+            shutil.rmtree(staging, ignore_errors=True)  # of an export that was killed
             staging.mkdir()
             yield staging
             _put_in_place(staging, path, last)
         finally:
-            _delete(staging)
+            shutil.rmtree(staging, ignore_errors=True)
             if is_new:
                 with suppress(OSError):  # not empty: what was to come is there
                     path.rmdir()
@@ -76,7 +76,3 @@ def _put_in_place(staging: Path, path: Path, last: Path) -> None:
     (path / last).unlink(missing_ok=True)
     for file in sorted(files, key=last.__eq__):
         os.replace(staging / file, path / file)
-
-
-def _delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -24,6 +24,8 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
+FileState = tuple[int, int, int]
+
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[int]:
@@ -44,14 +46,11 @@ def open_regular(path: Path) -> Iterator[int]:
     except OSError as error:  # a socket cannot be opened: ENXIO
         raise _describe_other(path) or unreadable(path, error) from error
     try:
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode):
-            raise _no_file(path, mode)
-        yield fd
-    except (FileNotFoundError, RecordingError):
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from error
+        with reading(path, FileNotFoundError):
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):
+                raise _no_file(path, mode)
+            yield fd
     finally:
         os.close(fd)
 
@@ -94,6 +93,12 @@ def map_regular(path: Path) -> memoryview:
         return read_range(path, fd, 0, opened.st_size)
 
 
+def file_state(file: Path) -> FileState:
+    """Returns properties that change if something is added to a file, or the file is replaced."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
     """Returns the bytes from `start` to `stop` of a file, or fewer if it ends before.
 
@@ -122,6 +127,17 @@ def _read_into(data: memoryview, fd: int, start: int) -> int:
     with open(fd, "rb", buffering=0, closefd=False) as file:  # Windows
         file.seek(start)
         return file.readinto(data) or 0
+
+
+@contextmanager
+def reading(path: Path, passed: type[Exception] = RecordingError) -> Iterator[None]:
+    """Turns what the system refuses in the block into `unreadable`; errors of ours, and `passed`, go on."""
+    try:
+        yield
+    except (RecordingError, passed):  # some of ours are OSErrors too
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def unreadable(path: Path, error: OSError) -> RecordingError:
