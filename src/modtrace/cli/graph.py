@@ -1,7 +1,6 @@
 """`modtrace graph`: draws the execution graph of one step, or of a model that is called once."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ..recording.protocols import RecordingData
 from ..views.common.columns import printable
 from ..views.common.graph_summary import describe_counts, explain_no_ops, render_graph, render_graph_json
 from ..views.common.numbers import format_bytes
-from .factory import errors_of_call, is_factory, load_factory
+from .factory import errors_of_call, load_factory, names_model
 from .output import find_terminal, misuse_told, print_text, tell, wrap
 from .readable import at_depth
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
@@ -98,7 +97,7 @@ def graph(
     kwargs).
     """
     writer = _find_writer(path)
-    data = _load(run)
+    data = _record(run) if names_model(run) else open_with_rows(run, "calls")
     number = read_step(run, data, step)
     whole = ask(run, data, lambda: graph_of(data, number))
     shown = whole
@@ -133,11 +132,6 @@ def _find_writer(path: Path | None) -> Callable[..., None] | None:
             f"{path}: its name tells no format; it may end in {', '.join(_WRITERS)}", param_hint="--output"
         )
     return _WRITERS[path.suffix.lower()]
-
-
-def _load(run: str) -> RecordingData:
-    is_model = is_factory(run) and not os.path.exists(run)
-    return _record(run) if is_model else open_with_rows(run, "calls")
 
 
 def _record(text: str) -> RecordingData:

@@ -62,7 +62,10 @@ def timeline(
     else:
         write_perfetto(found, path)
         tell(_render_written_json(found, path) if as_json else wrap(_describe_written(found, path)), path)
-    _tell_missing(found)
+    tell_marks(found.marks)
+    missing = describe_missing(found)
+    if missing is not None:  # on standard error, so that it is seen beside a trace on standard output
+        click.echo(wrap(missing), nl=False, err=True)
 
 
 def _describe_written(found: Timeline, path: str) -> str:
@@ -83,11 +86,3 @@ def _render_written_json(found: Timeline, path: str) -> str:
 
 def _size_bytes(path: str) -> int:
     return os.path.getsize(path) if os.path.isfile(path) else 0
-
-
-def _tell_missing(found: Timeline) -> None:
-    """Prints what is missing on standard error, so that it is seen beside a trace on standard output."""
-    tell_marks(found.marks)
-    missing = describe_missing(found)
-    if missing is not None:
-        click.echo(wrap(missing), nl=False, err=True)
