@@ -275,8 +275,5 @@ def _number_tuples(numbers: Numbers) -> Iterable[tuple[Any, ...]]:
     rms: Sequence[float | None] = [
         root if has else None for root, has in zip(np.sqrt(mean).tolist(), has_mean.tolist(), strict=True)
     ]
-    return zip(numbers.duration_ns.tolist(), *map(_to_optional, counted), rms, strict=True)
-
-
-def _to_optional(column: Column) -> list[int | None]:
-    return [None if each < 0 else each for each in column.tolist()]
+    known = ([None if each < 0 else each for each in column.tolist()] for column in counted)
+    return zip(numbers.duration_ns.tolist(), *known, rms, strict=True)
