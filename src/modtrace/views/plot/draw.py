@@ -66,7 +66,7 @@ def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "A
     else:
         found = replace(found, values=drawable(found.values))
         drawn = plot_heatmap(found, ax) if kind == "heatmap" else plot_lines(found, ax)
-    return drawn if ax is not None else _displayed(drawn)
+    return _displayed(drawn, ax)
 
 
 def draw_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
@@ -76,11 +76,12 @@ def draw_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
         MissingLibraryError: matplotlib is not installed.
     """
     drawn = plot_growth(found, ax)
-    return drawn if ax is not None else _displayed(drawn)
+    return _displayed(drawn, ax)
 
 
-def _displayed(drawn: "Axes") -> "Axes":
-    vars(drawn)["_repr_svg_"] = partial(_render_svg, drawn)
+def _displayed(drawn: "Axes", given: "Axes | None") -> "Axes":
+    if given is None:
+        vars(drawn)["_repr_svg_"] = partial(_render_svg, drawn)
     return drawn
 
 
