@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from ..collect.scopes import process
-from ..collect.structures.find import Slot, find_slots
 from ..torch_internals.modes import DisableTorchFunction
 from ..torch_internals.modules import MODULE_HOOKS, hooks_and_modes
 from ..torch_internals.tensors import TENSOR_HOOKS
 from .contents import aside, digest
 from .generators import AllGenerators
-from .model_state import ModelState, copy_arguments
+from .model_state import ModelState, copy_arguments, tensors_in
 
 #: Used as the digest of a tensor whose bits cannot be read.
 _NO_BITS = b""
@@ -77,7 +76,7 @@ def modules_of(model: nn.Module) -> set[tuple[str, str]]:
 def _run_backward(output: Any, results: Results) -> None:
     """Runs backward from `output.loss` if there is one, else from the sum of all outputs that require a gradient."""
     with DisableTorchFunction():
-        found = find_slots(output)
+        found = tensors_in(output)
     targets = _targets(output, found)
     if not targets:
         results.unchecked.append(("backward", "no output with real numbers requires a gradient"))
@@ -85,11 +84,11 @@ def _run_backward(output: Any, results: Results) -> None:
     torch.autograd.backward(targets, [torch.ones_like(each) for each in targets])
 
 
-def _targets(output: Any, found: Sequence[Slot]) -> list[torch.Tensor]:
+def _targets(output: Any, found: Sequence[tuple[str, torch.Tensor]]) -> list[torch.Tensor]:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         return [loss]
-    tensors = {id(each.tensor): each.tensor for each in found if each.tensor is not None}
+    tensors = {id(each): each for _, each in found}
     return [each for each in tensors.values() if each.requires_grad and _is_real(each)]
 
 
@@ -100,16 +99,15 @@ def _is_real(tensor: torch.Tensor) -> bool:
 def _keep_results(model: nn.Module, output: Any, given: Any, results: Results) -> None:
     results.generators = AllGenerators()
     with aside():
-        for slot in find_slots(output):
-            if slot.tensor is not None:
-                results.outputs[f"output{slot.slot}"] = _bits(slot.tensor)
+        for slot, tensor in tensors_in(output):
+            results.outputs[f"output{slot}"] = _bits(tensor)
         for name, buffer in model.named_buffers():
             results.outputs[f"buffer {name}"] = _bits(buffer)
         for name, parameter in model.named_parameters():
             results.gradients[name] = _bits(parameter.grad)
-        for slot in find_slots(given):
-            if slot.tensor is not None and slot.tensor.is_leaf and slot.tensor.requires_grad:
-                results.gradients[f"argument {slot.slot}"] = _bits(slot.tensor.grad)
+        for slot, tensor in tensors_in(given):
+            if tensor.is_leaf and tensor.requires_grad:
+                results.gradients[f"argument {slot}"] = _bits(tensor.grad)
 
 
 def _bits(tensor: torch.Tensor | None) -> bytes:
