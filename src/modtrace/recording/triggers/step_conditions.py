@@ -165,7 +165,8 @@ class IsNonFinite:
 
     def _find_origin(self, seen: StepRows, find: Finder) -> str:
         """Returns which op made the values, or which tensor held them before any op read it."""
-        if seen.measured is not None and _has_nonfinite(seen.measured):
+        columns = {} if seen.measured is None else seen.measured.columns
+        if columns and (columns["nan_count"] + columns["inf_count"]).any():
             selects = self._selection.paths.selects
             self.finding = find(seen.data, selects, is_used=seen.ask_used())
         return "" if self.finding is None else self.finding.reason
@@ -199,10 +200,6 @@ class IsNonFinite:
         counts = {"NaN": int(nan_count[first]), "inf": int(inf_count[first])}
         held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         return f"{seen.names.describe(int(seen.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
-
-
-def _has_nonfinite(measured: MeasuredRows) -> bool:
-    return bool((measured.columns["nan_count"] + measured.columns["inf_count"]).any())
 
 
 class Judged(NamedTuple):

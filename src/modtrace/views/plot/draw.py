@@ -3,7 +3,6 @@
 import io
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,7 +80,7 @@ def draw_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
 
 def _displayed(drawn: "Axes", given: "Axes | None") -> "Axes":
     if given is None:
-        vars(drawn)["_repr_svg_"] = partial(_render_svg, drawn)
+        vars(drawn)["_repr_svg_"] = lambda: _render(drawn, ".svg").decode()
     return drawn
 
 
@@ -92,10 +91,6 @@ def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> N
         ModtraceError: the file cannot be written.
     """
     write_content(_render(ax, PurePath(path).suffix.lower(), dpi=dpi), path)
-
-
-def _render_svg(ax: "Axes") -> str:
-    return _render(ax, ".svg").decode()
 
 
 def _render(ax: "Axes", suffix: str, *, dpi: int = 110) -> bytes:
