@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import ModtraceError, RecordingError, RecordingExistsError
+from ..errors import RecordingError, RecordingExistsError, system_errors
 from .layout import describe_content
 
 
@@ -25,7 +25,12 @@ def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterat
         RecordingExistsError: something else is at `path`.
         RecordingError: it cannot be written.
     """
-    with _errors_told(path):
+
+    def say(error: OSError) -> RecordingError:
+        why = error.strerror or error
+        return RecordingError(f"{path}: cannot write the export here: {why}. Give another path.")
+
+    with system_errors(say):
         _check(path, known)
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
@@ -40,18 +45,6 @@ def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterat
             if is_new:
                 with suppress(OSError):  # not empty: what was to come is there
                     path.rmdir()
-
-
-@contextmanager
-def _errors_told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ModtraceError:  # RecordingExistsError is an OSError too
-        raise
-    except OSError as error:
-        raise RecordingError(
-            f"{path}: cannot write the export here: {error.strerror or error}. Give another path."
-        ) from error
 
 
 def _check(path: Path, known: Sequence[str]) -> None:

@@ -4,12 +4,13 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import DamagedRecordingError, RecordingError
+from ..errors import DamagedRecordingError, RecordingError, system_errors
 
 #: Without O_NONBLOCK the open of a FIFO waits for a writer. Windows has only the first and the last of these flags.
 _FLAGS = ("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
@@ -39,12 +40,9 @@ def open_regular(path: Path) -> Iterator[int]:
         DamagedRecordingError: it is a folder, a FIFO, a device or a socket.
         RecordingError: it cannot be opened or read.
     """
-    try:
+    # A socket cannot be opened: ENXIO.
+    with system_errors(lambda error: _describe_other(path) or unreadable(path, error), FileNotFoundError):
         fd = os.open(path, _READ)
-    except FileNotFoundError:
-        raise
-    except OSError as error:  # a socket cannot be opened: ENXIO
-        raise _describe_other(path) or unreadable(path, error) from error
     try:
         with reading(path, FileNotFoundError):
             mode = os.fstat(fd).st_mode
@@ -129,15 +127,9 @@ def _read_into(data: memoryview, fd: int, start: int) -> int:
         return file.readinto(data) or 0
 
 
-@contextmanager
-def reading(path: Path, passed: type[Exception] = RecordingError) -> Iterator[None]:
+def reading(path: Path, passed: type[Exception] = RecordingError) -> AbstractContextManager[None]:
     """Turns what the system refuses in the block into `unreadable`; errors of ours, and `passed`, go on."""
-    try:
-        yield
-    except (RecordingError, passed):  # some of ours are OSErrors too
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from error
+    return system_errors(partial(unreadable, path), passed)
 
 
 def unreadable(path: Path, error: OSError) -> RecordingError:
