@@ -43,6 +43,7 @@ class _Answer:
         cause = find_cause(self._trace, event, inputs, forward) if event.kind == PRODUCER else None
         site = self._site(event.tensor)
         is_made = event.kind != SOURCE
+        ran = self._forward or self._find_op(int(ops.op_id[event.op]))
         return NonFinite(
             **tell_place(ops.placed, int(ops.call[event.op]), int(ops.where[event.op])),
             op=flow.name_op(event.op),
@@ -55,7 +56,7 @@ class _Answer:
             slot=event.slot,
             kind=event.kind,
             source=None if is_made else _name_source(site),
-            source_line=self._source_line(),
+            source_line=ran["source"] if ran else None,
             cause=cause.name if cause else None,
             count=event.counts.nan + event.counts.inf,
             nan_count=event.counts.nan,
@@ -87,10 +88,6 @@ class _Answer:
     def _find_op(self, op_id: int) -> Mapping[str, Any] | None:
         rows: list[Mapping[str, Any]] = self._tables.find("ops", op_id=np.array([op_id])).to_pylist()
         return rows[0] if rows else None
-
-    def _source_line(self) -> str | None:
-        op = self._forward or self._find_op(int(self._flow.ops.op_id[self._event.op]))
-        return op["source"] if op else None
 
     def _site(self, tensor: int) -> Site | None:
         site = self._flow.sites[tensor]
