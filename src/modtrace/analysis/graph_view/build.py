@@ -178,25 +178,12 @@ class _Visible:
             self._box_of[nodes.layer[rows]].tolist(),
             _numbers_of(twin, number),
             repeats[rows].tolist(),
-            *(each[rows].tolist() for each in columns),
+            zip(*(each[rows].tolist() for each in columns), strict=True),
             _number_tuples(sums),
             strict=True,
         )
-        for (
-            row,
-            box,
-            goes_back,
-            count,
-            layer,
-            kind,
-            name,
-            phase,
-            tensor,
-            args,
-            start_ns,
-            raised,
-            numbers,
-        ) in known:
+        for row, box, goes_back, count, own, numbers in known:
+            layer, kind, name, phase, tensor, args, start_ns, raised = own
             place = places[layer]
             call = nth[layer]
             yield ViewNode._make((
