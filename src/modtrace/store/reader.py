@@ -18,7 +18,7 @@ from .layout import META, describe_content, is_rank_folder, rank_folders, table_
 from .metafile import StoredMeta, read_meta
 from .read_stream import read_messages, read_table
 from .read_tensors import TensorFiles
-from .regular_file import FileState, file_state, reading, unreadable
+from .regular_file import FileState, file_state, reading
 
 
 class FolderReader:
@@ -122,9 +122,10 @@ class FolderReader:
         for name in (each for each in schemas() if each in ended):
             file = table_file(self.folder, name)
             try:
-                state = file_state(file)
-                if name not in self._messages or self._messages[name][0] != state:
-                    self._messages[name] = state, read_messages(file)
+                with reading(file, FileNotFoundError):
+                    state = file_state(file)
+                    if name not in self._messages or self._messages[name][0] != state:
+                        self._messages[name] = state, read_messages(file)
                 messages = self._messages[name][1]
                 if not messages.is_ended and messages.batches:
                     yield f"{file.name} is cut: the rows at its end are missing"
@@ -134,8 +135,6 @@ class FolderReader:
                 yield f"{file.name} cannot be read ({error})"
             except FileNotFoundError:
                 yield f"{file.name} is missing"
-            except OSError as error:
-                yield f"{file.name} cannot be read ({unreadable(file, error)})"
 
 
 def _find(path: Path) -> tuple[RunMeta, Path]:
