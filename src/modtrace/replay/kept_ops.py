@@ -87,9 +87,8 @@ class OpKeep:
 
     def __init__(self) -> None:
         self.ops: dict[int, KeptOp] = {}
-        self.leaves: dict[
-            int, torch.UntypedStorage
-        ] = {}  # by tensor id: the storage as it was when it was met
+        #: By tensor id: the storage as it was when it was met.
+        self.leaves: dict[int, torch.UntypedStorage] = {}
         self._met: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
         self._running: dict[int, list[_Given | None]] = {}
 

@@ -24,9 +24,8 @@ class TensorDifference:
     pair: tuple[float, float]  # the elements there
     cosine: float  # NaN if one of them is zero
     close_share: float  # of elements that differ by at most CLOSE of the larger magnitude
-    ulps: (
-        float | None
-    )  # the largest difference in units of the last place of the coarser dtype; None without any
+    #: The largest difference in units of the last place of the coarser dtype; None without any.
+    ulps: float | None
 
 
 def compare_tensors(

@@ -69,9 +69,8 @@ def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]
     if caller is None:
         for span in region.owner.spans:
             is_after = span.first_seq > region.number and span.last_seq is not None
-            if (
-                isinstance(span, Segment) and is_after and span.region is not region
-            ):  # not what is recomputed now
+            # What is recomputed now is not one of them.
+            if isinstance(span, Segment) and is_after and span.region is not region:
                 yield CallRef(span, 0)
         return
     segment = caller.segment

@@ -24,9 +24,8 @@ def plot_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
     points = found.growth
     at, errors = np.arange(len(points)), np.array([each.error for each in points], np.float64)
     known = [number for each in points for number in (each.error, each.noise) if 0 < number < np.inf]
-    lowest = float(
-        10.0 ** (np.floor(np.log10(min(known, default=1e-8))) - 1)
-    )  # a power of ten below all of them
+    # A power of ten below all of them.
+    lowest = float(10.0 ** (np.floor(np.log10(min(known, default=1e-8))) - 1))
     shown = np.where(np.isfinite(errors) & (errors > lowest), errors, lowest)
     ax.set_yscale("log")
     ax.plot(at, shown, color=FEW_COLORS[0], marker="o", markersize=3, label="difference")
