@@ -24,31 +24,24 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 #: Public names and where they live. They are loaded when first asked for: `import modtrace` stays light.
-_HOMES = {
-    "Above": "recording.triggers.trigger_kinds",
-    "Capture": "recording.options.capture",
-    "GraphStyle": "views.dot.style",
-    "LiveRecording": "live",
-    "ModTracker": "collect.module_tracker.tracker",
-    "ModelGraph": "model_graph",
-    "ModulePathTracer": "collect.fx.tracer",
-    "ModuleTracker": "collect.module_tracker.tracker",
-    "ModtraceError": "errors",
-    "ModtraceWarning": "errors",
-    "NonFinite": "recording.triggers.trigger_kinds",
-    "NonFiniteError": "errors",
-    "OnSignal": "recording.triggers.trigger_kinds",
-    "Ops": "recording.options.op_options",
-    "OutOfBand": "recording.triggers.trigger_kinds",
-    "Recording": "face",
-    "TensorOptions": "recording.options.tensor_options",
-    "compare": "compare_runs",
-    "graph": "make_graph",
-    "open_recording": "face",
-    "record": "live",
-    "track": "collect.stash.tracker",
-    "verify": "replay.verify",
+_NAMES = {
+    "collect.fx.tracer": ("ModulePathTracer",),
+    "collect.module_tracker.tracker": ("ModTracker", "ModuleTracker"),
+    "collect.stash.tracker": ("track",),
+    "compare_runs": ("compare",),
+    "errors": ("ModtraceError", "ModtraceWarning", "NonFiniteError"),
+    "face": ("Recording", "open_recording"),
+    "live": ("LiveRecording", "record"),
+    "make_graph": ("graph",),
+    "model_graph": ("ModelGraph",),
+    "recording.options.capture": ("Capture",),
+    "recording.options.op_options": ("Ops",),
+    "recording.options.tensor_options": ("TensorOptions",),
+    "recording.triggers.trigger_kinds": ("Above", "NonFinite", "OnSignal", "OutOfBand"),
+    "replay.verify": ("verify",),
+    "views.dot.style": ("GraphStyle",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Above",

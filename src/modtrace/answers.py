@@ -110,11 +110,7 @@ class ShownComparison(Displayed, Comparison):
     """Where two runs part, which can be printed, displayed and drawn."""
 
     def _render(self, color: Color, top: int | None) -> str:
-        return (
-            render_comparison(self, color=color)
-            if top is None
-            else render_comparison(self, top=top, color=color)
-        )
+        return render_comparison(self, top=top, color=color)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the growth of the difference along the depth of the model with matplotlib.

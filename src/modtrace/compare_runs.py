@@ -104,7 +104,7 @@ def _read(
             f"compare(args=...): give a tuple, (x,) for one argument, not a {type(args).__name__}"
         )
     require("torch", "modtrace.compare() of models")
-    from .replay.seeded_run import record_from_seed
+    from .replay.recorded_run import record_from_seed
 
     return record_from_seed(given, args or (), kwargs or {}, seed=seed, gradients=gradients)
 

@@ -15,6 +15,9 @@ ModtraceError
 ModtraceWarning               each text has a heading in docs/messages.md (also a UserWarning)
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class ModtraceError(Exception):
     """Base class of the exceptions that modtrace raises."""
@@ -58,6 +61,22 @@ class NonFiniteError(ModtraceError, ArithmeticError):
 
 class MissingLibraryError(ModtraceError, ImportError):
     """Raised if an optional library is needed and not installed."""
+
+
+@contextmanager
+def system_errors(
+    say: Callable[[OSError], Exception], passed: type[Exception] = ModtraceError
+) -> Iterator[None]:
+    """Turns an error of the system in the block into what `say` returns for it.
+
+    Errors of ours go on, some of which are OSErrors too, and so do those in `passed`.
+    """
+    try:
+        yield
+    except (ModtraceError, passed):
+        raise
+    except OSError as error:
+        raise say(error) from error
 
 
 class ModtraceWarning(UserWarning):

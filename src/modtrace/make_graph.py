@@ -60,7 +60,8 @@ def graph(
     if not callable(subject):
         raise TypeError(f"graph({_short(subject)}): give a torch.nn.Module, a recording, or the path of one")
     require("torch", "modtrace.graph() of a model")
-    from .replay.one_call import make_inputs, record_call
+    from .replay.one_call import record_call
+    from .replay.random_inputs import make_inputs
 
     if input_shapes is not None:
         if args:

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import modtrace
 from helpers.twins import bits
-from modtrace.replay.one_call import make_inputs, record_call, try_call
+from modtrace.replay.one_call import record_call, try_call
+from modtrace.replay.random_inputs import make_inputs
 from zoo import Failing
 
 

@@ -37,6 +37,11 @@ def is_factory(text: str) -> bool:
     return _FACTORY.fullmatch(text) is not None
 
 
+def names_model(run: str) -> bool:
+    """Returns whether an argument names a model's factory, and not a file or folder that is there."""
+    return is_factory(run) and not os.path.exists(run)
+
+
 def load_factory(text: str) -> LoadedModel:
     """Imports the module of `module:factory`, from the current directory too, and calls the factory.
 

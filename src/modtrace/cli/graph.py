@@ -1,7 +1,6 @@
 """`modtrace graph`: draws the execution graph of one step, or of a model that is called once."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ..recording.protocols import RecordingData
 from ..views.common.columns import printable
 from ..views.common.graph_summary import describe_counts, explain_no_ops, render_graph, render_graph_json
 from ..views.common.numbers import format_bytes
-from .factory import errors_of_call, is_factory, load_factory
+from .factory import errors_of_call, load_factory, names_model
 from .output import find_terminal, misuse_told, print_text, tell, wrap
 from .readable import at_depth
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
@@ -98,10 +97,16 @@ def graph(
     kwargs).
     """
     writer = _find_writer(path)
-    data = _load(run)
+    data = _record(run) if names_model(run) else open_with_rows(run, "calls")
     number = read_step(run, data, step)
     whole = ask(run, data, lambda: graph_of(data, number))
-    shown = _choose(whole, collapse, phase, modules, op, views, tensors)
+    shown = whole
+    with misuse_told():
+        if phase or modules is not None or op:
+            shown = shown.filter(phase=phase or None, path=modules, op=op or None)
+        shown = shown if views else shown.without_views()
+        shown = shown.collapse(*collapse) if collapse else shown
+    shown = shown.with_tensors() if tensors else shown
     ask(run, data, lambda: require_part(whole, shown))
     shown = shown.fold() if fold else shown
     shown, note = at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)
@@ -129,34 +134,12 @@ def _find_writer(path: Path | None) -> Callable[..., None] | None:
     return _WRITERS[path.suffix.lower()]
 
 
-def _load(run: str) -> RecordingData:
-    is_model = is_factory(run) and not os.path.exists(run)
-    return _record(run) if is_model else open_with_rows(run, "calls")
-
-
 def _record(text: str) -> RecordingData:
     from ..replay.one_call import record_call
 
     loaded = load_factory(text)
     with errors_of_call(text):
         return record_call(loaded.model, loaded.args, loaded.kwargs)
-
-
-def _choose(
-    whole: ModelGraph,
-    collapse: tuple[str, ...],
-    phase: tuple[str, ...],
-    modules: str | None,
-    op: tuple[str, ...],
-    views: bool,
-    tensors: bool,
-) -> ModelGraph:
-    with misuse_told():
-        if phase or modules is not None or op:
-            whole = whole.filter(phase=phase or None, path=modules, op=op or None)
-        whole = whole if views else whole.without_views()
-        whole = whole.collapse(*collapse) if collapse else whole
-    return whole.with_tensors() if tensors else whole
 
 
 def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: str | None, dpi: int) -> None:

@@ -1,14 +1,12 @@
 """`modtrace paths`: lists the ops in order, each with its module."""
 
-import os
-
 import click
 
 from ..analysis.ops.op_paths import build_op_paths
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.text.op_paths import render_modules, render_op_paths, render_op_paths_json
-from .factory import LoadedModel, call_model, is_factory, load_factory
+from .factory import call_model, load_factory, names_model
 from .output import print_text, print_view, tell_marks
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask_for_ops, open_with_rows
@@ -29,7 +27,7 @@ def paths(
     RUN is a recording with ops. Alternatively, the model that MODULE:FACTORY makes is called once: FACTORY is a
     function of the Python module that takes no arguments and returns (model, args, kwargs).
     """
-    data = _find_data(run)
+    data = _record_call(run) if names_model(run) else open_with_rows(run, "ops")
     number = read_step(run, data, step)
     found = ask_for_ops(run, data, lambda: build_op_paths(data, step=number, phase=phase), phase)
     if as_json:
@@ -41,13 +39,8 @@ def paths(
         print_view(render_op_paths, found, top=top)
 
 
-def _find_data(run: str) -> RecordingData:
-    if is_factory(run) and not os.path.exists(run):
-        return _record_call(run, load_factory(run))
-    return open_with_rows(run, "ops")
-
-
-def _record_call(text: str, loaded: LoadedModel) -> RecordingData:
+def _record_call(text: str) -> RecordingData:
+    loaded = load_factory(text)
     from ..live import record
 
     with record(loaded.model, ops=True, values=None) as recording:

@@ -134,12 +134,14 @@ def record(
     place = to or (f"{found.stem}.modtrace" if overwrite else _free_place(found.stem))
     with misuse_told():
         captures = [parse_capture(text) for text in capture]
+    if source and not ops:
+        raise click.UsageError("--source is about the ops that --ops records: give both.")
     options = {
         "steps": steps,
         "values": captures or (None if values == "none" else values),
         "include": include or None,
         "exclude": exclude or None,
-        "ops": _choose_ops(ops, source),
+        "ops": Ops(source=True) if source else ops,
         "keep_last": keep_last,
         "on_nonfinite": on_nonfinite,
         "compiled": compiled,
@@ -150,21 +152,11 @@ def record(
     if recording is None:
         return lambda: exit_like(run_program(found, contextlib.nullcontext()))
     if keep_last is not None and options["values"] is None and not quiet:
-        click.echo(f"modtrace: {_describe_unseen(keep_last)}", err=True)
+        held = "the last step is" if keep_last == 1 else f"the last {keep_last} steps are"
+        unseen = f"no NaN is seen: {held} written only when the program fails."
+        click.echo(f"modtrace: --values none measures nothing, so {unseen}", err=True)
     # Run by `main` once click is out of the way: click turns a KeyboardInterrupt into an exception of its own.
     return lambda: _run(found, recording, quiet)
-
-
-def _describe_unseen(keep_last: int) -> str:
-    held = "the last step is" if keep_last == 1 else f"the last {keep_last} steps are"
-    return f"--values none measures nothing, so no NaN is seen: {held} written only when the program fails."
-
-
-def _choose_ops(ops: bool, source: bool) -> Any:
-    """Returns what `record(ops=...)` is to be given."""
-    if source and not ops:
-        raise click.UsageError("--source is about the ops that --ops records: give both.")
-    return Ops(source=True) if source else ops
 
 
 def _find_program(module: str | None, arguments: Sequence[str]) -> Program:

@@ -5,8 +5,8 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -89,22 +89,14 @@ def run_program(program: Program, recording: AbstractContextManager[Any]) -> int
         return 1
     recording.__enter__()
     try:
-        with raising_on(signal.SIGTERM), raising_on(signal.SIGHUP):
-            _run_and_leave(lambda: exec(code, namespace), recording)
+        with raising_on(signal.SIGTERM), raising_on(signal.SIGHUP), ExitStack() as leaving:
+            leaving.push(recording)
+            exec(code, namespace)
     except BaseException as error:
         if not isinstance(error, SystemExit):
             _show(error, namespace)
         return exit_code_of(error)
     return 0
-
-
-def _run_and_leave(run: Callable[[], object], recording: AbstractContextManager[Any]) -> None:
-    try:
-        run()
-    except BaseException as error:
-        recording.__exit__(type(error), error, error.__traceback__)
-        raise
-    recording.__exit__(None, None, None)
 
 
 def _what_is_wrong(path: str, file: str) -> str:

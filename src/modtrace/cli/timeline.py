@@ -8,7 +8,6 @@ import click
 
 from ..analysis.timeline.timeline import Timeline, build_timeline
 from ..recording.options.step_range import StepRange, to_step_range
-from ..recording.protocols import RecordingData
 from ..recording.suggestions import count_of
 from ..views.common.numbers import format_bytes
 from ..views.formats.perfetto import count_events, describe_missing, iterate_perfetto, write_perfetto
@@ -48,27 +47,25 @@ def timeline(
     if op_flows and ops is False:
         raise click.UsageError("--op-flows are arrows between ops: leave --no-ops out.")
     data = open_with_rows(run, "calls", *(["ops"] if ops or op_flows else []))
-    found = _build(run, data, read_step(run, data, step), wanted, ops is not False, op_flows)
+    number = read_step(run, data, step)
+    if number is not None and wanted is not None:
+        raise click.UsageError("give --step or --steps, not both.")
+
+    def find() -> Timeline:
+        steps = to_step_range(wanted) if number is None else StepRange(number, number + 1)
+        return build_timeline(data, steps=steps, ops=ops is not False, op_flows=op_flows)
+
+    found = ask(run, data, find, option=None if number is None else "--step")
     if path is None or path == _STDOUT:
         for piece in iterate_perfetto(found):
             print_text(piece)
     else:
         write_perfetto(found, path)
         tell(_render_written_json(found, path) if as_json else wrap(_describe_written(found, path)), path)
-    _tell_missing(found)
-
-
-def _build(
-    run: str, data: RecordingData, step: int | None, wanted: str | None, ops: bool, op_flows: bool
-) -> Timeline:
-    if step is not None and wanted is not None:
-        raise click.UsageError("give --step or --steps, not both.")
-
-    def find() -> Timeline:
-        steps = to_step_range(wanted) if step is None else StepRange(step, step + 1)
-        return build_timeline(data, steps=steps, ops=ops, op_flows=op_flows)
-
-    return ask(run, data, find, option=None if step is None else "--step")
+    tell_marks(found.marks)
+    missing = describe_missing(found)
+    if missing is not None:  # on standard error, so that it is seen beside a trace on standard output
+        click.echo(wrap(missing), nl=False, err=True)
 
 
 def _describe_written(found: Timeline, path: str) -> str:
@@ -89,11 +86,3 @@ def _render_written_json(found: Timeline, path: str) -> str:
 
 def _size_bytes(path: str) -> int:
     return os.path.getsize(path) if os.path.isfile(path) else 0
-
-
-def _tell_missing(found: Timeline) -> None:
-    """Prints what is missing on standard error, so that it is seen beside a trace on standard output."""
-    tell_marks(found.marks)
-    missing = describe_missing(found)
-    if missing is not None:
-        click.echo(wrap(missing), nl=False, err=True)

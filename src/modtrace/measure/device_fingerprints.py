@@ -29,9 +29,7 @@ def hash_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None
         shard: its position in a larger tensor that is not flat; `offset` is added.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for rows in _rows_of(tensor, offset, shard):
-        total = total + _hash_rows(rows)
-    return total
+    return sum(map(_hash_rows, _rows_of(tensor, offset, shard)), total)
 
 
 def sketch_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None = None) -> torch.Tensor:
@@ -45,9 +43,7 @@ def sketch_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | No
         shard: see `hash_on_device`.
     """
     total = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=tensor.device)
-    for rows in _rows_of(tensor, offset, shard):
-        total = total + _sketch_rows(rows)
-    return total
+    return sum(map(_sketch_rows, _rows_of(tensor, offset, shard)), total)
 
 
 class _Rows(NamedTuple):

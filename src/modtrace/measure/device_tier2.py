@@ -108,9 +108,8 @@ def _measure(numbers: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
     """Returns sumabs, zeros, sum4, the histogram, the bits of the largest magnitude, and argmax."""
     floats = _to_floats(numbers)
     bits = floats.view(torch.int32 if floats.dtype == torch.float32 else torch.int64)
-    bits = (
-        bits & torch.iinfo(bits.dtype).max
-    )  # of magnitudes, in the same order; those of NaN are above all others
+    # The bits of magnitudes, which have the same order; those of NaN are above all others.
+    bits = bits & torch.iinfo(bits.dtype).max
     zeros = (bits == 0).sum()
     comparable = bits.clamp(max=_NAN[bits.dtype])  # all NaN are equal here
     wide = floats.to(torch.float64)

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..recording.statistics.number_formats import FLOAT8, float8_table
+
 #: Elements that are turned into floats at a time, so that they stay in the cache of a core.
 CHUNK = 131_072
 
@@ -138,44 +140,6 @@ def _by_table(table: npt.NDArray[np.float32]) -> Decoder:
     return decode
 
 
-def _float8_table(
-    exponent_bits: int, *, bias: int, nan: range, inf: int | None = None
-) -> npt.NDArray[np.float32]:
-    """Returns the value of every byte of an 8-bit float with sign, exponent and mantissa (OCP 8-bit Floating Point).
-
-    Args:
-        exponent_bits: the number of bits of the exponent.
-        bias: the bias of the exponent.
-        nan: the bytes without their sign that are NaN; 128 stands for the negative zero of the `fnuz` kinds.
-        inf: the byte without its sign that is infinite.
-    """
-    mantissa_bits = 7 - exponent_bits
-    table = np.empty(256, np.float32)
-    for byte in range(256):
-        magnitude = byte & 127
-        exponent, mantissa = magnitude >> mantissa_bits, magnitude & ((1 << mantissa_bits) - 1)
-        fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
-        value = fraction * 2.0 ** (max(exponent, 1) - bias)
-        if magnitude in nan or (byte == 128 and 128 in nan):
-            value = np.nan
-        elif magnitude == inf:
-            value = np.inf
-        table[byte] = -value if byte & 128 else value
-    return table
-
-
-def _float8_tables() -> dict[torch.dtype, npt.NDArray[np.float32]]:
-    powers = np.exp2(np.arange(256, dtype=np.float64) - 127)
-    powers[255] = np.nan
-    return {
-        torch.float8_e4m3fn: _float8_table(4, bias=7, nan=range(127, 128)),
-        torch.float8_e5m2: _float8_table(5, bias=15, nan=range(125, 128), inf=124),
-        torch.float8_e4m3fnuz: _float8_table(4, bias=8, nan=range(128, 129)),
-        torch.float8_e5m2fnuz: _float8_table(5, bias=16, nan=range(128, 129)),
-        torch.float8_e8m0fnu: powers.astype(np.float32),
-    }
-
-
 _FORMATS = {
     torch.float32: Format(np.float32),
     torch.float64: Format(np.float64),
@@ -193,5 +157,8 @@ _FORMATS = {
     torch.int32: Format(np.int32, decode=_to_float64),
     torch.uint64: Format(np.uint64, decode=_to_float64),
     torch.int64: Format(np.int64, decode=_to_float64),
-    **{dtype: Format(np.uint8, decode=_by_table(table)) for dtype, table in _float8_tables().items()},
+    **{
+        getattr(torch, name): Format(np.uint8, decode=_by_table(float8_table(name).astype(np.float32)))
+        for name in FLOAT8
+    },
 }

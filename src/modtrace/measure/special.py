@@ -157,13 +157,8 @@ def _look_inside_layout(tensor: Any) -> _Inner | None:
 
 
 def _look_inside_subclass(tensor: torch.Tensor) -> _Inner | None:
-    if not has_own_dispatch(type(tensor)):
-        return None
-    parts = _parts_of_subclass(tensor)
-    if parts is None:
-        return None
-    name, inner = parts
-    return _Inner(inner, f"{type(tensor).__name__}: its {name}")
+    part = _parts_of_subclass(tensor) if has_own_dispatch(type(tensor)) else None
+    return None if part is None else _Inner(part[1], f"{type(tensor).__name__}: its {part[0]}")
 
 
 def _parts_of_subclass(tensor: Any) -> tuple[str, torch.Tensor] | None:

@@ -79,9 +79,8 @@ def _measure_memory(array: Raw, kind: int) -> Tier2:
 
 def _measure_with_numpy(floats: Floats) -> Tier2:
     bits = floats.view(f"i{floats.itemsize}")
-    bits = (
-        bits & np.iinfo(bits.dtype).max
-    )  # of magnitudes, in the same order; those of NaN are above all others
+    # The bits of magnitudes, which have the same order; those of NaN are above all others.
+    bits = bits & np.iinfo(bits.dtype).max
     zeros = len(bits) - int(np.count_nonzero(bits))
     histogram = _count_exponents(bits)
     histogram[0] -= zeros

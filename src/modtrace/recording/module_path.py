@@ -1,6 +1,7 @@
 """Joins the parts of module paths, and chooses the alias of a shared module below a parent."""
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 
 def join(prefix: str, part: str) -> str:
@@ -24,18 +25,10 @@ def path_below(parent: str, path: str, aliases: Iterable[str]) -> str:
 
     A module registered as `x.l` and as `y.l` is `y.l` when `y` runs it.
     """
-    best, best_shared = path, _shared_parts(parent, path)
-    for alias in aliases:
-        shared = _shared_parts(parent, alias)
-        if shared > best_shared:
-            best, best_shared = alias, shared
-    return best
+    # Of several that share as many parts `max` returns the first.
+    return max([path, *aliases], key=lambda each: _shared_parts(parent, each))
 
 
 def _shared_parts(one: str, other: str) -> int:
-    shared = 0
-    for left, right in zip(one.split("."), other.split("."), strict=False):
-        if left != right:
-            break
-        shared += 1
-    return shared
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -7,8 +7,7 @@ from torch import nn
 from ..recording.protocols import RecordingData
 from ..recording.verification import Check
 from .kept_ops import OpKeep
-from .left_behind import differences
-from .model_run import Results, modules_of
+from .model_run import Results, differences, modules_of
 from .orders import random_order
 from .perturbing import Perturber
 from .recorded_graph import RecordedGraph

@@ -15,8 +15,8 @@ def find_failing_place(data: RecordingData) -> str | None:
 
     An exception that the model caught itself is skipped: something ran after it in the enclosing call.
     """
-    calls = [row for row in _rows(data, "calls") if row["phase"] == "forward"]
-    ops = sorted(_rows(data, "ops"), key=lambda row: int(row["start_ns"]))
+    calls: list[_Row] = [row for row in data.table("calls").to_pylist() if row["phase"] == "forward"]
+    ops: list[_Row] = sorted(data.table("ops").to_pylist(), key=lambda row: int(row["start_ns"]))
     outermost = [row for row in calls if row["parent_call_id"] is None]
     if not outermost or not outermost[-1]["raised"]:
         return None
@@ -24,8 +24,9 @@ def find_failing_place(data: RecordingData) -> str | None:
     while (inner := _left_with(call, calls, ops)) is not None:
         call = inner
     own = [row for row in ops if row["call_id"] == call["call_id"]]
-    paths = {row["module_id"]: row["path"] or row["name"] or row["type"] for row in _rows(data, "modules")}
-    path = paths.get(call["module_id"], "an unknown module")
+    modules = data.table("modules").to_pylist()
+    paths = {row["module_id"]: row["path"] or row["name"] or row["type"] for row in modules}
+    path: str = paths.get(call["module_id"], "an unknown module")
     return f"{path}, at its op {own[-1]['name']}" if own and own[-1]["raised"] else path
 
 
@@ -37,8 +38,3 @@ def _left_with(call: _Row, calls: Sequence[_Row], ops: Sequence[_Row]) -> _Row |
     end_ns = inside[-1]["end_ns"]
     after = any(row["call_id"] == call["call_id"] and row["start_ns"] > end_ns for row in ops)
     return None if after else inside[-1]
-
-
-def _rows(data: RecordingData, table: str) -> list[_Row]:
-    rows: list[_Row] = data.table(table).to_pylist()
-    return rows

@@ -14,16 +14,11 @@ from .contents import aside
 class GeneratorStates:
     """The states of torch's default generators at one moment."""
 
-    def __init__(self, cpu: torch.Tensor, cuda: list[torch.Tensor]) -> None:
-        self._cpu = cpu
-        self._cuda = cuda
-
-    @classmethod
-    def now(cls) -> "GeneratorStates":
-        """Returns the present states."""
+    def __init__(self) -> None:
+        """Reads the present states."""
         with aside():
-            cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-            return cls(torch.get_rng_state(), cuda)
+            self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+            self._cpu = torch.get_rng_state()
 
     def put_back(self) -> None:
         """Sets the generators to these states."""
@@ -49,7 +44,7 @@ class AllGenerators:
     """
 
     def __init__(self, held: Iterable[Any] = ()) -> None:
-        self.torch = GeneratorStates.now()
+        self.torch = GeneratorStates()
         self.python = random.getstate()
         numpy: Any = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy else None

@@ -81,19 +81,14 @@ class _Given(NamedTuple):
     alias: torch.Tensor  # shows what it shows before the op
     digest: bytes | None
 
-    @classmethod
-    def now(cls, tensor: torch.Tensor) -> "_Given":
-        return cls(alias_of(tensor), _try_digest(tensor))
-
 
 class OpKeep:
     """Keeps each op and each leaf of a recording. Implements `OpKeeper`."""
 
     def __init__(self) -> None:
         self.ops: dict[int, KeptOp] = {}
-        self.leaves: dict[
-            int, torch.UntypedStorage
-        ] = {}  # by tensor id: the storage as it was when it was met
+        #: By tensor id: the storage as it was when it was met.
+        self.leaves: dict[int, torch.UntypedStorage] = {}
         self._met: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
         self._running: dict[int, list[_Given | None]] = {}
 
@@ -103,11 +98,13 @@ class OpKeep:
         tensors = template.forget_tensors()
         obstacle = _obstacle(schema, template, tensors)
         written = () if obstacle else _written(schema, template, tensors, _declared_writes(schema))
-        generators = GeneratorStates.now() if schema.is_random else None
+        generators = GeneratorStates() if schema.is_random else None
         kept = KeptOp(op, schema, template, torch.is_grad_enabled(), generators, obstacle, written)
         self.ops[op] = kept
         with aside():
-            self._running[op] = [_Given.now(each) if _is_plain(each) else None for each in tensors]
+            self._running[op] = [
+                _Given(alias_of(each), _try_digest(each)) if _is_plain(each) else None for each in tensors
+            ]
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
         """Keeps the digests of what an op has returned and written to, and finds what else the op has changed."""

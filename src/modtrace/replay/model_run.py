@@ -1,4 +1,4 @@
-"""Runs the forward and the backward of a model as a user does, and keeps digests of the results."""
+"""Runs a model as a user does, and keeps what comes of it: digests of results, and what the run has left behind."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..collect.structures.find import Slot, find_slots
+from ..collect.scopes import process
 from ..torch_internals.modes import DisableTorchFunction
+from ..torch_internals.modules import MODULE_HOOKS, hooks_and_modes
+from ..torch_internals.tensors import TENSOR_HOOKS
 from .contents import aside, digest
 from .generators import AllGenerators
-from .left_behind import look_around
-from .model_state import ModelState, copy_arguments
+from .model_state import ModelState, copy_arguments, tensors_in
 
 #: Used as the digest of a tensor whose bits cannot be read.
 _NO_BITS = b""
@@ -75,7 +76,7 @@ def modules_of(model: nn.Module) -> set[tuple[str, str]]:
 def _run_backward(output: Any, results: Results) -> None:
     """Runs backward from `output.loss` if there is one, else from the sum of all outputs that require a gradient."""
     with DisableTorchFunction():
-        found = find_slots(output)
+        found = tensors_in(output)
     targets = _targets(output, found)
     if not targets:
         results.unchecked.append(("backward", "no output with real numbers requires a gradient"))
@@ -83,11 +84,11 @@ def _run_backward(output: Any, results: Results) -> None:
     torch.autograd.backward(targets, [torch.ones_like(each) for each in targets])
 
 
-def _targets(output: Any, found: Sequence[Slot]) -> list[torch.Tensor]:
+def _targets(output: Any, found: Sequence[tuple[str, torch.Tensor]]) -> list[torch.Tensor]:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         return [loss]
-    tensors = {id(each.tensor): each.tensor for each in found if each.tensor is not None}
+    tensors = {id(each): each for _, each in found}
     return [each for each in tensors.values() if each.requires_grad and _is_real(each)]
 
 
@@ -98,16 +99,15 @@ def _is_real(tensor: torch.Tensor) -> bool:
 def _keep_results(model: nn.Module, output: Any, given: Any, results: Results) -> None:
     results.generators = AllGenerators()
     with aside():
-        for slot in find_slots(output):
-            if slot.tensor is not None:
-                results.outputs[f"output{slot.slot}"] = _bits(slot.tensor)
+        for slot, tensor in tensors_in(output):
+            results.outputs[f"output{slot}"] = _bits(tensor)
         for name, buffer in model.named_buffers():
             results.outputs[f"buffer {name}"] = _bits(buffer)
         for name, parameter in model.named_parameters():
             results.gradients[name] = _bits(parameter.grad)
-        for slot in find_slots(given):
-            if slot.tensor is not None and slot.tensor.is_leaf and slot.tensor.requires_grad:
-                results.gradients[f"argument {slot.slot}"] = _bits(slot.tensor.grad)
+        for slot, tensor in tensors_in(given):
+            if tensor.is_leaf and tensor.requires_grad:
+                results.gradients[f"argument {slot}"] = _bits(tensor.grad)
 
 
 def _bits(tensor: torch.Tensor | None) -> bytes:
@@ -118,3 +118,35 @@ def _bits(tensor: torch.Tensor | None) -> bytes:
         return digest(dense) or _NO_BITS
     except (RuntimeError, NotImplementedError):
         return _NO_BITS
+
+
+def look_around(model: nn.Module) -> dict[str, Any]:
+    """Returns, by name, what a recording must leave as an unrecorded run leaves it."""
+    found: dict[str, Any] = {
+        **hooks_and_modes(),
+        "the tracker of the process": id(process.current()),
+        "grad mode": torch.is_grad_enabled(),
+        "the default dtype": torch.get_default_dtype(),
+    }
+    for path, module in model.named_modules():
+        found[f"hooks on the module {path!r}"] = _hooks(module, MODULE_HOOKS)
+        found[f"the mode (training or not) of the module {path!r}"] = module.training
+    for path, parameter in model.named_parameters():
+        found[f"hooks on the parameter {path!r}"] = _hooks(parameter, TENSOR_HOOKS)
+    return found
+
+
+def differences(plain: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the entries that differ."""
+    return [name for name in {**plain, **recorded} if plain.get(name) != recorded.get(name)]
+
+
+def _hooks(owner: Any, names: tuple[str, ...]) -> list[str]:
+    """Returns the qualified names of the hooks.
+
+    Hooks that a model registers in its first call get other ids in each run.
+    """
+    found = [hook for name in names for hook in (getattr(owner, name, None) or {}).values()]
+    return [
+        f"{getattr(each, '__module__', '')}.{getattr(each, '__qualname__', type(each))}" for each in found
+    ]

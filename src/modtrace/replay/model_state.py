@@ -33,7 +33,8 @@ class ModelState:
     ) -> None:
         self._modules = [ModuleState(each) for each in model.modules()]
         held = [each for module in self._modules for each in module.contents()]
-        given = [*_tensors_in([list(args), dict(kwargs)]), *(each for each in held if is_tensor(each))]
+        given = [each for _, each in tensors_in([list(args), dict(kwargs)])]
+        given += [each for each in held if is_tensor(each)]
         tensors = {id(each): each for each in (*model.parameters(), *model.buffers(), *given)}
         self._tensors = [
             TensorState(each, with_content=clones_parameters or not isinstance(each, nn.Parameter))
@@ -91,21 +92,14 @@ def copy_arguments(
     given: Any = [list(args), dict(kwargs)]
     memo: dict[int, Any] = {}
     with aside():
-        for slot in find_slots(given):
-            if slot.tensor is not None:
-                memo[id(slot.tensor)] = _cut_off(slot.tensor)
+        for _, each in tensors_in(given):
+            memo[id(each)] = each if each.is_leaf else each.detach().requires_grad_(each.requires_grad)
     memo.update((id(each), each) for each in _modules_in(given))
     try:
         copied_args, copied_kwargs = copy.deepcopy(given, memo)
     except Exception as error:
         return args, kwargs, f"{type(error).__name__}: {error}"
     return copied_args, copied_kwargs, None
-
-
-def _cut_off(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_leaf:
-        return tensor
-    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _modules_in(values: Iterable[Any]) -> list[nn.Module]:
@@ -125,8 +119,9 @@ def is_tensor(value: Any) -> bool:
     return issubclass(type(value), torch.Tensor)
 
 
-def _tensors_in(given: Any) -> list[torch.Tensor]:
-    return [slot.tensor for slot in find_slots(given) if slot.tensor is not None]
+def tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
+    """Returns the tensors in a value, each with its slot."""
+    return [(each.slot, each.tensor) for each in find_slots(value) if each.tensor is not None]
 
 
 def _storage_key(tensor: torch.Tensor) -> int:

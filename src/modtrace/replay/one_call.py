@@ -15,10 +15,7 @@ from ..torch_internals.dynamo import is_compiled
 from .failing_place import find_failing_place
 from .model_state import ModelState, copy_arguments
 from .quiet_recorder import every_row, recording_ops
-from .random_inputs import make_inputs
 from .write_guard import WriteGuard
-
-__all__ = ["OneCall", "make_inputs", "record_call", "try_call"]
 
 _VALUES = (None, "stats")
 

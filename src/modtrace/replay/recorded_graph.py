@@ -94,11 +94,11 @@ class RecordedGraph:
 
 def read_graph(data: RecordingData) -> RecordedGraph:
     """Returns the graph of a whole recording."""
-    places = _Places(data)
-    ops = {
-        row["op_id"]: RecordedOp(row["op_id"], row["name"], places.of(row["call_id"], row["phase"]))
-        for row in _rows(data, "ops", "op_id", "name", "call_id", "phase")
-    }
+    calls, ops = _name_calls(data), {}
+    for row in _rows(data, "ops", "op_id", "name", "call_id", "phase"):
+        call = calls.get(row["call_id"], f"unknown call {row['call_id']}")
+        place = f"{call}, {row['phase']}" if row["phase"] else call
+        ops[row["op_id"]] = RecordedOp(row["op_id"], row["name"], place)
     tensors = {row[0]: row for row in map(_to_tensor, data.table("tensors").to_pylist())}
     for tensor in sorted(tensors.values(), key=lambda each: each.tensor_id):
         if tensor.producer in ops:
@@ -119,19 +119,11 @@ def _to_tensor(row: dict[str, Any]) -> TensorRow:
     return TensorRow(**{name: own[name] if name in own else row[name] for name in TensorRow._fields})
 
 
-class _Places:
-    """Describes where calls ran, such as "layers.0, forward"."""
-
-    def __init__(self, data: RecordingData) -> None:
-        modules = {
-            row["module_id"]: row for row in _rows(data, "modules", "module_id", "path", "name", "type")
-        }
-        self._names: dict[int, str] = {}
-        for call in _rows(data, "calls", "call_id", "module_id", "nth"):
-            module = modules.get(call["module_id"], {})
-            name = module.get("path") or module.get("name") or module.get("type") or "the optimizer"
-            self._names[call["call_id"]] = f"{name}@{call['nth']}" if call["nth"] else name
-
-    def of(self, call_id: int | None, phase: str | None) -> str:
-        name = "no module" if call_id is None else self._names.get(call_id, f"unknown call {call_id}")
-        return f"{name}, {phase}" if phase else name
+def _name_calls(data: RecordingData) -> dict[int | None, str]:
+    modules = {row["module_id"]: row for row in _rows(data, "modules", "module_id", "path", "name", "type")}
+    names: dict[int | None, str] = {None: "no module"}
+    for call in _rows(data, "calls", "call_id", "module_id", "nth"):
+        module = modules.get(call["module_id"], {})
+        name = module.get("path") or module.get("name") or module.get("type") or "the optimizer"
+        names[call["call_id"]] = f"{name}@{call['nth']}" if call["nth"] else name
+    return names

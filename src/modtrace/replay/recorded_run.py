@@ -1,19 +1,26 @@
-"""Records one run of a model, with everything that is needed to prove the recording."""
+"""Records one run of a model: to prove the recording, or from a seed, to compare it with that of another model."""
 
+import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..collect.ops.schemas import name_of
+from ..recording.options.capture import Capture
 from ..recording.protocols import RecordingData
+from ..recording.role import INPUT, LEAF, OP_OUTPUT, OUTPUT, PARAMETER
 from ..torch_internals.dynamo import keep_out_of_dynamo
 from ..torch_internals.modes import UnwrappedMode
 from .kept_ops import OpKeep
 from .model_run import Results, run_model
 from .quiet_recorder import every_row, recording_ops
+
+_ROLES = (INPUT, OUTPUT, OP_OUTPUT, LEAF, PARAMETER)
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,31 @@ def record_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
     return RecordedRun(data, keep, counter.names, results)
 
 
+def record_from_seed(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, seed: int, gradients: bool
+) -> RecordingData:
+    """Returns a recording of one call of a model, with ops, statistics, hashes and sketches of all tensors.
+
+    The model, its arguments and the random generators are restored afterwards, also if it raises.
+
+    Args:
+        model: the model.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
+        seed: that all random generators are set to before the call.
+        gradients: whether a backward runs too, from `output.loss` if there is one, else from the sum of the outputs.
+    """
+    data = every_row("stats")
+    capture = Capture(roles=_ROLES, hash=True, sketch=True)
+
+    def recording() -> AbstractContextManager[None]:
+        _set_seed(seed)
+        return recording_ops(data, model, values=capture)
+
+    run_model(model, args, kwargs, recording, backward=gradients)
+    return data
+
+
 class _Counter(UnwrappedMode):
     """A mode that lists the name of every op, independently of the recorder."""
 
@@ -51,3 +83,11 @@ class _Counter(UnwrappedMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(name_of(func))
         return func(*args, **(kwargs or {}))
+
+
+def _set_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)

@@ -33,9 +33,8 @@ class Replayer:
         self._storage_makers = graph.makers()
         self._left = graph.readers()  # how often each content will still be read
         self._contents: dict[Content, torch.UntypedStorage] = {}
-        self._makers: dict[
-            Content, RecordedOp
-        ] = {}  # of those that came into being as an output of their own
+        #: Of those that came into being as an output of their own.
+        self._makers: dict[Content, RecordedOp] = {}
 
     def inputs(self, op: RecordedOp) -> list[torch.Tensor]:
         """Returns the tensors that an op reads.

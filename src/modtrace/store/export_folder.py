@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import ModtraceError, RecordingError, RecordingExistsError
+from ..errors import RecordingError, RecordingExistsError, system_errors
 from .layout import describe_content
 
 
@@ -25,33 +25,26 @@ def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterat
         RecordingExistsError: something else is at `path`.
         RecordingError: it cannot be written.
     """
-    with _errors_told(path):
+
+    def say(error: OSError) -> RecordingError:
+        why = error.strerror or error
+        return RecordingError(f"{path}: cannot write the export here: {why}. Give another path.")
+
+    with system_errors(say):
         _check(path, known)
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         staging = path / f".{name}.tmp"
         try:
-            _delete(staging)  # of an export that was killed
+            shutil.rmtree(staging, ignore_errors=True)  # of an export that was killed
             staging.mkdir()
             yield staging
             _put_in_place(staging, path, last)
         finally:
-            _delete(staging)
+            shutil.rmtree(staging, ignore_errors=True)
             if is_new:
                 with suppress(OSError):  # not empty: what was to come is there
                     path.rmdir()
-
-
-@contextmanager
-def _errors_told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ModtraceError:  # RecordingExistsError is an OSError too
-        raise
-    except OSError as error:
-        raise RecordingError(
-            f"{path}: cannot write the export here: {error.strerror or error}. Give another path."
-        ) from error
 
 
 def _check(path: Path, known: Sequence[str]) -> None:
@@ -76,7 +69,3 @@ def _put_in_place(staging: Path, path: Path, last: Path) -> None:
     (path / last).unlink(missing_ok=True)
     for file in sorted(files, key=last.__eq__):
         os.replace(staging / file, path / file)
-
-
-def _delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -123,7 +123,10 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
             f"{path}: there is a recording here already{created}. "
             f"Give another path, or {name_argument('overwrite', True)} to replace it."
         )
-    _set_aside(path)
+    delete_replaced(path)
+    headers = [each for each in path.iterdir() if each.name == HEADER or is_temporary_header(each)]
+    for each in (*headers, *rank_folders(path)):
+        each.rename(path / f"{_REPLACED}{each.name}")
 
 
 def _is_recording(path: Path) -> bool:
@@ -134,13 +137,6 @@ def _is_recording(path: Path) -> bool:
         return True
     except DamagedRecordingError:
         return bool(rank_folders(path))
-
-
-def _set_aside(path: Path) -> None:
-    delete_replaced(path)
-    headers = [each for each in path.iterdir() if each.name == HEADER or is_temporary_header(each)]
-    for each in (*headers, *rank_folders(path)):
-        each.rename(path / f"{_REPLACED}{each.name}")
 
 
 def _replaced(path: Path) -> list[Path]:

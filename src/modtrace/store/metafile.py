@@ -43,10 +43,8 @@ def write_meta(
     Raises:
         OSError: it cannot be written. The old content stays, unless the disk itself failed.
     """
-    text = (
-        json.dumps({**meta.to_json(), "ended": ended, "shards": shards}, indent=2, default=str).encode()
-        + b"\n"
-    )
+    values = {**meta.to_json(), "ended": ended, "shards": shards}
+    text = json.dumps(values, indent=2, default=str).encode() + b"\n"
     file = folder / META
     reserved = file.stat().st_size if file.exists() else 0
     if len(text) > reserved:

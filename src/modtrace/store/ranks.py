@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ..recording.meta import RunMeta
 from .layout import is_rank_folder, rank_folders
 from .reader import FolderReader
-from .regular_file import unreadable
+from .regular_file import reading
 
 _UNNAMED = "unnamed"
 _ATTEMPT = ".attempt-"
@@ -40,10 +40,8 @@ def open_ranks(reader: FolderReader) -> list[RankData]:
     """
     if is_rank_folder(reader.path.absolute()):
         return [_named(reader)]
-    try:
+    with reading(reader.path):
         folders = rank_folders(reader.path)
-    except OSError as error:
-        raise unreadable(reader.path, error) from error
     return [_named(FolderReader(each)) for each in folders]
 
 

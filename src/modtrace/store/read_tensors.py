@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..errors import DamagedRecordingError, RecordingError
 from ..recording.json_text import parse_json
 from ..recording.raw_tensor import RawTensor, itemsize_of
-from .regular_file import map_regular, open_regular, read_range, read_regular, unreadable
+from .regular_file import file_state, map_regular, open_regular, read_range, read_regular, reading, unreadable
 from .shard_file import (
     DATA_BYTES,
     DTYPE,
@@ -117,37 +117,15 @@ class TensorFiles:
         if self._are_held and known is not None:
             return known
         try:
-            state = _state(file)
-            if known is None or known.state != state:
-                known = self._shards[file.name] = _read_shard(file, state)
-            return known
-        except RecordingError:
-            raise
+            with reading(file, FileNotFoundError):
+                state = *file_state(file), _index_bytes(file)
+                if known is None or known.state != state:
+                    known = self._shards[file.name] = _read_shard(file, state)
+                return known
         except FileNotFoundError as error:
             raise RecordingError(
                 f"{file}: this file of whole tensors is missing. It was not copied, or not written yet."
             ) from error
-        except OSError as error:
-            raise unreadable(file, error) from error
-
-
-_State = tuple[int, int, int, int]
-
-
-class _Content(Protocol):
-    """The bytes of a file."""
-
-    size_bytes: int
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """Returns the bytes from `start` to `stop`, or fewer if the file has become shorter."""
-
-
-class _Shard(NamedTuple):
-    state: _State
-    content: _Content
-    base: int  # where the tensors begin in it
-    tensors: Mapping[str, StoredTensor]
 
 
 class _Mapped:
@@ -158,6 +136,7 @@ class _Mapped:
         self.size_bytes = len(self._data)
 
     def read(self, start: int, stop: int) -> memoryview:
+        """Returns the bytes from `start` to `stop`, or fewer if the file ends before."""
         return self._data[start:stop]
 
 
@@ -171,19 +150,24 @@ class _Open:
             self._fd = os.dup(fd)
 
     def read(self, start: int, stop: int) -> memoryview:
-        try:
+        """Returns the bytes from `start` to `stop`, or fewer if the file has become shorter."""
+        with reading(self._path):
             return read_range(self._path, self._fd, start, stop)
-        except OSError as error:
-            raise unreadable(self._path, error) from error
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it could not be opened
             os.close(self._fd)
 
 
-def _state(file: Path) -> _State:
-    status = file.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns, _index_bytes(file)
+_State = tuple[int, ...]
+_Content = _Mapped | _Open
+
+
+class _Shard(NamedTuple):
+    state: _State
+    content: _Content
+    base: int  # where the tensors begin in it
+    tensors: Mapping[str, StoredTensor]
 
 
 def _index_bytes(file: Path) -> int:

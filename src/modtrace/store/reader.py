@@ -18,7 +18,7 @@ from .layout import META, describe_content, is_rank_folder, rank_folders, table_
 from .metafile import StoredMeta, read_meta
 from .read_stream import read_messages, read_table
 from .read_tensors import TensorFiles
-from .regular_file import unreadable
+from .regular_file import FileState, file_state, reading
 
 
 class FolderReader:
@@ -42,17 +42,12 @@ class FolderReader:
             RecordingError: it cannot be read.
         """
         self.path = Path(path)
-        try:
-            header, folder = _find(self.path)
+        with reading(self.path):
+            self._header, folder = _find(self.path)
             self.folder = folder.absolute()
             self._stored = read_meta(folder)
-        except RecordingError:  # RecordingNotFoundError is an OSError too
-            raise
-        except OSError as error:
-            raise unreadable(self.path, error) from error
-        self._header = header
-        self._tables: dict[str, tuple[_FileState, pa.Table]] = {}
-        self._messages: dict[str, tuple[_FileState, Messages]] = {}
+        self._tables: dict[str, tuple[FileState, pa.Table]] = {}
+        self._messages: dict[str, tuple[FileState, Messages]] = {}
         self._tensors = TensorFiles(self.folder)
 
     @property
@@ -80,15 +75,12 @@ class FolderReader:
         wanted, file = schema(name), table_file(self.folder, name)
         is_final = name in (self._read_meta_unless_final().ended or ())
         try:
-            state = _state(file)
-            if name not in self._tables or self._tables[name][0] != state:
-                self._tables[name] = state, read_table(file, name, is_final=is_final)
+            with reading(file, FileNotFoundError):
+                state = file_state(file)
+                if name not in self._tables or self._tables[name][0] != state:
+                    self._tables[name] = state, read_table(file, name, is_final=is_final)
         except FileNotFoundError:
             return pa.Table.from_batches([], schema=wanted)
-        except RecordingError:
-            raise
-        except OSError as error:
-            raise unreadable(file, error) from error
         return self._tables[name][1]
 
     def tensor(self, blob: str) -> RawTensor:
@@ -110,12 +102,10 @@ class FolderReader:
         return self._stored
 
     def _find_marks(self, ended: Sequence[str] | None, shards: int | None) -> list[str]:
-        try:
+        with reading(self.folder):  # which may be gone
             if ended is None:
                 return [self._not_closed(), *self._tensors.missing(None)]
             return [*self._cut_tables(ended), *self._tensors.missing(shards), *self._tensors.marks()]
-        except OSError as error:  # the folder is gone
-            raise unreadable(self.folder, error) from error
 
     def _not_closed(self) -> str:
         try:
@@ -132,9 +122,10 @@ class FolderReader:
         for name in (each for each in schemas() if each in ended):
             file = table_file(self.folder, name)
             try:
-                state = _state(file)
-                if name not in self._messages or self._messages[name][0] != state:
-                    self._messages[name] = state, read_messages(file)
+                with reading(file, FileNotFoundError):
+                    state = file_state(file)
+                    if name not in self._messages or self._messages[name][0] != state:
+                        self._messages[name] = state, read_messages(file)
                 messages = self._messages[name][1]
                 if not messages.is_ended and messages.batches:
                     yield f"{file.name} is cut: the rows at its end are missing"
@@ -144,17 +135,6 @@ class FolderReader:
                 yield f"{file.name} cannot be read ({error})"
             except FileNotFoundError:
                 yield f"{file.name} is missing"
-            except OSError as error:
-                yield f"{file.name} cannot be read ({unreadable(file, error)})"
-
-
-_FileState = tuple[int, int, int]
-
-
-def _state(file: Path) -> _FileState:
-    """Returns properties that change if rows are added or the file is replaced."""
-    status = file.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _find(path: Path) -> tuple[RunMeta, Path]:

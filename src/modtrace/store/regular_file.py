@@ -4,12 +4,13 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import DamagedRecordingError, RecordingError
+from ..errors import DamagedRecordingError, RecordingError, system_errors
 
 #: Without O_NONBLOCK the open of a FIFO waits for a writer. Windows has only the first and the last of these flags.
 _FLAGS = ("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
@@ -24,6 +25,8 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
+FileState = tuple[int, int, int]
+
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[int]:
@@ -37,23 +40,15 @@ def open_regular(path: Path) -> Iterator[int]:
         DamagedRecordingError: it is a folder, a FIFO, a device or a socket.
         RecordingError: it cannot be opened or read.
     """
-    try:
+    # A socket cannot be opened: ENXIO.
+    with system_errors(lambda error: _describe_other(path) or unreadable(path, error), FileNotFoundError):
         fd = os.open(path, _READ)
-    except FileNotFoundError:
-        raise
-    except OSError as error:  # a socket cannot be opened: ENXIO
-        raise _describe_other(path) or unreadable(path, error) from error
     try:
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode):
-            raise _no_file(path, mode)
-        yield fd
-    except FileNotFoundError:
-        raise
-    except RecordingError:
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from error
+        with reading(path, FileNotFoundError):
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):
+                raise _no_file(path, mode)
+            yield fd
     finally:
         os.close(fd)
 
@@ -96,6 +91,12 @@ def map_regular(path: Path) -> memoryview:
         return read_range(path, fd, 0, opened.st_size)
 
 
+def file_state(file: Path) -> FileState:
+    """Returns properties that change if something is added to a file, or the file is replaced."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
     """Returns the bytes from `start` to `stop` of a file, or fewer if it ends before.
 
@@ -124,6 +125,11 @@ def _read_into(data: memoryview, fd: int, start: int) -> int:
     with open(fd, "rb", buffering=0, closefd=False) as file:  # Windows
         file.seek(start)
         return file.readinto(data) or 0
+
+
+def reading(path: Path, passed: type[Exception] = RecordingError) -> AbstractContextManager[None]:
+    """Turns what the system refuses in the block into `unreadable`; errors of ours, and `passed`, go on."""
+    return system_errors(partial(unreadable, path), passed)
 
 
 def unreadable(path: Path, error: OSError) -> RecordingError:

@@ -175,7 +175,10 @@ class ShardFile:
         """
         try:
             self._rewind()
-            _pwrite_all(self._fd, self._header(), LENGTH_BYTES)
+            left, at = memoryview(self._header()), LENGTH_BYTES
+            while left:
+                written = os.pwrite(self._fd, left, at)
+                left, at = left[written:], at + written
         except BaseException:
             self.abandon()
             raise
@@ -222,7 +225,8 @@ class ShardFile:
             metadata.update(_metadata(name, each.dtype))
         header = bytearray(b"{" + _item("__metadata__", metadata))
         for name, each in self._stored.items():
-            header += b", " + _item(name, _entry(each, _size_of_element(each)))
+            element_bytes = itemsize_of(each.dtype, each.shape, each.stop - each.start)
+            header += b", " + _item(name, _entry(each, element_bytes))
         header += b"}"
         if len(header) > self._reserve_bytes:
             raise AssertionError(f"{self.path}: a header of {len(header)} bytes would lie over the tensors")
@@ -246,23 +250,12 @@ def _item(name: str, value: dict[str, Any]) -> bytes:
     return json.dumps({name: value})[1:-1].encode()
 
 
-def _pwrite_all(fd: int, data: bytes | bytearray, at: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(fd, left, at)
-        left, at = left[written:], at + written
-
-
 def _entry(stored: StoredTensor, element_bytes: int) -> dict[str, Any]:
     dtype, shape = FORMAT_DTYPES.get(stored.dtype), stored.shape
     if dtype is None:
         dtype, parts = _PARTS.get(stored.dtype, ("U8", element_bytes))
         shape = (*shape, parts)
     return {"dtype": dtype, "shape": [*shape], "data_offsets": [stored.start, stored.stop]}
-
-
-def _size_of_element(stored: StoredTensor) -> int:
-    return itemsize_of(stored.dtype, stored.shape, stored.stop - stored.start)
 
 
 def _metadata(name: str, dtype: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Aligns two recordings: steps, modules, calls, ops and measured tensors, in this order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from ...recording.protocols import RecordingData
 from ..step.calls import Bools, Rows
 from ..step.chosen_step import find_step
 from .calls import pair_calls, translate
-from .contract import Alignment, Joined, ModuleName
+from .contract import Alignment, Joined
 from .joins import collect, join_splits
 from .keys import Partners, to_pairs
 from .micro_batches import Batched, MicroBatches, find_batched, find_micro_batches, join_micro_batches
@@ -101,7 +101,11 @@ def align_sides(side: Side, other: Side, steps: Rows, *, rules: Sequence[str] = 
     )
     return Alignment(
         steps=steps,
-        modules=tuple(_name_pairs(side, other, places)),
+        modules=tuple(
+            (side.names[at], other.names[there])
+            for at, there in enumerate(places.partner.tolist())
+            if there >= 0
+        ),
         calls=to_pairs(calls[0], side.calls.calls.start_ns),
         ops=to_pairs(ops[0], side.ops.order),
         values=pairs,
@@ -120,12 +124,6 @@ def _find_alone(partner: Rows, joined: Joined, *, in_a: bool) -> Bools:
     is_alone = partner < 0
     is_alone[np.where(joined.whole_in_a == in_a, joined.whole, joined.part)] = False
     return np.asarray(is_alone)
-
-
-def _name_pairs(side: Side, other: Side, places: PlacePairs) -> Iterator[tuple[ModuleName, ModuleName]]:
-    return (
-        (side.names[at], other.names[there]) for at, there in enumerate(places.partner.tolist()) if there >= 0
-    )
 
 
 def _join_parts(

@@ -9,7 +9,7 @@ import numpy as np
 from ...recording.role import OF_PARAMETERS
 from ..step.calls import Column, RowFinder, Rows, count_before, take
 from .contract import Joined
-from .keys import Partners, number_keys, number_texts
+from .keys import Partners, number_codes, number_keys
 from .modules import Split
 from .permutations import TRANSPOSED, is_transposed
 from .sides import Side
@@ -66,14 +66,13 @@ def number_rows(a: Side, b: Side, step: Rows, outer: Partners) -> Partners:
         outer: of each row of both: the number of its outermost call in its step.
     """
     of_a, of_b = a.values, b.values
-    roles, slots = number_texts(of_a.roles, of_b.roles), number_texts(of_a.slots, of_b.slots)
     return number_keys(
         (step, of_b.step),
         (of_a.phase, of_b.phase),
         outer,
         (take(a.calls.inner, of_a.call), take(b.calls.inner, of_b.call)),
-        (take(roles[0], of_a.role), take(roles[1], of_b.role)),
-        (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),
+        number_codes((of_a.roles, of_a.role), (of_b.roles, of_b.role)),
+        number_codes((of_a.slots, of_a.slot), (of_b.slots, of_b.slot)),
     )
 
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..step.calls import Column, Rows, count_before
+from ..step.calls import Column, Rows, count_before, take
 
 Partners = tuple[Rows, Rows]  # of each row of `a`, of each row of `b`; -1 for none
+Coded = tuple[Sequence[str | None], Column]  # texts, and a column of their codes
 
 
 def number_keys(*columns: tuple[Column, Column]) -> tuple[Rows, Rows]:
@@ -67,3 +68,9 @@ def number_texts(one: Sequence[str | None], other: Sequence[str | None]) -> tupl
         for texts in (one, other)
     ]
     return numbers[0], numbers[1]
+
+
+def number_codes(one: Coded, other: Coded) -> Partners:
+    """Returns a number for each row of two coded columns. Rows with equal texts have equal numbers; -1 stays."""
+    numbers = number_texts(one[0], other[0])
+    return take(numbers[0], one[1]), take(numbers[1], other[1])

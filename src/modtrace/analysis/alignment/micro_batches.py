@@ -8,7 +8,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import INPUT, OUTPUT
 from ..step.calls import Column, Rows, take
 from .joins import JoinedRows, PartRows, join_rows, number_rows
-from .keys import Partners, number_keys, number_texts, rows_in_order
+from .keys import Partners, number_codes, number_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side
 
@@ -126,8 +126,7 @@ def _number_values(a: Side, b: Side, places: PlacePairs, step: Rows, found: Micr
     of_a, of_b = a.values, b.values
     outer = take(a.calls.outer, of_a.call), take(b.calls.outer, of_b.call)
     outer = (outer[0], outer[1] // found.count) if found.whole_in_a else (outer[0] // found.count, outer[1])
-    names = number_texts(a.ops.names, b.ops.names)
-    op = take(names[0], take(a.ops.name, of_a.op)), take(names[1], take(b.ops.name, of_b.op))
+    op = number_codes((a.ops.names, take(a.ops.name, of_a.op)), (b.ops.names, take(b.ops.name, of_b.op)))
     return number_keys(
         number_rows(a, b, step, outer),
         (take(places.partner, of_a.place), of_b.place),

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..step.calls import Column, RowFinder, Rows, column_of, take
 from ..step.ops import dictionary_codes
-from .keys import Partners, number_texts
+from .keys import Partners, number_codes
 from .sides import Side
 from .sizes import Sizes, count_elements, number_sizes, read_sizes
 
@@ -16,8 +16,7 @@ def number_shapes(a: Side, b: Side) -> tuple[Partners, Partners, Partners]:
     outputs = _read_outputs(a), _read_outputs(b)
     shapes = number_sizes(outputs[0].sizes, outputs[1].sizes)
     counts = number_sizes(count_elements(outputs[0].sizes), count_elements(outputs[1].sizes))
-    names = number_texts(outputs[0].dtypes, outputs[1].dtypes)
-    dtypes = take(names[0], outputs[0].dtype), take(names[1], outputs[1].dtype)
+    dtypes = number_codes(*((each.dtypes, each.dtype) for each in outputs))
     rows = outputs[0].of_op, outputs[1].of_op
     one, two, three = (
         (take(numbers[0], rows[0]), take(numbers[1], rows[1])) for numbers in (shapes, counts, dtypes)

@@ -9,7 +9,7 @@ from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_leve
 from ..step.inside import find_unseen
 from ..step.ops import bare_name
 from .calls import translate
-from .keys import Partners, number_keys, number_texts, rows_in_order
+from .keys import Partners, number_codes, number_keys, rows_in_order
 from .modules import PlacePairs
 from .op_shapes import number_shapes
 from .sequences import align_sequences
@@ -56,10 +56,8 @@ def pair_ops(
 
 def _number_ops(a: Side, b: Side) -> list[tuple[Rows, Rows]]:
     """Returns numbers of the ops of both: by name, with shape and dtype, with shape, with the number of elements."""
-    names = number_texts(a.ops.names, b.ops.names)
-    bases = number_texts(*([bare_name(each) for each in side.ops.names] for side in (a, b)))
-    name = take(names[0], a.ops.name), take(names[1], b.ops.name)
-    base = take(bases[0], a.ops.name), take(bases[1], b.ops.name)
+    name = number_codes(*((side.ops.names, side.ops.name) for side in (a, b)))
+    base = number_codes(*(([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b)))
     shape, numel, dtype = number_shapes(a, b)
     with_shape = number_keys(base, shape)
     return [

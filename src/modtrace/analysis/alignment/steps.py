@@ -27,13 +27,9 @@ def pair_steps(
         return pair, {int(pair[0, 0])}, {int(pair[0, 1])}
     common = sorted(of_a.keys() & of_b.keys())
     pairs = [(step, step) for step in common]
-    if not common or any(_differ(of_a[step], of_b[step]) for step in common):
+    if not common or any(len({of_a[step], of_b[step]} - {None}) > 1 for step in common):
         pairs = _pair_kinds(of_a, of_b)
     return np.array(pairs, np.int64).reshape(-1, 2), set(of_a), set(of_b)
-
-
-def _differ(kind: str | None, other: str | None) -> bool:
-    return kind is not None and other is not None and kind != other
 
 
 def _pair_kinds(of_a: dict[int, str | None], of_b: dict[int, str | None]) -> list[tuple[int, int]]:

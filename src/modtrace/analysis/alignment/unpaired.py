@@ -7,7 +7,7 @@ from ...recording.role import OP_OUTPUT
 from ..step.calls import Bools, Column, Rows, take
 from .calls import translate
 from .contract import REASONS, Unpaired, UnpairedRows
-from .keys import number_keys, number_texts, rows_in_order
+from .keys import number_codes, number_keys, rows_in_order
 from .micro_batches import Batched
 from .sides import Side
 
@@ -136,11 +136,10 @@ def _is_measured_before(side: Side, other: Side, steps: Rows, places: Rows) -> B
     """Returns which rows are of leaves that the other recording has measured in an earlier step."""
     of, of_other = side.values, other.values
     leaves, others = (np.flatnonzero((each.op >= 0) & ~each.is_of(OP_OUTPUT)) for each in (of, of_other))
-    roles, slots = number_texts(of.roles, of_other.roles), number_texts(of.slots, of_other.slots)
     keys, known = number_keys(
         (take(places, of.place[leaves]), of_other.place[others]),
-        (roles[0][of.role[leaves]], roles[1][of_other.role[others]]),
-        (take(slots[0], of.slot[leaves]), take(slots[1], of_other.slot[others])),
+        number_codes((of.roles, of.role[leaves]), (of_other.roles, of_other.role[others])),
+        number_codes((of.slots, of.slot[leaves]), (of_other.slots, of_other.slot[others])),
     )
     first = np.full(1 + max(int(keys.max(initial=0)), int(known.max(initial=0))), np.iinfo(np.int64).max)
     np.minimum.at(first, known, of_other.step[others])

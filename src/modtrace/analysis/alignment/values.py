@@ -7,7 +7,7 @@ import numpy as np
 
 from ..step.calls import Column, Rows, take
 from .calls import translate
-from .keys import Partners, number_keys, number_texts, pair_keys, rows_in_order
+from .keys import Partners, number_codes, number_keys, pair_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side, ValueSide
 from .sizes import Sizes, count_elements, number_sizes
@@ -37,7 +37,7 @@ def number_values(
     """Returns what each measured tensor belongs to."""
     of_a, of_b = a.values, b.values
     step = translate(of_a.step, steps)
-    roles, slots = number_texts(of_a.roles, of_b.roles), number_texts(of_a.slots, of_b.slots)
+    role = number_codes((of_a.roles, of_a.role), (of_b.roles, of_b.role))
     owners = (
         _find_owners(a, places.partner, calls[0], ops[0]),
         _find_owners(b, _number(places.back), _number(calls[1]), _number(ops[1])),
@@ -45,7 +45,7 @@ def number_values(
     keys = number_keys(
         (step, of_b.step),
         (of_a.phase, of_b.phase),
-        (take(roles[0], of_a.role), take(roles[1], of_b.role)),
+        role,
         (owners[0].kind, owners[1].kind),
         (owners[0].number, owners[1].number),
     )
@@ -53,23 +53,23 @@ def number_values(
     parameter = number_keys(
         (step, of_b.step),
         (np.where(is_alone[0], -1, keys[0]), np.where(is_alone[1], -1, keys[1])),
-        (take(roles[0], of_a.role), take(roles[1], of_b.role)),
+        role,
         (np.where(is_alone[0], owners[0].number, -1), np.where(is_alone[1], owners[1].number, -1)),
     )
     kept = of_a.kept & (step >= 0), of_b.kept & np.isin(of_b.step, steps[:, 1])
     return ValueKeys(
         keys,
         parameter,
-        (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),
+        number_codes((of_a.slots, of_a.slot), (of_b.slots, of_b.slot)),
         (kept[0] & owners[0].has_partner, kept[1] & owners[1].has_partner),
-        _number_inside(of_a, of_b, places, step, roles, kept),
+        _number_inside(of_a, of_b, places, step, role, kept),
     )
 
 
 def _number_inside(
-    a: ValueSide, b: ValueSide, places: PlacePairs, step: Column, roles: Partners, kept: tuple[Column, Column]
+    a: ValueSide, b: ValueSide, places: PlacePairs, step: Column, role: Partners, kept: tuple[Column, Column]
 ) -> KeysInside | None:
-    """Numbers tensors by module and call, as `step` and `roles` of `a` are in `b`."""
+    """Numbers tensors by module and call, as `step` of `a` and `role` of both are in `b`."""
     if not (a.is_inside.any() or b.is_inside.any()):
         return None
     place = take(places.partner, a.place)
@@ -78,7 +78,7 @@ def _number_inside(
     owner = number_keys(
         (step, b.step),
         (a.phase, b.phase),
-        (take(roles[0], a.role), take(roles[1], b.role)),
+        role,
         (place, b.place),
         (a.nth, b.nth),
     )
@@ -118,7 +118,7 @@ def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
     _pair_more(a, b, keys.known, partners, number_keys(keys.parameter, keys.slot))
     if keys.inside is not None:
         _pair_more(a, b, keys.inside.known, partners, number_keys(keys.inside.owner, keys.slot))
-    for form in (_same, _sorted, count_elements):
+    for form in (np.asarray, _sorted, count_elements):
         if not all(
             (known & (partner < 0)).any() for known, partner in zip(keys.known, partners, strict=True)
         ):
@@ -136,10 +136,6 @@ def _pair_more(a: Side, b: Side, wanted: tuple[Column, Column], partners: Partne
     )
     found, back = pair_keys(by[0][rows], by[1][rows_b])
     partners[0][rows], partners[1][rows_b] = take(rows_b, found), take(rows, back)
-
-
-def _same(sizes: Sizes) -> Sizes:
-    return sizes
 
 
 def _sorted(sizes: Sizes) -> Sizes:

@@ -45,20 +45,15 @@ def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: Co
     grads = np.flatnonzero(side.values.is_of(PARAMETER_GRAD, rows=rows))
     keys = values.place[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
     factor[grads] = find_largest(keys[grads], rms[grads], keys[grads], none=0.0) / rms[grads]
-    _pass_on(factor, side, rows, grads)
+    others = np.flatnonzero(side.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows))
+    of = RowFinder(_name_keys(side, rows[grads]))(_name_keys(side, rows[others]))
+    factor[others[of >= 0]] = factor[grads[of[of >= 0]]]  # what an optimizer makes of a gradient
     updates = np.flatnonzero(side.values.is_of(UPDATE, rows=rows))
     parameters = np.flatnonzero(side.values.is_of(PARAMETER, rows=rows))
     of = RowFinder(_name_keys(side, rows[parameters]))(_name_keys(side, rows[updates]))
     known = of >= 0
     ratio = rms[parameters[of[known]]] / rms[updates[known]]
     factor[updates[known]] = np.fmax(factor[updates[known]], ratio)
-
-
-def _pass_on(factor: Numbers, side: Side, rows: Rows, grads: Rows) -> None:
-    """Gives what an optimizer makes of a gradient the factor of the gradient."""
-    others = np.flatnonzero(side.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows))
-    of = RowFinder(_name_keys(side, rows[grads]))(_name_keys(side, rows[others]))
-    factor[others[of >= 0]] = factor[grads[of[of >= 0]]]
 
 
 def _name_keys(side: Side, rows: Rows) -> Rows:

@@ -113,11 +113,16 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         return details[part].tell(place, VERDICTS[verdicts[at]])
 
     told = None if first is None else tell(first)
+    of_rows = [(each.side.values, each.a.rows) for each in parts]
+    step, phase = (
+        merged.collect([getattr(values, name)[rows] for values, rows in of_rows])
+        for name in ("step", "phase")
+    )
     return Comparison(
         ok=not ranking.is_beyond.any() and (allow_missing or not (missing or extra)),
         first=told,
         divergences=tuple(map(tell, _choose_places(merged, details, verdicts, first))),
-        firsts=tuple(map(tell, _firsts(merged, verdicts))),
+        firsts=tuple(map(tell, first_of_each(verdicts, step, phase)[:_TOLD].tolist())),
         missing=missing,
         extra=extra,
         environment=compare_environments(a.meta, b.meta, differ=first is not None),
@@ -171,14 +176,6 @@ def _choose_places(
         if len(chosen) == _TOLD:
             break
     return list(chosen.values())
-
-
-def _firsts(merged: MergedPairs, verdicts: Column) -> list[int]:
-    of_rows = [(each.side.values, each.a.rows) for each in merged.parts]
-    step = merged.collect([values.step[rows] for values, rows in of_rows])
-    phase = merged.collect([values.phase[rows] for values, rows in of_rows])
-    rows: list[int] = first_of_each(verdicts, step, phase)[:_TOLD].tolist()
-    return rows
 
 
 def _add_verdicts(table: pa.Table, verdicts: Column) -> pa.Table:

@@ -37,12 +37,16 @@ class Details:
         row, row_b = int(found.a.rows[at]), int(found.b.rows[at])
         site = self._names.site(row)
         values, error = found.side.values, float(found.errors.error[at])
-        given, phase = float(found.inherited.error[at]), int(values.phase[row])
+        given, code = float(found.inherited.error[at]), int(values.phase[row])
+        phase = PHASES[code] if code >= 0 else None
+        if found.inherited.is_source[at] and phase == OPTIMIZER:
+            phase = FORWARD  # a parameter that the optimizer finds has been used in forward
         low, high = self._bounds(at)
         tensors = found.errors.details.get(at)
         one, two = self._pair
         culprit = self.culprits.find(at)
-        own = self._names.place_of_value(row), site["op"], site["op_nth"], site["nth"]
+        mine, theirs = self._names.place_of_value(row), self._others.place_of_value(row_b)
+        own = mine, site["op"], site["op_nth"], site["nth"]
         place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
         return Divergence(
             root=place.root if place else None,
@@ -50,7 +54,7 @@ class Details:
             call=call,
             op=op,
             op_nth=op_nth,
-            phase=self._phase(at, phase),
+            phase=phase,
             step=int(values.step[row]),
             role=site["role"],
             slot=site["slot"],
@@ -66,7 +70,7 @@ class Details:
             only_in=culprit.run if culprit.is_alone else None,
             through=None if culprit.is_alone else self._through(at),
             seen_at=self._names.label_value(row) if culprit.is_alone else None,
-            other=self._other(row, row_b),
+            other=None if label(mine) == label(theirs) else label(theirs),
             source_line=self._source_line(culprit, row),
             a=_describe(one, at),
             b=_describe(two, at),
@@ -97,12 +101,6 @@ class Details:
         place = self._others.place_of_op(culprit.op)
         translated = None if place is None else self._found.modules.get(place, place)
         return translated, *self._others.identify_op(culprit.op)
-
-    def _phase(self, at: int, phase: int) -> str | None:
-        """Returns the phase of a pair; a parameter that the optimizer finds has been used in forward."""
-        if self._found.inherited.is_source[at] and phase == PHASES.index(OPTIMIZER):
-            return FORWARD
-        return PHASES[phase] if phase >= 0 else None
 
     def to_table(self) -> pa.Table:
         """Returns all pairs, with names and numbers."""
@@ -143,10 +141,6 @@ class Details:
         return (
             f"{self._others.label_op(op_b)} of the second run, which the first lacks" if op_b >= 0 else None
         )
-
-    def _other(self, row: int, row_b: int) -> str | None:
-        mine, theirs = self._names.place_of_value(row), self._others.place_of_value(row_b)
-        return None if label(mine) == label(theirs) else label(theirs)
 
     def _source_line(self, culprit: Culprit, row: int) -> str | None:
         if culprit.op < 0:  # of a leaf, the op that has read it

@@ -36,7 +36,7 @@ def _differences(a: RunMeta, b: RunMeta, differ: bool) -> Iterator[str]:
     yield from _compare_mappings(a.versions, b.versions)
     yield from _compare("device", a.device, b.device)
     yield from _compare("command", shlex.join(a.argv), shlex.join(b.argv))
-    yield from _compare("git commit", _short(a.git_commit), _short(b.git_commit))
+    yield from _compare("git commit", (a.git_commit or "")[:12], (b.git_commit or "")[:12])
     yield from _compare("rank", f"{a.rank} of {a.world_size}", f"{b.rank} of {b.world_size}")
     if a.flags is not None and b.flags is not None:
         yield from _compare_flags(a.flags, b.flags, () if differ else (SEED,))
@@ -61,10 +61,6 @@ def _compare(name: str, a: Any, b: Any) -> Iterator[str]:
 def _compare_mappings(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name in dict.fromkeys([*a, *b]):
         yield from _compare(f"{prefix}{name}", a.get(name), b.get(name))
-
-
-def _short(commit: str | None) -> str | None:
-    return commit[:12] if commit else None
 
 
 def _to_text(value: Any) -> str:

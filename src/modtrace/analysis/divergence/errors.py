@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import RecordingError
 from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_distances
 from ...recording.statistics.moments import Counts, Numbers, StatColumns
+from ..alignment.keys import number_codes
 from ..step.calls import Bools, Column, Rows
 from .measured import ComparedRows
-from .tensor_metrics import TensorDifference, compare_tensors
+from .tensor_metrics import TensorDifference, compare_tensors, distances
 
 # What an error comes from, best first.
 TENSORS = "tensors"  # whole tensors, element by element
@@ -103,7 +103,7 @@ def find_errors(
     turned = (permuted >= 0) | exchanged
     found = Errors.unknown(len(a))
     same_size = a.numel == b.numel
-    same_dtype = _same_text(a.dtype, a.dtypes, b.dtype, b.dtypes)
+    same_dtype = np.equal(*number_codes((a.dtypes, a.dtype), (b.dtypes, b.dtype)))
     both_hashes = a.has_hash & b.has_hash & same_size & same_dtype & ~turned
     found.is_unequal[both_hashes & (a.hash != b.hash)] = True
     found.put(HASHES, both_hashes & (a.hash == b.hash), 0.0)
@@ -126,12 +126,6 @@ def find_errors(
     found.put_rows(STATISTICS, rows, error[rows], floor[rows])
     found.put(HASHES, both_hashes, np.inf)
     return found
-
-
-def _same_text(a: Column, names: tuple[str, ...], b: Column, others: tuple[str, ...]) -> Bools:
-    code = {name: number for number, name in enumerate(names)}
-    translated = np.array([*(code.get(name, -2) for name in others), -1])
-    return np.asarray(a == translated[b])
 
 
 def _find_turned(a: ComparedRows, b: ComparedRows, wanted: Bools) -> tuple[Bools, Bools]:
@@ -186,8 +180,7 @@ def _put_sample(found: Errors, a: ComparedRows, b: ComparedRows, at: int) -> Non
     if len(first) != len(second) or not len(first):
         return
     with np.errstate(all="ignore"):
-        same = (first == second) | (np.isnan(first) & np.isnan(second))
-        apart = np.sqrt(np.mean(np.where(same, 0.0, second - first) ** 2))
+        apart = np.sqrt(np.mean(distances(first, second) ** 2))
         size = max(_rms(first), _rms(second))
         error = 0.0 if not apart else apart / size
     if np.isfinite(error):
@@ -208,16 +201,12 @@ def compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers
     with np.errstate(all="ignore"):
         size = np.fmax(a.rms, b.rms)
         low, high = (
-            _apart(one, other) / np.fmax(size, np.fmax(np.abs(one), np.abs(other)))
+            distances(one, other) / np.fmax(size, np.fmax(np.abs(one), np.abs(other)))
             for one, other in ((a.min, b.min), (a.max, b.max))
         )
         exact = np.fmax(low, high)
-        summed = np.fmax(_apart(a.mean, b.mean), _apart(a.rms, b.rms)) / size
+        summed = np.fmax(distances(a.mean, b.mean), distances(a.rms, b.rms)) / size
     exact, summed = (np.where(np.isnan(each), 0.0, each) for each in (exact, summed))
     is_empty: Counts = a.count == 0
     error = np.where(is_empty, 0.0, np.fmax(exact, summed))
     return error, np.where(error > exact, _SUM_FLOOR, 0.0)
-
-
-def _apart(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> Numbers:
-    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))

@@ -109,11 +109,14 @@ def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> OneSided:
     misfits = misfits[~is_plain[side.values.op[misfits]]]
     reason = np.full(len(misfits), len(REASONS))
     tensors += _count(misfits, reason, names.label_value, _value_keys(side))
+    place = side.calls.place.astype(np.int64)
+    call_keys = place << 20 | side.calls.calls.phase.astype(np.int64) & 7
+    op_keys = np.append(place, -1)[side.ops.call] << 20 | side.ops.name.astype(np.int64)
     told = len(calls[0]) + int(kept_ops.sum()) + int(kept_values.sum())
     return OneSided(
         modules=tuple(f"{label(each)} ({each.type})" for each in unpaired.modules),
-        calls=tuple(_count(*calls, names.label_call, _call_keys(side))),
-        ops=tuple(_count(ops[0][kept_ops], ops[1][kept_ops], names.label_op, _op_keys(side))),
+        calls=tuple(_count(*calls, names.label_call, call_keys)),
+        ops=tuple(_count(ops[0][kept_ops], ops[1][kept_ops], names.label_op, op_keys)),
         tensors=tuple(tensors),
         harmless=len(unpaired.calls) + len(unpaired.ops) + len(unpaired.values) - told,
     )
@@ -123,15 +126,6 @@ def _harmful(unpaired: UnpairedRows) -> tuple[Rows, Column]:
     is_harmless = np.array([reason in HARMLESS for reason in REASONS])
     kept = ~is_harmless[unpaired.reason]
     return unpaired.rows[kept], unpaired.reason[kept].astype(np.int64)
-
-
-def _op_keys(side: Side) -> Rows:
-    place = np.append(side.calls.place, -1)[side.ops.call]
-    return place.astype(np.int64) << 20 | side.ops.name.astype(np.int64)
-
-
-def _call_keys(side: Side) -> Rows:
-    return side.calls.place.astype(np.int64) << 20 | side.calls.calls.phase.astype(np.int64) & 7
 
 
 def _value_keys(side: Side) -> Rows:

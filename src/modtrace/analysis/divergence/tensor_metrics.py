@@ -24,9 +24,8 @@ class TensorDifference:
     pair: tuple[float, float]  # the elements there
     cosine: float  # NaN if one of them is zero
     close_share: float  # of elements that differ by at most CLOSE of the larger magnitude
-    ulps: (
-        float | None
-    )  # the largest difference in units of the last place of the coarser dtype; None without any
+    #: The largest difference in units of the last place of the coarser dtype; None without any.
+    ulps: float | None
 
 
 def compare_tensors(
@@ -67,7 +66,7 @@ def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
         dtype: the coarser of their dtypes.
     """
     with np.errstate(all="ignore"):
-        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
+        apart = distances(a, b)
     apart = np.where(np.isnan(apart), np.inf, apart)
     if not apart.size:
         return TensorDifference(
@@ -90,6 +89,11 @@ def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
         close_share=float(np.mean(apart <= CLOSE * larger)),
         ulps=ulps,
     )
+
+
+def distances(a: Numbers, b: Numbers) -> Numbers:
+    """Returns how far the elements of two arrays are apart: 0 where both are NaN, or the same infinity."""
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
 
 
 def norm_of(numbers: npt.NDArray[Any]) -> float:

@@ -9,7 +9,7 @@ from ...recording.protocols import RecordingData
 from ..step.calls import Column, Rows, column_of, take
 from ..step.inside import with_inside
 from ..step.ops import StepOps, read_step_ops
-from .columns import CONTAINER, LAYER_KINDS, NONE, Edges, Graph, LayerBoxes, Layers, Nodes
+from .columns import CONTAINER, LAYER_KINDS, NONE, Graph, LayerBoxes, Layers, Nodes
 from .costs import MeasuredValues, numbers_of_layers, read_measured
 from .layers import LayerTree, build_layers
 from .of_calls import graph_of_calls
@@ -51,6 +51,9 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     new = np.append(np.empty(len(order), np.int64), NONE)
     new[sorted_rows] = np.arange(len(order))
     nodes = table.to_nodes(sorted_rows, rank, new)
+    target = new[edges.target]
+    # Stable: edges of one target stay in the order of its arguments.
+    by_time = np.argsort(nodes.order[target], kind="stable")
     return Graph(
         command=data.meta.argv,
         marks=data.meta.marks,
@@ -58,7 +61,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         has_ops=has_ops or not len(tree.call),
         layers=_to_layers(ops, tree, nodes, measured),
         nodes=nodes,
-        edges=_sort_edges(edges, new, nodes),
+        edges=replace(edges.take(by_time), source=new[edges.source][by_time], target=target[by_time]),
         tensors=replace(tensors, producer=new[tensors.producer]),
     )
 
@@ -92,16 +95,6 @@ def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
         waiting = np.unique(above[above >= 0])
         waiting = waiting[~kept[waiting]]
     return np.asarray(kept)
-
-
-def _sort_edges(edges: Edges, new: Rows, nodes: Nodes) -> Edges:
-    """Returns the edges between the nodes' new rows, by time.
-
-    Edges of one target are in the order of its arguments.
-    """
-    source, target = new[edges.source], new[edges.target]
-    order = np.argsort(nodes.order[target], kind="stable")
-    return replace(edges.take(order), source=source[order], target=target[order])
 
 
 def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredValues) -> Layers:

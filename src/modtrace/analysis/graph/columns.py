@@ -98,18 +98,13 @@ class LayerPlace:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Nodes:
-    """Nodes; those of one layer are adjacent.
-
-    They are in the order of `Layers`, and within a layer in order of time.
-    """
+class NodeColumns:
+    """What is known of nodes, in any order."""
 
     layer: Rows  # NONE: in no layer
-    order: Rows  # rank in time
     kind: Column  # codes of NODE_KINDS
     name: Column  # codes of `names`
     nth: Column  # of its name within the call, from 0; of an output of its call
-    root: Column  # codes of `roots`: of a leaf or an output, where the recording has several roots; -1: no matter
     phase: Column  # codes of PHASES; -1 for none
     op_id: Column  # NONE where it is no op
     tensor: Rows  # row of `Graph.tensors` of a leaf, or of the first thing that an op returns; NONE for none
@@ -120,8 +115,19 @@ class Nodes:
     raised: Column
     numbers: Numbers
     names: tuple[str, ...]
+    argument_texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Nodes(NodeColumns):
+    """Nodes; those of one layer are adjacent.
+
+    They are in the order of `Layers`, and within a layer in order of time.
+    """
+
+    order: Rows  # rank in time
+    root: Column  # codes of `roots`: of a leaf or an output, where the recording has several roots; -1: no matter
     roots: tuple[str, ...]
-    argument_texts: tuple[str, ...]
 
     def take(self, rows: Rows) -> "Nodes":
         """Returns some of the nodes; `repeats` still refers to rows of all nodes."""

@@ -10,7 +10,7 @@ from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of, columns_at, join_columns, take
 from ..step.ops import PlacedCalls, StepOps, dictionary_codes
-from .columns import NODE_KINDS, NONE, OP, OUTPUT, Nodes, Numbers, Tensors
+from .columns import NODE_KINDS, NONE, OP, OUTPUT, NodeColumns, Nodes, Numbers, Tensors
 from .costs import MeasuredValues, empty_numbers
 from .layers import LayerTree
 from .leaves import Leaves, outermost_phase
@@ -22,26 +22,11 @@ BEFORE, AT, AFTER = range(3)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class NodeTable:
+class NodeTable(NodeColumns):
     """Nodes in any order; references are to rows of the table."""
 
-    layer: Rows
-    kind: Column
-    name: Column
-    nth: Column
     root: list[str]  # "": no matter
-    phase: Column
-    op_id: Column
-    tensor: Rows
-    args: Column
-    is_view: Column
-    repeats: Rows
-    start_ns: Column
     when: Column
-    raised: Column
-    numbers: Numbers
-    names: tuple[str, ...]
-    argument_texts: tuple[str, ...] = ()
 
     def to_nodes(self, rows: Rows, rank: Rows, new: Rows) -> Nodes:
         """Returns the nodes in the order `rows`; `new` is the new position of each row, and `rank` its rank in time."""

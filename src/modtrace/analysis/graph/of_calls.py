@@ -18,7 +18,9 @@ _CALL = NODE_KINDS.index(CALL)
 def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[NodeTable, Edges, Tensors]:
     """Returns a node for each call without inner calls, and an edge to the call that began next."""
     table = tabulate_calls(ops, tree, np.flatnonzero(_is_innermost(tree)))
-    return table, _next_edges(table), _no_tensors()
+    no = np.zeros(0, np.int64)
+    nothing = schema("tensors").empty_table()
+    return table, _next_edges(table), Tensors(tensor_id=no, producer=no, slot=no, table=nothing, slots=())
 
 
 def tabulate_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> NodeTable:
@@ -71,11 +73,4 @@ def _next_edges(table: NodeTable) -> Edges:
         slot=np.full(len(source), NONE, np.int64),
         time_ns=table.start_ns[target],
         slots=(),
-    )
-
-
-def _no_tensors() -> Tensors:
-    nothing = np.zeros(0, np.int64)
-    return Tensors(
-        tensor_id=nothing, producer=nothing, slot=nothing, table=schema("tensors").empty_table(), slots=()
     )

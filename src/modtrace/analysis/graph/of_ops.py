@@ -32,7 +32,9 @@ def graph_of_ops(
     reads, tensors = read_uses(data, ops.op_id, calls.call_id[tree.of_call >= 0])
     reads = replace(reads, call=np.flatnonzero(tree.of_call >= 0)[reads.call])
     reads = _without_strays(reads, tensors)
-    layer = _layers_of_ops(ops, tree)
+    layer = np.append(tree.of_phase, NONE)[ops.phase]
+    if len(tree.of_call):
+        layer = np.where(ops.call >= 0, tree.of_call[ops.call], layer)
     readers, given = _readers(reads, ops, layer, tree), _name_given(reads)
     leaves = find_leaves(data, readers, tensors, given, tree)
     parts = (
@@ -68,11 +70,6 @@ def _name_given(reads: Reads) -> dict[int, str]:
     slots = [each.removeprefix("input") for each in reads.slots]
     given = zip(reads.given[::-1].tolist(), reads.given_as[::-1].tolist(), strict=True)
     return {tensor: slots[slot] for tensor, slot in given}  # of several the first
-
-
-def _layers_of_ops(ops: StepOps, tree: LayerTree) -> Rows:
-    by_phase = np.append(tree.of_phase, NONE)[ops.phase]
-    return np.where(ops.call >= 0, tree.of_call[ops.call], by_phase) if len(tree.of_call) else by_phase
 
 
 def _join_edges(reads: Reads, readers: Readers, leaves: Leaves, tensors: Tensors, op_count: int) -> Edges:

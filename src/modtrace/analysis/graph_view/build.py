@@ -178,25 +178,12 @@ class _Visible:
             self._box_of[nodes.layer[rows]].tolist(),
             _numbers_of(twin, number),
             repeats[rows].tolist(),
-            *(each[rows].tolist() for each in columns),
+            zip(*(each[rows].tolist() for each in columns), strict=True),
             _number_tuples(sums),
             strict=True,
         )
-        for (
-            row,
-            box,
-            goes_back,
-            count,
-            layer,
-            kind,
-            name,
-            phase,
-            tensor,
-            args,
-            start_ns,
-            raised,
-            numbers,
-        ) in known:
+        for row, box, goes_back, count, own, numbers in known:
+            layer, kind, name, phase, tensor, args, start_ns, raised = own
             place = places[layer]
             call = nth[layer]
             yield ViewNode._make((
@@ -275,8 +262,5 @@ def _number_tuples(numbers: Numbers) -> Iterable[tuple[Any, ...]]:
     rms: Sequence[float | None] = [
         root if has else None for root, has in zip(np.sqrt(mean).tolist(), has_mean.tolist(), strict=True)
     ]
-    return zip(numbers.duration_ns.tolist(), *map(_to_optional, counted), rms, strict=True)
-
-
-def _to_optional(column: Column) -> list[int | None]:
-    return [None if each < 0 else each for each in column.tolist()]
+    known = ([None if each < 0 else each for each in column.tolist()] for column in counted)
+    return zip(numbers.duration_ns.tolist(), *known, rms, strict=True)

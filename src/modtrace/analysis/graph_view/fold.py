@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -55,18 +56,13 @@ def _map_onto(graph: Graph, first: int, other: int, layer: Rows, node: Rows) -> 
     node[begin : begin + end - start] = np.arange(start, end)
 
 
-def _find_runs(graph: Graph) -> Iterator[Run]:
+def _find_runs(graph: Graph) -> list[Run]:
     """Returns runs of siblings that may be folded, outer layers before inner ones."""
     signatures = sign_layers(graph)
     leaving = _LeavingEdges(graph)
     children = group_children(graph.layers.parent)
-    found = [
-        run
-        for siblings in children.values()
-        for run in _split(graph, siblings, signatures)
-        if leaving.is_closed(run)
-    ]
-    return iter(sorted(found))  # a layer precedes what is inside it
+    runs = chain.from_iterable(_split(graph, siblings, signatures) for siblings in children.values())
+    return sorted(filter(leaving.is_closed, runs))  # a layer precedes what is inside it
 
 
 def _split(graph: Graph, siblings: Sequence[int], signatures: Sequence[int]) -> Iterator[Run]:

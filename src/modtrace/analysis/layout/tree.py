@@ -45,23 +45,22 @@ class LiftedPairs:
 def build_item_tree(view: GraphView) -> ItemTree:
     """Sorts nodes and boxes into levels, and lifts the edges."""
     size, boxes = len(view.nodes), len(view.boxes)
-    box_level = [_level(box.box, boxes) for box in view.boxes]
-    node_level = [_level(node.box, boxes) for node in view.nodes]
+    box_level = [box.box if box.box >= 0 else boxes for box in view.boxes]
+    node_level = [node.box if node.box >= 0 else boxes for node in view.nodes]
     children = _children(node_level, box_level)
     _put_recompute_first(view, children[-1])
     level_of = np.array(node_level + box_level, np.int64)
+    top: list[int] = []
+    for box, around in enumerate(box_level):
+        top.append(top[around] if around < box else box)
     return ItemTree(
         nodes=size,
         boxes=boxes,
         level_of=level_of,
         children=children,
-        top=_outermost(box_level),
+        top=top,
         edges=_lift(view, level_of, _depths(box_level)),
     )
-
-
-def _level(box: int, outside: int) -> int:
-    return box if box >= 0 else outside
 
 
 def _children(node_level: list[int], box_level: list[int]) -> list[list[int]]:
@@ -92,13 +91,6 @@ def _put_recompute_first(view: GraphView, items: list[int]) -> None:
     backward, recompute = places.get(BACKWARD), places.get(RECOMPUTE)
     if backward is not None and recompute is not None and backward < recompute:
         items.insert(backward, items.pop(recompute))
-
-
-def _outermost(box_level: list[int]) -> list[int]:
-    top: list[int] = []
-    for box, around in enumerate(box_level):
-        top.append(top[around] if around < box else box)
-    return top
 
 
 def _depths(box_level: list[int]) -> list[int]:

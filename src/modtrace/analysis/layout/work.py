@@ -59,9 +59,8 @@ class Work:
     """The state of placing. Lists have one entry for each item, and a last one for outside of all boxes."""
 
     tree: ItemTree
-    x: list[
-        float
-    ]  # of the column of the item, from the origin of its level: the spine, at the top of the content
+    #: Of the column of the item, from the origin of its level: the spine, at the top of the content.
+    x: list[float]
     y: list[float]  # of its top edge
     left: list[float]  # from the column to its left edge
     right: list[float]
@@ -71,9 +70,8 @@ class Work:
     is_aside: list[bool]  # what it makes goes to other phases alone: it leaves its column to what comes next
     into: Grouped  # edges from another item of the level
     entering: Grouped  # edges from outside of the level
-    leaving: dict[
-        int, list[tuple[int, int]]
-    ]  # of a level: edges to outside, and the items that they start in
+    #: Of a level: edges to outside, and the items that they start in.
+    leaving: dict[int, list[tuple[int, int]]]
     looping: dict[int, list[int]]  # of a level: the edges that go back up
     source: list[int]  # of each edge: the node
     content_height: list[float]  # of each level: without title and padding

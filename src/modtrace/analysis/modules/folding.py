@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ...recording.module_path import is_below, join
 from ..step.times import PhaseTimes, sum_times
-from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
+from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, children_first, rebuild
 from .value_summary import ValueSummary, merge_summaries
 
 #: More siblings than this become one line.
@@ -76,21 +76,16 @@ def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
     label = f"{run[0].label}..{run[-1].label}"
     path = join(run[0].path.removesuffix(run[0].label).removesuffix("."), label)
     made: list[ModuleNode] = []
-    for group in _children_first(run):
+    for group in children_first([run], _find_below):
         children = made[len(made) - len(group[0].children) :]
         del made[len(made) - len(children) :]
         made.append(_sum_up(group, _renamed(group[0].path, run[0].path, path), tuple(children)))
     return replace(made[0], label=label, members=tuple(run))
 
 
-def _children_first(run: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
-    """Yields the nodes that correspond in all of a run, children before parents."""
-    waiting: list[Sequence[ModuleNode]] = [run]
-    groups = []
-    while waiting:
-        groups.append(waiting.pop())
-        waiting.extend(zip(*(node.children for node in groups[-1]), strict=True))
-    return reversed(groups)
+def _find_below(group: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
+    """Returns the children that correspond in all of a group."""
+    return zip(*(node.children for node in group), strict=True)
 
 
 def _renamed(path: str, old: str, new: str) -> str:

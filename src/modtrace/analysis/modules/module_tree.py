@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from ...recording.meta import Note
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
+from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import nonfinite_steps
 from ..step.calls import Rows, phase_codes, read_calls
@@ -103,10 +103,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         notes=data.meta.notes,
         step=shown,
         roots=_assemble(placer.places, times, summaries),
-        forward=times.of_phase(FORWARD),
-        backward=times.of_phase(BACKWARD),
-        recompute=times.of_phase(RECOMPUTE),
-        optimizer=times.of_phase(OPTIMIZER),
+        **{phase: times.of_phase(phase) for phase in PHASES},
         outside_ns=times.outside_ns(),
         backward_recorded=_has_backward(data),
         ops_recorded=bool(data.meta.options.get("ops")),
@@ -139,6 +136,15 @@ def rebuild(roots: Sequence[ModuleNode], make: Callable[[ModuleNode, Sequence[Ma
     return made[::-1]
 
 
+def children_first(top: Iterable[Made], below: Callable[[Made], Iterable[Made]]) -> Iterator[Made]:
+    """Yields what is on top and all that is below it, children before parents, without recursion."""
+    waiting, order = list(top), list[Made]()
+    while waiting:
+        order.append(waiting.pop())
+        waiting.extend(below(order[-1]))
+    return reversed(order)
+
+
 @dataclass(frozen=True)
 class _Assembled:
     """A node with the calls that its times are summed from, for the containers that hold it."""
@@ -158,7 +164,7 @@ def _assemble(
     below = _sort_children(places)
     labels, roots = label_places(places), name_roots(places)
     made: dict[int, _Assembled] = {}
-    for index in _children_first(below):
+    for index in children_first(below[NOWHERE], below.__getitem__):
         place = places[index]
         children = [made.pop(child) for child in below[index] if child in made]
         rows = {phase: _rows_of(times.at(index, phase), phase, children, times) for phase in MODULE_PHASES}
@@ -182,14 +188,6 @@ def _assemble(
             )
             made[index] = _Assembled(node, rows)
     return tuple(made[index].node for index in below[NOWHERE] if index in made)
-
-
-def _children_first(below: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    waiting, order = list(below[NOWHERE]), []
-    while waiting:
-        order.append(waiting.pop())
-        waiting.extend(below[order[-1]])
-    return reversed(order)
 
 
 def _sort_children(places: Sequence[TreePlace]) -> Mapping[int, list[int]]:

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...recording.phase import BACKWARD, FORWARD, RECOMPUTE, ByPhase
+from ...recording.phase import ByPhase
 from ..step.times import NO_CALLS, PhaseTimes, sum_times
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, iterate_nodes
 
@@ -31,9 +31,7 @@ def build_type_table(tree: ModuleTree) -> tuple[TypeTimes, ...]:
         TypeTimes(
             type=each,
             modules=len(ids),
-            forward=sums[FORWARD].get(each, NO_CALLS),
-            backward=sums[BACKWARD].get(each, NO_CALLS),
-            recompute=sums[RECOMPUTE].get(each, NO_CALLS),
+            **{phase: sums[phase].get(each, NO_CALLS) for phase in MODULE_PHASES},
         )
         for each, ids in modules.items()
     ]

@@ -12,7 +12,7 @@ from ...recording.role import BY_NAME, LEAF, OP_OUTPUT
 from ..graph.parts import forms_of_op
 from ..step.sites import Site
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite
-from .causes_and_remedies import Cause, ReadTensor, find_cause
+from .causes_and_remedies import ReadTensor, find_cause
 from .indexed_tables import IndexedTables
 from .step_counts import Counts
 from .step_flow import tell_place
@@ -40,8 +40,10 @@ class _Answer:
         inputs = [
             ReadTensor(slot, tensor, self._counts(tensor)) for slot, tensor in flow.reads.get(event.op, ())
         ]
-        cause, site = self._cause(inputs, forward), self._site(event.tensor)
+        cause = find_cause(self._trace, event, inputs, forward) if event.kind == PRODUCER else None
+        site = self._site(event.tensor)
         is_made = event.kind != SOURCE
+        ran = self._forward or self._find_op(int(ops.op_id[event.op]))
         return NonFinite(
             **tell_place(ops.placed, int(ops.call[event.op]), int(ops.where[event.op])),
             op=flow.name_op(event.op),
@@ -54,7 +56,7 @@ class _Answer:
             slot=event.slot,
             kind=event.kind,
             source=None if is_made else _name_source(site),
-            source_line=self._source_line(),
+            source_line=ran["source"] if ran else None,
             cause=cause.name if cause else None,
             count=event.counts.nan + event.counts.inf,
             nan_count=event.counts.nan,
@@ -69,11 +71,6 @@ class _Answer:
             hint=cause.text if cause else self._hint(),
             remedy=cause.remedy if cause else None,
         )
-
-    def _cause(self, inputs: list[ReadTensor], forward: str | None) -> Cause | None:
-        if self._event.kind == PRODUCER:
-            return find_cause(self._trace, self._event, inputs, forward)
-        return None
 
     def _find_phase_before(self) -> str | None:
         """Returns the phase that ran last in the step before an op; None if none did."""
@@ -91,10 +88,6 @@ class _Answer:
     def _find_op(self, op_id: int) -> Mapping[str, Any] | None:
         rows: list[Mapping[str, Any]] = self._tables.find("ops", op_id=np.array([op_id])).to_pylist()
         return rows[0] if rows else None
-
-    def _source_line(self) -> str | None:
-        op = self._forward or self._find_op(int(self._flow.ops.op_id[self._event.op]))
-        return op["source"] if op else None
 
     def _site(self, tensor: int) -> Site | None:
         site = self._flow.sites[tensor]

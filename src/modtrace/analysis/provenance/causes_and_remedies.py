@@ -49,8 +49,7 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
         forward_op: of an op in backward, the name of the op whose derivative it computes.
     """
     name, args = trace.flow.bare_names[event.op], trace.flow.args[event.op]
-    is_backward = trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD) and forward_op is not None
-    if is_backward and forward_op is not None:
+    if forward_op is not None and trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD):
         found = _in_backward(bare_name(forward_op), _tell_zero(name, inputs, args))
         if found is not None:
             return found
@@ -148,7 +147,10 @@ def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | Non
     if not event.counts.inf or top <= 1:
         return None
     text = f"beyond {limit:.4g}, the largest {event.counts.dtype}; {_tell_reach(name, inputs, limit)}"
-    return Cause(OVERFLOW, text, _remedy_of_overflow(event.counts.dtype))
+    remedy = "look at what makes the inputs that large"
+    if event.counts.dtype == "float16":
+        remedy = "run this module in float32 or bfloat16, or scale its input or weights down"
+    return Cause(OVERFLOW, text, remedy)
 
 
 def _tell_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
@@ -159,12 +161,6 @@ def _tell_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
         )
     share = max(tops) / limit
     return f"its inputs reach {max(tops):.4g}" + (f", {share:.0%} of it" if share >= 0.005 else "")
-
-
-def _remedy_of_overflow(dtype: str) -> str:
-    if dtype == "float16":
-        return "run this module in float32 or bfloat16, or scale its input or weights down"
-    return "look at what makes the inputs that large"
 
 
 def _abs_max(counts: Counts) -> float:

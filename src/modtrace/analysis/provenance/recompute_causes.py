@@ -77,9 +77,8 @@ def find_cause_of_numbers(forward: Row, recompute: Row) -> Cause | None:
         abs(forward[name] - recompute[name]) <= _ROUNDING * (abs(forward[name]) if name == "sumsq" else scale)
         for name in names
     )
-    is_equal = all(
-        forward[name] == recompute[name] for name in names
-    )  # and other hashes: elements stand elsewhere
+    # And other hashes: elements stand elsewhere.
+    is_equal = all(forward[name] == recompute[name] for name in names)
     if not names or not near or is_equal or forward["shape"] != recompute["shape"]:
         return None
     return Cause(

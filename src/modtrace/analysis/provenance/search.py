@@ -105,7 +105,8 @@ def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
 def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], bool]:
     """Returns the findings of a step, and whether later steps like it need not be searched."""
     data = tables.of_step(step)
-    if not _has_measured_ops(tables, data):
+    of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
+    if not np.isin(column_of(data.table("values"), "site_id"), of_ops).any():
         row = next(_find_rows_of_modules(data), None)
         return [] if row is None else [_describe_module(tables, data, row)], row is None
     if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
@@ -154,12 +155,6 @@ def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> tuple[list[
         remedy="copy the recording again, or record again",
     )
     return [] if unscales and _is_expected(found) else [found], False
-
-
-def _has_measured_ops(tables: IndexedTables, data: RecordingData) -> bool:
-    """Returns whether outputs of ops were measured in a step."""
-    of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
-    return bool(np.isin(column_of(data.table("values"), "site_id"), of_ops).any())
 
 
 def _find_rows_of_modules(data: RecordingData) -> Iterator[int]:

@@ -109,7 +109,7 @@ class StepCounts:
             if not shown:
                 break
             made = {row["tensor_id"]: row for row in self._read_tensors(set(shown.values()))}
-            outputs = dict(self._read_outputs({row["producer_op"] for row in made.values()}))
+            outputs = dict(read_outputs(self._tables, {row["producer_op"] for row in made.values()}))
             keys = {tensor: (made[each]["producer_op"], made[each]["slot"]) for tensor, each in shown.items()}
             found |= {tensor: outputs[key] for tensor, key in keys.items() if key in outputs}
             views = self._find_shown([made[each] for tensor, each in shown.items() if tensor not in found])
@@ -164,13 +164,16 @@ class StepCounts:
         ).to_pylist()
         return rows
 
-    def _read_outputs(self, op_ids: Collection[int | None]) -> Iterator[tuple[tuple[int, str], Counts]]:
-        """Yields the measurements of the outputs of ops, each with the id of the op and the slot."""
-        ops = np.array([each for each in op_ids if each is not None], np.int64)
-        for row in _measured_rows(self._tables.find("values", _COLUMNS, op_id=ops)):
-            site = self._tables.sites.get(row["site_id"])
-            if site is not None and site.role == OP_OUTPUT:
-                yield (row["op_id"], site.slot), _to_counts(row)
+
+def read_outputs(
+    tables: IndexedTables, op_ids: Collection[int | None]
+) -> Iterator[tuple[tuple[int, str], Counts]]:
+    """Yields the measurements of the outputs of ops, each with the id of the op and the slot."""
+    ops = np.array([each for each in op_ids if each is not None], np.int64)
+    for row in _measured_rows(tables.find("values", _COLUMNS, op_id=ops)):
+        site = tables.sites.get(row["site_id"])
+        if site is not None and site.role == OP_OUTPUT:
+            yield (row["op_id"], site.slot), _to_counts(row)
 
 
 def _measured_rows(values: pa.Table) -> Iterator[Mapping[str, Any]]:

@@ -35,9 +35,8 @@ class StepFlow:
     versions: list[int]  # 0 where none is known
     sites: list[int | None]  # of tensors that no op has made, or that are parameters or buffers
     args: list[str]  # the template of each op's arguments
-    forward_op: list[
-        int | None
-    ]  # ids, not numbers: of a backward op the forward op, which may be of an earlier step
+    #: Ids, not numbers: of a backward op the forward op, which may be of an earlier step.
+    forward_op: list[int | None]
     order: list[int]  # the ops in the order in which they began
     reads: Mapping[int, list[tuple[str, int]]]  # of each op: slot and tensor
     returns: Mapping[int, list[tuple[str, int]]]

@@ -8,10 +8,11 @@ import numpy.typing as npt
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_OUTPUT, PARAMETER, PARAMETER_GRAD
+from ...recording.role import PARAMETER, PARAMETER_GRAD
 from ..step.calls import column_of
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
+from .step_counts import read_outputs
 
 #: The steps that are looked at for growth.
 _STEPS = 20
@@ -127,17 +128,6 @@ def _is_loss_bad(tables: IndexedTables, step: int) -> bool | None:
         used = tables.find("uses", ["tensor_id"], consumer_op=np.array([seed["op_id"]]))
         read = tables.find("tensors", ["shape", "producer_op"], tensor_id=column_of(used, "tensor_id")[:1])
         if read.num_rows and np.prod(read["shape"][0].as_py()) == 1:
-            return _is_output_bad(tables, read["producer_op"][0].as_py())
-    return None
-
-
-def _is_output_bad(tables: IndexedTables, op: int | None) -> bool | None:
-    """Returns whether what an op returned is not finite; None if it was not measured."""
-    if op is None:
-        return None
-    names = ["site_id", "nan_count", "inf_count", "count"]
-    for row in tables.find("values", names, op_id=np.array([op])).to_pylist():
-        site = tables.sites.get(row["site_id"])
-        if site is not None and site.role == OP_OUTPUT and row["count"] is not None:
-            return bool(row["nan_count"] or row["inf_count"])
+            outputs = read_outputs(tables, [read["producer_op"][0].as_py()])
+            return next((bool(counts.nan or counts.inf) for _, counts in outputs), None)
     return None

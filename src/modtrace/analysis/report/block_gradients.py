@@ -36,7 +36,10 @@ def add_block_gradients(
         "l2": np.where(np.concatenate(counts) > 0, np.nan, np.sqrt(np.concatenate(squares))),
         "nonfinite": np.nan_to_num(np.concatenate(counts), nan=NONE).astype(np.int64),
     }
-    return _add_sites(sites, list(blocks), rows), _add_values(series, found, len(blocks) * steps)
+    unknown = np.full(len(blocks) * steps, np.nan)
+    columns = [_append(each, found.get(each.name, unknown)) for each in series.columns]
+    values = ReportTable(rows=series.rows + len(unknown), columns=tuple(columns))
+    return _add_sites(sites, list(blocks), rows), values
 
 
 def _find_blocks(sites: ReportTable, rows: ModuleRows) -> Mapping[int, list[int]]:
@@ -72,12 +75,6 @@ def _add_sites(sites: ReportTable, blocks: Sequence[int], rows: ModuleRows) -> R
         for each in sites.columns
     ]
     return ReportTable(rows=sites.rows + len(blocks), columns=tuple(columns))
-
-
-def _add_values(series: ReportTable, found: Mapping[str, Column], size: int) -> ReportTable:
-    unknown = np.full(size, np.nan)
-    columns = [_append(each, found.get(each.name, unknown)) for each in series.columns]
-    return ReportTable(rows=series.rows + size, columns=tuple(columns))
 
 
 def _append(column: ReportColumn, values: Column) -> ReportColumn:

@@ -153,10 +153,11 @@ def _tabulate_series(series: _ShownSeries, shown: _ShownStep, steps: Column) -> 
     sites = tabulate_sites(series.measured, shown.rows.index)
     values = tabulate_series(series.measured, series.steps)
     sites, values = add_block_gradients(sites, values, shown.rows, len(series.steps))
+    step = number_column("step", "step", "step", np.searchsorted(steps, series.steps))
     return {
         "sites": sites,
         "series": values,
-        "series_steps": _refer_to_steps(series.steps, steps),
+        "series_steps": ReportTable(rows=len(series.steps), columns=(step,)),
         "histograms": histograms,
         "bins": bins,
     }
@@ -224,11 +225,6 @@ def _tell_not_recorded(data: RecordingData) -> Iterator[str]:
         if not data.table(table).num_rows:
             why = explain_none(data, table)
             yield why[0].upper() + why[1:]
-
-
-def _refer_to_steps(times: Column, steps: Column) -> ReportTable:
-    column = number_column("step", "step", "step", np.searchsorted(steps, times))
-    return ReportTable(rows=len(times), columns=(column,))
 
 
 def _outputs(measured: list[RoleValues], step: int | None) -> Outputs:

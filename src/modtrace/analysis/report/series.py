@@ -58,6 +58,7 @@ def _read_role(data: RecordingData, role: str) -> Iterator[RoleValues]:
 def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> ReportTable:
     """Returns a row for each site, in the order in which the forward first calls their modules, role by role."""
     owners: list[Owner] = [owner for each in measured for owner in each.found.owners]
+    roles = [each.role for each in measured for _ in each.found.names]
     module = [index.get((each.root, each.path), NONE) for each in owners]
     titles = {each.name: each.of_many for each in TABLE}
     return ReportTable(
@@ -65,15 +66,9 @@ def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> Re
         columns=(
             text_column("label", "site", (name for each in measured for name in each.found.names)),
             number_column("module", "module", "module", np.array(module, np.int64)),
-            text_column("role", "role", (each.role for each in measured for _ in each.found.names)),
-            text_column(
-                "role_title", "role", (titles[each.role] for each in measured for _ in each.found.names)
-            ),
-            text_column(
-                "role_about",
-                "measured",
-                (_ABOUT.get(each.role, "") for each in measured for _ in each.found.names),
-            ),
+            text_column("role", "role", roles),
+            text_column("role_title", "role", (titles[each] for each in roles)),
+            text_column("role_about", "measured", (_ABOUT.get(each, "") for each in roles)),
             text_column("slot", "slot", (each.slot for each in owners)),
         ),
     )

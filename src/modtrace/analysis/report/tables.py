@@ -59,9 +59,8 @@ class ReportTable:
 class ReportFinding:
     """An answer of an analysis, and the rows that it is about."""
 
-    answer: (
-        NonFinite | RecomputeCheck | Comparison | Divergence | Reason | CompiledInside | Note | str
-    )  # a text is a mark
+    #: A text is a mark.
+    answer: NonFinite | RecomputeCheck | Comparison | Divergence | Reason | CompiledInside | Note | str
     module: int = NONE
     node: int = NONE
     step: int = NONE
@@ -146,7 +145,6 @@ def round_to_show(values: Column) -> Column:
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = ((bits + 0x7F + (bits >> 8 & 1)) & ~np.uint32(0xFF)).view(np.float32)
     is_normal = np.isfinite(values) & (np.abs(values) >= np.finfo(np.float32).tiny)
-    shown: Column = np.where(
-        is_normal & np.isfinite(rounded), rounded, values
-    )  # others may become 0 or infinite
+    # Others may become 0 or infinite.
+    shown: Column = np.where(is_normal & np.isfinite(rounded), rounded, values)
     return shown

@@ -35,14 +35,11 @@ def nest(parent: Rows, lane: Column, start_ns: Column, end_ns: Column) -> Nested
     for number, level in enumerate(iterate_levels(parent)):
         depth[level] = number
         if number:
-            _clip_to_parents(level, parent[level], start_ns, end_ns)
+            above = parent[level]
+            start_ns[level] = np.clip(start_ns[level], start_ns[above], end_ns[above])
+            end_ns[level] = np.clip(end_ns[level], start_ns[level], end_ns[above])
         _clip_to_siblings(level, parent[level] if number else lane[level], start_ns, end_ns)
     return Nested(start_ns, end_ns, depth)
-
-
-def _clip_to_parents(rows: Rows, above: Rows, start_ns: Column, end_ns: Column) -> None:
-    start_ns[rows] = np.clip(start_ns[rows], start_ns[above], end_ns[above])
-    end_ns[rows] = np.clip(end_ns[rows], start_ns[rows], end_ns[above])
 
 
 def _clip_to_siblings(rows: Rows, group: Rows, start_ns: Column, end_ns: Column) -> None:

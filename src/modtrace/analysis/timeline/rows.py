@@ -44,15 +44,17 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
     calls, kept = named.calls, np.isin(column_of(table, "step"), list(steps))
     rows = np.flatnonzero(kept)
     table = table.filter(pa.array(kept))
+    parent, thread = _renumber(calls.parent, kept), column_of(table, "thread")
+    is_on_thread = thread == np.append(thread, -1)[parent]  # each thread has lanes of its own
     spans = SpanRows(
         name=Detail("name", named.name[rows], named.names),
         step=column_of(table, "step"),
-        thread=column_of(table, "thread"),
+        thread=thread,
         lane=_LANE_OF_PHASE[calls.phase[rows]],
         start_ns=calls.start_ns[rows],
         end_ns=(calls.start_ns + calls.duration_ns + calls.overhead_ns)[rows],
         ended=calls.ended[rows],
-        parent=_find_on_thread(_renumber(calls.parent, kept), column_of(table, "thread")),
+        parent=np.where(is_on_thread, parent, -1),
         row_id=calls.call_id[rows],
         details=_tell_calls(named, rows, table, find_notes(data.table("values"), calls.call_id[rows])),
     )
@@ -68,12 +70,6 @@ def _renumber(refers: Rows, kept: Column) -> Rows:
     """Returns, for each kept row, the row it refers to, counted among the kept ones; -1 for none."""
     number = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
     return number[refers[kept]]
-
-
-def _find_on_thread(parent: Rows, thread: Column) -> Rows:
-    """Returns the parents without those on other threads, because each thread has lanes of its own."""
-    is_same = thread == np.append(thread, -1)[parent]
-    return np.where(is_same, parent, -1)
 
 
 def _tell_calls(
@@ -103,7 +99,11 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
     """
     table = data.table("ops")
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
-    phase, start_ns, ended = phase_codes(table["phase"]), column_of(table, "start_ns"), _ended(table)
+    phase, start_ns, ended = (
+        phase_codes(table["phase"]),
+        column_of(table, "start_ns"),
+        table["end_ns"].is_valid().to_numpy(),
+    )
     end_ns = np.where(ended, column_of(table, "end_ns"), start_ns)
     call = RowFinder(calls.call_id)(column_of(table, "call_id"))
     parent, lane = _put(call, column_of(table, "thread"), phase, start_ns, end_ns, calls.spans)
@@ -184,7 +184,3 @@ def _find_open(known: Column, inside: Sequence[SpanRows]) -> tuple[Column, Colum
     rows = rows[np.argsort(start_ns[rows], kind="stable")]
     found, first = np.unique(step[rows], return_index=True)
     return found.astype(np.int64), start_ns[rows][first]
-
-
-def _ended(table: pa.Table) -> Column:
-    return np.asarray(table["end_ns"].is_valid())

@@ -73,15 +73,17 @@ def build_timeline(
     parts = (calls.spans, of_ops.spans, read_step_rows(data, wanted, (calls.spans, of_ops.spans)))
     kind = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
     arranged = arrange(join_rows(parts, parents=(0, 0, 2)), kind)
-    meta = data.meta
+    meta, start_ns = data.meta, arranged.start_ns
     return Timeline(
         command=meta.argv,
         marks=meta.marks,
         run_id=meta.run_id,
         rank=meta.rank,
         world_size=meta.world_size,
-        start_ns=arranged.start_ns,
-        start_unix_ns=_to_unix(data, arranged.start_ns),
+        start_ns=start_ns,
+        start_unix_ns=meta.clock_time_ns + start_ns - meta.clock_perf_counter_ns
+        if meta.clock_time_ns
+        else None,
         steps=wanted,
         lanes=arranged.lanes,
         spans=arranged.spans,
@@ -99,11 +101,6 @@ def _choose(data: RecordingData, steps: StepRange) -> tuple[int, ...]:
         named = f"{steps.start}" if is_one else f"of {steps}"
         raise ValueError(f"no step {named} in this recording; there are: {name_steps(known) or 'none'}")
     return wanted
-
-
-def _to_unix(data: RecordingData, start_ns: int) -> int | None:
-    meta = data.meta
-    return meta.clock_time_ns + start_ns - meta.clock_perf_counter_ns if meta.clock_time_ns else None
 
 
 def _lacks_backward(data: RecordingData, calls: CallRows, steps: Sequence[int]) -> bool:

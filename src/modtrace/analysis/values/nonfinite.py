@@ -47,23 +47,20 @@ class Growth:
     """Numbers that grew in the steps before NaN or infinite values came up."""
 
     of: str  # parameter, parameter_grad: the largest element of all; else the name of a logged number
-    figures: tuple[
-        tuple[int, float], ...
-    ]  # steps in order with their numbers: the first, some between, the last
+    #: Steps in order with their numbers: the first, some between, the last.
+    figures: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aftermath:
     """The spread of NaN or infinite values to the loss, the gradients and the parameters."""
 
-    loss: (
-        bool | None
-    )  # whether the loss of that step was not finite; None: it is not known which tensor it is
+    #: Whether the loss of that step was not finite; None: it is not known which tensor it is.
+    loss: bool | None
     gradients: int  # parameters whose gradients were not finite in that step ...
     measured_gradients: int  # ... of so many
-    parameters_step: (
-        int | None
-    )  # the first step that used parameters which were not finite; None: none is known
+    #: The first step that used parameters which were not finite; None: none is known.
+    parameters_step: int | None
     last_parameters_step: int | None  # the last step whose parameters were measured; None: there is none
 
 
@@ -71,9 +68,8 @@ class Aftermath:
 class NonFinite:
     """What made NaN or infinite values first, as far as ops were measured; else the first tensor that holds them."""
 
-    root: (
-        str | None
-    )  # the name of the root; None if no module owns the parameter, or the op ran outside of modules
+    #: The name of the root; None if no module owns the parameter, or the op ran outside of modules.
+    root: str | None
     path: str | None  # of the module, at the place where it was called
     call: int | None  # which call of the module in the step, from 0; None for a parameter
     op: str | None = None  # that made the values, or read them first; None where only modules were recorded
@@ -98,9 +94,8 @@ class NonFinite:
     numel: int
     first_index: tuple[int, ...] | None = None  # of the first of those elements; None where it is not known
     inputs: tuple[str, ...] = ()  # each tensor that the op read: its shape, its range, and what made it
-    chain: tuple[
-        str, ...
-    ] = ()  # through which the values went in that phase: the first op of each module in turn
+    #: Through which the values went in that phase: the first op of each module in turn.
+    chain: tuple[str, ...] = ()
     replaced_by: tuple[str, ...] = ()  # ops that read the values and returned finite ones, such as `where`
     hint: str | None = None  # what else is known about where the values came from
     remedy: str | None = None  # what helps against the cause

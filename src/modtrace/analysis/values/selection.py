@@ -103,10 +103,11 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
     rows = rows[_is_preferred(values.take(rows), site_of_row[rows])]
     rows = _once_a_measurement(rows, site_of_row, values)
     shown, site = _in_layer_order(site_of_row[rows], distinct, places, selection.role)
+    has_roots = len({each.owner.root for each in shown if each.place != NOWHERE}) > 1
     return SelectedValues(
         table=values.take(rows),
         site=site,
-        names=_name(shown, selection.role),
+        names=tuple(_name(each, selection.role, has_roots) for each in shown),
         primary=_first_slots(shown, selection.role),
         owners=tuple(each.owner for each in shown),
     )
@@ -344,13 +345,8 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def _name(shown: Sequence[_Site], role: str) -> tuple[str, ...]:
-    """Returns the names of the sites: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
-    roots = {each.owner.root for each in shown if each.place != NOWHERE}
-    return tuple(_name_one(each, role, len(roots) > 1) for each in shown)
-
-
-def _name_one(site: _Site, role: str, has_roots: bool) -> str:
+def _name(site: _Site, role: str, has_roots: bool) -> str:
+    """Returns the name of a site: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
     path, root = site.owner.path or "", site.owner.root or ""
     if role not in _OF_CALLS:
         name = join(path, site.owner.slot)

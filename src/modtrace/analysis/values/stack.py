@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
 from ..step.calls import column_of
-from .history_statistics import Cells, group_rows
+from .history_statistics import group_rows
 from .selection import SelectedValues, Selection, select_values
 
 
@@ -38,7 +38,13 @@ def build_stack(data: RecordingData, step: int | None, selection: Selection) -> 
         found = found.filter(np.array(found.primary, bool)[found.site])
     step = _only_step(found) if step is None else step
     cells = group_rows(found)
-    _check_single(found, cells)
+    several = cells.several()
+    if several:
+        cell, rows = several[0]
+        raise ValueError(
+            f"{found.names[cells.site[cell]]}: {len(rows)} tensors in step {cells.step[cell]}. "
+            "Choose one with call=, slot= or phase=."
+        )
     names = tuple(found.names[site] for site in cells.site.tolist())
     blobs = found.table["blob"].take(pa.array(cells.single)).to_pylist()
     raw = {name: data.tensor(blob) for name, blob in zip(names, blobs, strict=True)}
@@ -54,16 +60,6 @@ def _only_step(found: SelectedValues) -> int:
             f"stack(): tensors of {len(steps)} steps are there ({first_few(steps)}). Give step=."
         )
     return int(steps[0])
-
-
-def _check_single(found: SelectedValues, cells: Cells) -> None:
-    several = cells.several()
-    if several:
-        cell, rows = several[0]
-        raise ValueError(
-            f"{found.names[cells.site[cell]]}: {len(rows)} tensors in step {cells.step[cell]}. "
-            "Choose one with call=, slot= or phase=."
-        )
 
 
 def _check_shapes(tensors: Mapping[str, RawTensor]) -> None:

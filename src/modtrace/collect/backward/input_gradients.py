@@ -133,10 +133,8 @@ def _collector(sinks: list[_Sink]) -> Callable[[Any, Any], None]:
                 continue
             keys = keys_of(call.inputs + call.passed)
             if _is_leaf(keys[position]) and type(gradient) is torch.Tensor and not torch.is_grad_enabled():
-                with unseen():
-                    gradient = (
-                        gradient.detach()
-                    )  # a leaf takes it over only if there is no other reference to it
+                with unseen():  # a leaf takes it over only if there is no other reference to it
+                    gradient = gradient.detach()
             if call.gradients is None:
                 call.gradients = [None] * len(keys)
             call.gradients[position] = _sum(call.gradients[position], gradient)

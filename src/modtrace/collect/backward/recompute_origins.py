@@ -1,6 +1,7 @@
 """Finds the forward calls that recomputed calls have repeated, once their whole region has run."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,8 @@ def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]
     if caller is None:
         for span in region.owner.spans:
             is_after = span.first_seq > region.number and span.last_seq is not None
-            if (
-                isinstance(span, Segment) and is_after and span.region is not region
-            ):  # not what is recomputed now
+            # What is recomputed now is not one of them.
+            if isinstance(span, Segment) and is_after and span.region is not region:
                 yield CallRef(span, 0)
         return
     segment = caller.segment
@@ -140,29 +140,20 @@ def _inside(segment: Segment, top: CallRef | None) -> Origins:
     origins: Origins = [top]
     if top is None or top.segment.last_seq is None:
         return [top] + [None] * (segment.calls - 1)
-    originals = _by_rank(top.segment)
-    ranks: dict[tuple[int, int], int] = {}
-    modules = _module_ids(segment)
-    for index, parent in enumerate(segment.structure().parent.tolist()[1:], start=1):
+    originals = {place: index for index, place in enumerate(_places(top.segment))}
+    for parent, module, rank in islice(_places(segment), 1, None):
         above = origins[parent]
-        rank = ranks[parent, modules[index]] = ranks.get((parent, modules[index]), -1) + 1
-        found = None if above is None else originals.get((above.index, modules[index], rank))
+        found = None if above is None else originals.get((above.index, module, rank))
         origins.append(None if found is None else CallRef(top.segment, found))
     return origins
 
 
-def _by_rank(segment: Segment) -> dict[tuple[int, int, int], int]:
-    """Returns the index of each call by its parent, its module, and its rank among the module's calls there."""
-    ranks: dict[tuple[int, int], int] = {}
-    found = {}
-    modules = _module_ids(segment)
-    for index, parent in enumerate(segment.structure().parent.tolist()):
-        rank = ranks[parent, modules[index]] = ranks.get((parent, modules[index]), -1) + 1
-        found[parent, modules[index], rank] = index
-    return found
-
-
-def _module_ids(segment: Segment) -> list[int]:
+def _places(segment: Segment) -> Iterator[tuple[int, int, int]]:
+    """Yields of each call its parent, its module, and its rank among the module's calls there."""
     contexts: Any = segment.log.all_contexts
     entered = segment.contexts[segment.structure().enter_event].tolist()
-    return [contexts[number].named.module_id for number in entered]
+    ranks: dict[tuple[int, int], int] = {}
+    for parent, number in zip(segment.structure().parent.tolist(), entered, strict=True):
+        module = contexts[number].named.module_id
+        rank = ranks[parent, module] = ranks.get((parent, module), -1) + 1
+        yield parent, module, rank

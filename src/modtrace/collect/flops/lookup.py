@@ -18,7 +18,7 @@ from torch.utils import flop_counter
 from .convolution_formulas import CONVOLUTIONS
 from .formulas import PRODUCTS, Formula
 from .layer_formulas import LAYERS
-from .replay import REPLAYED, replay
+from .replay import REPLAYED, in_each, replay
 from .uncounted import is_unknown
 
 #: Our formulas, by the name of an operator or of one of its overloads.
@@ -133,8 +133,4 @@ class _Shaped:
 def _as_shaped(value: Any) -> Any:
     if isinstance(value, torch.Size):
         return _Shaped(value)
-    if isinstance(value, list | tuple):
-        return [_as_shaped(each) for each in value]
-    if isinstance(value, Mapping):
-        return {key: _as_shaped(each) for key, each in value.items()}
-    return value
+    return in_each(_as_shaped, value)

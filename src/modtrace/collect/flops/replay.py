@@ -63,16 +63,16 @@ class _Adder(UnwrappedMode):
 def _on_meta(value: Any) -> Any:
     if isinstance(value, torch.Size):
         return torch.empty(value, device="meta")
-    return _each(_on_meta, value)
+    return in_each(_on_meta, value)
 
 
 def _shapes(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape
-    return _each(_shapes, value)
+    return in_each(_shapes, value)
 
 
-def _each(change: Callable[[Any], Any], value: Any) -> Any:
+def in_each(change: Callable[[Any], Any], value: Any) -> Any:
     """Returns a list or dictionary with each item changed, and anything else as it is."""
     if isinstance(value, list | tuple):
         return [change(each) for each in value]

@@ -124,9 +124,8 @@ class StackNames:
         last: NamedModule | None = None
         for named, root, path in levels:
             name = join(self._labels.label(root), path)
-            if (
-                not names or names[-1] != name or named is last
-            ):  # a wrapper and what it wraps are shown as one
+            # A wrapper and what it wraps are shown as one.
+            if not names or names[-1] != name or named is last:
                 names.append(name)
                 paths.append(path)
             last = named

@@ -147,9 +147,8 @@ class OpValues:
             else:
                 context = self._context()
                 slot = where if isinstance(where, str) else ""
-                if (
-                    type(where) is str
-                ):  # an op that wrote in place ends before the version of its tensor rises
+                # An op that wrote in place ends before the version of its tensor rises.
+                if type(where) is str:
                     self._latest.pop(id(tensor), None)
                 found = self._measure_more(
                     tensor, mask, join("" if context is None else context.path, name + slot)

@@ -112,9 +112,8 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     modules = np.array([context.named.module_id for context in segments[0].log.all_contexts], np.int64)
     module_id = modules[entered]
     phase = np.repeat(np.array([PHASE_CODE[each.phase] for each in segments], np.int8), counts)
-    nth = np.full(
-        len(step), -1, np.int32
-    )  # of a forward call: how many of its module were before it in its step
+    # Of a forward call: how many of its module were before it in its step.
+    nth = np.full(len(step), -1, np.int32)
     forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
     nth[forward] = count_before(step[forward], module_id[forward])
     exit_code = contexts[structure.exit_event]

@@ -51,9 +51,8 @@ def to_scalar(name: str, value: Any) -> float:
             with unseen():
                 return float(value.detach())
         return float(value)
-    except (
-        OverflowError
-    ) as error:  # the text of such an integer may itself be refused (sys.set_int_max_str_digits)
+    # The text of such an integer may itself be refused (sys.set_int_max_str_digits).
+    except OverflowError as error:
         raise TypeError(
             f"log({name}=...): the number is too large for a float of 64 bits, which reaches 1.8e308. "
             "Log its logarithm."

@@ -220,9 +220,8 @@ class CallTaps(ValueSource):
                     base_tap = BaseTap(tap, tensor.shape, self._on_gradient)
                     base_tap.hook(base)
                     seen.measured.taps.append(base_tap)
-        except (
-            Exception
-        ):  # a view whose base was written to has no gradient (RuntimeError); a subclass may raise
+        # A view whose base was written to has no gradient (RuntimeError); a subclass may raise.
+        except Exception:
             return
 
     # Gradients.

@@ -55,13 +55,13 @@ class TensorMemory:
         self._max_bytes = max_bytes
         self._kept: dict[str, _Kept] = {}  # by reference, oldest first
         self._count = 0
-        self._last_dropped_step: int | None = None
+        self._last_dropped_step = -1
         self._lock = threading.RLock()
 
     @property
     def marks(self) -> tuple[str, ...]:
         """A sentence on what was dropped; empty if nothing was."""
-        if self._last_dropped_step is None:
+        if self._last_dropped_step < 0:
             return ()
         return (
             f"whole tensors of steps before {self._last_dropped_step + 1} were dropped "
@@ -112,9 +112,7 @@ class TensorMemory:
             self._note_dropped(dropped.step)
 
     def _note_dropped(self, step: int) -> None:
-        self._last_dropped_step = max(
-            step, -1 if self._last_dropped_step is None else self._last_dropped_step
-        )
+        self._last_dropped_step = max(step, self._last_dropped_step)
 
 
 class _Kept(NamedTuple):

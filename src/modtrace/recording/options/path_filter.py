@@ -199,18 +199,12 @@ def _translate(glob: str) -> str:
     found: list[str] = []
     at = 0
     while at < len(glob):
-        translate = {"*": _stars, "?": _any_character, "[": _class}.get(glob[at], _literal)
-        text, at = translate(glob, at)
+        if glob[at] in "*[":
+            text, at = (_stars if glob[at] == "*" else _class)(glob, at)
+        else:
+            text, at = "[^.]" if glob[at] == "?" else re.escape(glob[at]), at + 1
         found.append(text)
     return "".join(found)
-
-
-def _literal(glob: str, at: int) -> tuple[str, int]:
-    return re.escape(glob[at]), at + 1
-
-
-def _any_character(glob: str, at: int) -> tuple[str, int]:
-    return "[^.]", at + 1
 
 
 def _stars(glob: str, at: int) -> tuple[str, int]:

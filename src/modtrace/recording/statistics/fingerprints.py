@@ -98,10 +98,7 @@ def merge_hashes(hashes: Iterable[int]) -> int:
 
 def merge_sketches(sketches: Iterable[npt.ArrayLike]) -> Sketch:
     """Returns the sketch of a tensor from those of its parts, each computed at the part's offset."""
-    total = np.zeros(SKETCH_SIZE)
-    for sketch in sketches:
-        total += np.asarray(sketch, np.float64)
-    return total
+    return sum((np.asarray(each, np.float64) for each in sketches), np.zeros(SKETCH_SIZE))
 
 
 def hash_to_bytes(value: int) -> bytes:

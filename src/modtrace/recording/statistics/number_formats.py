@@ -1,7 +1,11 @@
-"""Number formats, with the limits below and above which their numbers underflow and overflow."""
+"""Number formats: the limits below and above which they underflow and overflow, and what bytes mean in 8-bit floats."""
 
 import sys
+from functools import cache
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ..suggestions import did_you_mean
 
@@ -33,6 +37,38 @@ LARGEST = {
     "float8_e4m3fn": FORMATS["e4m3"].largest,
     "float8_e5m2": FORMATS["e5m2"].largest,
 }
+
+#: 8-bit floats with sign, exponent and mantissa: the bits of the exponent, its bias, the bytes without their sign that
+#: are NaN (128 stands for the negative zero of the `fnuz` kinds), and the one that is infinite.
+_SIGNED_BYTES = {
+    "float8_e4m3fn": (4, 7, range(127, 128), None),
+    "float8_e5m2": (5, 15, range(125, 128), 124),
+    "float8_e4m3fnuz": (4, 8, range(128, 129), None),
+    "float8_e5m2fnuz": (5, 16, range(128, 129), None),
+}
+
+#: All 8-bit floats, by torch's names.
+FLOAT8 = (*_SIGNED_BYTES, "float8_e8m0fnu")
+
+
+@cache
+def float8_table(dtype: str) -> npt.NDArray[np.float64]:
+    """Returns the number that each byte means in one of `FLOAT8`."""
+    if dtype not in _SIGNED_BYTES:  # an exponent alone
+        return np.append(np.exp2(np.arange(255) - 127.0), np.nan)
+    exponent_bits, bias, nan, inf = _SIGNED_BYTES[dtype]
+    steps = 1 << (7 - exponent_bits)  # of the mantissa
+    table = np.empty(256)
+    for byte in range(256):
+        magnitude = byte & 127
+        exponent, mantissa = divmod(magnitude, steps)
+        value = (mantissa / steps + (exponent > 0)) * 2.0 ** (max(exponent, 1) - bias)
+        if magnitude in nan or (byte == 128 and 128 in nan):
+            value = np.nan
+        elif magnitude == inf:
+            value = np.inf
+        table[byte] = -value if byte & 128 else value
+    return table
 
 
 def to_format(name: str) -> NumberFormat:

@@ -165,7 +165,8 @@ class IsNonFinite:
 
     def _find_origin(self, seen: StepRows, find: Finder) -> str:
         """Returns which op made the values, or which tensor held them before any op read it."""
-        if seen.measured is not None and _has_nonfinite(seen.measured):
+        columns = {} if seen.measured is None else seen.measured.columns
+        if columns and (columns["nan_count"] + columns["inf_count"]).any():
             selects = self._selection.paths.selects
             self.finding = find(seen.data, selects, is_used=seen.ask_used())
         return "" if self.finding is None else self.finding.reason
@@ -180,10 +181,13 @@ class IsNonFinite:
         return "" if self.finding is None else self.finding.reason
 
     def _scalars_in(self, seen: StepRows) -> str:
-        found = self._of_scalars(seen.scalars) if self._with_scalars else ""
-        if found and self.finding is None:
-            self.finding = NonFiniteFinding(found.partition(" ")[0], found, "")
-        return found
+        for name, values in seen.scalars.items() if self._with_scalars else ():
+            wrong = [value for value in values if not np.isfinite(value)]
+            if wrong:
+                found = f"{LOGGED}{name} is {wrong[0]}"
+                self.finding = self.finding or NonFiniteFinding(found.partition(" ")[0], found, "")
+                return found
+        return ""
 
     def _of_tensors(self, seen: StepRows, rows: _Rows) -> str:
         if seen.measured is None:
@@ -196,18 +200,6 @@ class IsNonFinite:
         counts = {"NaN": int(nan_count[first]), "inf": int(inf_count[first])}
         held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         return f"{seen.names.describe(int(seen.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
-
-    @staticmethod
-    def _of_scalars(scalars: Mapping[str, Sequence[float]]) -> str:
-        for name, values in scalars.items():
-            wrong = [value for value in values if not np.isfinite(value)]
-            if wrong:
-                return f"{LOGGED}{name} is {wrong[0]}"
-        return ""
-
-
-def _has_nonfinite(measured: MeasuredRows) -> bool:
-    return bool((measured.columns["nan_count"] + measured.columns["inf_count"]).any())
 
 
 class Judged(NamedTuple):

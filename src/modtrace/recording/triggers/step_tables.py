@@ -38,16 +38,13 @@ class StepTables:
 
     def end_step(self) -> None:
         """Drops the rows of the step, all of which have been received."""
-        if any(table == "tensors" for table, _ in self._of_step):
-            self._keep_leaves()
-        self._of_step = []
-
-    def _keep_leaves(self) -> None:
         of_sites = [("tensors", _of_sites(columns)) for table, columns in self._of_step if table == "tensors"]
-        tensors = _join("tensors", self._leaves, of_sites)
-        sites = to_numpy(tensors["site_id"])
-        _, from_end = np.unique(sites[::-1], return_index=True)
-        self._leaves = tensors.take(pa.array(np.sort(len(sites) - 1 - from_end)))
+        if of_sites:
+            tensors = _join("tensors", self._leaves, of_sites)
+            sites = to_numpy(tensors["site_id"])
+            _, from_end = np.unique(sites[::-1], return_index=True)
+            self._leaves = tensors.take(pa.array(np.sort(len(sites) - 1 - from_end)))
+        self._of_step = []
 
     def read(self, more: Sequence[Batch] = ()) -> "StepData":
         """Returns the rows as a recording; `more` are rows of a step that has not ended."""

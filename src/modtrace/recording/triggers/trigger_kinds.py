@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 from ...surface import choose_phrase, name_argument
 from ..options.capture import Capture, Patterns
@@ -33,7 +33,8 @@ class _Trigger:
     """Base of the triggers. Its `repr`, which recordings show, lists only arguments that differ from the defaults."""
 
     def __repr__(self) -> str:
-        told = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if _is_told(self, each))  # type: ignore[arg-type]
+        given = ((each, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        told = (f"{each.name}={value!r}" for each, value in given if value != each.default)
         return f"{type(self).__name__}({', '.join(told)})"
 
 
@@ -305,7 +306,3 @@ def _check_stat(trigger: Above | OutOfBand) -> None:
         hint = did_you_mean(stat, TRIGGER_STATISTICS)
         raise ValueError(f"{kind}({stat!r}): there is no such statistic.{hint} {there}")
     selection_of(trigger)
-
-
-def _is_told(condition: Any, field: Any) -> bool:
-    return bool(getattr(condition, field.name) != field.default)

@@ -46,9 +46,8 @@ class TriggerWatch:
         self.asked: list[Asked] = []  # what was found in the steps that have ended, until somebody takes it
         self._names = SiteNames()
         self._tables = StepTables()
-        self.tells = find is not None and asks_for_origin(
-            triggers
-        )  # a trigger asks what made non-finite values
+        #: A trigger asks what made non-finite values.
+        self.tells = find is not None and asks_for_origin(triggers)
         self._armed = [
             _Armed(each, condition_of(each, find)) for each in triggers if not isinstance(each, OnSignal)
         ]

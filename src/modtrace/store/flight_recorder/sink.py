@@ -121,9 +121,8 @@ class FlightRecorder:
         else:
             tensors = self._held_tensors.claim(given["blob"].to_pylist()) if "blob" in given else {}
             self._held.add(table, given, tensors)
-        if table == "steps" and len(
-            given["step"]
-        ):  # last, so that an interrupt leaves no step without its row
+        # Last, so that an interrupt leaves no step without its row.
+        if table == "steps" and len(given["step"]):
             self._ending = int(to_numpy(given["step"])[-1])
 
     def put_tensor(

@@ -110,6 +110,11 @@ class Column:
         return [spaces + text if self.right else text + spaces for text, spaces in padded]
 
 
+def text_column(title: str, texts: Iterable[str | None]) -> Column:
+    """Returns a column of names, which may hold control characters; a cell is empty where there is None."""
+    return Column(title, [Text(printable(each or "")) for each in texts], right=False)
+
+
 def printable(text: str) -> str:
     """Returns the text with control characters escaped, so that a name cannot control the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

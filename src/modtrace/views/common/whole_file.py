@@ -1,12 +1,12 @@
 """Writes files atomically."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
-from ...errors import ModtraceError
+from ...errors import ModtraceError, system_errors
 
 
 def write_pieces(pieces: Iterable[str], path: str | os.PathLike[str]) -> None:
@@ -25,21 +25,18 @@ def write_content(content: bytes, path: str | os.PathLike[str]) -> None:
     _write_whole(path, lambda file: file.write(content), mode="wb")
 
 
-@contextmanager
-def errors_told(path: str | os.PathLike[str]) -> Iterator[None]:
+def errors_told(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     """Turns an error of the system in the block into one that names the path to which the block writes.
 
     Raises:
         ModtraceError: the path cannot be written to.
     """
-    try:
-        yield
-    except ModtraceError:  # some are OSErrors too
-        raise
-    except OSError as error:
-        raise ModtraceError(
-            f"{os.fspath(path)}: cannot be written: {error.strerror or error}. Give another path."
-        ) from error
+
+    def say(error: OSError) -> ModtraceError:
+        why = error.strerror or error
+        return ModtraceError(f"{os.fspath(path)}: cannot be written: {why}. Give another path.")
+
+    return system_errors(say)
 
 
 def _write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], Any], **how: Any) -> None:

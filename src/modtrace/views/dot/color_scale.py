@@ -169,7 +169,8 @@ def readable_on(fill: str) -> str:
 
 def luminance(color: str) -> float:
     """Returns the relative luminance as WCAG 2 defines it: 0 for black, 1 for white."""
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in _shares(color)]
+    shares = (each / 255 for each in _channels(color))
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -180,7 +181,3 @@ def contrast(one: float, other: float) -> float:
 
 def _channels(color: str) -> list[int]:
     return [int(color[at : at + 2], 16) for at in (1, 3, 5)]
-
-
-def _shares(color: str) -> list[float]:
-    return [each / 255 for each in _channels(color)]

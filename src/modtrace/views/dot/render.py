@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
+from ...analysis.graph_view.records import GraphView, ViewBox, ViewEdge
 from .color_scale import Overlay, choose_overlay
 from .fixed_labels import FixedLabels
 from .labels import with_line, with_number
@@ -127,13 +127,10 @@ class _Writer:
         node = self._view.nodes[at]
         attributes = self._style.node(node)
         if self._overlay is not None:
-            attributes = self._colored(node, attributes, self._overlay)
+            text = self._overlay.text(node)
+            label = {"label": with_line(attributes.get("label", ""), text)} if text else {}
+            attributes = attributes | self._overlay.node(node) | label
         return f"{indent}n{at}{self._attributes(attributes, self._of_nodes, margin=_MARGIN)}\n"
-
-    def _colored(self, node: ViewNode, attributes: dict[str, Any], overlay: Overlay) -> dict[str, Any]:
-        text = overlay.text(node)
-        label = {"label": with_line(attributes.get("label", ""), text)} if text else {}
-        return attributes | overlay.node(node) | label
 
     def _box(self, box: ViewBox) -> str:
         attributes = self._style.box(box)

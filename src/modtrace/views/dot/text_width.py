@@ -32,11 +32,8 @@ _IS_BOLD = re.compile("bold", re.IGNORECASE)
 
 def measure(text: str, size: float, *, bold: bool = False, font: str = "") -> float:
     """Returns the width of a text in the unit of its size, as Helvetica or a monospaced font would have it."""
-    return (
-        _thousandths(text, bold or bool(_IS_BOLD.search(font)), bool(_IS_MONOSPACED.search(font)))
-        * size
-        / 1000
-    )
+    is_bold, is_monospaced = bold or bool(_IS_BOLD.search(font)), bool(_IS_MONOSPACED.search(font))
+    return _thousandths(text, is_bold, is_monospaced) * size / 1000
 
 
 @lru_cache(16384)

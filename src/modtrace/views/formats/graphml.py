@@ -60,16 +60,15 @@ def iterate_graphml(view: GraphView) -> Iterator[str]:
     """Yields the text of the graph in pieces. Unknown and empty values are left out."""
     yield _HEAD
     for owner, keys in (("graph", GRAPH_KEYS), ("node", NODE_KEYS), ("edge", EDGE_KEYS)):
-        yield from (_declare(owner, name, type) for name, type in keys.items())
+        for name, kind in keys.items():
+            yield f'<key id="{owner}.{name}" for="{owner}" attr.name="{name}" attr.type="{kind}"/>\n'
     yield '<graph edgedefault="directed">\n'
     yield f"{_to_data('graph', GRAPH_KEYS, _graph_values(view))}\n"
     yield from _nodes(view)
-    yield from _edges(view)
+    for edge in view.edges:
+        source, target = (_quote(view.nodes[each].key) for each in (edge.source, edge.target))
+        yield f"<edge source={source} target={target}>{_to_data('edge', EDGE_KEYS, edge._asdict())}</edge>\n"
     yield "</graph>\n</graphml>\n"
-
-
-def _declare(owner: str, name: str, type: str) -> str:
-    return f'<key id="{owner}.{name}" for="{owner}" attr.name="{name}" attr.type="{type}"/>\n'
 
 
 def _graph_values(view: GraphView) -> dict[str, Any]:
@@ -89,13 +88,6 @@ def _nodes(view: GraphView) -> Iterator[str]:
         values["box"] = boxes[node.box] if node.box >= 0 else None
         values["twin"] = view.nodes[node.twin].key if node.twin >= 0 else None
         yield f"<node id={_quote(node.key)}>{_to_data('node', NODE_KEYS, values)}</node>\n"
-
-
-def _edges(view: GraphView) -> Iterator[str]:
-    for edge in view.edges:
-        source, target = (_quote(view.nodes[each].key) for each in (edge.source, edge.target))
-        data = _to_data("edge", EDGE_KEYS, edge._asdict())
-        yield f"<edge source={source} target={target}>{data}</edge>\n"
 
 
 def _to_data(owner: str, keys: Iterable[str], values: Mapping[str, Any]) -> str:

@@ -55,7 +55,11 @@ def iterate_node_data(view: GraphView, graph: str, name: str) -> Iterator[str]:
         name: a key of `NODE_DATA`.
     """
     data = NODE_DATA[name]
-    colors = _bad_colors() if name == "nonfinite" else _gradient(data.color)
+    colors: dict[str, Any] = {
+        "gradient": [{"stop": 0, "bgColor": _WHITE}, {"stop": 1, "bgColor": data.color}]
+    }
+    if name == "nonfinite":  # a node is full red even if only one of its elements is bad
+        colors = {"thresholds": [{"value": 0, "bgColor": _WHITE}, {"value": 2**63, "bgColor": _RED}]}
     hidden = {"hideAggregatedStats": ["sum"]} if name == "rms" else {}  # the others add up
     head = render_compact({"name": data.title, **colors, **hidden})
     yield f'{{{render_compact(graph)}:{head[:-1]},"results":{{'
@@ -66,12 +70,3 @@ def iterate_node_data(view: GraphView, graph: str, name: str) -> Iterator[str]:
             yield f'{separator}{render_compact(node.key)}:{{"value":{render_compact(value)}}}'
             separator = ",\n"
     yield "\n}}}\n"
-
-
-def _gradient(color: str) -> dict[str, Any]:
-    return {"gradient": [{"stop": 0, "bgColor": _WHITE}, {"stop": 1, "bgColor": color}]}
-
-
-def _bad_colors() -> dict[str, Any]:
-    """Returns colours that show a node in full red even if only one of its elements is bad."""
-    return {"thresholds": [{"value": 0, "bgColor": _WHITE}, {"value": 2**63, "bgColor": _RED}]}

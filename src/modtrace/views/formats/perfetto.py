@@ -126,7 +126,10 @@ class _SpanWriter:
         columns = (spans.kind, spans.lane, spans.start_ns, spans.duration_ns, spans.name)
         rows = zip(*(each[first:end].tolist() for each in columns), strict=True)
         args = zip(*(each.write(first, end) for each in self._args), strict=True)
-        flows = dict(self._find_flows(first, end))
+        # Where arrows begin or end. Arrow n begins at end n; the numbers of all targets are higher.
+        begin, stop = np.searchsorted(self._rows, [first, end]).tolist()
+        ends = zip(self._rows[begin:stop].tolist(), self._order[begin:stop].tolist(), strict=True)
+        flows = {at: [flow for _, flow in group] for at, group in groupby(ends, key=lambda each: each[0])}
         for row, (kind, lane, start_ns, duration_ns, name), told in zip(
             range(first, end), rows, args, strict=False
         ):
@@ -137,16 +140,6 @@ class _SpanWriter:
             )
             for flow in flows.get(row, ()):
                 yield self._write_flow(flow, place)
-
-    def _find_flows(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
-        """Yields each row at which arrows begin or end, with the numbers of these ends.
-
-        Arrow n begins at end n; the numbers of all targets are higher.
-        """
-        begin, stop = np.searchsorted(self._rows, [first, end]).tolist()
-        ends = zip(self._rows[begin:stop].tolist(), self._order[begin:stop].tolist(), strict=True)
-        for row, group in groupby(ends, key=lambda each: each[0]):
-            yield row, [flow for _, flow in group]
 
     def _write_flow(self, flow: int, place: str) -> str:
         number = flow % len(self._flow_kinds)

@@ -3,7 +3,6 @@
 import io
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,7 +65,7 @@ def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "A
     else:
         found = replace(found, values=drawable(found.values))
         drawn = plot_heatmap(found, ax) if kind == "heatmap" else plot_lines(found, ax)
-    return drawn if ax is not None else _displayed(drawn)
+    return _displayed(drawn, ax)
 
 
 def draw_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
@@ -76,11 +75,12 @@ def draw_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
         MissingLibraryError: matplotlib is not installed.
     """
     drawn = plot_growth(found, ax)
-    return drawn if ax is not None else _displayed(drawn)
+    return _displayed(drawn, ax)
 
 
-def _displayed(drawn: "Axes") -> "Axes":
-    vars(drawn)["_repr_svg_"] = partial(_render_svg, drawn)
+def _displayed(drawn: "Axes", given: "Axes | None") -> "Axes":
+    if given is None:
+        vars(drawn)["_repr_svg_"] = lambda: _render(drawn, ".svg").decode()
     return drawn
 
 
@@ -91,10 +91,6 @@ def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> N
         ModtraceError: the file cannot be written.
     """
     write_content(_render(ax, PurePath(path).suffix.lower(), dpi=dpi), path)
-
-
-def _render_svg(ax: "Axes") -> str:
-    return _render(ax, ".svg").decode()
 
 
 def _render(ax: "Axes", suffix: str, *, dpi: int = 110) -> bytes:

@@ -1,11 +1,10 @@
 """Draws how the difference of two recordings grows along the depth of the model."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...analysis.divergence.answer import Comparison, GrowthPoint
+from ...analysis.divergence.answer import Comparison
 from .style import FEW_COLORS, NONFINITE_COLOR, few_of, new_axes, strip_frame
 
 if TYPE_CHECKING:
@@ -24,7 +23,9 @@ def plot_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
     ax = new_axes([], 4.2) if ax is None else ax
     points = found.growth
     at, errors = np.arange(len(points)), np.array([each.error for each in points], np.float64)
-    lowest = _lowest(points)
+    known = [number for each in points for number in (each.error, each.noise) if 0 < number < np.inf]
+    # A power of ten below all of them.
+    lowest = float(10.0 ** (np.floor(np.log10(min(known, default=1e-8))) - 1))
     shown = np.where(np.isfinite(errors) & (errors > lowest), errors, lowest)
     ax.set_yscale("log")
     ax.plot(at, shown, color=FEW_COLORS[0], marker="o", markersize=3, label="difference")
@@ -43,9 +44,3 @@ def plot_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
     ax.legend(frameon=False, fontsize="small")
     strip_frame(ax)
     return ax
-
-
-def _lowest(points: Sequence[GrowthPoint]) -> float:
-    """Returns a power of ten below all errors and noise."""
-    known = [number for each in points for number in (each.error, each.noise) if 0 < number < np.inf]
-    return float(10.0 ** (np.floor(np.log10(min(known, default=1e-8))) - 1))

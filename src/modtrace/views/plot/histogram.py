@@ -14,7 +14,7 @@ from .style import NONFINITE_COLOR, UNMEASURED_COLOR, add_bar, count_steps, desc
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.text import Text
+    from matplotlib.axis import Axis
 
 #: Strips for what has no power of two are so high, as a part of the powers shown.
 _STRIP = 0.05
@@ -106,9 +106,7 @@ def _plot_steps(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
         ax.axvspan(edges[at], edges[at + 1], color=UNMEASURED_COLOR, linewidth=0)
     ax.set(ylabel="magnitude", xlim=(edges[0], edges[-1]))
     count_steps(ax)
-    ticks = _ticks(powers)
-    ax.set_yticks(list(ticks), labels=list(ticks.values()))
-    _mark_nonfinite(ax.get_yticklabels(), ticks)
+    _draw_ticks(ax.yaxis, powers)
     _draw_lines(ax.axhline, powers)
     _name_ends_inside(ax, powers)
     if len(role) + len(site) > _LONG_TITLE:
@@ -123,9 +121,7 @@ def _plot_sites(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
     ax = new_axes(found.sites, float(np.clip(0.21 * count + 1.5, 2.6, 10))) if ax is None else ax
     _draw(ax, powers.edges, np.arange(count + 1, dtype=np.float64) - 0.5, powers.shares)
     ax.set(xlabel="magnitude", ylim=(count - 0.5, -0.5))
-    ticks = _ticks(powers)
-    ax.set_xticks(list(ticks), labels=list(ticks.values()))
-    _mark_nonfinite(ax.get_xticklabels(), ticks)
+    _draw_ticks(ax.xaxis, powers)
     _draw_lines(ax.axvline, powers)
     height = _name_ends_above(ax, powers)
     name_rows(ax, found.sites)
@@ -149,17 +145,15 @@ def _draw(ax: "Axes", x: Numbers, y: Numbers, shares: Numbers) -> None:
     add_bar(ax, mesh, "share of the numbers")
 
 
-def _ticks(powers: _Powers) -> dict[float, str]:
-    """Returns the ticks of the axis of magnitudes, as labels by position."""
+def _draw_ticks(axis: "Axis", powers: _Powers) -> None:
+    """Labels the axis of magnitudes."""
     first, last = map(int, powers.bounds)
     every = next(each for each in (1, 2, 4, 8, 16, 32) if (last - first) / each <= 10)
     inside = range(first + powers.zero, last + 1 - powers.nonfinite)
     ticks = {float(each): f"$2^{{{each}}}$" for each in inside if each % every == 0}
-    return ticks | powers.names
-
-
-def _mark_nonfinite(labels: "list[Text]", ticks: dict[float, str]) -> None:
-    for label, text in zip(labels, ticks.values(), strict=True):
+    ticks |= powers.names
+    axis.set_ticks(list(ticks), labels=list(ticks.values()))
+    for label, text in zip(axis.get_ticklabels(), ticks.values(), strict=True):
         if text == "NaN, inf":
             label.set_color(NONFINITE_COLOR)
 

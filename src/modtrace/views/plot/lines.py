@@ -43,7 +43,8 @@ def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
     for column in range(count):
         _plot_one(ax, history, column, colors[column])
     if is_first:
-        _set_scale(ax, history.values)
+        scale = choose_scale(history.values)
+        ax.set_yscale(scale, **({"linthresh": linear_part(history.values)} if scale == "symlog" else {}))
         ax.set_ylabel(label_of(history.stat))
         ax.set_title(describe_role(history.role), loc="left")
         strip_frame(ax)
@@ -83,14 +84,6 @@ def _has_lonely(values: Numbers) -> bool:
     """Returns whether a value has no neighbour to which a line could be drawn."""
     known = np.pad(np.isfinite(values), 1)
     return bool((known[1:-1] & ~known[:-2] & ~known[2:]).any())
-
-
-def _set_scale(ax: "Axes", values: Numbers) -> None:
-    scale = choose_scale(values)
-    if scale == "symlog":
-        ax.set_yscale("symlog", linthresh=linear_part(values))
-    else:
-        ax.set_yscale(scale)
 
 
 def _cross(ax: "Axes", history: History, colors: Any) -> None:

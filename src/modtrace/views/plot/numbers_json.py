@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 
@@ -17,14 +16,8 @@ def render_plotted_json(found: History | Exponents, *, marks: Sequence[str] = ()
 
     What was not measured is null; `marks` say what is missing from the recording.
     """
-    told = {each.name: _to_json(found, each.name) for each in fields(found)}
+    told = {each.name: getattr(found, each.name) for each in fields(found)}
+    if isinstance(found, History):
+        told["values"] = np.where(found.measured, told["values"], None)
+    told = {name: to_json(each.tolist()) if hasattr(each, "tolist") else each for name, each in told.items()}
     return json.dumps(told | {"marks": list(marks)}) + "\n"
-
-
-def _to_json(found: History | Exponents, name: str) -> Any:
-    value = getattr(found, name)
-    if isinstance(value, (str, tuple)):
-        return value
-    if name == "values" and isinstance(found, History):
-        value = np.where(found.measured, value, None)
-    return to_json(value.tolist())

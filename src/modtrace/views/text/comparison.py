@@ -46,16 +46,17 @@ _LIMITS = {
 
 
 def render_comparison(
-    found: Comparison, *, top: int = _LISTED, width: int | None = None, color: Color = False
+    found: Comparison, *, top: int | None = None, width: int | None = None, color: Color = False
 ) -> str:
     """Returns the answer, then how it was found, the growth of the difference, and the places that made one.
 
     Args:
         found: the answer.
-        top: rows of each table to show.
+        top: rows of each table to show; None for a few.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
+    top = _LISTED if top is None else top
     head = [
         *_describe_environments(found),
         Text(found.noise_text, "dim"),

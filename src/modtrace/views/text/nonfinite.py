@@ -11,7 +11,6 @@ from ...analysis.values.nonfinite import (
     FIRST_SEEN,
     PRODUCER,
     SOURCE,
-    Growth,
     Measured,
     NonFinite,
     describe_counts,
@@ -184,7 +183,8 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
         yield f"finite again behind {', '.join(found.replaced_by[:_LINKS])}"
     yield from _describe_after(found)
     if found.others:
-        yield _describe_others(found.others)
+        them = choose_phrase(python="rec.nonfinite()", command_line="modtrace nonfinite --all")
+        yield f"{count_of(found.others, 'other place')} of this step made such values too: {them}"
     if found.source_line is None and found.kind != SOURCE:
         yield choose_phrase(
             python="the line of your program: record(ops=modtrace.Ops(source=True))",
@@ -197,13 +197,9 @@ def _explain(found: NonFinite) -> Iterator[str]:
         yield f"{found.cause}: {found.hint}" if found.cause else found.hint
     if found.remedy:
         yield f"try: {found.remedy}"
-    yield from map(_describe_growth, found.growth)
-
-
-def _describe_growth(growth: Growth) -> str:
-    of = _GROWN.get(growth.of, growth.of)
-    figures = ", ".join(f"{step}: {number:.4g}" for step, number in growth.figures)
-    return f"{of} grew, by step: {figures}"
+    for each in found.growth:
+        figures = ", ".join(f"{step}: {number:.4g}" for step, number in each.figures)
+        yield f"{_GROWN.get(each.of, each.of)} grew, by step: {figures}"
 
 
 def _describe_after(found: NonFinite) -> Iterator[str]:
@@ -225,11 +221,6 @@ def _describe_after(found: NonFinite) -> Iterator[str]:
         yield f"reached {', '.join(reached)}"
     if finite:
         yield f"did not reach {', '.join(finite)}"
-
-
-def _describe_others(others: int) -> str:
-    them = choose_phrase(python="rec.nonfinite()", command_line="modtrace nonfinite --all")
-    return f"{count_of(others, 'other place')} of this step made such values too: {them}"
 
 
 def _describe_module(found: NonFinite) -> str:

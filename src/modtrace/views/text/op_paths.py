@@ -13,6 +13,7 @@ from ..common.columns import (
     fit_columns,
     printable,
     render_tables,
+    text_column,
 )
 from ..common.headline import describe_head
 
@@ -68,14 +69,14 @@ def _has_several_roots(paths: OpPaths) -> bool:
 
 def _columns(paths: OpPaths, rows: Sequence[OpPath]) -> list[Column]:
     columns = [
-        _texts("op", [f"{row.op}@{row.op_nth}" if row.op_nth else row.op for row in rows]),
+        text_column("op", [f"{row.op}@{row.op_nth}" if row.op_nth else row.op for row in rows]),
         Column("module", [_name_cell(row) for row in rows], right=False),
-        _texts("type", [row.type for row in rows]),
-        _texts("phase", [row.phase for row in rows]),
+        text_column("type", [row.type for row in rows]),
+        text_column("phase", [row.phase for row in rows]),
         Column("", [Text("raised" if row.raised else "", "bold red") for row in rows], right=False),
     ]
     if _has_several_roots(paths):
-        columns.insert(1, _texts("root", [row.root for row in rows]))
+        columns.insert(1, text_column("root", [row.root for row in rows]))
     return [column for column in columns if any(column.cells)]
 
 
@@ -100,7 +101,3 @@ def _describe_rest(rows: Sequence[OpPath], hidden: int) -> list[Text]:
 
 def _name_cell(row: OpPath) -> Text:
     return Text(printable(row.name), "" if row.path is not None else "dim")
-
-
-def _texts(title: str, texts: Sequence[str | None]) -> Column:
-    return Column(title, [Text(printable(each or "")) for each in texts], right=False)

@@ -18,6 +18,7 @@ from ..common.columns import (
     fit_columns,
     printable,
     render_tables,
+    text_column,
 )
 from ..common.headline import describe_head
 from ..common.numbers import (
@@ -110,15 +111,11 @@ def _columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
 def _name_columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
     columns = [Column(table.by, [_name_cell(row) for row in rows] + [Text("all", "bold")], right=False)]
     if len({row.root for row in table.rows} - {None}) > 1:
-        columns.append(_texts("root", [row.root for row in rows]))
-    columns.append(_texts("type", [row.type for row in rows]))
+        columns.append(text_column("root", [*(row.root for row in rows), None]))
+    columns.append(text_column("type", [*(row.type for row in rows), None]))
     if table.by == "op":
-        columns.append(_texts("most in", [_describe_busiest(table, row) for row in rows]))
+        columns.append(text_column("most in", [*(_describe_busiest(table, row) for row in rows), None]))
     return columns
-
-
-def _texts(title: str, texts: Sequence[str | None]) -> Column:
-    return Column(title, [Text(printable(each or "")) for each in texts] + _END, right=False)
 
 
 def _name_cell(row: OpRow) -> Text:

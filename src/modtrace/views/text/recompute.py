@@ -26,7 +26,8 @@ def render_recompute(
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
-    lines = _describe_differences(check) if check.differences else [Text(_describe_agreement(check))]
+    agreement = f"forward and recompute agree: {_describe_compared(check)}"
+    lines = _describe_differences(check) if check.differences else [Text(agreement)]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
     return render_lines(lines, color=color, width=width)
 
@@ -34,10 +35,6 @@ def render_recompute(
 def render_recompute_json(check: RecomputeCheck, *, marks: Sequence[str] = ()) -> str:
     """Returns the fields as JSON; `marks` say what is missing."""
     return json.dumps({**asdict(check), "marks": list(marks)}) + "\n"
-
-
-def _describe_agreement(check: RecomputeCheck) -> str:
-    return f"forward and recompute agree: {_describe_compared(check)}"
 
 
 def _describe_compared(check: RecomputeCheck) -> str:

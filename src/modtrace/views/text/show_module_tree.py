@@ -78,9 +78,8 @@ def render_module_tree(
         roots = _sort((fold_tree(tree) if fold else tree).roots, sort)
         lines = list(draw_lines(roots, depth))
         places = [_fit(_tree_columns(lines, tree, slots, below), width) for below in (False, True)]
-        fitted.append(
-            min(places, key=lambda each: len(each.left_out))
-        )  # notes stand beside a module if they can
+        # Notes stand beside a module if they can.
+        fitted.append(min(places, key=lambda each: len(each.left_out)))
     if tree.roots and types:
         fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
     head = _headline(tree, run)

@@ -29,10 +29,9 @@ _NONFINITE_STYLE = "bold red"
 def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Column]:
     """Returns the columns, with one cell a row; a cell is empty if nothing was measured."""
     columns = [
-        Column("out rms", [_format_rms(row.output if row else None) for row in rows]),
-        Column("out max", [_format_max(row.output if row else None) for row in rows]),
-        Column("grad rms", [_format_rms(row.gradient if row else None) for row in rows]),
-        Column("grad max", [_format_max(row.gradient if row else None) for row in rows]),
+        Column(f"{title} {short}", [_cell(getattr(row, of, None), stat) for row in rows])
+        for title, of in (("out", "output"), ("grad", "gradient"))
+        for short, stat in (("rms", "rms"), ("max", "abs_max"))
     ]
     ratios = [row.gradient_to_parameter if isinstance(row, ValueSummary) else None for row in rows]
     return [*columns, Column("grad/param", [_number(each) for each in ratios])]
@@ -53,12 +52,8 @@ def shown_slots(values: ValueSummary | None) -> Sequence[SlotValues]:
     return [each for each in values.slots if each.slot or len(values.slots) > 1] if values else ()
 
 
-def _format_rms(stats: Stats | None) -> Text:
-    return _number(stats.rms if stats is not None and stats.count else None)
-
-
-def _format_max(stats: Stats | None) -> Text:
-    return _number(stats.abs_max if stats is not None and stats.count else None)
+def _cell(stats: Stats | None, stat: str) -> Text:
+    return _number(getattr(stats, stat) if stats is not None and stats.count else None)
 
 
 def _number(value: float | None) -> Text:
