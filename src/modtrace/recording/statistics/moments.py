@@ -152,8 +152,9 @@ class StatColumns:
         filled = count > 0
         return Stats(
             count=int(count.sum()),
-            min=float(self.min[rows][filled].min()) if filled.any() else None,
-            max=float(self.max[rows][filled].max()) if filled.any() else None,
+            # A zero that is the least or largest has no sign, for which of several there is depends on the order.
+            min=float(self.min[rows][filled].min()) + 0.0 if filled.any() else None,
+            max=float(self.max[rows][filled].max()) + 0.0 if filled.any() else None,
             sum=add_up(self.sum[rows][filled].tolist()),
             sumsq=add_up(self.sumsq[rows][filled].tolist()),
             nan_count=int(self.nan_count[rows].sum()),
