@@ -25,6 +25,7 @@ for _ in range(2):
         ((), {""}, True),
         (("--compiled", "inside"), {"", "0", "1"}, False),
         (("--values", "none"), set(), False),
+        (("--ops",), {""}, False),
     ],
 )
 def test_closing_line_says_how_to_see_inside(
@@ -55,3 +56,20 @@ def test_measuring_inside_without_values_is_refused_in_the_words_of_the_command(
     monkeypatch.chdir(tmp_path)
     assert run_command(monkeypatch, "record", "--compiled", "inside", "--values", "none", "train.py") == 2
     assert "--compiled inside measures values, and no values are wanted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("factor", "told"), [("1", False), ("float('nan')", True)])
+def test_closing_line_of_a_program_that_failed_tells_it_where_values_are_bad(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    factor: str,
+    told: bool,
+) -> None:
+    program = PROGRAM.replace("torch.ones(2, 4)", f"torch.ones(2, 4) * {factor}")
+    (tmp_path / "train.py").write_text(f"{program}\nraise ValueError\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    assert run_command(monkeypatch, "record", "--to", "run", "train.py") == 1
+    assert ("--compiled inside measures them too" in capsys.readouterr().err) is told

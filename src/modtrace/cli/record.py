@@ -210,7 +210,7 @@ def _run(program: Program, recording: Any, quiet: bool) -> int:
         progress.end(())
         click.echo(f"modtrace: error: {error}", err=True)
         return 2
-    progress.end(_describe_end(recording, started.count, recorded))
+    progress.end(_describe_end(recording, started.count, recorded, has_ended=code == 0))
     return exit_like(code)
 
 
@@ -271,7 +271,7 @@ def _describe_progress(progress: Any) -> str:
     return f"{count_of(progress.steps, 'step')}{held}, {_describe_size(progress)}"
 
 
-def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator[str]:
+def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ended: bool) -> Iterator[str]:
     """Yields the last triggers, and the closing lines: what is in the recording, what is not, and how to show it."""
     if not recorded.has_begun:
         yield "recorded nothing: the program could not be started."
@@ -301,7 +301,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
         yield f"{said}. Look at it with: modtrace show {place}"
         if is_bad:
             yield f"it holds NaN or infinite values. Who made them: modtrace nonfinite {place}"
-        if hides:
+        if hides and (has_ended or is_bad):
             yield "torch.compile hides modules from it: --compiled inside measures them too"
     elif not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."
@@ -310,8 +310,8 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
 
 
 def _hides_modules(calls: Any, options: Mapping[str, Any]) -> bool:
-    """Returns whether values were measured, but not inside of the compiled code that ran."""
-    if options.get("compiled") == INSIDE or not options.get("values"):
+    """Returns whether values were measured, but nothing inside of the compiled code that ran."""
+    if options.get("compiled") == INSIDE or options.get("ops") or not options.get("values"):
         return False
     return any(calls["compiled"].unique().to_pylist())
 
