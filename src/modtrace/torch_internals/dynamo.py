@@ -165,7 +165,7 @@ class CompileRecord(NamedTuple):
     function: str | None  # its name and `file:line`; None where the compilation was not begun
     ops: int | None
     guards: int | None
-    failed_guard: str | None
+    failed_guards: list[str] | None  # one for each code that was compiled before, which its text begins with
     error: str | None
     start_ns: int  # of `perf_counter_ns`
     end_ns: int | None
@@ -194,7 +194,7 @@ def read_compilation(metrics: Any) -> CompileRecord | None:
         function=None if name is None else f"{name} {file}:{line}",
         ops=metrics.graph_op_count,
         guards=metrics.guard_count,
-        failed_guard=metrics.recompile_reason,
+        failed_guards=_read_failed_guards(str(metrics.compile_id), metrics.recompile_reason),
         error=_read_error(metrics),
         start_ns=start_ns,
         end_ns=None if end_us is None else max(_to_perf_counter(end_us), start_ns),
@@ -204,6 +204,21 @@ def read_compilation(metrics: Any) -> CompileRecord | None:
 def _to_perf_counter(wall_time_us: int) -> int:
     """Returns a recent wall time in nanoseconds of `perf_counter_ns`; 0 if the wall clock was set forward since."""
     return max(wall_time_us * 1000 + time.perf_counter_ns() - time.time_ns(), 0)
+
+
+def _read_failed_guards(compile_id: str, first: str | None) -> list[str] | None:
+    """Returns why each code that was compiled before could not be used. Dynamo's record has the first reason alone."""
+    if first is None:
+        return None
+    found: dict[str, str] = {}
+    for kept in getattr(sys.modules.get("torch._dynamo.utils"), "guard_failures", {}).values():
+        at = next((at for at, each in enumerate(kept) if each is first), len(kept))
+        for each in kept[at:]:
+            code = each.partition(": ")[0]
+            if code in found or code == compile_id:  # they are those of a later compilation
+                break
+            found[code] = each
+    return list(found.values()) or [first]
 
 
 def _read_error(metrics: Any) -> str | None:

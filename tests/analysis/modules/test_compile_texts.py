@@ -56,6 +56,12 @@ def test_a_tensor_that_dynamo_named_itself_is_not_named() -> None:
     assert told.subject == read_guard(SIZE, None, PATHS).subject
 
 
+def test_mode_of_a_module_needs_nothing() -> None:
+    told = read_guard("0/0: self._modules['blocks'].training == True", "", PATHS)
+    assert (told.reason, told.values) == ("blocks.training changed", ("True",))
+    assert told.needs_nothing
+
+
 def test_an_attribute_is_named_by_the_path_of_its_module_and_the_line_that_reads_it() -> None:
     told = read_guard(INTEGER, "blocks.0", PATHS)
     assert (told.reason, told.values, told.module) == (

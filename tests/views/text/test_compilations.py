@@ -49,7 +49,7 @@ def build_compiled() -> RecordingBuilder:
             f"{name} /home/me/gpt/model.py:17",
             f"2/{at}",
             ops=4 + at,
-            failed_guard=guard + STACK.format("model.py", 19, "return y * self.scale") if at else None,
+            failed_guards=[guard + STACK.format("model.py", 19, "return y * self.scale")] if at else (),
         )
     made.compilation(
         blocks[1],

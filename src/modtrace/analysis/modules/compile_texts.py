@@ -41,9 +41,12 @@ _TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient ea
 #: What changes between training and evaluation, each of which has a graph of its own from then on.
 _GRAD_MODE = "GLOBAL_STATE changed: grad_mode"
 _SAY_GRAD_MODE = "the grad mode changed, as between training and evaluation"
-_TO_DO_GRAD_MODE = "nothing, if it comes once: a graph is kept for each grad mode"
+_NOTHING = "nothing, if"
+_TO_DO_GRAD_MODE = f"{_NOTHING} it comes once: a graph is kept for each grad mode"
 
-_TO_DO_CLASS = "nothing, if instances have parts of different classes: a graph is kept for each"
+_TO_DO_MODE = f"{_NOTHING} it comes once: a graph is kept for each mode"
+
+_TO_DO_CLASS = f"{_NOTHING} instances have parts of different classes: a graph is kept for each"
 
 _LIMIT = "Dynamo recompile limit exceeded"
 _LIMIT_NAME = re.compile(r"the (\w+) cache size limit \(currently set to (\d+)\)")
@@ -107,6 +110,11 @@ class Told:
         """The innermost line of the user's code."""
         return self.stack[-1] if self.stack else None
 
+    @property
+    def needs_nothing(self) -> bool:
+        """True if there is nothing to do."""
+        return self.advice.startswith(_NOTHING)
+
 
 def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
     """Reads why compiled code could not be used.
@@ -133,6 +141,8 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
         subject, *values = equal.groups()
         reason = f"{subject} changed"
         advice = _TO_DO_INTEGER if hint and "allow_unspec_int_on_nn_module" in hint[1] else _TO_DO_VALUE
+        if subject.endswith(".training"):
+            advice = _TO_DO_MODE
     elif type_of := _TYPE.match(guard):
         reason, advice = f"{type_of[1]} is of another class", _TO_DO_CLASS
     elif guard.rstrip() == _GRAD_MODE:

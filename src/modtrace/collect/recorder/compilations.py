@@ -228,7 +228,7 @@ class CompilationRecorder(Listener):
             "function": [each.function for each in records],
             "ops": [each.ops for each in records],
             "guards": [each.guards for each in records],
-            "failed_guards": [None if each.failed_guard is None else [each.failed_guard] for each in records],
+            "failed_guards": [each.failed_guards for each in records],
             "graph_breaks": [each.breaks for each in rows],
             "error": [each.error for each in records],
             "start_ns": [each.start_ns for each in records],

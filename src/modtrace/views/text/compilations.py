@@ -164,6 +164,9 @@ def describe_rest(found: Compilations) -> Iterator[Text]:
         yield Text(f"inside {len(alike) - _SHOWN_MODULES} more regions: see --json", "dim")
     if found.shared:
         yield Text(f"these ran what was compiled for others of their class: {_names(found.shared)}", "dim")
+    if found.anew:
+        why = "because code of other instances, or from before the recording, did not fit (needs nothing)"
+        yield Text(f"compiled anew {why}: {_names(found.anew)}", "dim")
 
 
 def _below(region: str, path: str) -> str:

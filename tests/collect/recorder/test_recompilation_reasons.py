@@ -1,0 +1,93 @@
+"""Why torch.compile compiled again, where instances share code, modules are switched."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from modtrace.analysis.modules.compilations import Compilations
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing compiled before is known, nor stays known."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+        self.factor = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x) * self.factor
+
+
+def found_in(rec: modtrace.Recording) -> Compilations:
+    compilations = rec.module_tree().compilations
+    assert compilations is not None
+    return compilations
+
+
+def reasons_in(rec: modtrace.Recording) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(each.module, each.reason, each.values) for each in found_in(rec).recompilations]
+
+
+@pytest.mark.parametrize("compiled", ["boundary", "inside"])
+def test_each_instance_has_the_reason_of_its_own_code(compiled: Any) -> None:
+    blocks = nn.Sequential(Block(nn.Linear(4, 4)), Block(nn.Tanh()))
+    for block in blocks:
+        block.compile(backend="eager")
+    with modtrace.record(blocks, strict=True, compiled=compiled) as rec:
+        for size, factor in ((3, 1), (5, 1), (5, 2)):
+            blocks[1].factor = factor
+            blocks(torch.ones(size, 4))
+            rec.step()
+    [size, factor] = found_in(rec).recompilations
+    assert (size.reason, size.values, size.times, size.others) == (
+        "the size of the tensor 'x' changed in dimension 0",
+        ("3", "5"),
+        2,
+        1,
+    )
+    assert (factor.module, factor.values, factor.steps) == ("1", ("1",), (2,))
+    assert found_in(rec).anew == ("1",)
+    assert "compiled anew because code of other instances, or from before the recording, did not fit" in str(
+        rec
+    )
+
+
+@pytest.mark.parametrize("recorded", ["both", "second"])
+def test_second_model_of_a_class_is_compiled_anew(recorded: str) -> None:
+    models = {name: Block(nn.Linear(4, 4)) for name in ("first", "second")}
+    compiled = {name: torch.compile(model, backend="eager") for name, model in models.items()}
+    if recorded == "second":
+        compiled["first"](torch.ones(2, 4))
+        del models["first"]
+    with modtrace.record(models, strict=True) as rec:
+        if recorded == "both":
+            compiled["first"](torch.ones(2, 4))
+        with torch.no_grad():
+            compiled["second"](torch.ones(2, 4))
+    assert (reasons_in(rec), found_in(rec).anew) == ([], ("second",))
+
+
+def test_change_of_mode_is_told_only_where_nothing_else_changed() -> None:
+    model = Block(nn.Dropout())
+    compiled = torch.compile(model, backend="eager")
+    with modtrace.record(model, strict=True) as rec:
+        for size in (2, 3):
+            for mode in (True, False):
+                model.train(mode)
+                compiled(torch.ones(size, 4))
+                rec.step()
+    switched, size = found_in(rec).recompilations
+    assert (switched.reason, switched.values, switched.steps) == ("part.training changed", ("True",), (1,))
+    assert switched.advice == "nothing, if it comes once: a graph is kept for each mode"
+    assert (size.values, size.steps) == (("2", "3"), (2, 3))
