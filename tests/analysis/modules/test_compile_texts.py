@@ -56,6 +56,19 @@ def test_a_tensor_that_dynamo_named_itself_is_not_named() -> None:
     assert told.subject == read_guard(SIZE, None, PATHS).subject
 
 
+@pytest.mark.parametrize(
+    ("function", "place"),
+    [("torch_dynamo_resume_in_forward_at_34", "the graph break at line 34"), ("forward", "a graph break")],
+)
+def test_value_behind_a_break_is_told_as_one(function: str, place: str) -> None:
+    told = read_guard("1/0: len(___stack2) == 3   # return n  # m.py:34 in forward", "", PATHS, function)
+    assert told.reason == f"len(the value alive across {place}) changed"
+    assert (told.values, told.advice) == (
+        ("3",),
+        "mend that graph break, or keep in a tensor what changes",
+    )
+
+
 def test_mode_of_a_module_needs_nothing() -> None:
     told = read_guard("0/0: self._modules['blocks'].training == True", "", PATHS)
     assert (told.reason, told.values) == ("blocks.training changed", ("True",))

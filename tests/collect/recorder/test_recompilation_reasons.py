@@ -1,4 +1,4 @@
-"""Why torch.compile compiled again, where instances share code, modules are switched."""
+"""Why torch.compile compiled again, where instances share code, modules are switched, and graphs break."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -91,3 +91,31 @@ def test_change_of_mode_is_told_only_where_nothing_else_changed() -> None:
     assert (switched.reason, switched.values, switched.steps) == ("part.training changed", ("True",), (1,))
     assert switched.advice == "nothing, if it comes once: a graph is kept for each mode"
     assert (size.values, size.steps) == (("2", "3"), (2, 3))
+
+
+class Counting(nn.Module):
+    """It reads behind a graph break what the broken line has returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    @torch.compiler.disable
+    def longer(self) -> list[str]:
+        self.names.append("a")
+        return self.names
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * len(self.longer())
+
+
+def test_what_is_kept_across_a_graph_break_is_told_with_its_line() -> None:
+    model = Counting()
+    compiled = torch.compile(model, backend="eager")
+    with modtrace.record(model, strict=True) as rec:
+        for _ in range(3):
+            compiled(torch.ones(2))
+    line = Counting.forward.__code__.co_firstlineno + 1
+    [(module, reason, values)] = reasons_in(rec)
+    assert reason == f"len(the value alive across the graph break at line {line}) changed"
+    assert (module, values) == ("Counting", ("1", "2"))

@@ -217,7 +217,8 @@ def _explain_guards(
             anew[each.module] = None
         elif texts:
             base = None if each.of is None else each.of.path
-            told = [read_guard(text, base, paths) for text in own or texts]
+            function = (each.row["function"] or "").partition(" ")[0]
+            told = [read_guard(text, base, paths, function) for text in own or texts]
             says_most = next((one for one in told if not one.needs_nothing), told[0])
             found.append(_Found(says_most.subject, says_most, each))
     return found, tuple(anew)

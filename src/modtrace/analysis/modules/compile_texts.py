@@ -12,7 +12,7 @@ from ...recording.module_path import join
 #: Above the stack of the user's code.
 _STACK = "User stack trace:"
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$')
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$")
 #: Code that runs between the lines of the user.
 _OF_TORCH = re.compile(r"[\\/]torch[\\/](?:_\w+|nn|utils|optim|fx|distributed|functional\.py)")
 
@@ -22,6 +22,7 @@ _EQUAL = re.compile(r"^(.+?) == (.+)$")
 _MODULES = re.compile(r"\b\w+((?:\._modules\['[^']+'\])+)")
 _PART = re.compile(r"\['([^']+)'\]")
 _TYPE = re.compile(r"^___check_type_id\((.+?), \d+\)")
+_KEPT = re.compile(r"___stack\d+")  # how Dynamo calls what a broken line needs further, behind the break
 _HINT = re.compile(r"\(HINT: (.+)\)$")
 
 #: Hints of Dynamo that do not say what to do.
@@ -35,6 +36,7 @@ _TO_DO_SIZE = (
     "torch.compile(..., dynamic=True), torch._dynamo.mark_dynamic(tensor, {index}), or pad to few sizes"
 )
 _TO_DO_VALUE = "keep in a tensor what changes, or set it before the first call and leave it"
+_TO_DO_KEPT = "mend that graph break, or keep in a tensor what changes"
 _TO_DO_INTEGER = f"{_TO_DO_VALUE}; for integers there is torch._dynamo.config.allow_unspec_int_on_nn_module"
 _TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient each time or never"
 
@@ -116,13 +118,14 @@ class Told:
         return self.advice.startswith(_NOTHING)
 
 
-def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
+def read_guard(text: str, base: str | None, paths: Collection[str], function: str = "") -> Told:
     """Reads why compiled code could not be used.
 
     Args:
         text: what Dynamo says.
         base: the path of the module whose function was compiled; None if it is not known.
         paths: the paths of all modules.
+        function: the name of the function, as Dynamo has it.
     """
     said, stack = _split(text)
     first = _COMPILE_ID.sub("", said.partition("\n")[0])
@@ -138,10 +141,13 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
         advice = _TO_DO_SIZE.format(index=index)
         subject, module = f"{kind} {index}", None
     elif equal := _EQUAL.match(guard):
-        subject, *values = equal.groups()
+        named, *values = equal.groups()
+        subject = _KEPT.sub(_say_kept(function), named)
         reason = f"{subject} changed"
         advice = _TO_DO_INTEGER if hint and "allow_unspec_int_on_nn_module" in hint[1] else _TO_DO_VALUE
-        if subject.endswith(".training"):
+        if subject != named:
+            advice = _TO_DO_KEPT
+        elif subject.endswith(".training"):
             advice = _TO_DO_MODE
     elif type_of := _TYPE.match(guard):
         reason, advice = f"{type_of[1]} is of another class", _TO_DO_CLASS
@@ -156,6 +162,12 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
         module=module,
         stack=stack,
     )
+
+
+def _say_kept(function: str) -> str:
+    """Returns what a value is that is kept where the graph of a function breaks."""
+    broken = _RESUMED.match(function)
+    return f"the value alive across {f'the graph break at line {broken[2]}' if broken else 'a graph break'}"
 
 
 def _name_modules(guard: str, base: str | None, paths: Collection[str]) -> tuple[str, str | None]:
