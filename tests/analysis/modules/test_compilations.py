@@ -64,6 +64,20 @@ def test_a_break_is_one_at_its_line_however_many_functions_met_it() -> None:
     assert (reason.reason, reason.times, reason.others) == ("Why: for this reason", 2, 1)
 
 
+def test_a_break_for_which_functions_are_not_compiled_is_told_once() -> None:
+    made, net, first = build()
+    made.compilation(net, "forward m.py:31", "0/0", graph_breaks=[BREAK_FROM_OUTSIDE])
+    for module, function in ((first, "forward m.py:15"), (net, "loop m.py:40")):
+        made.compilation(module, function, "1/0", error=f"Unsupported: {BREAK}", graph_breaks=[BREAK])
+    (error,) = found(made).errors
+    assert (error.line and error.line.place, error.compiled and error.compiled.place, error.others) == (
+        ("m.py", 17),
+        ("m.py", 15),
+        1,
+    )
+    assert found(made).graph_breaks == ()
+
+
 def test_one_cause_may_compile_several_functions_again() -> None:
     made, net, first = build()
     made.compilation(net, "forward m.py:31", "0/0")

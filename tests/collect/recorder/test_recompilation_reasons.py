@@ -119,3 +119,22 @@ def test_what_is_kept_across_a_graph_break_is_told_with_its_line() -> None:
     [(module, reason, values)] = reasons_in(rec)
     assert reason == f"len(the value alive across the graph break at line {line}) changed"
     assert (module, values) == ("Counting", ("1", "2"))
+
+
+class Loop(nn.Module):
+    """It breaks in a loop, from which Dynamo cannot go on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x * 2
+            torch._dynamo.graph_break()
+        return x
+
+
+def test_a_break_for_which_a_function_is_not_compiled_is_told_once() -> None:
+    model = nn.Sequential(Loop(), Loop())
+    with modtrace.record(model, strict=True) as rec:
+        torch.compile(model, backend="eager")(torch.ones(2))
+    assert len(found_in(rec).errors) == 1
+    assert found_in(rec).graph_breaks == ()
+    assert str(rec).count("User-inserted graph break") == 1

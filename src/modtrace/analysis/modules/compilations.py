@@ -115,6 +115,9 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
     names = {module_id: _name_of(module) for module_id, module in modules.items()}
     compiled = list(_find_compiled(rows, calls, modules))
     guards, anew = _explain_guards(compiled, {module.path for module in modules.values()})
+    errors = list(_find_errors(compiled))
+    told = {each.key for each in errors}
+    breaks = [each for each in _find_breaks(compiled) if (each.told.subject, each.key) not in told]
     types = {modules[each].type for each in with_rows}
     others = sorted(as_regions - _above(with_rows, modules))
     return Compilations(
@@ -122,8 +125,8 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
         took_ns=sum(each.took_ns for each in compiled),
         regions=tuple(_find_regions(compiled)),
         recompilations=tuple(_group("guard", guards)),
-        graph_breaks=tuple(_group("break", _find_breaks(compiled))),
-        errors=tuple(_group("error", _find_errors(compiled))),
+        graph_breaks=tuple(_group("break", breaks)),
+        errors=tuple(_group("error", errors)),
         inside=tuple(_find_inside(modules, names, called, as_regions | with_rows)),
         shared=tuple(names[each] for each in others if modules[each].type in types),
         before=tuple(names[each] for each in others if modules[each].type not in types),
@@ -235,7 +238,8 @@ def _find_errors(compiled: Sequence[_Compiled]) -> Iterator[_Found]:
     for each in compiled:
         if (text := each.row["error"]) is not None:
             told = read_break(text)
-            yield _Found((told.subject, each.module, each.row["function"]), told, each)
+            place = told.line.place if told.line else (each.module, each.row["function"])
+            yield _Found((told.subject, place), told, each)
 
 
 def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) -> Iterator[Reason]:

@@ -68,7 +68,7 @@ def describe_reason(reason: Reason) -> list[str]:
     place = (
         ", ".join(part for part in (printable(reason.module), _format_line(line)) if part) or "(no module)"
     )
-    more = reason.others if reason.kind == "guard" else 0  # of a break those are the functions around it
+    more = 0 if reason.kind == "break" else reason.others  # of a break those are the functions around it
     others = f", and {count_of(more, 'more function')}" if more else ""
     is_elsewhere = reason.line is not None and line is not None and reason.line.place != line.place
     lines = [
