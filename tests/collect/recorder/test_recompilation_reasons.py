@@ -93,6 +93,28 @@ def test_change_of_mode_is_told_only_where_nothing_else_changed() -> None:
     assert (size.values, size.steps) == (("2", "3"), (2, 3))
 
 
+@pytest.mark.parametrize("is_given", [True, False], ids=["given", "found"])
+def test_model_that_is_compiled_anew_in_each_step_is_one_root(is_given: bool) -> None:
+    model = Block(nn.Linear(4, 4))
+    with modtrace.record(model if is_given else None, strict=True) as rec:
+        for _ in range(3):
+            torch.compile(model, backend="eager")(torch.ones(2, 4)).sum().backward()
+            rec.step()
+    found = found_in(rec)
+    assert (found.count, found.before, found.recompilations) == (1, (), ())
+    assert len(rec.module_tree().roots) == 1
+
+
+def test_backend_function_that_is_made_anew_is_the_reason() -> None:
+    model = Block(nn.Linear(4, 4))
+    with modtrace.record(model, strict=True) as rec:
+        for _ in range(3):
+            torch.compile(model, backend=lambda graph, inputs: graph)(torch.ones(2, 4))
+    (reason,) = found_in(rec).recompilations
+    assert (reason.reason, reason.times) == ("torch.compile was called anew with another backend function", 2)
+    assert reason.advice.startswith("call torch.compile once")
+
+
 class Counting(nn.Module):
     """It reads behind a graph break what the broken line has returned."""
 

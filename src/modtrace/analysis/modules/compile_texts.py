@@ -50,6 +50,11 @@ _TO_DO_MODE = f"{_NOTHING} it comes once: a graph is kept for each mode"
 
 _TO_DO_CLASS = f"{_NOTHING} instances have parts of different classes: a graph is kept for each"
 
+#: Dynamo names the objects, which are others each time.
+_BACKEND = "BACKEND_MATCH"
+_SAY_BACKEND = "torch.compile was called anew with another backend function"
+_TO_DO_BACKEND = "call torch.compile once, before the loop, or give it the same function each time"
+
 _LIMIT = "Dynamo recompile limit exceeded"
 _LIMIT_NAME = re.compile(r"the (\w+) cache size limit \(currently set to (\d+)\)")
 _SAY_LIMIT = "the limit of compilations, {limit}, is reached: calls that fit no graph so far run uncompiled"
@@ -153,6 +158,8 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
         reason, advice = f"{type_of[1]} is of another class", _TO_DO_CLASS
     elif guard.rstrip() == _GRAD_MODE:
         reason, advice = _SAY_GRAD_MODE, _TO_DO_GRAD_MODE
+    elif guard.startswith(_BACKEND):
+        subject, reason, advice = _BACKEND, _SAY_BACKEND, _TO_DO_BACKEND
     return Told(
         text=text,
         reason=reason,
