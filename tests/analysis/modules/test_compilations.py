@@ -156,6 +156,16 @@ def test_modules_without_calls_lie_in_the_region_of_the_called_one_above_them() 
     }
 
 
+def test_modules_inside_that_were_measured_are_told_as_such() -> None:
+    made, net, _ = build()
+    made.compilation(net, "forward m.py:31", "0/0")
+    made.site(made.module("blocks.1.lin", "Linear", parent=4), "output")
+    assert [(each.region, each.modules, each.measured) for each in found(made).inside] == [
+        ("blocks.0", ("blocks.0.lin",), False),
+        ("Net", ("blocks.1",), True),
+    ]
+
+
 def test_a_region_that_nothing_was_compiled_for_was_compiled_before() -> None:
     made, _, _ = build()
     assert (found(made).count, found(made).before, found(made).shared) == (0, ("Net",), ())

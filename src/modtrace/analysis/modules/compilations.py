@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
+from ...recording.role import GRAD_OUTPUT, OUTPUT
 from ..step.placement import Module
 from .compile_texts import CodeLine, Told, plain_name, read_break, read_guard
 
@@ -53,6 +54,7 @@ class Inside:
 
     region: str
     modules: tuple[str, ...]  # the outermost
+    measured: bool = False  # what they returned, or what is inside of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,10 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
     errors = list(_find_errors(compiled))
     told = {each.key for each in errors}
     breaks = [each for each in _find_breaks(compiled) if (each.told.subject, each.key) not in told]
+    measured = _ids_of(
+        (row["module_id"] for row in data.table("sites").to_pylist() if row["role"] in (OUTPUT, GRAD_OUTPUT)),
+        modules,
+    )
     types = {modules[each].type for each in with_rows}
     others = sorted(as_regions - _above(with_rows, modules))
     return Compilations(
@@ -127,7 +133,7 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
         recompilations=tuple(_group("guard", guards)),
         graph_breaks=tuple(_group("break", breaks)),
         errors=tuple(_group("error", errors)),
-        inside=tuple(_find_inside(modules, names, called, as_regions | with_rows)),
+        inside=tuple(_find_inside(modules, names, called, as_regions | with_rows, measured)),
         shared=tuple(names[each] for each in others if modules[each].type in types),
         before=tuple(names[each] for each in others if modules[each].type not in types),
         anew=anew,
@@ -266,20 +272,25 @@ def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) ->
 
 
 def _find_inside(
-    modules: Mapping[int, Module], names: Mapping[int, str], called: set[int], compiled: set[int]
+    modules: Mapping[int, Module],
+    names: Mapping[int, str],
+    called: set[int],
+    compiled: set[int],
+    measured: set[int],
 ) -> Iterator[Inside]:
     """Yields the outermost modules without calls inside each module that is compiled or lies in a compiled one."""
     holds_called = _above(called, modules)
-    inside: dict[int, list[str]] = defaultdict(list)
+    holds_measured = _above(measured, modules)
+    inside: dict[tuple[int, bool], list[str]] = defaultdict(list)
     for module in {module.module_id: module for module in modules.values()}.values():
         chain = list(_chain(module, modules))
         if module.module_id in holds_called or len(chain) < 2 or chain[1] not in holds_called:
             continue
         region = next((each for each in chain if each in called), None)
         if region is not None and not compiled.isdisjoint(chain):
-            inside[region].append(names[module.module_id])
-    for region, paths in inside.items():
-        yield Inside(region=names[region], modules=tuple(paths))
+            inside[region, module.module_id in holds_measured].append(names[module.module_id])
+    for (region, is_measured), paths in inside.items():
+        yield Inside(region=names[region], modules=tuple(paths), measured=is_measured)
 
 
 def _chain(module: Module, modules: Mapping[int, Module]) -> Iterator[int]:

@@ -150,16 +150,17 @@ def describe_rest(found: Compilations) -> Iterator[Text]:
     """Says which regions are not shown, which modules have no row because they ran inside regions, and which share."""
     if len(found.regions) > _SHOWN_REGIONS:
         yield Text(f"{len(found.regions) - _SHOWN_REGIONS} more regions, all of them with --json", "yellow")
-    alike: dict[tuple[str, ...], list[Inside]] = defaultdict(list)
+    alike: dict[tuple[bool, tuple[str, ...]], list[Inside]] = defaultdict(list)
     for each in found.inside:
-        alike[tuple(_below(each.region, path) for path in each.modules)].append(each)
+        below = tuple(_below(each.region, path) for path in each.modules)
+        alike[each.measured, below].append(each)
     for regions in list(alike.values())[:_SHOWN_MODULES]:
         more = f" (and alike in {count_of(len(regions) - 1, 'more region')})" if len(regions) > 1 else ""
         first = regions[0]
-        yield Text(
-            printable(f"inside {first.region}, without calls of their own: {_names(first.modules)}{more}"),
-            "dim",
-        )
+        inside = f"inside {first.region}, without calls of their own"
+        if first.measured:
+            inside = f"measured inside {first.region}, without times"
+        yield Text(printable(f"{inside}: {_names(first.modules)}{more}"), "dim")
     if len(alike) > _SHOWN_MODULES:
         yield Text(f"inside {len(alike) - _SHOWN_MODULES} more regions: see --json", "dim")
     if found.shared:
