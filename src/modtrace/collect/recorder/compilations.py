@@ -16,6 +16,7 @@ from ...torch_internals.dynamo import (
     ended_compilation,
     last_compilations,
     last_graph_breaks,
+    loaded_backward,
     no_more_calls_after_compilations,
     read_compilation,
 )
@@ -149,7 +150,8 @@ class CompilationRecorder(Listener):
         new, self._last = _behind(self._last, kept), kept[-1]
         for record in map(read_compilation, new):
             if record is not None:
-                self._unplaced.append(self._complete(record))
+                backwards = [loaded_backward(record)] * record.loaded_backwards
+                self._unplaced += map(self._complete, (record, *backwards))
 
     def _complete(self, record: CompileRecord) -> _Compilation:
         call, breaks = self._announced.pop((record.compile_id, record.is_backward), (None, None))
