@@ -4,6 +4,7 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -177,6 +178,25 @@ class CompileRecord(NamedTuple):
         return self.compile_id.rpartition("/")[0]
 
 
+#: How many ops of the last graphs are ours, with the compile id, and the time, because ids come again after a reset.
+_own_ops: deque[tuple[str, int, int]] = deque(maxlen=1000)
+
+
+def count_own_ops(count: int) -> None:
+    """Takes note of ops of ours in the graph that is being compiled: Dynamo's record does not tell them apart."""
+    context: Any = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
+    if context is not None:
+        _own_ops.append((str(context.current_compile_id()), time.time_ns() // 1000, count))
+
+
+def _own_ops_of(metrics: Any) -> int:
+    compile_id, start_us, end_us = str(metrics.compile_id), metrics.start_time_us, metrics.end_time_us
+    found = [
+        each for each in _own_ops if each[0] == compile_id and start_us <= each[1] <= (end_us or each[1])
+    ]
+    return sum(count for *_, count in found)
+
+
 def last_compilations() -> Sequence[Any]:
     """Returns what Dynamo keeps of its last compilations (64 of them in 2.13), the newest last."""
     read = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
@@ -193,7 +213,7 @@ def read_compilation(metrics: Any) -> CompileRecord | None:
         compile_id=str(metrics.compile_id),
         is_backward=metrics.is_forward is False,
         function=None if name is None else f"{name} {file}:{line}",
-        ops=metrics.graph_op_count,
+        ops=None if metrics.graph_op_count is None else metrics.graph_op_count - _own_ops_of(metrics),
         guards=metrics.guard_count,
         failed_guards=_read_failed_guards(str(metrics.compile_id), metrics.recompile_reason),
         error=_read_error(metrics),

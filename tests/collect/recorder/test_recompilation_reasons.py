@@ -63,6 +63,17 @@ def test_each_instance_has_the_reason_of_its_own_code(compiled: Any) -> None:
     )
 
 
+def test_ops_that_measure_inside_are_not_counted() -> None:
+    counts = {}
+    for compiled in ("boundary", "inside"):
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        with modtrace.record(model, strict=True, compiled=compiled) as rec:  # type: ignore[arg-type]
+            torch.compile(model, backend="aot_eager")(torch.ones(2, 4)).sum().backward()
+        counts[compiled] = [each.ops for each in found_in(rec).regions]
+    assert counts == {"boundary": [(2,)], "inside": [(2,)]}
+
+
 @pytest.mark.parametrize("recorded", ["both", "second"])
 def test_second_model_of_a_class_is_compiled_anew(recorded: str) -> None:
     models = {name: Block(nn.Linear(4, 4)) for name in ("first", "second")}
