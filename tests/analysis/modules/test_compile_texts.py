@@ -72,7 +72,17 @@ def test_value_behind_a_break_is_told_as_one(function: str, place: str) -> None:
 def test_mode_of_a_module_needs_nothing() -> None:
     told = read_guard("0/0: self._modules['blocks'].training == True", "", PATHS)
     assert (told.reason, told.values) == ("blocks.training changed", ("True",))
-    assert told.needs_nothing
+    assert told.is_of_mode
+    assert told.advice == "nothing, if it comes once: a graph is kept for each mode"
+
+
+def test_an_object_that_was_replaced_is_told_without_its_number() -> None:
+    text = "0/1: ___check_obj_id(self.act, 139770517773248), type=<class 'function'>  # self.act(x)"
+    told = read_guard(text, "", PATHS)
+    assert (told.reason, told.advice) == (
+        "self.act is another object",
+        "set it before the first call and leave it",
+    )
 
 
 def test_an_attribute_is_named_by_the_path_of_its_module_and_the_line_that_reads_it() -> None:
@@ -176,4 +186,4 @@ def test_part_of_another_class_is_no_fault() -> None:
     text = "1/0: ___check_type_id(self._modules['mlp'], 94), type=<class 'A'>  # mlp (HINT: type A)"
     told = read_guard(text, "blocks.1", ["blocks.1", "blocks.1.mlp"])
     assert told.reason == "blocks.1.mlp is of another class"
-    assert told.advice == "nothing, if instances have parts of different classes: a graph is kept for each"
+    assert told.advice == "nothing, if it comes once: a graph is kept for each class"

@@ -104,6 +104,16 @@ def test_change_of_mode_is_told_only_where_nothing_else_changed() -> None:
     assert (size.values, size.steps) == (("2", "3"), (2, 3))
 
 
+def test_newest_code_of_an_instance_says_what_was_replaced_last() -> None:
+    model = Block(nn.Tanh())
+    compiled = torch.compile(model, backend="eager")
+    with modtrace.record(model, strict=True) as rec:
+        for factor, part in ((1, nn.Tanh()), (2, nn.Tanh()), (2, nn.ReLU())):
+            model.factor, model.part = factor, part
+            compiled(torch.ones(2, 4))
+    assert [reason for _, reason, _ in reasons_in(rec)] == ["self.factor changed", "part is of another class"]
+
+
 @pytest.mark.parametrize("is_given", [True, False], ids=["given", "found"])
 def test_model_that_is_compiled_anew_in_each_step_is_one_root(is_given: bool) -> None:
     model = Block(nn.Linear(4, 4))

@@ -228,7 +228,7 @@ def _explain_guards(
             base = None if each.of is None else each.of.path
             function = (each.row["function"] or "").partition(" ")[0]
             told = [read_guard(text, base, paths, function) for text in own or texts]
-            says_most = next((one for one in told if not one.needs_nothing), told[0])
+            says_most = next((one for one in told if not one.is_of_mode), told[0])
             found.append(_Found(says_most.subject, says_most, each))
     return found, tuple(anew)
 

@@ -22,6 +22,7 @@ _EQUAL = re.compile(r"^(.+?) == (.+)$")
 _MODULES = re.compile(r"\b\w+((?:\._modules\['[^']+'\])+)")
 _PART = re.compile(r"\['([^']+)'\]")
 _TYPE = re.compile(r"^___check_type_id\((.+?), \d+\)")
+_OBJECT = re.compile(r"^___check_obj_id\((.+?), \d+\)")
 _KEPT = re.compile(r"___stack\d+")  # how Dynamo calls what a broken line needs further, behind the break
 _HINT = re.compile(r"\(HINT: (.+)\)$")
 
@@ -43,17 +44,17 @@ _TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient ea
 #: What changes between training and evaluation, each of which has a graph of its own from then on.
 _GRAD_MODE = "GLOBAL_STATE changed: grad_mode"
 _SAY_GRAD_MODE = "the grad mode changed, as between training and evaluation"
-_NOTHING = "nothing, if"
-_TO_DO_GRAD_MODE = f"{_NOTHING} it comes once: a graph is kept for each grad mode"
+_TO_DO_GRAD_MODE = "nothing, if it comes once: a graph is kept for each grad mode"
+_TO_DO_MODE = "nothing, if it comes once: a graph is kept for each mode"
 
-_TO_DO_MODE = f"{_NOTHING} it comes once: a graph is kept for each mode"
-
-_TO_DO_CLASS = f"{_NOTHING} instances have parts of different classes: a graph is kept for each"
+_TO_DO_CLASS = "nothing, if it comes once: a graph is kept for each class"
 
 #: Dynamo names the objects, which are others each time.
 _BACKEND = "BACKEND_MATCH"
 _SAY_BACKEND = "torch.compile was called anew with another backend function"
 _TO_DO_BACKEND = "call torch.compile once, before the loop, or give it the same function each time"
+
+_TO_DO_OBJECT = "set it before the first call and leave it"
 
 _LIMIT = "Dynamo recompile limit exceeded"
 _LIMIT_NAME = re.compile(r"the (\w+) cache size limit \(currently set to (\d+)\)")
@@ -118,9 +119,9 @@ class Told:
         return self.stack[-1] if self.stack else None
 
     @property
-    def needs_nothing(self) -> bool:
-        """True if there is nothing to do."""
-        return self.advice.startswith(_NOTHING)
+    def is_of_mode(self) -> bool:
+        """True if a mode changed, as between training and evaluation: code for the other one is expected not to fit."""
+        return self.advice in (_TO_DO_GRAD_MODE, _TO_DO_MODE)
 
 
 def read_guard(text: str, base: str | None, paths: Collection[str], function: str = "") -> Told:
@@ -155,7 +156,11 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
         elif subject.endswith(".training"):
             advice = _TO_DO_MODE
     elif type_of := _TYPE.match(guard):
-        reason, advice = f"{type_of[1]} is of another class", _TO_DO_CLASS
+        subject, advice = type_of[1], _TO_DO_CLASS
+        reason = f"{subject} is of another class"
+    elif object_of := _OBJECT.match(guard):
+        subject, advice = object_of[1], _TO_DO_OBJECT
+        reason = f"{subject} is another object"
     elif guard.rstrip() == _GRAD_MODE:
         reason, advice = _SAY_GRAD_MODE, _TO_DO_GRAD_MODE
     elif guard.startswith(_BACKEND):
