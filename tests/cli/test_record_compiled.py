@@ -25,6 +25,8 @@ for _ in range(2):
         ((), {""}, True),
         (("--compiled", "inside"), {"", "0", "1"}, False),
         (("--values", "none"), set(), False),
+        (("--ops",), {""}, False),
+        (("--keep-last", "1"), {""}, False),
     ],
 )
 def test_closing_line_says_how_to_see_inside(
@@ -41,7 +43,9 @@ def test_closing_line_says_how_to_see_inside(
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     assert run_command(monkeypatch, "record", *options, "--to", "run", "train.py") == 0
     line = "torch.compile hides modules from it: --compiled inside measures them too"
-    assert (line in capsys.readouterr().err) is told
+    said = capsys.readouterr().err
+    assert (line in said) is told
+    assert "no module was called" not in said
     rec = modtrace.open_recording(tmp_path / "run")
     sites = rec.table("sites").to_pylist()
     names = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
@@ -55,3 +59,59 @@ def test_measuring_inside_without_values_is_refused_in_the_words_of_the_command(
     monkeypatch.chdir(tmp_path)
     assert run_command(monkeypatch, "record", "--compiled", "inside", "--values", "none", "train.py") == 2
     assert "--compiled inside measures values, and no values are wanted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("factor", "told"), [("1", False), ("float('nan')", True)])
+def test_closing_line_of_a_program_that_failed_tells_it_where_values_are_bad(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    factor: str,
+    told: bool,
+) -> None:
+    program = PROGRAM.replace("torch.ones(2, 4)", f"torch.ones(2, 4) * {factor}")
+    (tmp_path / "train.py").write_text(f"{program}\nraise ValueError\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    assert run_command(monkeypatch, "record", "--to", "run", "train.py") == 1
+    assert ("--compiled inside measures them too" in capsys.readouterr().err) is told
+
+
+FUNCTION = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters())
+
+
+@torch.compile(backend="eager")
+def compute(x):
+    return model(x).sum()
+
+
+for _ in range(2):
+    compute(torch.ones(2, 4)).backward()
+    STEP
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--compiled", "inside"), ("--ops",)])
+@pytest.mark.parametrize("step", ["optimizer.step()", "pass"])
+def test_closing_line_says_that_a_compiled_function_hides_the_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    step: str,
+) -> None:
+    (tmp_path / "train.py").write_text(FUNCTION.replace("STEP", step))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    assert run_command(monkeypatch, "record", *options, "--to", "run", "train.py") == 0
+    assert capsys.readouterr().err.endswith(
+        "modtrace: no module was called outside of compiled functions: "
+        "to see those inside, compile the model instead\n"
+    )

@@ -10,7 +10,7 @@ import pytest
 
 import modtrace
 from cli.test_record import TRAIN, run
-from modtrace.cli.children import runs_python
+from modtrace.cli.children import StartedProcesses, runs_python
 
 END = "Look at it with: modtrace show train.modtrace"
 
@@ -222,12 +222,27 @@ def test_step_before_the_exception_is_the_one_that_is_shown(tmp_path: Path) -> N
         ([], False),
         ("", False),
         (None, False),
-        ([sys.executable, "/lib/torch/_inductor/compile_worker/__main__.py"], False),
         (["/no/such/program"], False),
     ],
 )
 def test_command_is_one_of_python_or_not(command: object, expected: bool) -> None:
     assert runs_python(command) is expected
+
+
+@pytest.mark.parametrize(
+    ("starter", "expected"), [("torch._inductor.compile_worker.subproc_pool", 0), ("train", 2)]
+)
+def test_processes_that_inductor_starts_are_not_counted(starter: str, expected: int) -> None:
+    code = (
+        "import multiprocessing, subprocess, sys\n"
+        "from concurrent import futures\n"
+        "subprocess.run([sys.executable, '-c', 'pass'], check=True)\n"
+        "with futures.ProcessPoolExecutor(1, multiprocessing.get_context('fork')) as pool:\n"
+        "    pool.submit(int).result()\n"
+    )
+    with StartedProcesses() as started:
+        exec(code, {"__name__": starter})
+    assert started.count == expected
 
 
 @pytest.mark.parametrize(("first_line", "expected"), [("#!/usr/bin/env python3", True), ("#!/bin/sh", False)])

@@ -9,11 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-#: Where the functions are that helpers run which train nothing: DataLoader's workers, and the servers of managers.
+#: Where the functions are that helpers run which train nothing: DataLoader's workers, and the servers of managers. What
+#: inductor starts is told by who starts it.
 _HELPERS = ("torch.utils.data.", "multiprocessing.managers")
-
-#: In the command of those that torch starts to compile (2.13).
-_COMPILE_WORKER = f"{os.sep}torch{os.sep}_inductor{os.sep}"
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
 
@@ -30,6 +28,8 @@ class StartedProcesses:
         self.count = 0
 
     def __enter__(self) -> "StartedProcesses":
+        from ..torch_internals.call_frames import is_started_by_compiler
+
         self._start = multiprocessing.process.BaseProcess.start
         self._popen = subprocess.Popen.__init__
         start, popen = self._start, self._popen
@@ -38,12 +38,12 @@ class StartedProcesses:
         def count_start(process: Any) -> None:
             module = getattr(getattr(process, "_target", None), "__module__", None) or ""
             start(process)  # which forgets the target
-            self.count += not module.startswith(_HELPERS)
+            self.count += not (module.startswith(_HELPERS) or is_started_by_compiler(sys._getframe(1)))
 
         @functools.wraps(popen)
         def count_popen(process: Any, args: Any, *more: Any, **options: Any) -> None:
             popen(process, args, *more, **options)
-            self.count += runs_python(args)
+            self.count += runs_python(args) and not is_started_by_compiler(sys._getframe(1))
 
         multiprocessing.process.BaseProcess.start = count_start  # type: ignore[assignment, method-assign]
         subprocess.Popen.__init__ = count_popen  # type: ignore[assignment, method-assign]
@@ -59,7 +59,7 @@ def runs_python(command: Any) -> bool:
     words = _words(command)
     if len(words) > 2 and os.path.basename(words[0]) in _SHELLS and words[1] == "-c":
         words = words[2].split()
-    if not words or any(_COMPILE_WORKER in each for each in words):
+    if not words:
         return False
     program = words[0]
     if program == sys.executable or os.path.basename(program).startswith("python"):

@@ -202,7 +202,7 @@ def _run(program: Program, recording: Any, quiet: bool) -> int:
         progress.end(())
         click.echo(f"modtrace: error: {error}", err=True)
         return 2
-    progress.end(_describe_end(recording, started.count, recorded))
+    progress.end(_describe_end(recording, started.count, recorded, has_ended=code == 0))
     return exit_like(code)
 
 
@@ -263,7 +263,7 @@ def _describe_progress(progress: Any) -> str:
     return f"{count_of(progress.steps, 'step')}{held}, {_describe_size(progress)}"
 
 
-def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator[str]:
+def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ended: bool) -> Iterator[str]:
     """Yields the last triggers, and the closing lines: what is in the recording, what is not, and how to show it."""
     if not recorded.has_begun:
         yield "recorded nothing: the program could not be started."
@@ -271,7 +271,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
     try:
         meta, kept = recording.meta, recording.table("steps").num_rows
         table = recording.table("calls")
-        calls, hides = table.num_rows, _hides_modules(table, meta.options)
+        calls, hidden = table.num_rows, _describe_hidden(recording, meta.options)
         is_bad = bool(calls) and holds_nonfinite(recording.table("values"), recording.table("sites"))
     except Exception as error:  # a file of it may be anything by now
         seen = count_of(recording.progress.steps, "step")
@@ -293,19 +293,22 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
         yield f"{said}. Look at it with: modtrace show {place}"
         if is_bad:
             yield f"it holds NaN or infinite values. Who made them: modtrace nonfinite {place}"
-        if hides:
-            yield "torch.compile hides modules from it: --compiled inside measures them too"
     elif not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."
     else:
         yield f"{said}."
+    if hidden and (has_ended or is_bad):
+        yield hidden
 
 
-def _hides_modules(calls: Any, options: Mapping[str, Any]) -> bool:
-    """Returns whether values were measured, but not inside of the compiled code that ran."""
-    if options.get("compiled") == INSIDE or not options.get("values"):
-        return False
-    return any(calls["compiled"].unique().to_pylist())
+def _describe_hidden(recording: Any, options: Mapping[str, Any]) -> str:
+    """Returns how to see modules that compiled code hides; "" where there is nothing to advise."""
+    if recording.table("compilations").num_rows and not recording.table("modules").num_rows:
+        return "no module was called outside of compiled functions: to see those inside, compile the model instead"
+    if options.get("compiled") == INSIDE or options.get("ops") or not options.get("values"):
+        return ""
+    is_hiding = any(recording.table("calls")["compiled"].unique().to_pylist())
+    return "torch.compile hides modules from it: --compiled inside measures them too" if is_hiding else ""
 
 
 def _say_why_nothing(ran: int, chosen: str | None) -> str:

@@ -154,7 +154,7 @@ table compilations                one compilation of torch.compile: of a functio
     backend         dictionary?   later
     ops             int32?        in its graph; null of a backward, and where there is no graph
     guards          int32?
-    failed_guards   list<string>? why those compiled before could not be used, one a guard; Dynamo keeps the first
+    failed_guards   list<string>? why those compiled before could not be used, one each: `2/0: self.n == 1`
     graph_breaks    list<string>? why its graph ends before the function does, with the stack of the user's code; null:
                                   not known
     error           string?       why it was not compiled: it runs as if it never had been

@@ -22,6 +22,11 @@ _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 #: The name of the function that calls the engine, torch's or ours (`autograd.EngineEntry`).
 _ENGINE_CALL = "_engine_run_backward"
 
+#: Where inductor starts processes that compile, or that try out its compiler.
+_COMPILER = "torch._inductor"
+#: Through which the standard library starts processes.
+_STARTERS = ("subprocess", "multiprocessing", "concurrent")
+
 _UNSHARED = 3  # references to a dictionary that the frame, a local of ours and the call of `getrefcount` hold
 _CO_VARARGS = 0x4
 _CO_OPTIMIZED = 0x1  # a function: its f_locals is a copy. Those of a module are its very namespace.
@@ -202,3 +207,12 @@ def is_in_optimizer_step(start: FrameType | None) -> bool:
         frame.f_code.co_filename == _OPTIMIZER_FILE and frame.f_code.co_name == "wrapper"
         for frame in frames(start)
     )
+
+
+# Processes.
+
+
+def is_started_by_compiler(start: FrameType | None) -> bool:
+    """Returns whether it is inductor that starts a process in these frames."""
+    names = (str(frame.f_globals.get("__name__")) for frame in frames(start))
+    return next((name for name in names if name.partition(".")[0] not in _STARTERS), "").startswith(_COMPILER)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .compiled_graphs import COMPILERS, AOTAutogradPatch
-from .dynamo import keep_out_of_dynamo
+from .dynamo import count_own_ops, keep_out_of_dynamo
 
 
 class CachedGraphs:
@@ -41,8 +41,10 @@ class CachedGraphs:
     def _prepare(self, graph_module: Any, kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
         if _remove_from_bodies(graph_module, self._function):
             self._left_out()
-        if all(node.target is not self._function for node in graph_module.graph.nodes):
+        ours = [node for node in graph_module.graph.nodes if node.target is self._function]
+        if not ours:
             return nullcontext()
+        count_own_ops(len(ours) + sum(len(node.users) for node in ours))
         with_caches: dict[int, Any] = {
             id(each): each for each in map(kwargs.get, COMPILERS) if hasattr(each, "compiler_fn")
         }

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -165,15 +166,35 @@ class CompileRecord(NamedTuple):
     function: str | None  # its name and `file:line`; None where the compilation was not begun
     ops: int | None
     guards: int | None
-    failed_guard: str | None
+    failed_guards: list[str] | None  # one for each code that was compiled before, which its text begins with
     error: str | None
     start_ns: int  # of `perf_counter_ns`
     end_ns: int | None
+    loaded_backwards: int = 0  # that were found in caches with the forward, and so have no record
 
     @property
     def frame(self) -> str:
         """The number of the function that was compiled: `2` of `2/1`."""
         return self.compile_id.rpartition("/")[0]
+
+
+#: How many ops of the last graphs are ours, with the compile id, and the time, because ids come again after a reset.
+_own_ops: deque[tuple[str, int, int]] = deque(maxlen=1000)
+
+
+def count_own_ops(count: int) -> None:
+    """Takes note of ops of ours in the graph that is being compiled: Dynamo's record does not tell them apart."""
+    context: Any = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
+    if context is not None:
+        _own_ops.append((str(context.current_compile_id()), time.time_ns() // 1000, count))
+
+
+def _own_ops_of(metrics: Any) -> int:
+    compile_id, start_us, end_us = str(metrics.compile_id), metrics.start_time_us, metrics.end_time_us
+    found = [
+        each for each in _own_ops if each[0] == compile_id and start_us <= each[1] <= (end_us or each[1])
+    ]
+    return sum(count for *_, count in found)
 
 
 def last_compilations() -> Sequence[Any]:
@@ -192,18 +213,50 @@ def read_compilation(metrics: Any) -> CompileRecord | None:
         compile_id=str(metrics.compile_id),
         is_backward=metrics.is_forward is False,
         function=None if name is None else f"{name} {file}:{line}",
-        ops=metrics.graph_op_count,
+        ops=None if metrics.graph_op_count is None else metrics.graph_op_count - _own_ops_of(metrics),
         guards=metrics.guard_count,
-        failed_guard=metrics.recompile_reason,
+        failed_guards=_read_failed_guards(str(metrics.compile_id), metrics.recompile_reason),
         error=_read_error(metrics),
         start_ns=start_ns,
         end_ns=None if end_us is None else max(_to_perf_counter(end_us), start_ns),
+        loaded_backwards=_count_loaded_backwards(metrics),
     )
+
+
+_FOUND = ("aotautograd_local_cache_hit_count", "aotautograd_remote_cache_hit_count")
+_FOUND_GRAPHS = ("inductor_fx_local_cache_hit_count", "inductor_fx_remote_cache_hit_count")
+
+
+def _count_loaded_backwards(metrics: Any) -> int:
+    """Returns how many backwards came out of AOTAutograd's cache. For each it asks inductor's once more (2.13)."""
+    found = sum(getattr(metrics, name, 0) or 0 for name in _FOUND)
+    return max(sum(getattr(metrics, name, 0) or 0 for name in _FOUND_GRAPHS) - found, 0) if found else 0
+
+
+def loaded_backward(forward: CompileRecord) -> CompileRecord:
+    """Returns the record that Dynamo would have of a backward that was compiled when its forward was, in no time."""
+    end_ns = forward.start_ns if forward.end_ns is None else forward.end_ns
+    return CompileRecord(forward.compile_id, True, None, None, None, None, None, end_ns, end_ns)
 
 
 def _to_perf_counter(wall_time_us: int) -> int:
     """Returns a recent wall time in nanoseconds of `perf_counter_ns`; 0 if the wall clock was set forward since."""
     return max(wall_time_us * 1000 + time.perf_counter_ns() - time.time_ns(), 0)
+
+
+def _read_failed_guards(compile_id: str, first: str | None) -> list[str] | None:
+    """Returns why each code that was compiled before could not be used. Dynamo's record has the first reason alone."""
+    if first is None:
+        return None
+    found: dict[str, str] = {}
+    for kept in getattr(sys.modules.get("torch._dynamo.utils"), "guard_failures", {}).values():
+        at = next((at for at, each in enumerate(kept) if each is first), len(kept))
+        for each in kept[at:]:
+            code = each.partition(": ")[0]
+            if code in found or code == compile_id:  # they are those of a later compilation
+                break
+            found[code] = each
+    return list(found.values()) or [first]
 
 
 def _read_error(metrics: Any) -> str | None:

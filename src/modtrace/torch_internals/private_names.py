@@ -93,6 +93,8 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._dynamo.utils.get_compilation_metrics": _COMPILATIONS,
     "torch._dynamo.utils.CompilationMetrics.compile_id": _COMPILATIONS,
     "torch._dynamo.utils.CompilationMetrics.recompile_reason": "why torch.compile compiled again",
+    "torch._dynamo.utils.guard_failures": "why torch.compile compiled again, where several instances share code",
+    "torch._dynamo.utils.CompilationMetrics.inductor_fx_local_cache_hit_count": "backwards that come out of caches",
     "torch._dynamo.utils.CompilationMetrics.fail_reason": "why torch.compile did not compile",
     "torch._dynamo.utils.graph_break_reasons": "where graphs of torch.compile break, and why",
     "torch._dynamo.callback.callback_handler.end_callbacks": "the module that a compilation belongs to",

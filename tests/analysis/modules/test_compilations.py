@@ -64,15 +64,71 @@ def test_a_break_is_one_at_its_line_however_many_functions_met_it() -> None:
     assert (reason.reason, reason.times, reason.others) == ("Why: for this reason", 2, 1)
 
 
+def test_a_break_for_which_functions_are_not_compiled_is_told_once() -> None:
+    made, net, first = build()
+    made.compilation(net, "forward m.py:31", "0/0", graph_breaks=[BREAK_FROM_OUTSIDE])
+    for module, function in ((first, "forward m.py:15"), (net, "loop m.py:40")):
+        made.compilation(module, function, "1/0", error=f"Unsupported: {BREAK}", graph_breaks=[BREAK])
+    (error,) = found(made).errors
+    assert (error.line and error.line.place, error.compiled and error.compiled.place, error.others) == (
+        ("m.py", 17),
+        ("m.py", 15),
+        1,
+    )
+    assert found(made).graph_breaks == ()
+
+
 def test_one_cause_may_compile_several_functions_again() -> None:
     made, net, first = build()
-    made.compilation(net, "forward m.py:31", "0/1", failed_guard=f"0/0: {SIZE.format(3, 5)}")
-    made.compilation(first, "forward m.py:15", "1/1", failed_guard=f"1/0: {SIZE.format(3, 5)}")
+    made.compilation(net, "forward m.py:31", "0/0")
+    made.compilation(first, "forward m.py:15", "1/0")
+    made.compilation(net, "forward m.py:31", "0/1", failed_guards=[f"0/0: {SIZE.format(3, 5)}"])
+    made.compilation(first, "forward m.py:15", "1/1", failed_guards=[f"1/0: {SIZE.format(3, 5)}"])
     made.step(1, 1000, 2000)
-    made.compilation(net, "forward m.py:31", "0/2", failed_guard=f"0/1: {SIZE.format(5, 9)}")
+    made.compilation(net, "forward m.py:31", "0/2", failed_guards=[f"0/1: {SIZE.format(5, 9)}"])
     (reason,) = found(made).recompilations
     assert (reason.module, reason.values, reason.times, reason.others) == ("Net", ("3", "5", "9"), 3, 1)
     assert reason.steps == (0, 1)
+
+
+def test_code_of_another_instance_is_no_reason_for_compiling_again() -> None:
+    made = RecordingBuilder()
+    blocks = [made.module(f"blocks.{at}", "Block") for at in range(2)]
+    another = "0/0: ___check_type_id(self._modules['part'], 94), type=<class 'A'>"
+    mode = "GLOBAL_STATE changed: grad_mode "
+    of_second = {0: ("0/1", [another]), 1: ("0/2", [f"0/1: {mode}", another])}
+    of_second[2] = ("0/3", [another, f"0/2: {mode}", f"0/1: {SIZE.format(3, 5)}"])
+    for step, (compile_id, guards) in of_second.items():
+        made.step(step, 1000 * step, 1000 * step + 1000)
+        calls = [made.call(block, 1000 * step, 1000 * step + 400, compiled=True) for block in blocks]
+        if step == 0:
+            made.compilation(blocks[0], "forward m.py:15", "0/0", call=calls[0])
+        made.compilation(blocks[1], "forward m.py:15", compile_id, call=calls[1], failed_guards=guards)
+    assert found(made).anew == ("blocks.1",)
+    assert [(each.module, each.reason, each.values) for each in found(made).recompilations] == [
+        ("blocks.1", "the grad mode changed, as between training and evaluation", ()),
+        ("blocks.1", "the size of the tensor 'x' changed in dimension 0", ("3", "5")),
+    ]
+
+
+def test_what_did_not_fit_is_told_of_a_module_that_ran_code_of_another_instance() -> None:
+    made = RecordingBuilder()
+    blocks = [made.module(f"blocks.{at}", "Block") for at in range(2)]
+    for step in range(2):
+        made.step(step, 1000 * step, 1000 * step + 1000)
+        calls = [made.call(block, 1000 * step, 1000 * step + 400, compiled=True) for block in blocks]
+        if step == 0:
+            made.compilation(blocks[0], "forward m.py:15", "0/0", call=calls[0])
+    size = [f"0/0: {SIZE.format(3, 5)}"]
+    made.compilation(blocks[1], "forward m.py:15", "0/1", call=calls[1], failed_guards=size)
+    assert found(made).anew == ()
+    assert [each.values for each in found(made).recompilations] == [("3", "5")]
+
+
+def test_code_from_before_the_recording_is_no_reason_for_compiling_again() -> None:
+    made, net, _ = build()
+    made.compilation(net, "forward m.py:31", "0/1", failed_guards=["0/0: GLOBAL_STATE changed: grad_mode "])
+    assert (found(made).anew, found(made).recompilations) == (("Net",), ())
 
 
 def test_what_was_not_compiled_again_is_an_error_and_no_recompilation() -> None:
@@ -81,7 +137,7 @@ def test_what_was_not_compiled_again_is_an_error_and_no_recompilation() -> None:
         net,
         "forward m.py:31",
         "0/8",
-        failed_guard=f"0/7: {SIZE.format(3, 5)}",
+        failed_guards=[f"0/7: {SIZE.format(3, 5)}"],
         error="Unsupported: Dynamo recompile limit exceeded",
     )
     assert found(made).recompilations == ()
@@ -98,6 +154,16 @@ def test_modules_without_calls_lie_in_the_region_of_the_called_one_above_them() 
         "blocks.0": ("blocks.0.lin",),
         "Net": ("blocks.1",),
     }
+
+
+def test_modules_inside_that_were_measured_are_told_as_such() -> None:
+    made, net, _ = build()
+    made.compilation(net, "forward m.py:31", "0/0")
+    made.site(made.module("blocks.1.lin", "Linear", parent=4), "output")
+    assert [(each.region, each.modules, each.measured) for each in found(made).inside] == [
+        ("blocks.0", ("blocks.0.lin",), False),
+        ("Net", ("blocks.1",), True),
+    ]
 
 
 def test_a_region_that_nothing_was_compiled_for_was_compiled_before() -> None:

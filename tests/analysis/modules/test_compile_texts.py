@@ -56,6 +56,35 @@ def test_a_tensor_that_dynamo_named_itself_is_not_named() -> None:
     assert told.subject == read_guard(SIZE, None, PATHS).subject
 
 
+@pytest.mark.parametrize(
+    ("function", "place"),
+    [("torch_dynamo_resume_in_forward_at_34", "the graph break at line 34"), ("forward", "a graph break")],
+)
+def test_value_behind_a_break_is_told_as_one(function: str, place: str) -> None:
+    told = read_guard("1/0: len(___stack2) == 3   # return n  # m.py:34 in forward", "", PATHS, function)
+    assert told.reason == f"len(the value alive across {place}) changed"
+    assert (told.values, told.advice) == (
+        ("3",),
+        "mend that graph break, or keep in a tensor what changes",
+    )
+
+
+def test_mode_of_a_module_needs_nothing() -> None:
+    told = read_guard("0/0: self._modules['blocks'].training == True", "", PATHS)
+    assert (told.reason, told.values) == ("blocks.training changed", ("True",))
+    assert told.is_of_mode
+    assert told.advice == "nothing, if it comes once: a graph is kept for each mode"
+
+
+def test_an_object_that_was_replaced_is_told_without_its_number() -> None:
+    text = "0/1: ___check_obj_id(self.act, 139770517773248), type=<class 'function'>  # self.act(x)"
+    told = read_guard(text, "", PATHS)
+    assert (told.reason, told.advice) == (
+        "self.act is another object",
+        "set it before the first call and leave it",
+    )
+
+
 def test_an_attribute_is_named_by_the_path_of_its_module_and_the_line_that_reads_it() -> None:
     told = read_guard(INTEGER, "blocks.0", PATHS)
     assert (told.reason, told.values, told.module) == (
@@ -157,4 +186,4 @@ def test_part_of_another_class_is_no_fault() -> None:
     text = "1/0: ___check_type_id(self._modules['mlp'], 94), type=<class 'A'>  # mlp (HINT: type A)"
     told = read_guard(text, "blocks.1", ["blocks.1", "blocks.1.mlp"])
     assert told.reason == "blocks.1.mlp is of another class"
-    assert told.advice == "nothing, if instances have parts of different classes: a graph is kept for each"
+    assert told.advice == "nothing, if it comes once: a graph is kept for each class"

@@ -204,8 +204,10 @@ def test_what_torch_compile_compiled_again_is_a_finding_of_its_module_and_step()
     head = build.module("head", "Linear", parent=net)
     for step in range(2):
         build.step(step, 100 * step, 100 * step + 100)
-        build.call(head, 100 * step, 100 * step + 10, parent=build.call(net, 100 * step, 100 * step + 20))
-    build.compilation(head, "forward m.py:7", "0/1", failed_guard="0/0: self.n == 1", graph_breaks=["Why"])
+        outer = build.call(net, 100 * step, 100 * step + 20)
+        call = build.call(head, 100 * step, 100 * step + 10, parent=outer)
+    guard = "0/0: self.n == 1"
+    build.compilation(head, "forward m.py:7", "0/1", call=call, failed_guards=[guard], graph_breaks=["Why"])
     again, broken = report(build.data()).findings
     assert (again.answer.reason, again.module, again.step) == ("self.n changed", 1, 1)  # type: ignore[union-attr]
     assert (broken.answer.reason, broken.module, broken.step) == ("Why", 1, 1)  # type: ignore[union-attr]

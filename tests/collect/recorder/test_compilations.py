@@ -16,6 +16,7 @@ import torch._dynamo.config as dynamo_config
 from torch import nn
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import get_compilation_metrics
+from torch._inductor.utils import fresh_cache
 
 import modtrace
 from modtrace.analysis.modules.compilations import Compilations, Reason
@@ -444,6 +445,22 @@ def test_a_failed_recording_of_compilations_stays_out_of_dynamo(monkeypatch: pyt
         nn.Linear(1, 1)(torch.ones(1))
         assert len(callback_handler.end_callbacks) == 1
     assert outer.table("compilations")["compile_id"].to_pylist() == ["0/0"]
+
+
+@pytest.mark.compile
+def test_backward_that_is_found_in_caches_is_one_too() -> None:
+    with fresh_cache():
+        for _ in range(2):
+            torch._dynamo.reset()
+            model = torch.compile(nn.Linear(2, 3))
+            with modtrace.record(model, strict=True) as rec:
+                model(torch.ones(1, 2)).sum().backward()
+                rec.step()
+                with torch.no_grad():
+                    model(torch.ones(1, 2))
+            (region,) = found_in(rec).regions
+            assert (region.compilations, region.backwards, region.steps) == (2, 1, (0, 1))
+            assert len(rec.table("compilations")) == 3
 
 
 @pytest.mark.compile

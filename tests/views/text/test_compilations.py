@@ -49,7 +49,7 @@ def build_compiled() -> RecordingBuilder:
             f"{name} /home/me/gpt/model.py:17",
             f"2/{at}",
             ops=4 + at,
-            failed_guard=guard + STACK.format("model.py", 19, "return y * self.scale") if at else None,
+            failed_guards=[guard + STACK.format("model.py", 19, "return y * self.scale")] if at else (),
         )
     made.compilation(
         blocks[1],
@@ -97,8 +97,12 @@ def reason(**more: object) -> Reason:
         ({"module": "", "line": None}, ["graph broken: (no module)", "Why"]),
         ({"advice": "do it"}, ["graph broken: attn, b/m.py:9 in forward", "Why", "to do: do it"]),
         (
-            {"kind": "error"},
-            ["not compiled: attn, b/m.py:2 in forward", "because of b/m.py:9 in forward", "Why"],
+            {"kind": "error", "others": 1},
+            [
+                "not compiled: attn, b/m.py:2 in forward, and 1 more function",
+                "because of b/m.py:9 in forward",
+                "Why",
+            ],
         ),
         (
             {"kind": "guard", "values": ("1", "2"), "times": 2, "steps": (3, 7), "others": 1},

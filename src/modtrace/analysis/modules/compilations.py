@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
+from ...recording.role import GRAD_OUTPUT, OUTPUT
 from ..step.placement import Module
 from .compile_texts import CodeLine, Told, plain_name, read_break, read_guard
 
@@ -52,6 +54,7 @@ class Inside:
 
     region: str
     modules: tuple[str, ...]  # the outermost
+    measured: bool = False  # what they returned, or what is inside of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,7 @@ class Compilations:
     errors: tuple[Reason, ...] = ()
     inside: tuple[Inside, ...] = ()
     shared: tuple[str, ...] = ()  # modules that ran code which was compiled for others of their class
+    anew: tuple[str, ...] = ()  # modules that could run neither such code nor code from before the recording
     before: tuple[str, ...] = ()  # modules whose code was compiled before the recording began
 
 
@@ -73,8 +77,12 @@ class _Compiled(NamedTuple):
     """A row of `compilations`, with its module."""
 
     row: Mapping[str, Any]
-    module: str
-    path: str | None  # of the module
+    of: Module | None
+    is_first: bool  # no earlier call of the module is known
+
+    @property
+    def module(self) -> str:
+        return "" if self.of is None else _name_of(self.of)
 
     @property
     def is_backward(self) -> bool:
@@ -106,23 +114,34 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
         return None
     called = _ids_of(pc.unique(calls["module_id"]).to_pylist(), modules)
     with_rows = _ids_of((row["module_id"] for row in rows), modules)
-    names = {module_id: module.path or module.name or module.type for module_id, module in modules.items()}
-    paths = {module_id: module.path for module_id, module in modules.items()}
-    of_rows = ((row, row["module_id"]) for row in rows)
-    compiled = [_Compiled(row, names.get(of, ""), paths.get(of)) for row, of in of_rows]
+    names = {module_id: _name_of(module) for module_id, module in modules.items()}
+    compiled = list(_find_compiled(rows, calls, modules))
+    guards, anew = _explain_guards(compiled, {module.path for module in modules.values()})
+    errors = list(_find_errors(compiled))
+    told = {each.key for each in errors}
+    breaks = [each for each in _find_breaks(compiled) if (each.told.subject, each.key) not in told]
+    measured = _ids_of(
+        (row["module_id"] for row in data.table("sites").to_pylist() if row["role"] in (OUTPUT, GRAD_OUTPUT)),
+        modules,
+    )
     types = {modules[each].type for each in with_rows}
     others = sorted(as_regions - _above(with_rows, modules))
     return Compilations(
         count=len(rows),
         took_ns=sum(each.took_ns for each in compiled),
         regions=tuple(_find_regions(compiled)),
-        recompilations=tuple(_group("guard", _find_guards(compiled, set(paths.values())))),
-        graph_breaks=tuple(_group("break", _find_breaks(compiled))),
-        errors=tuple(_group("error", _find_errors(compiled))),
-        inside=tuple(_find_inside(modules, names, called, as_regions | with_rows)),
+        recompilations=tuple(_group("guard", guards)),
+        graph_breaks=tuple(_group("break", breaks)),
+        errors=tuple(_group("error", errors)),
+        inside=tuple(_find_inside(modules, names, called, as_regions | with_rows, measured)),
         shared=tuple(names[each] for each in others if modules[each].type in types),
         before=tuple(names[each] for each in others if modules[each].type not in types),
+        anew=anew,
     )
+
+
+def _name_of(module: Module) -> str:
+    return module.path or module.name or module.type
 
 
 def _ids_of(module_ids: Iterable[int | None], modules: Mapping[int, Module]) -> set[int]:
@@ -133,6 +152,16 @@ def _ids_of(module_ids: Iterable[int | None], modules: Mapping[int, Module]) -> 
 def _above(ids: Iterable[int], modules: Mapping[int, Module]) -> set[int]:
     """Returns these modules and all in which they are registered."""
     return {above for each in ids if each in modules for above in _chain(modules[each], modules)}
+
+
+def _find_compiled(
+    rows: Iterable[Mapping[str, Any]], calls: pa.Table, modules: Mapping[int, Module]
+) -> Iterator[_Compiled]:
+    first = calls.group_by("module_id").aggregate([("call_id", "min")]).to_pylist()
+    first_calls = {each["module_id"]: each["call_id_min"] for each in first}
+    for row in rows:
+        is_first = row["call_id"] in (None, first_calls.get(row["module_id"]))
+        yield _Compiled(row, modules.get(row["module_id"]), is_first)
 
 
 def _find_regions(compiled: Sequence[_Compiled]) -> Iterator[CompiledRegion]:
@@ -157,6 +186,10 @@ def _find_regions(compiled: Sequence[_Compiled]) -> Iterator[CompiledRegion]:
         )
 
 
+#: Stands for what code was compiled for before the recording began.
+_BEFORE = Module(module_id=-1, root_id=-1, path="")
+
+
 # Reasons. What is one to the user is several to Dynamo: one tensor's size is checked by each function behind a break,
 # and a break is found in a function and in those that call it.
 
@@ -173,12 +206,31 @@ class _Found(NamedTuple):
         return self.told.line or self.compiled.line
 
 
-def _find_guards(compiled: Sequence[_Compiled], paths: Collection[str]) -> Iterator[_Found]:
+def _explain_guards(
+    compiled: Sequence[_Compiled], paths: Collection[str]
+) -> tuple[list[_Found], tuple[str, ...]]:
+    """Returns why functions were compiled again, and the modules that could run no code of others or from before.
+
+    Dynamo says of each code of a function why it could not be used. Code of another instance is expected not to fit.
+    """
+    found: list[_Found] = []
+    anew: dict[str, None] = {}
+    codes: dict[str, Module | None] = {}  # by compile id: what it was compiled for
     for each in compiled:
-        for text in each.row["failed_guards"] or ():
-            if each.row["error"] is None:  # else it was not compiled again
-                told = read_guard(text, each.path, paths)
-                yield _Found(told.subject, told, each)
+        if each.is_backward or each.row["error"] is not None:  # then it was not compiled again
+            continue
+        texts = each.row["failed_guards"] or ()
+        own = [text for text in texts if codes.get(text.partition(": ")[0], _BEFORE) in (each.of, None)]
+        codes[each.row["compile_id"]] = each.of
+        if texts and not own and each.of is not None and each.is_first:
+            anew[each.module] = None
+        elif texts:
+            base = None if each.of is None else each.of.path
+            function = (each.row["function"] or "").partition(" ")[0]
+            told = [read_guard(text, base, paths, function) for text in own or texts]
+            says_most = next((one for one in told if not one.is_of_mode), told[0])
+            found.append(_Found(says_most.subject, says_most, each))
+    return found, tuple(anew)
 
 
 def _find_breaks(compiled: Sequence[_Compiled]) -> Iterator[_Found]:
@@ -192,7 +244,8 @@ def _find_errors(compiled: Sequence[_Compiled]) -> Iterator[_Found]:
     for each in compiled:
         if (text := each.row["error"]) is not None:
             told = read_break(text)
-            yield _Found((told.subject, each.module, each.row["function"]), told, each)
+            place = told.line.place if told.line else (each.module, each.row["function"])
+            yield _Found((told.subject, place), told, each)
 
 
 def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) -> Iterator[Reason]:
@@ -219,20 +272,25 @@ def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) ->
 
 
 def _find_inside(
-    modules: Mapping[int, Module], names: Mapping[int, str], called: set[int], compiled: set[int]
+    modules: Mapping[int, Module],
+    names: Mapping[int, str],
+    called: set[int],
+    compiled: set[int],
+    measured: set[int],
 ) -> Iterator[Inside]:
     """Yields the outermost modules without calls inside each module that is compiled or lies in a compiled one."""
     holds_called = _above(called, modules)
-    inside: dict[int, list[str]] = defaultdict(list)
+    holds_measured = _above(measured, modules)
+    inside: dict[tuple[int, bool], list[str]] = defaultdict(list)
     for module in {module.module_id: module for module in modules.values()}.values():
         chain = list(_chain(module, modules))
         if module.module_id in holds_called or len(chain) < 2 or chain[1] not in holds_called:
             continue
         region = next((each for each in chain if each in called), None)
         if region is not None and not compiled.isdisjoint(chain):
-            inside[region].append(names[module.module_id])
-    for region, paths in inside.items():
-        yield Inside(region=names[region], modules=tuple(paths))
+            inside[region, module.module_id in holds_measured].append(names[module.module_id])
+    for (region, is_measured), paths in inside.items():
+        yield Inside(region=names[region], modules=tuple(paths), measured=is_measured)
 
 
 def _chain(module: Module, modules: Mapping[int, Module]) -> Iterator[int]:

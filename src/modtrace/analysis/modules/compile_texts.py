@@ -12,7 +12,7 @@ from ...recording.module_path import join
 #: Above the stack of the user's code.
 _STACK = "User stack trace:"
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$')
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$")
 #: Code that runs between the lines of the user.
 _OF_TORCH = re.compile(r"[\\/]torch[\\/](?:_\w+|nn|utils|optim|fx|distributed|functional\.py)")
 
@@ -22,6 +22,8 @@ _EQUAL = re.compile(r"^(.+?) == (.+)$")
 _MODULES = re.compile(r"\b\w+((?:\._modules\['[^']+'\])+)")
 _PART = re.compile(r"\['([^']+)'\]")
 _TYPE = re.compile(r"^___check_type_id\((.+?), \d+\)")
+_OBJECT = re.compile(r"^___check_obj_id\((.+?), \d+\)")
+_KEPT = re.compile(r"___stack\d+")  # how Dynamo calls what a broken line needs further, behind the break
 _HINT = re.compile(r"\(HINT: (.+)\)$")
 
 #: Hints of Dynamo that do not say what to do.
@@ -35,6 +37,7 @@ _TO_DO_SIZE = (
     "torch.compile(..., dynamic=True), torch._dynamo.mark_dynamic(tensor, {index}), or pad to few sizes"
 )
 _TO_DO_VALUE = "keep in a tensor what changes, or set it before the first call and leave it"
+_TO_DO_KEPT = "mend that graph break, or keep in a tensor what changes"
 _TO_DO_INTEGER = f"{_TO_DO_VALUE}; for integers there is torch._dynamo.config.allow_unspec_int_on_nn_module"
 _TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient each time or never"
 
@@ -42,8 +45,16 @@ _TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient ea
 _GRAD_MODE = "GLOBAL_STATE changed: grad_mode"
 _SAY_GRAD_MODE = "the grad mode changed, as between training and evaluation"
 _TO_DO_GRAD_MODE = "nothing, if it comes once: a graph is kept for each grad mode"
+_TO_DO_MODE = "nothing, if it comes once: a graph is kept for each mode"
 
-_TO_DO_CLASS = "nothing, if instances have parts of different classes: a graph is kept for each"
+_TO_DO_CLASS = "nothing, if it comes once: a graph is kept for each class"
+
+#: Dynamo names the objects, which are others each time.
+_BACKEND = "BACKEND_MATCH"
+_SAY_BACKEND = "torch.compile was called anew with another backend function"
+_TO_DO_BACKEND = "call torch.compile once, before the loop, or give it the same function each time"
+
+_TO_DO_OBJECT = "set it before the first call and leave it"
 
 _LIMIT = "Dynamo recompile limit exceeded"
 _LIMIT_NAME = re.compile(r"the (\w+) cache size limit \(currently set to (\d+)\)")
@@ -107,14 +118,20 @@ class Told:
         """The innermost line of the user's code."""
         return self.stack[-1] if self.stack else None
 
+    @property
+    def is_of_mode(self) -> bool:
+        """True if a mode changed, as between training and evaluation: code for the other one is expected not to fit."""
+        return self.advice in (_TO_DO_GRAD_MODE, _TO_DO_MODE)
 
-def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
+
+def read_guard(text: str, base: str | None, paths: Collection[str], function: str = "") -> Told:
     """Reads why compiled code could not be used.
 
     Args:
         text: what Dynamo says.
         base: the path of the module whose function was compiled; None if it is not known.
         paths: the paths of all modules.
+        function: the name of the function, as Dynamo has it.
     """
     said, stack = _split(text)
     first = _COMPILE_ID.sub("", said.partition("\n")[0])
@@ -130,13 +147,24 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
         advice = _TO_DO_SIZE.format(index=index)
         subject, module = f"{kind} {index}", None
     elif equal := _EQUAL.match(guard):
-        subject, *values = equal.groups()
+        named, *values = equal.groups()
+        subject = _KEPT.sub(_say_kept(function), named)
         reason = f"{subject} changed"
         advice = _TO_DO_INTEGER if hint and "allow_unspec_int_on_nn_module" in hint[1] else _TO_DO_VALUE
+        if subject != named:
+            advice = _TO_DO_KEPT
+        elif subject.endswith(".training"):
+            advice = _TO_DO_MODE
     elif type_of := _TYPE.match(guard):
-        reason, advice = f"{type_of[1]} is of another class", _TO_DO_CLASS
+        subject, advice = type_of[1], _TO_DO_CLASS
+        reason = f"{subject} is of another class"
+    elif object_of := _OBJECT.match(guard):
+        subject, advice = object_of[1], _TO_DO_OBJECT
+        reason = f"{subject} is another object"
     elif guard.rstrip() == _GRAD_MODE:
         reason, advice = _SAY_GRAD_MODE, _TO_DO_GRAD_MODE
+    elif guard.startswith(_BACKEND):
+        subject, reason, advice = _BACKEND, _SAY_BACKEND, _TO_DO_BACKEND
     return Told(
         text=text,
         reason=reason,
@@ -146,6 +174,12 @@ def read_guard(text: str, base: str | None, paths: Collection[str]) -> Told:
         module=module,
         stack=stack,
     )
+
+
+def _say_kept(function: str) -> str:
+    """Returns what a value is that is kept where the graph of a function breaks."""
+    broken = _RESUMED.match(function)
+    return f"the value alive across {f'the graph break at line {broken[2]}' if broken else 'a graph break'}"
 
 
 def _name_modules(guard: str, base: str | None, paths: Collection[str]) -> tuple[str, str | None]:

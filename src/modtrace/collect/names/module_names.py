@@ -14,7 +14,7 @@ from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
 from .element_counts import count_elements
 from .walk import MAX_PATHS, descendants, parameter_of, walk
-from .wrappers import class_name, free_name
+from .wrappers import class_name, free_name, is_wrapped
 
 #: The type of what is no module but a stretch of code that the user has named.
 SCOPE = "scope"
@@ -204,7 +204,7 @@ class ModuleNames:
             found = self._named.get(module)
             if found is not None:
                 return found
-        return self._revive_root(module) or self._register_root(module)
+        return self._rewrap(module) or self._revive_root(module) or self._register_root(module)
 
     def _find_late(self, module: nn.Module, caller: NamedModule) -> NamedModule | None:
         """Names a module that was registered after its root was walked. Returns None if it is not registered."""
@@ -239,6 +239,19 @@ class ModuleNames:
         """
         slots = caller.slots.get(class_name(module), ())
         return next((each for each in slots if each.module is None), None)
+
+    def _rewrap(self, module: nn.Module) -> NamedModule | None:
+        """Returns the name of a wrapper of the same class around the same module.
+
+        It is for a loop that calls `torch.compile(model)` anew in each step.
+        """
+        inner = next((each for part, each in module._modules.items() if is_wrapped(module, part)), None)
+        known = None if inner is None else self._named.get(inner)
+        around = None if known is None else known.parent
+        if known and around and (around.path, around.type_name) == (known.path, class_name(module)):
+            self._bind(module, around)
+            return around
+        return None
 
     def _revive_root(self, module: nn.Module) -> NamedModule | None:
         """Returns the name of a dead root without parameters.

@@ -16,6 +16,7 @@ from ...torch_internals.dynamo import (
     ended_compilation,
     last_compilations,
     last_graph_breaks,
+    loaded_backward,
     no_more_calls_after_compilations,
     read_compilation,
 )
@@ -149,7 +150,8 @@ class CompilationRecorder(Listener):
         new, self._last = _behind(self._last, kept), kept[-1]
         for record in map(read_compilation, new):
             if record is not None:
-                self._unplaced.append(self._complete(record))
+                backwards = [loaded_backward(record)] * record.loaded_backwards
+                self._unplaced += map(self._complete, (record, *backwards))
 
     def _complete(self, record: CompileRecord) -> _Compilation:
         call, breaks = self._announced.pop((record.compile_id, record.is_backward), (None, None))
@@ -228,7 +230,7 @@ class CompilationRecorder(Listener):
             "function": [each.function for each in records],
             "ops": [each.ops for each in records],
             "guards": [each.guards for each in records],
-            "failed_guards": [None if each.failed_guard is None else [each.failed_guard] for each in records],
+            "failed_guards": [each.failed_guards for each in records],
             "graph_breaks": [each.breaks for each in rows],
             "error": [each.error for each in records],
             "start_ns": [each.start_ns for each in records],

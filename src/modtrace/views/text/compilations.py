@@ -68,7 +68,7 @@ def describe_reason(reason: Reason) -> list[str]:
     place = (
         ", ".join(part for part in (printable(reason.module), _format_line(line)) if part) or "(no module)"
     )
-    more = reason.others if reason.kind == "guard" else 0  # of a break those are the functions around it
+    more = 0 if reason.kind == "break" else reason.others  # of a break those are the functions around it
     others = f", and {count_of(more, 'more function')}" if more else ""
     is_elsewhere = reason.line is not None and line is not None and reason.line.place != line.place
     lines = [
@@ -150,20 +150,24 @@ def describe_rest(found: Compilations) -> Iterator[Text]:
     """Says which regions are not shown, which modules have no row because they ran inside regions, and which share."""
     if len(found.regions) > _SHOWN_REGIONS:
         yield Text(f"{len(found.regions) - _SHOWN_REGIONS} more regions, all of them with --json", "yellow")
-    alike: dict[tuple[str, ...], list[Inside]] = defaultdict(list)
+    alike: dict[tuple[bool, tuple[str, ...]], list[Inside]] = defaultdict(list)
     for each in found.inside:
-        alike[tuple(_below(each.region, path) for path in each.modules)].append(each)
+        below = tuple(_below(each.region, path) for path in each.modules)
+        alike[each.measured, below].append(each)
     for regions in list(alike.values())[:_SHOWN_MODULES]:
         more = f" (and alike in {count_of(len(regions) - 1, 'more region')})" if len(regions) > 1 else ""
         first = regions[0]
-        yield Text(
-            printable(f"inside {first.region}, without calls of their own: {_names(first.modules)}{more}"),
-            "dim",
-        )
+        inside = f"inside {first.region}, without calls of their own"
+        if first.measured:
+            inside = f"measured inside {first.region}, without times"
+        yield Text(printable(f"{inside}: {_names(first.modules)}{more}"), "dim")
     if len(alike) > _SHOWN_MODULES:
         yield Text(f"inside {len(alike) - _SHOWN_MODULES} more regions: see --json", "dim")
     if found.shared:
         yield Text(f"these ran what was compiled for others of their class: {_names(found.shared)}", "dim")
+    if found.anew:
+        why = "because code of other instances, or from before the recording, did not fit (needs nothing)"
+        yield Text(f"compiled anew {why}: {_names(found.anew)}", "dim")
 
 
 def _below(region: str, path: str) -> str:

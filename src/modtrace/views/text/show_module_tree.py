@@ -96,7 +96,8 @@ def _fit(columns: Sequence[Column], width: int | None) -> FittedColumns:
 
 
 def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
-    missing = "" if tree.roots else "no module was called"
+    outside = " outside of compiled functions" if tree.compilations is not None else ""
+    missing = "" if tree.roots else f"no module was called{outside}"
     return [
         *describe_head(tree.command, tree.step, tree.marks, missing=missing),
         *_describe_nonfinite_steps(tree, run),
