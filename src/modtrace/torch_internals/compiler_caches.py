@@ -23,7 +23,7 @@ class CachedGraphs:
         Args:
             function: the function in Dynamo's graphs. It returns the tensors that it is given behind three arguments.
             key: differs where it does something else, so that nothing is found that was compiled with another version.
-            left_out: is told of calls of the function that were removed from a graph: AOTAutograd (2.13) takes no ops
+            left_out: is called after calls of the function were removed from a graph: AOTAutograd (2.13) takes no ops
                 with an effect inside of `torch.cond` and the like, except for checkpoints.
         """
         self._function = function
