@@ -77,6 +77,16 @@ def _needs_torch(request) -> bool:
 
 
 @pytest.fixture
+def fresh_dynamo():
+    """Nothing compiled before is known, nor stays known."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def seeded():
     """A fixed seed; the generator's state is put back by `nothing_is_left_behind`."""
     import torch

@@ -21,11 +21,7 @@ def example() -> Any:
     return distill
 
 
-@pytest.fixture(autouse=True)
-def no_compiled_code() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def test_student_learns_the_teachers_attention(example: Any) -> None:

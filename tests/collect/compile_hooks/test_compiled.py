@@ -1,6 +1,6 @@
 """torch.compile does the same under a recording: same bits, same graphs, no break and no recompilation more."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -31,16 +31,9 @@ WAYS = pytest.mark.parametrize(
 )
 
 pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Nothing compiled before is known, nor stays known."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Outcome(NamedTuple):

@@ -30,12 +30,7 @@ WIDTH = 8
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@pytest.fixture(autouse=True)
-def no_compiled_code():
-    """No test meets code compiled in another."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class MLP(nn.Module):

@@ -1,6 +1,5 @@
 """torch.compile beside a recording of ops: it compiles as often as without, and runs what it has compiled."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -17,16 +16,9 @@ VALUES = pytest.mark.parametrize("values", [None, "stats"], ids=["", "values"])
 BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 
 pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Nothing compiled before is known, nor stays known."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Counted:

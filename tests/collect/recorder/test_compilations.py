@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,15 +22,10 @@ import modtrace
 from modtrace.analysis.modules.compilations import Compilations, Reason
 from modtrace.collect.recorder import compilations as recorder
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Nothing compiled before is known, nor stays known."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
+]
 
 
 class Noisy(nn.Module):

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,7 @@ from modtrace.collect.recorder.compiled_ops import CompiledOpRecorder
 WIDTH = 8
 
 
-@pytest.fixture(autouse=True)
-def no_compiled_code() -> Iterator[None]:
-    """No test meets code compiled in another."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class MLP(nn.Module):

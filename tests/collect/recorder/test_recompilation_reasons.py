@@ -1,6 +1,5 @@
 """Why torch.compile compiled again, where instances share code, modules are switched, and graphs break."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,15 +7,10 @@ import torch
 from torch import nn
 
 import modtrace
+from collect.recorder.test_compilations import Loop
 from modtrace.analysis.modules.compilations import Compilations
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Nothing compiled before is known, nor stays known."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Block(nn.Module):
@@ -162,16 +156,6 @@ def test_what_is_kept_across_a_graph_break_is_told_with_its_line() -> None:
     [(module, reason, values)] = reasons_in(rec)
     assert reason == f"len(the value alive across the graph break at line {line}) changed"
     assert (module, values) == ("Counting", ("1", "2"))
-
-
-class Loop(nn.Module):
-    """It breaks in a loop, from which Dynamo cannot go on."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(2):
-            x = x * 2
-            torch._dynamo.graph_break()
-        return x
 
 
 def test_a_break_for_which_a_function_is_not_compiled_is_told_once() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,12 +20,7 @@ from modtrace.tensor_tracker import Stash, Tracker, track
 WIDTH = 8
 
 
-@pytest.fixture(autouse=True)
-def no_compiled_code() -> Iterator[None]:
-    """No test meets code compiled in another."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class MLP(nn.Module):

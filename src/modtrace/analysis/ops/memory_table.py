@@ -29,11 +29,8 @@ NO_CALL_MEMORY = CallMemory()
 def _find_call_memory(ops: StepOps, unseen: Collection[int]) -> Mapping[tuple[int, str], CallMemory]:
     """Returns the memory of the step's calls, by place and phase; `unseen`: those in which compiled code allocates."""
     placed, calls = ops.placed, ops.placed.calls
-    origin = np.where(calls.repeats >= 0, calls.repeats, np.arange(len(calls)))
-    is_compiled = placed.column("compiled")[origin] == 1
-    is_compiled[ops.call[ops.call >= 0]] = (
-        False  # ops of code compiled before the recording, that run one by one
-    )
+    is_compiled = placed.column("compiled")[placed.origin] == 1
+    is_compiled[ops.call[ops.call >= 0]] = False  # code from before the recording, whose ops run one by one
     is_unknown = is_compiled | np.isin(calls.call_id, np.array([*unseen], np.int64))
     for level in reversed(placed.levels[1:]):
         np.logical_or.at(is_unknown, calls.parent[level], is_unknown[level])

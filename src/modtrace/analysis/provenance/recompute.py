@@ -13,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
 from ..step.calls import column_of, phase_codes
 from ..step.missing_rows import require_rows, say_missing
-from ..step.ops import PlacedCalls, read_step_ops
+from ..step.ops import OUTSIDE, PlacedCalls, read_step_ops
 from ..step.sites import Site
 from .causes_and_remedies import Cause
 from .indexed_tables import IndexedTables
@@ -183,36 +183,34 @@ def _compare_modules(tables: IndexedTables, step: int, compared: _Compared) -> I
     rows = _read_rows(data, tables.sites, role=OUTPUT)
     forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
     placed = read_step_ops(data, step=step).placed
-    row_of = {call: row for row, call in enumerate(placed.calls.call_id.tolist())}
-    told: set[int] = set()
+    call_ids = placed.calls.call_id.tolist()
+    row_of = {call: row for row, call in enumerate(call_ids)}
+    inside, told = _find_inside(placed), set[int]()
     for row in sorted((row for row in rows if row["phase"] == RECOMPUTE), key=lambda row: row["order"]):
-        call, path = row_of.get(row["call_id"], -1), tables.sites[row["site_id"]].path
-        around = call if call >= 0 else _find_region(placed, path)
-        if around < 0:
-            continue
-        of_forward = int(placed.calls.call_id[placed.origin[call]]) if call >= 0 else None
+        call, where, of_forward = row_of.get(row["call_id"], -1), OUTSIDE, None
+        if call >= 0:
+            around, where, of_forward = call, int(placed.where[call]), call_ids[placed.origin[call]]
+        else:  # inside of compiled code, where modules have no calls
+            around, where = inside.get(tables.sites[row["site_id"]].path, (-1, OUTSIDE))
         forward = forwards.get((of_forward, row["site_id"]))
-        if forward is None or not compared.differ(forward, row):
+        if around < 0 or forward is None or not compared.differ(forward, row):
             continue
         part = _find_part(placed, around)
         if part not in told:
             told.add(part)
-            where = int(placed.where[around])
-            if call < 0:
-                root = placed.name(where).root
-                where = next(
-                    at for at, each in enumerate(placed.places) if (each.root, each.path) == (root, path)
-                )
             yield _tell_module(placed, call, where, forward, row)
 
 
-def _find_region(placed: PlacedCalls, path: str) -> int:
-    """Returns the recomputed call that ran a module inside of compiled code, which has no calls; -1 for none."""
+def _find_inside(placed: PlacedCalls) -> Mapping[str, tuple[int, int]]:
+    """Returns, by path, which recomputed call ran a module as compiled code, and the index of the module's place."""
+    found: dict[str, tuple[int, int]] = {}
     is_region = (placed.calls.phase == PHASES.index(RECOMPUTE)) & (placed.column("compiled") == 1)
-    around = (call for call in np.flatnonzero(is_region).tolist() if placed.where[call] >= 0)
-    return next(
-        (call for call in around if is_below(path, placed.name(int(placed.where[call])).path or "")), -1
-    )
+    for call in np.flatnonzero(is_region & (placed.where >= 0)).tolist():
+        region = placed.places[placed.where[call]]
+        for where, place in enumerate(placed.places):
+            if place.root == region.root and is_below(place.path or "", region.path or ""):
+                found.setdefault(place.path or "", (call, where))
+    return found
 
 
 def _find_part(placed: PlacedCalls, call: int) -> int:

@@ -65,12 +65,14 @@ def find_unseen(data: RecordingData, step: int | None = None) -> Unseen:
     added, runs = _Added(data, step, fused=False), table.to_pylist()
     added.add_all(runs)
     regions -= {run["call_id"] for run in runs}
-    by_themselves = zip(
-        data.table("ops")["call_id"].to_pylist(), data.table("ops")["name"].to_pylist(), strict=True
+    ops = data.table("ops")
+    beside = pc.and_(
+        pc.is_in(ops["call_id"], pa.array(regions, pa.int64())),
+        pc.ends_with(ops["name"].cast(pa.string()), ".out"),  # they write to what inductor has allocated
     )
-    before = {call for call, name in by_themselves if call in regions and name.endswith(".out")}
+    before = ops["call_id"].filter(beside).to_pylist()
     returned = (run["returned"] for run in runs if run["call_id"] in added.unseen)
-    return Unseen(frozenset(added.unseen | before), frozenset(chain.from_iterable(returned)) - {-1})
+    return Unseen(frozenset(added.unseen.union(before)), frozenset(chain.from_iterable(returned)) - {-1})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import cache, partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -28,25 +28,21 @@ from .gradients import gets_gradient
 from .stale import make_stale
 
 
+class TappedOutput(NamedTuple):
+    """The tensors that a module has returned."""
+
+    tensors: Sequence[torch.Tensor]
+    slots: Sequence[str]
+    layout: Sequence[str]  # of what they were in
+    #: The module, and the number of its call, that has returned the same tensors right before.
+    same_as: tuple[int, int] | None
+
+
 class TapReceiver(Protocol):
-    """Receives the tensors while compiled code runs."""
+    """Receives the tensors while compiled code runs. Modules are numbered in the order in which they were tapped."""
 
-    def tapped(
-        self,
-        index: int,
-        found: Sequence[torch.Tensor],
-        slots: Sequence[str],
-        layout: Sequence[str],
-        same_as: tuple[int, int] | None,
-    ) -> int:
-        """Receives the tensors that a module has returned.
-
-        Args:
-            index: the module.
-            found: the tensors.
-            slots: their slots.
-            layout: of what they were in.
-            same_as: the module, and the number of its call, that has returned the same tensors right before.
+    def tapped(self, index: int, found: TappedOutput) -> int:
+        """Receives what a module has returned.
 
         Returns:
             the number of the call, with which its gradients come; -1 if they are not wanted.
@@ -55,10 +51,13 @@ class TapReceiver(Protocol):
     def tapped_gradient(
         self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
     ) -> None:
-        """Receives the gradient of a tensor that a module has returned in a call; `is_same`: it came right before."""
+        """Receives the gradient of a tensor that a module has returned in a call.
+
+        If `is_same`, it is the gradient that the receiver was given right before.
+        """
 
     def left_out(self) -> None:
-        """Is told that modules inside of `torch.cond` and the like were compiled without taps."""
+        """Is called after modules inside of `torch.cond` and the like were compiled without taps."""
 
 
 #: The receivers of open recordings. Compiled code, which may outlive a recording, knows the number alone.
@@ -199,12 +198,9 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
             call = -1
             if receiver is not None:
                 of, *same_as = (-1,) if earlier is None else earlier.tolist()
+                same = tuple(same_as) if of == number else None
                 call = receiver.tapped(
-                    index,
-                    found,
-                    slots.split("\n"),
-                    layout.split("\n"),
-                    tuple(same_as) if of == number else None,
+                    index, TappedOutput(found, slots.split("\n"), layout.split("\n"), same)
                 )
             return torch.from_numpy(np.array((number, index, call), np.int64))
 

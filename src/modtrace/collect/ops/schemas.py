@@ -69,8 +69,8 @@ class OpSchema:
     def is_ours(self, args: Sequence[Any]) -> bool:
         """Returns whether a call is of one of modtrace's ops, by which compiled code has modules measured."""
         op = (
-            self.func if self.name != "with_effects" else args[1]
-        )  # the op by which some compilers call others
+            args[1] if self.name == "with_effects" else self.func
+        )  # by the former compiled code calls another op
         return self.may_be_ours and getattr(op, "namespace", "") == "modtrace"
 
     def only_written(self, kwargs: Mapping[str, Any]) -> Collection[int]:

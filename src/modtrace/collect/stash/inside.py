@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...errors import ModtraceWarning
-from ..compile_hooks.taps import Taps
+from ..compile_hooks.taps import TappedOutput, Taps
 from ..log.segments import CallRef, InsideCall
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree, build_from_layout
@@ -70,21 +70,16 @@ class InsideOutputs:
 
     # While compiled code runs. What the user's function raises reaches the caller of the model.
 
-    def tapped(
-        self,
-        index: int,
-        found: Sequence[torch.Tensor],
-        slots: Sequence[str],
-        layout: Sequence[str],
-        same_as: tuple[int, int] | None,
-    ) -> int:
+    def tapped(self, index: int, found: TappedOutput) -> int:
         """Passes on what a module has returned. Returns the number with which its gradients come; -1: not wanted."""
         module = self._modules[index]
         call, output = None, None
         with self._tracker.subscribers.guard(module):
             call = self._count(module, index)
             output = (
-                None if call is None else build_from_layout(iter(layout), (each.clone() for each in found))
+                None
+                if call is None
+                else build_from_layout(iter(found.layout), (each.clone() for each in found.tensors))
             )
         if call is None:
             return -1
@@ -95,7 +90,10 @@ class InsideOutputs:
         with self._tracker.subscribers.guard(module):
             places = count()
             tree = GradientTree(output, lambda _: next(places))
-            self._waiting[number] = Returned(call, wanted, tree, (COMES_PERHAPS,) * len(found)), slots
+            self._waiting[number] = (
+                Returned(call, wanted, tree, (COMES_PERHAPS,) * len(found.tensors)),
+                found.slots,
+            )
             self._prune()
         return number
 

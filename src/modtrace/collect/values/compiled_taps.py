@@ -19,7 +19,7 @@ from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
 from ...torch_internals.modes import DisableTorchFunction
 from ..backward.recompute import original_of
-from ..compile_hooks.taps import Taps
+from ..compile_hooks.taps import TappedOutput, Taps
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward
 from ..names.module_names import NamedModule
@@ -131,14 +131,7 @@ class CompiledTaps(ValueSource):
 
     # While compiled code runs.
 
-    def tapped(
-        self,
-        index: int,
-        found: Sequence[torch.Tensor],
-        slots: Sequence[str],
-        layout: Sequence[str],
-        same_as: tuple[int, int] | None,
-    ) -> int:
+    def tapped(self, index: int, found: TappedOutput) -> int:
         """Measures what a module has returned. Returns which call of its step it was; -1 if nothing is wanted."""
         path = ""
         try:
@@ -154,17 +147,17 @@ class CompiledTaps(ValueSource):
             if call < 0:
                 self._tell_once(_AGAIN)
                 return -1
-            if any(map(rounds_less_than_eager, found)):
+            if any(map(rounds_less_than_eager, found.tensors)):
                 self._tell_once(_ROUNDING)
             mask = self._mask(named, OUTPUT) & measured.active
-            is_known = same_as is not None and same_as == self._samples_of
+            is_known = found.same_as is not None and found.same_as == self._samples_of
             known = self._samples if is_known and self._samples else repeat(None)
             self._samples, self._samples_of = (), (index, call)
             if mask:
                 mark = mark_of(mask, _OUTPUT)
                 self._samples = [
                     self._measure_at(measured, named, call, slot, tensor, mark, sample)
-                    for slot, tensor, sample in zip(slots, found, known, strict=False)
+                    for slot, tensor, sample in zip(found.slots, found.tensors, known, strict=False)
                 ]
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
