@@ -4,7 +4,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
 from ...torch_internals.modes import DisableTorchFunction
 from ..backward.recompute import original_of
+from ..backward.recompute_origins import origins_of
 from ..compile_hooks.taps import TappedOutput, Taps
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward
@@ -37,11 +38,6 @@ _OUTSIDE = "nothing is measured inside of a compiled function that calls a model
 
 _IN_BODIES = (
     "in compiled code, nothing is measured inside of torch.cond and other ops that are given functions"
-)
-
-_AGAIN = (
-    "what is inside of a compiled module that a checkpoint runs again is not measured, nor its gradients, where the "
-    "module was called several times in the step: which call it repeats is not certain while it runs"
 )
 
 _OUTPUT, _GRAD_OUTPUT = ROLE_CODE[OUTPUT], ROLE_CODE[GRAD_OUTPUT]
@@ -80,6 +76,11 @@ class CompiledTaps(ValueSource):
         #: Of each region's call in the open step: which calls of the modules inside were its first.
         self._first: dict[CallRef | None, dict[int, int]] = {}
         self._again: dict[CallRef | None, Counter[int]] = {}  # of each region's recompute: the calls inside
+        #: What stands for numbers of calls until their step has ended: the region's recompute, and which call inside.
+        self._unknown: dict[int, tuple[CallRef, int, int]] = {}
+        self._stand_ins = count(-2, -1)
+        self._numbers: dict[int, int] = {}  # for what stands for them in the open step
+        self._ended: list[Segment] = []  # of the ending step
         #: What was measured last, of which module and call; and the gradient that was. Often a part returns the same.
         self._samples: Sequence[Measurement | None] = ()
         self._samples_of: tuple[int, int] | None = None
@@ -99,7 +100,7 @@ class CompiledTaps(ValueSource):
                 self._taps.tap(module)
 
     def opened(self, segment: Segment, active: Mask) -> None:
-        self._running[segment] = MeasuredInside(segment.log.number, segment.phase, active)
+        self._running[segment] = MeasuredInside(segment.log.number, segment.phase, active, self._numbers)
         self._active = active
         module = segment.context.module
         if module is not None:
@@ -109,6 +110,7 @@ class CompiledTaps(ValueSource):
         self._running.pop(segment, None)
 
     def take_segment(self, segment: Segment) -> MeasuredInside | None:
+        self._ended.append(segment)
         return self._running.pop(segment, None)
 
     def take_backward(self, backward: Backward | None) -> MeasuredInside | None:
@@ -119,9 +121,14 @@ class CompiledTaps(ValueSource):
         return [each for each in (*found, self._of_backward.get(None)) if each is not None]
 
     def step_ended(self) -> None:
-        self._calls.clear()
-        self._first.clear()
-        self._again.clear()
+        repeated = origins_of(each for each in self._ended if each.task >= 0) if self._unknown else {}
+        for stand_in, ((segment, at), index, rank) in self._unknown.items():
+            first = self._first_of(repeated[segment][at], index) if segment in repeated else None
+            if first is not None:
+                self._numbers[stand_in] = first + rank
+        for each in (self._calls, self._first, self._again, self._unknown, self._ended):
+            each.clear()
+        self._numbers = {}
 
     def stop(self) -> None:
         _explain(sys.exc_info()[1])
@@ -144,9 +151,6 @@ class CompiledTaps(ValueSource):
                 return -1
             start_ns, path = time.perf_counter_ns(), named.path
             call = self._number_call(segment, index)
-            if call < 0:
-                self._tell_once(_AGAIN)
-                return -1
             if any(map(rounds_less_than_eager, found.tensors)):
                 self._tell_once(_ROUNDING)
             mask = self._mask(named, OUTPUT) & measured.active
@@ -179,7 +183,9 @@ class CompiledTaps(ValueSource):
             backward = self._tracker.backwards.running(log, graph_task_id())
             measured = self._of_backward.get(backward)
             if measured is None:
-                measured = self._of_backward[backward] = MeasuredInside(log.number, BACKWARD, mask)
+                measured = self._of_backward[backward] = MeasuredInside(
+                    log.number, BACKWARD, mask, self._numbers
+                )
             self._gradient = self._measure_at(
                 measured, named, call, slot, gradient, mark_of(mask, _GRAD_OUTPUT), known
             )
@@ -196,22 +202,28 @@ class CompiledTaps(ValueSource):
         return self._tracker.names.get(self._modules[index]) if is_known else None
 
     def _number_call(self, segment: Segment, index: int) -> int:
-        """Returns which call of its step a module is in; -1 if that is not certain.
+        """Returns which call of its step a module is in, or what stands for that until the step has ended.
 
         A recompute has the numbers of the forward that it repeats.
         """
         region = segment.call_after(len(segment.contexts) - 1)
-        if segment.phase == RECOMPUTE:
+        if segment.phase == RECOMPUTE and region is not None:
             again = self._again.setdefault(region, Counter())
-            again[index] += 1
-            original = None if region is None else original_of(region)
-            firsts = [each[index] for each in self._first.values() if index in each] or [0]
-            first = firsts[0] if len(firsts) == 1 else self._first.get(original, {}).get(index)
-            return -1 if first is None else first + again[index] - 1
+            rank, again[index] = again[index], again[index] + 1
+            first = self._first_of(original_of(region), index)
+            if first is not None:
+                return first + rank
+            stand_in = next(self._stand_ins)
+            self._unknown[stand_in] = region, index, rank
+            return stand_in
         call = self._calls[index]
         self._calls[index] += 1
         self._first.setdefault(region, {}).setdefault(index, call)
         return call
+
+    def _first_of(self, region: CallRef | None, index: int) -> int | None:
+        """Returns which call of its step the first of a module inside of a region's forward was, if that is known."""
+        return None if region is None else self._first.get(region, {}).get(index)
 
     def _mask(self, named: NamedModule, role: str) -> Mask:
         return self._capture_masks.of_op("", named.path, named, role)

@@ -111,10 +111,14 @@ class _MeasuredInPhase:
 class MeasuredInside(_MeasuredInPhase):
     """The measurements inside of compiled code, in one segment or in one backward."""
 
-    __slots__ = ()
+    __slots__ = ("numbers",)
 
     #: With the number of the call, slot and mark.
     sites: list[tuple[Measurement, NamedModule, int, str, int]]
+
+    def __init__(self, thread: int, phase: str, active: Mask, numbers: dict[int, int]) -> None:
+        super().__init__(thread, phase, active)
+        self.numbers = numbers  # of calls, by the negative numbers that stand for them in sites
 
 
 class MeasuredParameters(_MeasuredInPhase):

@@ -197,7 +197,8 @@ def _read_inside(measured: MeasuredInside, step: int) -> ValuePart:
     samples, owners, nths, slots, marks = columns_of(measured.sites, 5)
     module_id = np.array([owner.module_id for owner in owners], np.int64)
     phase = np.full(len(samples), PHASE_CODE[measured.phase], np.int8)
-    nth, none = np.array(nths, np.int64), _none(samples)
+    nth = np.array([max(measured.numbers.get(each, each), -1) for each in nths], np.int64)
+    none = _none(samples)
     return ValuePart(step, samples, *_named(slots, marks), phase, module_id, nth, none, none)
 
 
