@@ -79,7 +79,7 @@ class InsideOutputs:
             output = (
                 None
                 if call is None
-                else build_from_layout(iter(found.layout), (each.clone() for each in found.tensors))
+                else build_from_layout(iter(found.layout), (each.detach().clone() for each in found.tensors))
             )
         if call is None:
             return -1
@@ -103,7 +103,7 @@ class InsideOutputs:
         """Passes on the gradient of a tensor that a module has returned."""
         returned, slots = self._waiting.get(call, (None, ()))
         if returned is not None:
-            self._gradients.arrived_inside(returned, slots.index(slot), gradient.clone())
+            self._gradients.arrived_inside(returned, slots.index(slot), gradient.detach().clone())
 
     def _count(self, module: nn.Module, index: int) -> InsideCall | None:
         """Returns the call that has ended; None if hooks see it, or if what is compiled is a function."""

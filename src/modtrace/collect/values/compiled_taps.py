@@ -245,7 +245,9 @@ class CompiledTaps(ValueSource):
             name = name_of_tensor(named.path, mark, slot) if want.tensors or want.lazy else ""
             with DisableTorchFunction():
                 # Compiled code writes to this memory again, when it needs the tensor no more.
-                sample = self._measurer.measure_wanted(tensor.clone() if want.lazy else tensor, want, name)
+                sample = self._measurer.measure_wanted(
+                    tensor.detach().clone() if want.lazy else tensor, want, name
+                )
         measured.sites.append((sample, named, call, slot, mark))
         return sample if want is USUAL else None
 
