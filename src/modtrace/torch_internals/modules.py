@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from .autograd import EngineEntry
 from .modes import count_dispatch_modes, has_function_modes
@@ -36,7 +37,12 @@ class GlobalHooks:
     A module that `torch.compile` returns warns at each call while global hooks exist, because they also run for the
     wrapper (2.13). Our hooks know the wrapper, and the user cannot remove them. So the function with which torch looks
     for global hooks is replaced by one that ignores ours and still reports those of others.
+
+    Compiled code that was traced while global hooks exist checks their numbers (2.13). So ours have the same ones each
+    time: otherwise each recording would compile anew, and the eighth would exceed Dynamo's limit.
     """
+
+    _numbers: ClassVar[list[int]] = []  # those of the first time
 
     def __init__(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
         """Registers both; `leave` gets keyword arguments, and without them is called if the call raises."""
@@ -45,6 +51,9 @@ class GlobalHooks:
             hooks.register_module_forward_pre_hook(enter),
             hooks.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
         ]
+        self._numbers.extend(handle.id for handle in self._handles[len(self._numbers) :])
+        for handle, number in zip(self._handles, self._numbers, strict=True):
+            _renumber(handle, number)
         self._ids = {handle.id for handle in self._handles}
         self._original: Any = getattr(hooks, "_has_any_global_hook", None)
         if self._original is not None:
@@ -62,13 +71,22 @@ class GlobalHooks:
             hooks._has_any_global_hook = self._original
 
     def _are_there_others(self) -> bool:
-        return bool(self._original()) and any(key not in self._ids for key in _keys_of_call_hooks())
+        return bool(self._original()) and any(hooks.keys() - self._ids for hooks in _tables_of_call_hooks())
 
 
-def _keys_of_call_hooks() -> Iterator[int]:
+def _renumber(handle: RemovableHandle, number: int) -> None:
+    """Gives a global hook another number, unless that is taken."""
+    tables = [hooks for hooks in _tables_of_call_hooks() if handle.id in hooks]
+    if not any(number in hooks for hooks in tables):
+        for hooks in tables:
+            hooks[number] = hooks.pop(handle.id)
+        handle.id = number
+
+
+def _tables_of_call_hooks() -> Iterator[dict[int, Any]]:
     for name, hooks in vars(torch.nn.modules.module).items():
         if name.startswith("_global_") and "registration" not in name and isinstance(hooks, dict):
-            yield from hooks
+            yield hooks
 
 
 def hooks_and_modes() -> dict[str, Any]:
