@@ -389,45 +389,6 @@ def test_recompute_that_differs_inside_of_a_compiled_block_is_named():
     assert [(each.path, each.slot) for each in check.differences] == [("blocks.0.act", "")]
 
 
-class Checkpointed(nn.Module):
-    """Calls its blocks several times, each call in a checkpoint."""
-
-    def __init__(self, rounds, use_reentrant):
-        super().__init__()
-        self.rounds, self.use_reentrant = rounds, use_reentrant
-        self.blocks = nn.ModuleList(MLP() for _ in range(2))
-
-    def forward(self, x):
-        for _ in range(self.rounds):
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=self.use_reentrant)
-        return x
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize(("rounds", "micro_batches"), [(2, 1), (1, 3), (3, 2)])
-def test_recompute_of_a_block_that_is_called_several_times_has_the_numbers_of_its_forwards(
-    rounds, micro_batches, use_reentrant
-):
-    recs = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = Checkpointed(rounds, use_reentrant)
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        if compiled:
-            compile_blocks(model, "aot_eager")
-        with modtrace.record(model, strict=True, **{"compiled": "inside"} if compiled else {}) as rec:
-            for _ in range(2):
-                for _ in range(micro_batches):
-                    model(torch.randn(4, WIDTH, requires_grad=True)).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        recs.append(rows_of(rec, *ROLES))
-    eager, found = recs
-    assert {site: row for site, row in found.items() if site in eager} == eager
-    assert {site[2] for site in found} == set(range(rounds * micro_batches))
-
-
 def test_whole_tensors_inside_are_those_of_an_eager_run():
     recs = []
     for compiled in (None, "aot_eager"):

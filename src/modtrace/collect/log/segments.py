@@ -3,6 +3,7 @@
 import weakref
 from bisect import bisect_right
 from collections import Counter
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from .nesting import OpenCalls, Structure, structure_of
 EXIT = -1
 EXIT_RAISED = -2
 EXIT_UNSEEN = -3
+
+#: At this number of calls whose gradients may come, those whose graphs are dead are forgotten.
+_PRUNE_AT = 64
 
 
 class CallRef(NamedTuple):
@@ -92,6 +96,37 @@ class InsideCall(NamedTuple):
     def in_place_of(self, repeated: CallRef) -> "InsideCall":
         """Returns the call that this one repeats, if `repeated` is what the call that hooks saw repeats."""
         return self._replace(seen=repeated)
+
+
+class AwaitedCalls:
+    """Calls inside of compiled code whose gradients may come, by numbers. Compiled code can keep no more than those."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[InsideCall, Any]] = {}
+        self._numbers = count()
+        self._prune_at = _PRUNE_AT
+
+    def add(self, call: InsideCall, more: Any = None) -> int:
+        """Returns the number of a call, and keeps what is needed with its gradients."""
+        if len(self._calls) >= self._prune_at:
+            self._prune()
+        number = next(self._numbers)
+        self._calls[number] = call, more
+        return number
+
+    def get(self, number: int) -> tuple[InsideCall | None, Any]:
+        """Returns the call with this number, and what was kept with it; None for both if its graph is dead."""
+        return self._calls.get(number, (None, None))
+
+    def _prune(self) -> None:
+        """Forgets calls whose gradients cannot come any more. Another thread may add calls meanwhile."""
+        known = list(self._calls.items())
+        over = {call.segment for _, (call, _) in known}
+        over = {each for each in over if each.is_closed and not each.has_graph()}
+        for number, (call, _) in known:
+            if call.segment in over:
+                self._calls.pop(number, None)
+        self._prune_at = 2 * len(self._calls) + _PRUNE_AT
 
 
 class Segment:
@@ -266,8 +301,8 @@ class Segment:
         if self._counts is not None:
             return self._counts
         counts: Counter[Any] = Counter()
-        for number, count in Counter(self.contexts_of_calls()).items():
-            counts[self.log.all_contexts[number].named.module_id] += count
+        for number, calls in Counter(self.contexts_of_calls()).items():
+            counts[self.log.all_contexts[number].named.module_id] += calls
         for inside in self.inside.values():
             counts.update(inside)
         if self.last_seq is not None:

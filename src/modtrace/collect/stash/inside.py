@@ -1,7 +1,7 @@
 """Receives what modules return inside of compiled code, and the gradients of that, for the stashes of one tracker."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -10,14 +10,11 @@ from torch import nn
 
 from ...errors import ModtraceWarning
 from ..compile_hooks.taps import TappedOutput, Taps
-from ..log.segments import CallRef, InsideCall
+from ..log.segments import AwaitedCalls, CallRef, InsideCall
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree, build_from_layout
 from .gradients import OutputGradients
 from .watch import COMES_PERHAPS, Returned
-
-#: At this number of calls whose gradients may come, those whose graphs are dead are dropped.
-_PRUNE_AT = 64
 
 _OUTSIDE = (
     "nothing is stashed inside of a compiled function that calls a model; compile the model, not the function"
@@ -52,9 +49,7 @@ class InsideOutputs:
         self._returned = returned
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
-        self._numbers = count()
-        self._waiting: dict[int, tuple[Returned, Sequence[str]]] = {}
-        self._prune_at = _PRUNE_AT
+        self._awaited = AwaitedCalls()  # each with what it has returned, and the slots of that
         self._warned: set[str] = set()
 
     def tap(self, module: nn.Module) -> None:
@@ -66,7 +61,7 @@ class InsideOutputs:
     def stop(self) -> None:
         """Removes all taps."""
         self._taps.remove()
-        self._modules, self._waiting = [], {}
+        self._modules, self._awaited = [], AwaitedCalls()
 
     # While compiled code runs. What the user's function raises reaches the caller of the model.
 
@@ -86,23 +81,20 @@ class InsideOutputs:
         wanted = self._returned(module, call, output)
         if wanted is None:
             return -1
-        number = next(self._numbers)
         with self._tracker.subscribers.guard(module):
             places = count()
             tree = GradientTree(output, lambda _: next(places))
-            self._waiting[number] = (
-                Returned(call, wanted, tree, (COMES_PERHAPS,) * len(found.tensors)),
-                found.slots,
-            )
-            self._prune()
-        return number
+            returned = Returned(call, wanted, tree, (COMES_PERHAPS,) * len(found.tensors))
+            return self._awaited.add(call, (returned, found.slots))
+        return -1
 
     def tapped_gradient(
         self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
     ) -> None:
         """Passes on the gradient of a tensor that a module has returned."""
-        returned, slots = self._waiting.get(call, (None, ()))
-        if returned is not None:
+        _, kept = self._awaited.get(call)
+        if kept is not None:
+            returned, slots = kept
             self._gradients.arrived_inside(returned, slots.index(slot), gradient.detach().clone())
 
     def _count(self, module: nn.Module, index: int) -> InsideCall | None:
@@ -124,14 +116,3 @@ class InsideOutputs:
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, ModtraceWarning, stacklevel=2)
-
-    def _prune(self) -> None:
-        """Drops calls whose gradients cannot come any more."""
-        if len(self._waiting) < self._prune_at:
-            return
-        self._waiting = {
-            number: waiting
-            for number, waiting in self._waiting.items()
-            if not waiting[0].call.segment.is_closed or waiting[0].call.segment.has_graph()
-        }
-        self._prune_at = 2 * len(self._waiting) + _PRUNE_AT

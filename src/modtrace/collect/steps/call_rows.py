@@ -1,5 +1,6 @@
 """Turns the segments, backwards and optimizer steps of ended steps into the columns of the `calls` table."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASE_CODE
-from ..backward.recompute_origins import origins_of
+from ..backward.recompute_origins import Origins, origins_of
 from ..log.backward_calls import BackwardCalls
 from ..log.nesting import Ints, structure_of
-from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, Segment
+from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, CallRef, InsideCall, Segment
 from ..log.thread_log import Backward
 from .step import Step
 
@@ -20,10 +21,35 @@ Columns = dict[str, Any]
 class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
     """The `nth` of calls until their rows are written and no later backward can run through them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: Of calls with compiled code inside: the `nth` of the first call of each module there, by `counted_as`.
+        self._inside: dict[CallRef, dict[Any, int]] = {}
+
     def prune(self) -> None:
         """Forgets segments whose graphs are dead."""
         for segment in [each for each in self if not each.is_needed()]:
             del self[segment]
+        self._inside = {call: first for call, first in self._inside.items() if call.segment.is_needed()}
+
+    def count_inside(self, step: Step) -> None:
+        """Counts the forward calls inside of compiled code in a step, which may still run."""
+        counted: Counter[Any] = Counter()
+        for segment in step.segments:
+            for at, counts in sorted(segment.inside.items()) if segment.phase == FORWARD else ():
+                self._inside[CallRef(segment, at)] = {each: counted[each] for each in counts}
+                counted.update(counts)
+
+    def repeat_inside(self, segment: Segment, origins: Origins) -> None:
+        """Gives the calls inside of recomputed ones the numbers of the forward calls that they repeat."""
+        for at in segment.inside:
+            origin = origins[at]
+            self._inside[CallRef(segment, at)] = {} if origin is None else self._inside.get(origin, {})
+
+    def number_inside(self, call: InsideCall) -> int:
+        """Returns the `nth` of a call inside of compiled code; -1 if it is not known."""
+        first = self._inside.get(call.seen, {}).get(call.counted_as)
+        return -1 if first is None else first + call.nth
 
 
 def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -> list[Columns]:
@@ -35,6 +61,8 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
         with_backward: includes the rows of backward calls, if they were recorded.
     """
     numbered = [(step.number, segment) for step in steps for segment in step.segments if segment.is_closed]
+    for step in steps:
+        memory.count_inside(step)
     batches = []
     if numbered:
         batches.append(_module_calls(numbered, memory))
@@ -161,7 +189,10 @@ def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int]
         start = starts_of[segment]
         if segment.trigger is not None and segment.trigger.call_id is not None:
             triggered_by[start : start + segment.calls] = segment.trigger.call_id
-        for row, origin in enumerate(origins if segment.phase != BACKWARD else (), start):
+        if segment.phase == BACKWARD:
+            continue
+        memory.repeat_inside(segment, origins)
+        for row, origin in enumerate(origins, start):
             if origin is not None and origin.call_id is not None:
                 recompute_of[row] = origin.call_id
                 here = starts_of.get(origin.segment)

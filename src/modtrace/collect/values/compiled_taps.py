@@ -2,9 +2,8 @@
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, repeat
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -12,16 +11,14 @@ from torch import nn
 
 from ...measure.measurer import Measurement
 from ...measure.want import USUAL
-from ...recording.phase import BACKWARD, RECOMPUTE
+from ...recording.phase import BACKWARD
 from ...recording.role import GRAD_OUTPUT, OUTPUT
 from ...surface import name_argument
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
 from ...torch_internals.modes import DisableTorchFunction
-from ..backward.recompute import original_of
-from ..backward.recompute_origins import origins_of
 from ..compile_hooks.taps import TappedOutput, Taps
-from ..log.segments import CallRef, Segment
+from ..log.segments import AwaitedCalls, InsideCall, Segment
 from ..log.thread_log import Backward
 from ..names.module_names import NamedModule
 from ..names.walk import descendants
@@ -68,19 +65,10 @@ class CompiledTaps(ValueSource):
         self._measurer = measurer
         self._tell = tell
         self._told: set[str] = set()
-        self._active: Mask = 0  # the captures that may want the step that ran last
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
         self._known: set[int] = set()  # their ids
-        self._calls: Counter[int] = Counter()  # of the open step, by the module's position
-        #: Of each region's call in the open step: which calls of the modules inside were its first.
-        self._first: dict[CallRef | None, dict[int, int]] = {}
-        self._again: dict[CallRef | None, Counter[int]] = {}  # of each region's recompute: the calls inside
-        #: What stands for numbers of calls until their step has ended: the region's recompute, and which call inside.
-        self._unknown: dict[int, tuple[CallRef, int, int]] = {}
-        self._stand_ins = count(-2, -1)
-        self._numbers: dict[int, int] = {}  # for what stands for them in the open step
-        self._ended: list[Segment] = []  # of the ending step
+        self._awaited = AwaitedCalls()  # each with the captures that may look at its step
         #: What was measured last, of which module and call; and the gradient that was. Often a part returns the same.
         self._samples: Sequence[Measurement | None] = ()
         self._samples_of: tuple[int, int] | None = None
@@ -100,8 +88,7 @@ class CompiledTaps(ValueSource):
                 self._taps.tap(module)
 
     def opened(self, segment: Segment, active: Mask) -> None:
-        self._running[segment] = MeasuredInside(segment.log.number, segment.phase, active, self._numbers)
-        self._active = active
+        self._running[segment] = MeasuredInside(segment.log.number, segment.phase, active)
         module = segment.context.module
         if module is not None:
             self._tap(module)
@@ -110,7 +97,6 @@ class CompiledTaps(ValueSource):
         self._running.pop(segment, None)
 
     def take_segment(self, segment: Segment) -> MeasuredInside | None:
-        self._ended.append(segment)
         return self._running.pop(segment, None)
 
     def take_backward(self, backward: Backward | None) -> MeasuredInside | None:
@@ -120,26 +106,16 @@ class CompiledTaps(ValueSource):
         found = [self._running.get(each) for each in segments]
         return [each for each in (*found, self._of_backward.get(None)) if each is not None]
 
-    def step_ended(self) -> None:
-        repeated = origins_of(each for each in self._ended if each.task >= 0) if self._unknown else {}
-        for stand_in, ((segment, at), index, rank) in self._unknown.items():
-            first = self._first_of(repeated[segment][at], index) if segment in repeated else None
-            if first is not None:
-                self._numbers[stand_in] = first + rank
-        for each in (self._calls, self._first, self._again, self._unknown, self._ended):
-            each.clear()
-        self._numbers = {}
-
     def stop(self) -> None:
         _explain(sys.exc_info()[1])
         self._taps.remove()
         self._running, self._of_backward, self._modules = {}, {}, []
-        self.step_ended()
+        self._awaited = AwaitedCalls()
 
     # While compiled code runs.
 
     def tapped(self, index: int, found: TappedOutput) -> int:
-        """Measures what a module has returned. Returns which call of its step it was; -1 if nothing is wanted."""
+        """Measures what a module has returned. Returns the number of the call; -1 if nothing is wanted."""
         path = ""
         try:
             log = self._tracker.logs.current
@@ -150,13 +126,14 @@ class CompiledTaps(ValueSource):
             if segment is None or measured is None or named is None or _is_wrapped(named, log.context.named):
                 return -1
             start_ns, path = time.perf_counter_ns(), named.path
-            call = self._number_call(segment, index)
+            call = segment.call_inside(segment.open_calls.innermost, (self._taps.number, index))
+            number = self._awaited.add(call, measured.active)
             if any(map(rounds_less_than_eager, found.tensors)):
                 self._tell_once(_ROUNDING)
             mask = self._mask(named, OUTPUT) & measured.active
             is_known = found.same_as is not None and found.same_as == self._samples_of
             known = self._samples if is_known and self._samples else repeat(None)
-            self._samples, self._samples_of = (), (index, call)
+            self._samples, self._samples_of = (), (index, number)
             if mask:
                 mark = mark_of(mask, _OUTPUT)
                 self._samples = [
@@ -167,7 +144,7 @@ class CompiledTaps(ValueSource):
         except Exception as error:
             self._failed(error, path)
             return -1
-        return call
+        return number
 
     def tapped_gradient(
         self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
@@ -175,19 +152,19 @@ class CompiledTaps(ValueSource):
         """Measures the gradient of a tensor that a module has returned."""
         path, known, self._gradient = "", self._gradient if is_same else None, None
         try:
-            named = self._named(index)
-            mask = 0 if named is None else self._mask(named, GRAD_OUTPUT) & self._active
+            named, (of_call, active) = self._named(index), self._awaited.get(call)
+            mask = 0 if named is None else self._mask(named, GRAD_OUTPUT)
+            if active is not None:
+                mask &= active
             if named is None or not mask:
                 return
             start_ns, log, path = time.perf_counter_ns(), self._tracker.logs.current, named.path
             backward = self._tracker.backwards.running(log, graph_task_id())
             measured = self._of_backward.get(backward)
             if measured is None:
-                measured = self._of_backward[backward] = MeasuredInside(
-                    log.number, BACKWARD, mask, self._numbers
-                )
+                measured = self._of_backward[backward] = MeasuredInside(log.number, BACKWARD, mask)
             self._gradient = self._measure_at(
-                measured, named, call, slot, gradient, mark_of(mask, _GRAD_OUTPUT), known
+                measured, named, of_call, slot, gradient, mark_of(mask, _GRAD_OUTPUT), known
             )
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
@@ -201,30 +178,6 @@ class CompiledTaps(ValueSource):
         is_known = not self._is_abandoned and index < len(self._modules)
         return self._tracker.names.get(self._modules[index]) if is_known else None
 
-    def _number_call(self, segment: Segment, index: int) -> int:
-        """Returns which call of its step a module is in, or what stands for that until the step has ended.
-
-        A recompute has the numbers of the forward that it repeats.
-        """
-        region = segment.call_after(len(segment.contexts) - 1)
-        if segment.phase == RECOMPUTE and region is not None:
-            again = self._again.setdefault(region, Counter())
-            rank, again[index] = again[index], again[index] + 1
-            first = self._first_of(original_of(region), index)
-            if first is not None:
-                return first + rank
-            stand_in = next(self._stand_ins)
-            self._unknown[stand_in] = region, index, rank
-            return stand_in
-        call = self._calls[index]
-        self._calls[index] += 1
-        self._first.setdefault(region, {}).setdefault(index, call)
-        return call
-
-    def _first_of(self, region: CallRef | None, index: int) -> int | None:
-        """Returns which call of its step the first of a module inside of a region's forward was, if that is known."""
-        return None if region is None else self._first.get(region, {}).get(index)
-
     def _mask(self, named: NamedModule, role: str) -> Mask:
         return self._capture_masks.of_op("", named.path, named, role)
 
@@ -232,7 +185,7 @@ class CompiledTaps(ValueSource):
         self,
         measured: MeasuredInside,
         named: NamedModule,
-        call: int,
+        call: InsideCall | None,
         slot: str,
         tensor: torch.Tensor,
         mark: int,

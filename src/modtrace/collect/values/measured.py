@@ -14,7 +14,7 @@ from ...recording.module_path import join
 from ...recording.role import GRAD_OUTPUT, ROLES
 from ..backward.graph_walk import base_made_in
 from ..log.call_context import CallContext
-from ..log.segments import Segment
+from ..log.segments import InsideCall, Segment
 from ..names.module_names import NamedModule
 from .capture_masks import ROLE_CODE, ROLE_CODES, Mask
 from .gradient_taps import GradientTap
@@ -111,14 +111,10 @@ class _MeasuredInPhase:
 class MeasuredInside(_MeasuredInPhase):
     """The measurements inside of compiled code, in one segment or in one backward."""
 
-    __slots__ = ("numbers",)
+    __slots__ = ()
 
-    #: With the number of the call, slot and mark.
-    sites: list[tuple[Measurement, NamedModule, int, str, int]]
-
-    def __init__(self, thread: int, phase: str, active: Mask, numbers: dict[int, int]) -> None:
-        super().__init__(thread, phase, active)
-        self.numbers = numbers  # of calls, by the negative numbers that stand for them in sites
+    #: With the call, which may have been forgotten, slot and mark.
+    sites: list[tuple[Measurement, NamedModule, InsideCall | None, str, int]]
 
 
 class MeasuredParameters(_MeasuredInPhase):

@@ -15,7 +15,7 @@ from ...measure.want import Want
 from ...recording.phase import BACKWARD, PHASE_CODE, RECOMPUTE
 from ...recording.role import ROLES
 from ..log.nesting import Ints
-from ..log.segments import Segment
+from ..log.segments import InsideCall, Segment
 from ..steps.call_rows import NthMemory
 from ..steps.step import Step
 from .capture_masks import ROLE_BITS, ROLE_CODES, CaptureMasks, Mask
@@ -162,7 +162,7 @@ def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> ValuePart
     if isinstance(measured, MeasuredGradients):
         return _read_gradients(measured, step, calls)
     if isinstance(measured, MeasuredInside):
-        return _read_inside(measured, step)
+        return _read_inside(measured, step, calls)
     return _read_parameters(measured, step)
 
 
@@ -193,12 +193,11 @@ def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegm
     )
 
 
-def _read_inside(measured: MeasuredInside, step: int) -> ValuePart:
-    samples, owners, nths, slots, marks = columns_of(measured.sites, 5)
+def _read_inside(measured: MeasuredInside, step: int, calls: "_CallsOfSegments") -> ValuePart:
+    samples, owners, inside, slots, marks = columns_of(measured.sites, 5)
     module_id = np.array([owner.module_id for owner in owners], np.int64)
     phase = np.full(len(samples), PHASE_CODE[measured.phase], np.int8)
-    nth = np.array([max(measured.numbers.get(each, each), -1) for each in nths], np.int64)
-    none = _none(samples)
+    nth, none = calls.number_inside(inside), _none(samples)
     return ValuePart(step, samples, *_named(slots, marks), phase, module_id, nth, none, none)
 
 
@@ -242,6 +241,11 @@ class _CallsOfSegments:
         calls = call_of_event[np.array(events, np.int64)]
         call_id = calls + segment.first_id if segment.first_id is not None else np.full(len(calls), -1)
         return module_of_call[calls], nth_of_call[calls], call_id
+
+    def number_inside(self, calls: Iterable[InsideCall | None]) -> Ints:
+        """Returns the `nth` of calls inside of compiled code; -1 where it is not known."""
+        number = self._memory.number_inside
+        return np.array([-1 if each is None else number(each) for each in calls], np.int64)
 
     def _read(self, segment: Segment) -> tuple[Ints, Ints, Ints]:
         structure = segment.structure(keep=False)

@@ -1,0 +1,180 @@
+"""Whatever loop runs a compiled model: calls inside have the numbers that they have in an eager run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+from helpers.compiled_runs import rows_of
+from modtrace import Capture
+
+WIDTH = 8
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return x + self.act(self.up(x))
+
+
+class Net(nn.Module):
+    """Runs its blocks several times, each call in a checkpoint if `use_reentrant` is given."""
+
+    def __init__(self, rounds=1, use_reentrant=None):
+        super().__init__()
+        self.rounds, self.use_reentrant = rounds, use_reentrant
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        for block in [*self.blocks] * self.rounds:
+            again = self.use_reentrant
+            x = block(x) if again is None else checkpoint(block, x, use_reentrant=again)
+        return x
+
+
+Rows = dict[tuple[Any, ...], tuple[Any, ...]]
+Call = Callable[[Tensor], Tensor]
+Update = Callable[[], None]
+
+
+def rows_in(net: nn.Module, loop: Callable[[Call, Update], None], how: str | None, **options: Any) -> Rows:
+    """Returns the rows of a loop that is given the model and what updates its parameters.
+
+    Args:
+        net: the model.
+        loop: the loop.
+        how: what is compiled, `whole` or `blocks`; None runs eagerly.
+        options: of the recording.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    for name, parameter in net.named_parameters():
+        nn.init.normal_(parameter, std=0.5 if name.endswith("weight") else 0.1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    if how is not None:
+        options["compiled"] = "inside"
+        for module in net.blocks if how == "blocks" else [net]:
+            module.compile(backend="aot_eager", fullgraph=True)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with modtrace.record(net, strict=True, **options) as rec:
+        loop(net, update)
+    return rows_of(rec, "output", "grad_output")
+
+
+def batch() -> Tensor:
+    return torch.randn(4, WIDTH, requires_grad=True)
+
+
+def evaluate(call: Call) -> None:
+    with torch.no_grad():
+        call(batch())
+        call(batch())
+
+
+def evaluation_before_backward(call: Call, update: Update) -> None:
+    for _ in range(2):
+        loss = call(batch()).sum()
+        evaluate(call)
+        loss.backward()
+        update()
+
+
+def evaluation_between_micro_batches(call: Call, update: Update) -> None:
+    for _ in range(2):
+        call(batch()).sum().backward()
+        evaluate(call)
+        call(batch()).sum().backward()
+        update()
+
+
+def steps_without_optimizer(call: Call, update: Update) -> None:
+    for _ in range(3):
+        x = batch()
+        torch.autograd.grad(call(x).sum(), x)
+
+
+def forwards_alone(call: Call, update: Update) -> None:
+    for _ in range(3):
+        call(batch())
+
+
+def backward_of_the_batch_before(call: Call, update: Update) -> None:
+    waiting = None
+    for _ in range(3):
+        loss = call(batch()).sum()
+        if waiting is not None:
+            waiting.backward()
+        waiting = loss
+
+
+def micro_batches(call: Call, update: Update) -> None:
+    for _ in range(2):
+        for _ in range(3):
+            call(batch()).sum().backward()
+        update()
+
+
+LOOPS = (
+    evaluation_before_backward,
+    evaluation_between_micro_batches,
+    steps_without_optimizer,
+    forwards_alone,
+    backward_of_the_batch_before,
+)
+
+
+@pytest.mark.parametrize("how", ["whole", "blocks"])
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_rows_have_the_numbers_of_an_eager_run(loop, how):
+    eager = rows_in(Net(), loop, None)
+    assert rows_in(Net(), loop, how) == eager
+    assert eager
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("rounds", "loop"), [(2, evaluation_before_backward), (1, micro_batches), (3, micro_batches)]
+)
+def test_what_a_checkpoint_computes_again_has_the_numbers_of_its_forwards(rounds, loop, use_reentrant):
+    eager = rows_in(Net(rounds, use_reentrant), loop, None)
+    found = rows_in(Net(rounds, use_reentrant), loop, "blocks")
+    assert {site: row for site, row in found.items() if site in eager} == eager
+    assert {site[2] for site in found} == {site[2] for site in eager}
+
+
+def test_gradients_are_those_that_the_step_of_their_forward_wants():
+    """A step that other captures want has run between forward and backward."""
+    values = [Capture(steps="::2"), Capture(include="blocks.*.act", roles="output", steps="1::2")]
+    eager, found = (rows_in(Net(), evaluation_before_backward, how, values=values) for how in (None, "whole"))
+    assert found == eager
+    assert any(site[3] == "grad_output" for site in eager)
+
+
+@pytest.mark.parametrize("is_compiled_before", [False, True])
+@pytest.mark.parametrize("compiled", ["boundary", "inside"])
+def test_many_recordings_of_a_model_compile_it_once_with_and_once_without_them(compiled, is_compiled_before):
+    net, counter = Net(), CompileCounterWithBackend("aot_eager")
+    called = torch.compile(net, backend=counter, fullgraph=True)
+    if is_compiled_before:
+        called(batch()).sum().backward()
+    for _ in range(10):  # Dynamo gives up a function that it has compiled eight times
+        with modtrace.record(net, compiled=compiled, strict=True) as rec:
+            called(batch()).sum().backward()
+        called(batch()).sum().backward()
+        assert rec.table("values").num_rows
+    assert counter.frame_count == (1 if is_compiled_before and compiled == "boundary" else 2)
