@@ -93,3 +93,16 @@ def _captured(function: Any, name: str) -> Any:
         return function.__closure__[names.index(name)].cell_contents if name in names else None
     except ValueError:
         return None
+
+
+def let_effects_pass() -> None:
+    """Lets ops that have an effect pass selective checkpoints, whose modes have no rule for those (2.13).
+
+    Without it compiled code with such ops raises inside of them. The ops run again when a checkpoint computes again.
+    """
+    from torch._higher_order_ops.effects import with_effects
+
+    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode"):
+        mode = getattr(torch.utils.checkpoint, name, None)
+        if mode is not None and mode not in with_effects.python_key_table:
+            with_effects.py_impl(mode)(lambda _, *args, **kwargs: with_effects(*args, **kwargs))

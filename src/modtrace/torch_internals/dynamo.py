@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from .call_frames import TORCH_FOLDER, file_that_calls
+from .checkpoint import let_effects_pass
 
 #: Dynamo folds it to True while it traces; it is False otherwise. Unlike `is_compiling` it asks nothing else: 20 ns
 #: instead of 55.
@@ -68,6 +69,7 @@ def make_effectful_op(schema: str, run: Callable[..., Any], fake: Callable[..., 
     """
     from torch._library.effects import EffectType
 
+    let_effects_pass()
     name = f"modtrace::{schema.partition('(')[0]}"
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

@@ -502,7 +502,9 @@ class Chooses(nn.Module):
 def test_modules_in_a_branch_of_cond_are_said_not_to_be_measured():
     torch.manual_seed(0)
     model = Chooses()
-    with pytest.warns(modtrace.ModtraceWarning, match=r"nothing is measured inside of torch\.cond"):
+    with pytest.warns(
+        modtrace.ModtraceWarning, match=r"nothing is measured in functions that are given to torch\.cond"
+    ):
         rec = train(model, compile_whole(model, "aot_eager"), compiled="inside")
     assert {site[1] for site in rows_of(rec, *ROLES)} == {
         "",

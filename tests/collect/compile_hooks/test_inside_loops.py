@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import modtrace
 from helpers.compiled_runs import rows_of
@@ -29,17 +29,16 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Runs its blocks several times, each call in a checkpoint if `use_reentrant` is given."""
+    """Runs its blocks several times, each call in a checkpoint if options of that are given."""
 
-    def __init__(self, rounds=1, use_reentrant=None):
+    def __init__(self, rounds=1, **options):
         super().__init__()
-        self.rounds, self.use_reentrant = rounds, use_reentrant
+        self.rounds, self.options = rounds, options
         self.blocks = nn.ModuleList(Block() for _ in range(2))
 
     def forward(self, x):
         for block in [*self.blocks] * self.rounds:
-            again = self.use_reentrant
-            x = block(x) if again is None else checkpoint(block, x, use_reentrant=again)
+            x = checkpoint(block, x, **self.options) if self.options else block(x)
         return x
 
 
@@ -146,13 +145,24 @@ def test_rows_have_the_numbers_of_an_eager_run(loop, how):
     assert eager
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
+def keep_products() -> Any:
+    return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+
+CHECKPOINTS = {
+    "reentrant": {"use_reentrant": True},
+    "not reentrant": {"use_reentrant": False},
+    "selective": {"use_reentrant": False, "context_fn": keep_products},
+}
+
+
+@pytest.mark.parametrize("options", CHECKPOINTS.values(), ids=CHECKPOINTS)
 @pytest.mark.parametrize(
     ("rounds", "loop"), [(2, evaluation_before_backward), (1, micro_batches), (3, micro_batches)]
 )
-def test_what_a_checkpoint_computes_again_has_the_numbers_of_its_forwards(rounds, loop, use_reentrant):
-    eager = rows_in(Net(rounds, use_reentrant), loop, None)
-    found = rows_in(Net(rounds, use_reentrant), loop, "blocks")
+def test_what_a_checkpoint_computes_again_has_the_numbers_of_its_forwards(rounds, loop, options):
+    eager = rows_in(Net(rounds, **options), loop, None)
+    found = rows_in(Net(rounds, **options), loop, "blocks")
     assert {site: row for site, row in found.items() if site in eager} == eager
     assert {site[2] for site in found} == {site[2] for site in eager}
 
@@ -178,3 +188,22 @@ def test_many_recordings_of_a_model_compile_it_once_with_and_once_without_them(c
         called(batch()).sum().backward()
         assert rec.table("values").num_rows
     assert counter.frame_count == (1 if is_compiled_before and compiled == "boundary" else 2)
+
+
+def test_modules_that_are_mapped_over_examples_are_said_not_to_be_measured():
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part, self.head = Block(), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return self.head(torch.vmap(self.part)(x))
+
+    net = Mapped()
+    net.compile(backend="aot_eager", fullgraph=True)
+    with (
+        pytest.warns(modtrace.ModtraceWarning, match=r"given to torch.cond, torch.vmap and so on"),
+        modtrace.record(net, compiled="inside", strict=True) as rec,
+    ):
+        net(batch()).sum().backward()
+    assert {site[1] for site in rows_of(rec, "output", "grad_output")} == {"", "head"}

@@ -23,6 +23,7 @@ from ...torch_internals.dynamo import (
 )
 from ...torch_internals.modes import unseen
 from ...torch_internals.tensors import hook_first, version_of
+from ...torch_internals.transforms import is_batched_tensor
 from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import gets_gradient
 from .stale import make_stale
@@ -57,7 +58,7 @@ class TapReceiver(Protocol):
         """
 
     def left_out(self) -> None:
-        """Is called after modules inside of `torch.cond` and the like were compiled without taps."""
+        """Is called after modules inside of `torch.cond`, `torch.vmap` and the like were compiled without taps."""
 
 
 #: The receivers of open recordings. Compiled code, which may outlive a recording, knows the number alone.
@@ -157,6 +158,9 @@ def _tap_in_graph(
     place: torch.Tensor, slots: str, layout: str, *found: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Taps tensors. This is a node of Dynamo's graph; what AOTAutograd traces of it are the two ops."""
+    if any(map(is_batched_tensor, found)):
+        _tell_left_out()
+        return found
     returned, gradient_op = tap_ops()
     earlier = _last.find(found)
     with never_recomputed():

@@ -21,7 +21,7 @@ _OUTSIDE = (
 )
 
 _IN_BODIES = (
-    "in compiled code, nothing is stashed inside of torch.cond and other ops that are given functions"
+    "in compiled code, nothing is stashed in functions that are given to torch.cond, torch.vmap and so on"
 )
 
 

@@ -34,7 +34,7 @@ _ROUNDING = (
 _OUTSIDE = "nothing is measured inside of a compiled function that calls a model; compile the model, not the function"
 
 _IN_BODIES = (
-    "in compiled code, nothing is measured inside of torch.cond and other ops that are given functions"
+    "in compiled code, nothing is measured in functions that are given to torch.cond, torch.vmap and so on"
 )
 
 _OUTPUT, _GRAD_OUTPUT = ROLE_CODE[OUTPUT], ROLE_CODE[GRAD_OUTPUT]
