@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
-Call = Callable[[Tensor], Tensor]
+Call = Any  # the model, compiled or not
 Update = Callable[[], None]
 
 
@@ -121,6 +121,13 @@ def backward_of_the_batch_before(call: Call, update: Update) -> None:
         waiting = loss
 
 
+def part_called_by_itself(call: Call, update: Update) -> None:
+    part = call.blocks[0].up
+    for _ in range(2):
+        (call(part(batch())).sum() + part(batch()).sum() + call(batch()).sum()).backward()
+        update()
+
+
 def micro_batches(call: Call, update: Update) -> None:
     for _ in range(2):
         for _ in range(3):
@@ -134,6 +141,7 @@ LOOPS = (
     steps_without_optimizer,
     forwards_alone,
     backward_of_the_batch_before,
+    part_called_by_itself,
 )
 
 

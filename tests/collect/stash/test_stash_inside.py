@@ -206,6 +206,19 @@ def test_region_in_an_eager_model_has_its_recomputes_too(around: Callable[..., A
     assert_same(sorted((each for each in found if key(each) in known), key=key), sorted(expected, key=key))
 
 
+def test_calls_outside_and_inside_of_compiled_code_are_counted_together() -> None:
+    def up_before_and_after(mlp: MLP, x: Tensor) -> Any:
+        return mlp.up(mlp(mlp.up(x)))
+
+    found = []
+    for backend in (None, "aot_eager"):
+        torch.manual_seed(0)
+        model = Inner(backend, up_before_and_after)
+        options = {} if backend is None else {"compiled": "inside"}
+        found.append(train(model, model, calls=2, **options))
+    assert_same(list(found[1]), list(found[0]))
+
+
 def test_second_backward_of_a_graph_gives_gradients_again() -> None:
     model = Blocks()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

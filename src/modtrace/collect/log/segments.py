@@ -1,9 +1,8 @@
 """The log of what ran, with one segment for each outermost module call: flat while it runs, structured when read."""
 
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,15 +10,13 @@ import numpy as np
 from ...recording.phase import FORWARD
 from ..names.module_names import NamedModule
 from .call_context import CallContext
+from .inside_calls import InsideCalls
 from .nesting import OpenCalls, Structure, structure_of
 
 # What an exit event holds where an enter event holds the number of a context.
 EXIT = -1
 EXIT_RAISED = -2
 EXIT_UNSEEN = -3
-
-#: At this number of calls whose gradients may come, those whose graphs are dead are forgotten.
-_PRUNE_AT = 64
 
 
 class CallRef(NamedTuple):
@@ -69,8 +66,9 @@ class InsideCall(NamedTuple):
     """A call inside of compiled code. Hooks saw only the call of the compiled module around it."""
 
     seen: CallRef
-    counted_as: tuple[int, int]
-    nth: int  # among the calls of its module inside of the seen one
+    taps: int  # that have seen it
+    module_id: int
+    nth: int  # of those that the same taps saw of its module inside of the seen call
 
     @property
     def segment(self) -> "Segment":
@@ -88,45 +86,18 @@ class InsideCall(NamedTuple):
         return self.seen.context
 
     @property
+    def counted_as(self) -> int:
+        """What calls of the same module are counted by."""
+        return self.module_id
+
+    @property
     def rank(self) -> int:
-        """How many calls of the same module ran in compiled code of the segment before this one."""
-        earlier = (counts for at, counts in self.segment.inside.items() if at < self.seen.index)
-        return self.nth + sum(counts[self.counted_as] for counts in earlier)
+        """How many calls of the same module began in the segment before this one, in compiled code or outside of it."""
+        return self.segment.rank_inside(self)
 
     def in_place_of(self, repeated: CallRef) -> "InsideCall":
         """Returns the call that this one repeats, if `repeated` is what the call that hooks saw repeats."""
         return self._replace(seen=repeated)
-
-
-class AwaitedCalls:
-    """Calls inside of compiled code whose gradients may come, by numbers. Compiled code can keep no more than those."""
-
-    def __init__(self) -> None:
-        self._calls: dict[int, tuple[InsideCall, Any]] = {}
-        self._numbers = count()
-        self._prune_at = _PRUNE_AT
-
-    def add(self, call: InsideCall, more: Any = None) -> int:
-        """Returns the number of a call, and keeps what is needed with its gradients."""
-        if len(self._calls) >= self._prune_at:
-            self._prune()
-        number = next(self._numbers)
-        self._calls[number] = call, more
-        return number
-
-    def get(self, number: int) -> tuple[InsideCall | None, Any]:
-        """Returns the call with this number, and what was kept with it; None for both if its graph is dead."""
-        return self._calls.get(number, (None, None))
-
-    def _prune(self) -> None:
-        """Forgets calls whose gradients cannot come any more. Another thread may add calls meanwhile."""
-        known = list(self._calls.items())
-        over = {call.segment for _, (call, _) in known}
-        over = {each for each in over if each.is_closed and not each.has_graph()}
-        for number, (call, _) in known:
-            if call.segment in over:
-                self._calls.pop(number, None)
-        self._prune_at = 2 * len(self._calls) + _PRUNE_AT
 
 
 class Segment:
@@ -164,13 +135,13 @@ class Segment:
         self.handover: Any = None  # what it was given and has returned, if nothing else ran when it began
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
         self.call_tensors: Any = None  # the inputs and outputs of its calls, if a listener needs them
-        #: By call of a compiled module: how many calls inside of it are known, by what they are counted by.
-        self.inside: dict[int, Counter[Any]] = {}
+        self.inside = InsideCalls()
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None
         self._children: list[list[int]] | None = None  # by call, once it is closed
         self._counts: Counter[Any] | None = None
-        self._ranked: tuple[list[int], Counter[int]] | None = None  # ranks by call, as far as asked for
+        #: Ranks by call, and calls by module_id, as far as asked for.
+        self._ranked: tuple[list[int], dict[int, list[int]]] | None = None
 
     @property
     def named(self) -> NamedModule:
@@ -287,12 +258,11 @@ class Segment:
         contexts: list[int] = self.contexts[self.structure().enter_event].tolist()
         return contexts
 
-    def call_inside(self, index: int, counted_as: tuple[int, int]) -> InsideCall:
-        """Counts a call that runs in compiled code inside of the call `index`."""
-        counts = self.inside.setdefault(index, Counter())
-        call = InsideCall(CallRef(self, index), counted_as, counts[counted_as])
-        counts[counted_as] += 1
-        return call
+    def call_inside(self, taps: int, module_id: int) -> InsideCall:
+        """Counts a call of a module in compiled code inside of the call that runs, which these taps have seen."""
+        seen = CallRef(self, self.open_calls.innermost)
+        nth = self.inside.add(seen.index, taps, module_id, len(self.open_calls.context))
+        return InsideCall(seen, taps, module_id, nth)
 
     def forward_counts(self) -> Counter[Any]:
         """Returns how many forward calls each module has in the segment, by `counted_as` of the calls."""
@@ -303,8 +273,7 @@ class Segment:
         counts: Counter[Any] = Counter()
         for number, calls in Counter(self.contexts_of_calls()).items():
             counts[self.log.all_contexts[number].named.module_id] += calls
-        for inside in self.inside.values():
-            counts.update(inside)
+        counts.update(self.inside.counts())
         if self.last_seq is not None:
             self._counts = counts
         return counts
@@ -322,16 +291,31 @@ class Segment:
 
     def rank_of(self, index: int) -> int:
         """Returns how many calls of the same module began in the segment before the call `index`."""
+        rank = self._ranks(index)[0][index]
+        return (
+            rank + self.inside.count_before(CallRef(self, index).counted_as, index) if self.inside else rank
+        )
+
+    def rank_inside(self, call: InsideCall) -> int:
+        """Returns how many calls of the same module were in the segment before this one inside of compiled code.
+
+        A call that was not seen, as one before there were taps, counts as one right behind the begin of the seen call.
+        """
+        place, begun = self.inside.find(call.index, *call[1:]) or (call.nth, call.index + 1)
+        return place + bisect_left(self._ranks(begun - 1)[1].get(call.module_id, ()), begun)
+
+    def _ranks(self, last: int) -> tuple[list[int], dict[int, list[int]]]:
+        """Returns what `_ranked` says, at least of the calls up to `last`."""
         if self._ranked is None:
-            self._ranked = [], Counter()
-        ranks, seen = self._ranked
-        if len(ranks) <= index:
+            self._ranked = [], {}
+        ranks, known = self._ranked
+        if len(ranks) <= last:
             contexts = self.log.all_contexts
             for number in self.contexts_of_calls()[len(ranks) :]:
-                module_id = contexts[number].named.module_id
-                ranks.append(seen[module_id])
-                seen[module_id] += 1
-        return ranks[index]
+                calls = known.setdefault(contexts[number].named.module_id, [])
+                calls.append(len(ranks))
+                ranks.append(len(calls) - 1)
+        return self._ranked
 
     def parent_of(self, index: int) -> int:
         """Returns the call that encloses the call `index`; -1 if there is none in this segment."""

@@ -10,7 +10,8 @@ from torch import nn
 
 from ...errors import ModtraceWarning
 from ..compile_hooks.taps import TappedOutput, Taps
-from ..log.segments import AwaitedCalls, CallRef, InsideCall
+from ..log.awaited_calls import AwaitedCalls
+from ..log.segments import InsideCall
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree, build_from_layout
 from .gradients import OutputGradients
@@ -70,7 +71,7 @@ class InsideOutputs:
         module = self._modules[index]
         call, output = None, None
         with self._tracker.subscribers.guard(module):
-            call = self._count(module, index)
+            call = self._count(module)
             output = (
                 None
                 if call is None
@@ -97,16 +98,17 @@ class InsideOutputs:
             returned, slots = kept
             self._gradients.arrived_inside(returned, slots.index(slot), gradient.detach().clone())
 
-    def _count(self, module: nn.Module, index: int) -> InsideCall | None:
+    def _count(self, module: nn.Module) -> InsideCall | None:
         """Returns the call that has ended; None if hooks see it, or if what is compiled is a function."""
         segment = self._tracker.logs.current.segment
         if segment is None:
             self._warn(_OUTSIDE)
             return None
-        seen = CallRef(segment, segment.open_calls.innermost)
-        if seen.context.module is module:
+        innermost = segment.context_of(segment.open_calls.innermost)
+        named = self._tracker.names.get(module)
+        if named is None or innermost.module is module:
             return None
-        return segment.call_inside(seen.index, (self._taps.number, index))
+        return segment.call_inside(self._taps.number, named.module_id)
 
     def left_out(self) -> None:
         """Warns of modules that were compiled without taps."""

@@ -23,33 +23,51 @@ class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Of calls with compiled code inside: the `nth` of the first call of each module there, by `counted_as`.
-        self._inside: dict[CallRef, dict[Any, int]] = {}
+        #: Of segments in steps with compiled code: how many calls were before it of the modules inside, by module_id.
+        self._before: dict[Segment, dict[int, int]] = {}
+        self._origins: dict[CallRef, CallRef | None] = {}  # of recomputed calls with compiled code
 
     def prune(self) -> None:
         """Forgets segments whose graphs are dead."""
         for segment in [each for each in self if not each.is_needed()]:
             del self[segment]
-        self._inside = {call: first for call, first in self._inside.items() if call.segment.is_needed()}
+        self._before = {each: before for each, before in self._before.items() if each.is_needed()}
+        self._origins = {each: origin for each, origin in self._origins.items() if each.segment.is_needed()}
 
     def count_inside(self, step: Step) -> None:
-        """Counts the forward calls inside of compiled code in a step, which may still run."""
-        counted: Counter[Any] = Counter()
+        """Counts the calls of modules that run inside of compiled code in a step, which may still run."""
+        inside: Counter[int] = Counter()
         for segment in step.segments:
-            for at, counts in sorted(segment.inside.items()) if segment.phase == FORWARD else ():
-                self._inside[CallRef(segment, at)] = {each: counted[each] for each in counts}
-                counted.update(counts)
+            inside.update(segment.inside.counts() if segment.phase == FORWARD else ())
+        if inside:
+            counted: Counter[int] = Counter()
+            for segment in step.segments:
+                self._before[segment] = {module_id: counted[module_id] for module_id in inside}
+                counted.update(segment.forward_counts())
+
+    def add_inside(self, nth: npt.NDArray[np.int32], module_ids: Ints, segment: Segment) -> None:
+        """Adds the calls inside of compiled code to the numbers of a segment's calls."""
+        before = self._before.get(segment, {})
+        for index, module_id in enumerate(module_ids.tolist() if before else ()):
+            if module_id in before:
+                nth[index] = before[module_id] + segment.rank_of(index)
 
     def repeat_inside(self, segment: Segment, origins: Origins) -> None:
-        """Gives the calls inside of recomputed ones the numbers of the forward calls that they repeat."""
-        for at in segment.inside:
-            origin = origins[at]
-            self._inside[CallRef(segment, at)] = {} if origin is None else self._inside.get(origin, {})
+        """Takes note of the forward calls that recomputed ones with compiled code inside repeat."""
+        if segment.inside:
+            self._origins.update((CallRef(segment, index), each) for index, each in enumerate(origins))
 
     def number_inside(self, call: InsideCall) -> int:
         """Returns the `nth` of a call inside of compiled code; -1 if it is not known."""
-        first = self._inside.get(call.seen, {}).get(call.counted_as)
-        return -1 if first is None else first + call.nth
+        if call.segment.phase != FORWARD:
+            origin = self._origins.get(call.seen)
+            if origin is None:
+                return -1
+            call = call.in_place_of(origin)
+        before = self._before.get(call.segment, {}).get(call.module_id)
+        if before is None or call.segment.inside.find(call.index, *call[1:]) is None:
+            return -1
+        return before + call.rank
 
 
 def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -> list[Columns]:
@@ -144,6 +162,10 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     nth = np.full(len(step), -1, np.int32)
     forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
     nth[forward] = count_before(step[forward], module_id[forward])
+    for segment, start in zip(segments, starts.tolist(), strict=True):
+        here = slice(start, start + segment.calls)
+        if segment.phase == FORWARD:
+            memory.add_inside(nth[here], module_id[here], segment)
     exit_code = contexts[structure.exit_event]
     columns: Columns = {
         "call_id": ids,

@@ -18,7 +18,8 @@ from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
 from ...torch_internals.modes import DisableTorchFunction
 from ..compile_hooks.taps import TappedOutput, Taps
-from ..log.segments import AwaitedCalls, InsideCall, Segment
+from ..log.awaited_calls import AwaitedCalls
+from ..log.segments import InsideCall, Segment
 from ..log.thread_log import Backward
 from ..names.module_names import NamedModule
 from ..names.walk import descendants
@@ -126,7 +127,7 @@ class CompiledTaps(ValueSource):
             if segment is None or measured is None or named is None or _is_wrapped(named, log.context.named):
                 return -1
             start_ns, path = time.perf_counter_ns(), named.path
-            call = segment.call_inside(segment.open_calls.innermost, (self._taps.number, index))
+            call = segment.call_inside(self._taps.number, named.module_id)
             number = self._awaited.add(call, measured.active)
             if any(map(rounds_less_than_eager, found.tensors)):
                 self._tell_once(_ROUNDING)

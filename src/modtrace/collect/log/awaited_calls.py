@@ -1,0 +1,40 @@
+"""Keeps calls inside of compiled code until their gradients have come."""
+
+from itertools import count
+from typing import Any
+
+from .segments import InsideCall
+
+#: At this number of calls whose gradients may come, those whose graphs are dead are forgotten.
+_PRUNE_AT = 64
+
+
+class AwaitedCalls:
+    """Calls inside of compiled code whose gradients may come, by numbers. Compiled code can keep no more than those."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[InsideCall, Any]] = {}
+        self._numbers = count()
+        self._prune_at = _PRUNE_AT
+
+    def add(self, call: InsideCall, more: Any = None) -> int:
+        """Returns the number of a call, and keeps what is needed with its gradients."""
+        if len(self._calls) >= self._prune_at:
+            self._prune()
+        number = next(self._numbers)
+        self._calls[number] = call, more
+        return number
+
+    def get(self, number: int) -> tuple[InsideCall | None, Any]:
+        """Returns the call with this number, and what was kept with it; None for both if its graph is dead."""
+        return self._calls.get(number, (None, None))
+
+    def _prune(self) -> None:
+        """Forgets calls whose gradients cannot come any more. Another thread may add calls meanwhile."""
+        known = list(self._calls.items())
+        over = {call.segment for _, (call, _) in known}
+        over = {each for each in over if each.is_closed and not each.has_graph()}
+        for number, (call, _) in known:
+            if call.segment in over:
+                self._calls.pop(number, None)
+        self._prune_at = 2 * len(self._calls) + _PRUNE_AT
