@@ -198,6 +198,25 @@ def test_many_recordings_of_a_model_compile_it_once_with_and_once_without_them(c
     assert counter.frame_count == (1 if is_compiled_before and compiled == "boundary" else 2)
 
 
+def test_calls_that_return_no_tensor_are_counted():
+    class AtTimes(Block):
+        def forward(self, x, is_wanted):
+            return super().forward(x) if is_wanted else None
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = AtTimes()
+
+        def forward(self, x):
+            self.part(x, False)
+            return self.part(x, True)
+
+    eager = rows_in(Twice(), forwards_alone, None)
+    assert rows_in(Twice(), forwards_alone, "whole") == eager
+    assert {site[2] for site in eager if site[1] == "part"} == {1}
+
+
 def test_modules_that_are_mapped_over_examples_are_said_not_to_be_measured():
     class Mapped(nn.Module):
         def __init__(self):

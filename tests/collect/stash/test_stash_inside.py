@@ -81,6 +81,28 @@ class Structured(nn.Module):
         return result.loss + result.others["key"][0] * result.others[3].left + less
 
 
+class AtTimes(nn.Module):
+    """Has a part that returns nothing in every second call."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor, is_wanted: bool) -> Tensor | None:
+            return self.lin(x) if is_wanted else None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = self.Part()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            self.part(x, False)
+            x = self.part(x, True)
+        return x
+
+
 class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +136,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "called three times, and the region twice": (Thrice, 2),
     "structures": (Structured, 1),
     "in place": (InPlace, 1),
+    "nothing at times": (AtTimes, 1),
 }
 
 

@@ -30,7 +30,7 @@ from .stale import make_stale
 
 
 class TappedOutput(NamedTuple):
-    """The tensors that a module has returned."""
+    """The tensors that a module has returned, perhaps none: then it is counted."""
 
     tensors: Sequence[torch.Tensor]
     slots: Sequence[str]
@@ -111,8 +111,6 @@ class _Hook:
         slots: list[str] = []
         layout: list[str] = []
         find_in_graph(output, True, found, in_tuples, 0, slots, "", layout)
-        if not found:
-            return None
         returned = _tap_in_graph(self.place, "\n".join(slots), "\n".join(layout), *found)
         in_tuple = [each for each, fits in zip(returned, in_tuples, strict=True) if fits]
         return with_fresh(output, iter(in_tuple))
@@ -162,14 +160,14 @@ def _tap_in_graph(
         _tell_left_out()
         return found
     returned, gradient_op = tap_ops()
-    earlier = _last.find(found)
+    earlier = _last.find(found) if found else None
     with never_recomputed():
         call = returned(list(found), place, slots, layout, earlier)
     if earlier is None:
         _last.found = [(weakref.ref(each), version_of(each)) for each in found]
         _last.waiting = [[] for _ in found]
     _last.call = weakref.ref(call)
-    for slot, each, waiting in zip(slots.split("\n"), found, _last.waiting, strict=True):
+    for slot, each, waiting in zip(slots.split("\n"), found, _last.waiting, strict=False):
         if gets_gradient(each):
             if not waiting:
                 hook_first(each, partial(_tap_gradient, gradient_op, waiting))
