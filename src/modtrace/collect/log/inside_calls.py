@@ -11,6 +11,8 @@ class InsideCalls:
     Several taps may see the same call. So what counts are the calls of the taps that have seen most of a module.
     """
 
+    __slots__ = ("_begun", "_places")
+
     def __init__(self) -> None:
         #: By module_id and taps: how many calls of the segment had begun at the end of each call.
         self._begun: dict[int, dict[int, list[int]]] = {}

@@ -292,9 +292,9 @@ class Segment:
     def rank_of(self, index: int) -> int:
         """Returns how many calls of the same module began in the segment before the call `index`."""
         rank = self._ranks(index)[0][index]
-        return (
-            rank + self.inside.count_before(CallRef(self, index).counted_as, index) if self.inside else rank
-        )
+        if self.inside:
+            rank += self.inside.count_before(CallRef(self, index).counted_as, index)
+        return rank
 
     def rank_inside(self, call: InsideCall) -> int:
         """Returns how many calls of the same module were in the segment before this one inside of compiled code.
