@@ -103,17 +103,71 @@ def test_a_module_that_is_not_known_stays_as_dynamo_wrote_it(base: str | None) -
     assert (told.reason, told.module) == ("s._modules['scale'].factor changed", None)
 
 
+def test_any_other_guard_is_told_as_it_is() -> None:
+    told = read_guard("0/0: len(xs) <= 3", "", PATHS)
+    assert told.reason == "no longer true: len(xs) <= 3"
+    assert not told.advice
+
+
 @pytest.mark.parametrize(
-    ("guard", "advice"),
+    ("guard", "reason", "values", "advice"),
     [
-        ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "call it in one grad mode"),
-        ("len(xs) <= 3", ""),
+        (
+            "tensor 'x' dtype mismatch. expected Float, actual Double",
+            "the dtype of the tensor 'x' changed",
+            ("Float", "Double"),
+            "nothing, if it comes once: a graph is kept for each dtype",
+        ),
+        (
+            "tensor 'x' rank mismatch. expected 2, actual 3",
+            "the number of dimensions of the tensor 'x' changed",
+            ("2", "3"),
+            "nothing, if it comes once: a graph is kept for each number of dimensions",
+        ),
+        (
+            "tensor 'self._modules['blocks']._parameters['bias']' requires_grad mismatch. expected requires_grad=1. "
+            "Guard failed on a parameter, consider using torch._dynamo.config.force_parameter_static_shapes = False",
+            "requires_grad of the tensor 'blocks.bias' changed",
+            ("True",),
+            "call it in one grad mode, with tensors that require a gradient each time or never",
+        ),
+        (
+            "tensor 'x' stride mismatch at index 0. expected 4, actual 1",
+            "the stride of the tensor 'x' changed in dimension 0",
+            ("4", "1"),
+            "give it in one layout each time: call .contiguous() on it before",
+        ),
+        (
+            "2 <= x.size()[0]",
+            "the size of the tensor 'x' in dimension 0 became 0 or 1, and those are compiled apart",
+            (),
+            "nothing, if it comes once: a graph is kept for each of them",
+        ),
+        (
+            "mask is None",
+            "mask is no longer None",
+            (),
+            "nothing, if it comes once: a graph is kept for None and one for the rest",
+        ),
+        (
+            "GLOBAL_STATE changed: default_dtype ",
+            "a setting of torch changed: default_dtype",
+            (),
+            "nothing, if it comes once: a graph is kept for each setting",
+        ),
+        (
+            "G['LIMIT'] == 2",
+            "the global variable LIMIT changed",
+            ("2",),
+            "keep in a tensor what changes, or set it before the first call and leave it",
+        ),
     ],
 )
-def test_any_other_guard_is_told_as_it_is(guard: str, advice: str) -> None:
+def test_what_has_changed_is_told_in_plain_words(
+    guard: str, reason: str, values: tuple[str, ...], advice: str
+) -> None:
     told = read_guard(f"0/0: {guard}", "", PATHS)
-    assert told.reason == f"no longer true: {guard}"
-    assert told.advice.startswith(advice) if advice else not told.advice
+    assert (told.reason, told.values, told.advice) == (reason, values, advice)
 
 
 def test_change_between_training_and_evaluation_is_told_as_one() -> None:

@@ -18,9 +18,17 @@ _OF_TORCH = re.compile(r"[\\/]torch[\\/](?:_\w+|nn|utils|optim|fx|distributed|fu
 
 _COMPILE_ID = re.compile(r"^\d+/\d+: ")
 _SIZE = re.compile(r"^tensor '(.+)' (size|stride) mismatch at index (\d+)\. expected (\S+), actual (\S+)$")
+_TENSOR = re.compile(
+    r"^tensor '(.+)' (dtype|rank|requires_grad) mismatch\. expected (?:requires_grad=)?(\w+)(?:, actual (\S+))?"
+)
+_AT_LEAST = re.compile(r"^2 <= (.+)\.size\(\)\[(\d+)\]$")
+_NONE = re.compile(r"^(.+) is None$")
+_STATE = re.compile(r"^GLOBAL_STATE changed: (\S+)")
+_GLOBAL = re.compile(r"\bG\['([a-zA-Z]\w*)'\]")
 _EQUAL = re.compile(r"^(.+?) == (.+)$")
 _MODULES = re.compile(r"\b\w+((?:\._modules\['[^']+'\])+)")
 _PART = re.compile(r"\['([^']+)'\]")
+_HELD = re.compile(r"\._(?:parameters|buffers)\['([^']+)'\]")
 _TYPE = re.compile(r"^___check_type_id\((.+?), \d+\)")
 _OBJECT = re.compile(r"^___check_obj_id\((.+?), \d+\)")
 _KEPT = re.compile(r"___stack\d+")  # how Dynamo calls what a broken line needs further, behind the break
@@ -36,18 +44,26 @@ _NO_ADVICE = (
 _TO_DO_SIZE = (
     "torch.compile(..., dynamic=True), torch._dynamo.mark_dynamic(tensor, {index}), or pad to few sizes"
 )
+_TO_DO_STRIDE = "give it in one layout each time: call .contiguous() on it before"
 _TO_DO_VALUE = "keep in a tensor what changes, or set it before the first call and leave it"
 _TO_DO_KEPT = "mend that graph break, or keep in a tensor what changes"
 _TO_DO_INTEGER = f"{_TO_DO_VALUE}; for integers there is torch._dynamo.config.allow_unspec_int_on_nn_module"
 _TO_DO_GRAD = "call it in one grad mode, with tensors that require a gradient each time or never"
 
-#: What changes between training and evaluation, each of which has a graph of its own from then on.
-_GRAD_MODE = "GLOBAL_STATE changed: grad_mode"
-_SAY_GRAD_MODE = "the grad mode changed, as between training and evaluation"
-_TO_DO_GRAD_MODE = "nothing, if it comes once: a graph is kept for each grad mode"
-_TO_DO_MODE = "nothing, if it comes once: a graph is kept for each mode"
+_TO_DO_ONCE = "nothing, if it comes once: a graph is kept for each {kind}"
 
-_TO_DO_CLASS = "nothing, if it comes once: a graph is kept for each class"
+#: What changes between training and evaluation, each of which has a graph of its own from then on.
+_SAY_GRAD_MODE = "the grad mode changed, as between training and evaluation"
+_TO_DO_GRAD_MODE = _TO_DO_ONCE.format(kind="grad mode")
+_TO_DO_MODE = _TO_DO_ONCE.format(kind="mode")
+
+#: Of what Dynamo says in one word of a tensor: how it is said, and what a graph is kept for.
+_OF_TENSORS = {
+    "dtype": ("the dtype of {named} changed", _TO_DO_ONCE.format(kind="dtype")),
+    "rank": ("the number of dimensions of {named} changed", _TO_DO_ONCE.format(kind="number of dimensions")),
+    "requires_grad": ("requires_grad of {named} changed", _TO_DO_GRAD),
+}
+_AS_BOOL = {"0": "False", "1": "True"}
 
 #: Dynamo names the objects, which are others each time.
 _BACKEND = "BACKEND_MATCH"
@@ -137,15 +153,16 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
     first = _COMPILE_ID.sub("", said.partition("\n")[0])
     hint = _HINT.search(first)
     guard, module = _name_modules(first.partition(" # ")[0].strip(), base, paths)
+    guard = _GLOBAL.sub(r"the global variable \1", guard)
     reason = f"no longer true: {guard}" if _COMPILE_ID.match(said) else guard  # else torch found no guard
     advice = hint[1] if hint else _TO_DO_GRAD if "grad" in guard.lower() else ""
     subject, values = guard, list[str]()
-    if size := _SIZE.match(guard):
-        tensor, kind, index, *values = size.groups()
-        named = "a tensor" if tensor.startswith("___") else f"the tensor {tensor!r}"  # Dynamo's own name
-        reason = f"the {kind} of {named} changed in dimension {index}"
-        advice = _TO_DO_SIZE.format(index=index)
-        subject, module = f"{kind} {index}", None
+    if of_tensor := _read_tensor_guard(guard):
+        reason, advice, subject, values = of_tensor
+        module = module if subject.startswith("requires_grad") else None
+    elif none := _NONE.match(guard):
+        subject, advice = none[1], "nothing, if it comes once: a graph is kept for None and one for the rest"
+        reason = f"{subject} is no longer None"
     elif equal := _EQUAL.match(guard):
         named, *values = equal.groups()
         subject = _KEPT.sub(_say_kept(function), named)
@@ -156,13 +173,15 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
         elif subject.endswith(".training"):
             advice = _TO_DO_MODE
     elif type_of := _TYPE.match(guard):
-        subject, advice = type_of[1], _TO_DO_CLASS
+        subject, advice = type_of[1], _TO_DO_ONCE.format(kind="class")
         reason = f"{subject} is of another class"
     elif object_of := _OBJECT.match(guard):
         subject, advice = object_of[1], _TO_DO_OBJECT
         reason = f"{subject} is another object"
-    elif guard.rstrip() == _GRAD_MODE:
-        reason, advice = _SAY_GRAD_MODE, _TO_DO_GRAD_MODE
+    elif state := _STATE.match(guard):
+        is_grad_mode = state[1] == "grad_mode"
+        reason = _SAY_GRAD_MODE if is_grad_mode else f"a setting of torch changed: {state[1]}"
+        advice = _TO_DO_GRAD_MODE if is_grad_mode else _TO_DO_ONCE.format(kind="setting")
     elif guard.startswith(_BACKEND):
         subject, reason, advice = _BACKEND, _SAY_BACKEND, _TO_DO_BACKEND
     return Told(
@@ -176,6 +195,30 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
     )
 
 
+def _read_tensor_guard(guard: str) -> tuple[str, str, str, list[str]] | None:
+    """Returns reason, advice, subject and values of a guard on a tensor; None if it is none that is known."""
+    if size := _SIZE.match(guard):
+        tensor, kind, index, *values = size.groups()
+        advice = _TO_DO_SIZE.format(index=index) if kind == "size" else _TO_DO_STRIDE
+        reason = f"the {kind} of {_name_tensor(tensor)} changed in dimension {index}"
+        return reason, advice, f"{kind} {index}", values
+    if other := _TENSOR.match(guard):
+        tensor, kind, *values = filter(None, other.groups())
+        reason, advice = _OF_TENSORS[kind]
+        if kind == "requires_grad":
+            values = [_AS_BOOL.get(each, each) for each in values]
+        return reason.format(named=_name_tensor(tensor)), advice, f"{kind} of {tensor}", values
+    if at_least := _AT_LEAST.match(guard):
+        tensor, index = at_least.groups()
+        reason = f"the size of {_name_tensor(tensor)} in dimension {index} became 0 or 1, and those are compiled apart"
+        return reason, _TO_DO_ONCE.format(kind="of them"), f"size {index}", []
+    return None
+
+
+def _name_tensor(tensor: str) -> str:
+    return "a tensor" if tensor.startswith("___") else f"the tensor {tensor!r}"  # Dynamo's own name
+
+
 def _say_kept(function: str) -> str:
     """Returns what a value is that is kept where the graph of a function breaks."""
     broken = _RESUMED.match(function)
@@ -183,7 +226,7 @@ def _say_kept(function: str) -> str:
 
 
 def _name_modules(guard: str, base: str | None, paths: Collection[str]) -> tuple[str, str | None]:
-    """Writes paths of modules in place of their chains of `_modules[...]`. Returns the first of the paths too."""
+    """Writes paths in place of chains of `_modules[...]` and `_parameters[...]`. Returns the first module's too."""
     found: list[str] = []
 
     def shorten(match: re.Match[str]) -> str:
@@ -194,7 +237,7 @@ def _name_modules(guard: str, base: str | None, paths: Collection[str]) -> tuple
         return path
 
     named = _MODULES.sub(shorten, guard)
-    return named, found[0] if found else None
+    return _HELD.sub(r".\1", named), found[0] if found else None
 
 
 def read_break(text: str) -> Told:
