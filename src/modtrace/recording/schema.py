@@ -148,7 +148,8 @@ table compilations                one compilation of torch.compile: of a functio
     call_id         int64?        the call that it held up; null of a backward, and where the step is not recorded
     module_id       int32?        whose call it was; null where none ran, or calls of several threads did
     phase           phase?        forward, backward
-    compile_id      dictionary    as torch prints it: `2/1` is the second compilation of the third function
+    compile_id      dictionary    as torch prints it: `2/1` is the second compilation of the third function; behind a
+                                  reset of Dynamo `1:2/1`
     function        dictionary?   name, file and line: `forward train.py:31`; what comes behind a graph break is
                                   `torch_dynamo_resume_in_forward_at_34`
     backend         dictionary?   later

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .dynamo import keep_out_of_dynamo
+from .dynamo import current_compilation, keep_out_of_dynamo
 
 #: Compilers of forwards with a backward, of backwards, and of forwards without.
 COMPILERS = ("fw_compiler", "bw_compiler", "inference_compiler")
@@ -140,8 +140,7 @@ class CompilerWatch:
         def compile_graph(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._patch.is_on:  # a backward may be compiled after the end
                 return compiler(graph_module, *args, **kwargs)
-            context: Any = sys.modules["torch._guards"].CompileContext
-            compile_id = str(context.current_compile_id())
+            compile_id = current_compilation()
             nodes = [node for node in graph_module.graph.nodes if _is_op(node)]
             saved = self._saved.get(compile_id, {}) if is_backward else {}
             ops = _read(nodes, graph_module.graph, saved)

@@ -163,7 +163,7 @@ def is_backend_failure(error: BaseException | None) -> bool:
 class CompileRecord(NamedTuple):
     """What Dynamo keeps of one compilation."""
 
-    compile_id: str  # `2/1` is the second compilation of the third function
+    compile_id: str  # see `name_compilation`
     is_backward: bool  # of a graph's backward, which has no function, ops and guards of its own here
     function: str | None  # its name and `file:line`; None where the compilation was not begun
     ops: int | None
@@ -178,6 +178,25 @@ class CompileRecord(NamedTuple):
     def frame(self) -> str:
         """The number of the function that was compiled: `2` of `2/1`."""
         return self.compile_id.rpartition("/")[0]
+
+
+#: When Dynamo was seen to have been reset while it was to call us, in microseconds of wall time.
+_resets: list[int] = []
+
+
+def name_compilation(compile_id: Any, time_us: int) -> str:
+    """Returns the id of a compilation that began then.
+
+    `2/1` is the second compilation of the third function. Dynamo counts anew after a reset: `1:2/1`.
+    """
+    resets = sum(each <= time_us for each in _resets)
+    return f"{resets}:{compile_id}" if resets else str(compile_id)
+
+
+def current_compilation() -> str:
+    """Returns the id of the compilation that runs on this thread."""
+    context: Any = sys.modules["torch._guards"].CompileContext
+    return name_compilation(context.current_compile_id(), time.time_ns() // 1000)
 
 
 #: How many ops of the last graphs are ours, with the compile id, and the time, because ids come again after a reset.
@@ -212,7 +231,7 @@ def read_compilation(metrics: Any) -> CompileRecord | None:
     name, file, line = metrics.co_name, metrics.co_filename, metrics.co_firstlineno
     start_ns, end_us = _to_perf_counter(metrics.start_time_us), metrics.end_time_us
     return CompileRecord(
-        compile_id=str(metrics.compile_id),
+        compile_id=name_compilation(metrics.compile_id, metrics.start_time_us),
         is_backward=metrics.is_forward is False,
         function=None if name is None else f"{name} {file}:{line}",
         ops=None if metrics.graph_op_count is None else metrics.graph_op_count - _own_ops_of(metrics),
@@ -291,6 +310,10 @@ def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:
     return f"{text.rstrip()}\nUser stack trace:\n{''.join(traceback.format_list(frames))}".rstrip()
 
 
+#: What Dynamo is to call.
+_told: list[Callable[[Any], None]] = []
+
+
 def call_after_compilations(told: Callable[[Any], None]) -> None:
     """Has Dynamo call a function at the end of each compilation, before it keeps a record of it.
 
@@ -300,6 +323,9 @@ def call_after_compilations(told: Callable[[Any], None]) -> None:
     listed = getattr(_callback_handler(), "end_callbacks", None)
     if listed is not None and told not in listed:
         listed.append(told)
+        if told in _told:
+            _resets.append(time.time_ns() // 1000)
+        _told.append(told)
 
 
 def no_more_calls_after_compilations(told: Callable[[Any], None]) -> None:
@@ -307,6 +333,7 @@ def no_more_calls_after_compilations(told: Callable[[Any], None]) -> None:
     listed = getattr(_callback_handler(), "end_callbacks", None)
     if listed is not None and told in listed:
         listed.remove(told)
+    _told[:] = [each for each in _told if each != told]
 
 
 def _callback_handler() -> Any:
@@ -315,4 +342,5 @@ def _callback_handler() -> Any:
 
 def ended_compilation(told: Any) -> tuple[str, bool]:
     """Returns, of what Dynamo passes to such a function, the id of the compilation, and whether it is of a backward."""
-    return str(told.compile_id), getattr(told.callback_trigger, "name", "") == "LAZY_BACKWARD"
+    compile_id = name_compilation(told.compile_id, time.time_ns() // 1000)
+    return compile_id, getattr(told.callback_trigger, "name", "") == "LAZY_BACKWARD"

@@ -267,6 +267,21 @@ def test_graph_has_the_compilation_that_ran() -> None:
     assert shapes == [{(4, WIDTH)}, {(6, WIDTH)}, {(4, WIDTH)}]
 
 
+def test_compilations_behind_a_reset_of_dynamo_are_others() -> None:
+    model = Net()
+    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
+        called = torch.compile(model, backend="aot_eager")
+        for step in range(3):
+            if step == 2:
+                torch._dynamo.reset()
+            called(torch.randn(4, WIDTH)).sum().backward()
+            model.zero_grad()
+    graphs = [ops_in_graph(rec, step) for step in range(3)]
+    assert graphs[0] == graphs[1] == graphs[2]
+    assert graphs[0]["forward", "blocks.0.up", "aten.addmm.default"] == 1
+    assert {row["compile_id"] for row in rec.table("compilations").to_pylist()} == {"0/0", "1:0/0"}
+
+
 def test_graph_has_each_call_of_a_region() -> None:
     net = Net()
     compiled = torch.compile(net.blocks[0], backend="aot_eager", fullgraph=True)

@@ -221,7 +221,9 @@ def _explain_guards(
             continue
         texts = each.row["failed_guards"] or ()
         own = [text for text in texts if codes.get(text.partition(": ")[0], _BEFORE) in (each.of, None)]
-        codes[each.row["compile_id"]] = each.of
+        codes[each.row["compile_id"].rpartition(":")[2]] = (
+            each.of
+        )  # Dynamo has forgotten codes from before a reset
         if texts and not own and each.of is not None and each.is_first:
             anew[each.module] = None
         elif texts:
