@@ -17,17 +17,14 @@ class CachedGraphs:
     changed only while a graph of ours is compiled, and for effects only if all ops in it that have one are ours.
     """
 
-    def __init__(self, function: Callable[..., Any], key: str, left_out: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[..., Any], key: str) -> None:
         """Creates it, to be started.
 
         Args:
             function: the function in Dynamo's graphs. It returns the tensors that it is given behind three arguments.
             key: differs where it does something else, so that nothing is found that was compiled with another version.
-            left_out: is called after calls of the function were removed from a graph: AOTAutograd (2.13) takes no ops
-                with an effect inside of `torch.cond` and the like, except for checkpoints.
         """
         self._function = function
-        self._left_out = left_out
         self._safe = {f"{function.__module__}.{function.__name__}": key}
         self._patch = AOTAutogradPatch(self._prepare)
         self.stop = self._patch.stop
@@ -39,8 +36,6 @@ class CachedGraphs:
         self._patch.start()
 
     def _prepare(self, graph_module: Any, kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
-        if _remove_from_bodies(graph_module, self._function):
-            self._left_out()
         ours = [node for node in graph_module.graph.nodes if node.target is self._function]
         if not ours:
             return nullcontext()
@@ -64,26 +59,6 @@ class CachedGraphs:
                 return compiler(graph_module, *args, **kwargs)
 
         return compile_graph
-
-
-def _remove_from_bodies(graph_module: Any, function: Callable[..., Any], *, is_body: bool = False) -> bool:
-    """Removes a function from the graphs that ops such as `torch.cond` are given. Returns whether it was in one."""
-    graph, has_removed = graph_module.graph, False
-    for node in list(graph.nodes):
-        if is_body and node.target is function:
-            for item in list(node.users):
-                item.replace_all_uses_with(node.args[3 + item.args[1]])
-                graph.erase_node(item)
-            graph.erase_node(node)
-            has_removed = True
-        for given in node.all_input_nodes if node.op == "call_function" else ():
-            body = getattr(graph_module, given.target, None) if given.op == "get_attr" else None
-            if hasattr(body, "graph"):
-                is_inside = is_body or str(node.target) != "tag_activation_checkpoint"
-                has_removed |= _remove_from_bodies(body, function, is_body=is_inside)
-    if has_removed:
-        graph_module.recompile()
-    return has_removed
 
 
 def _marked_as_safe(functions: dict[str, str]) -> AbstractContextManager[Any]:

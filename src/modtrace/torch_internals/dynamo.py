@@ -55,6 +55,48 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
         return
 
 
+def is_in_body(left_out: Callable[[], None]) -> bool:
+    """Returns whether Dynamo traces a function that an op such as `torch.cond` is given, and calls `left_out` if so.
+
+    It is for functions that Dynamo traces, and leaves no node and no guard. Activation checkpoints do not count:
+    AOTAutograd (2.13) takes ops with an effect inside of them, and inside of no other such op.
+    """
+    from torch._dynamo.comptime import comptime  # when Dynamo traces a call of this, it runs what is given
+
+    def look(context: Any) -> None:
+        from torch._dynamo.variables import ConstantVariable
+
+        translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+        tracer = translator.output.current_tracer
+        while tracer.parent is not None and str(tracer.source_target) == "tag_activation_checkpoint":
+            tracer = tracer.parent
+        if tracer.parent is not None:
+            translator.symbolic_locals["is_inside"] = ConstantVariable.create(True)
+            context.get_local("left_out").as_python_constant()()
+
+    is_inside = False
+    comptime(look)
+    return is_inside
+
+
+@contextmanager
+def regions_traced_each_time() -> Iterator[None]:
+    """Has Dynamo trace each call of a function that is marked by `torch.compiler.nested_compile_region`, in the block.
+
+    Otherwise it takes the graph of an earlier call and looks for the tensors below the arguments of this one. That
+    gives the tensors of the earlier call (2.13) where a module is the `__self__` of a method in its `__dict__`. Graphs
+    that are the same are compiled once in any case.
+    """
+    name = "save_reuse_entry"
+    module = sys.modules.get("torch._dynamo.variables.invoke_subgraph")
+    original = getattr(module, name, None)
+    if original is not None:
+        setattr(module, name, lambda *args, **kwargs: None)
+    yield
+    if original is not None:
+        setattr(module, name, original)
+
+
 def make_effectful_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a new op of the namespace `modtrace` that has an effect: compiled code keeps it, and such ops in order.
 

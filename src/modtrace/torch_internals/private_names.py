@@ -12,6 +12,7 @@ _GRAPHS = "the ops and kernels inside of compiled code"
 _CACHES = "a second process would compile again what has values measured inside of it"
 _EDGES = "module calls at a compiled block's edge"
 _KEPT = "hooks and values inside of compiled code"
+_BODIES = "compiling torch.cond and the like with values measured inside"
 _TRACED = "what torch.compile traces would be shown as if it ran"
 _COMPILATIONS = "which functions torch.compile compiled, how often and why"
 _OPS = "recording ops: nothing of modtrace can be imported"
@@ -79,6 +80,11 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._library.effects.EffectType.ORDERED": _KEPT,
     "torch.library._register_effectful_op": _KEPT,
     "torch.fx.experimental.proxy_tensor.get_proxy_mode": _KEPT,
+    "torch._dynamo.comptime.comptime": _BODIES,
+    "torch._dynamo.comptime.ComptimeContext._i_will_not_complain_if_bc_breaks_InstructionTranslator": _BODIES,
+    "torch._dynamo.variables.ConstantVariable": _BODIES,
+    "torch._dynamo.output_graph.SubgraphTracer.__init__.source_target": _BODIES,
+    "torch._dynamo.variables.invoke_subgraph.save_reuse_entry": "right results of nested compile regions",
     "torch._guards.CompileContext": _TRACED,
     "torch._C._get_dispatch_mode": "telling what higher-order ops trace from calls",
     "torch._C._TorchDispatchModeKey": "telling what higher-order ops trace from calls",

@@ -515,6 +515,92 @@ def test_modules_in_a_branch_of_cond_are_said_not_to_be_measured():
     }
 
 
+class Region(MLP):
+    @torch.compiler.nested_compile_region
+    def forward(self, x):
+        return super().forward(x)
+
+
+class RegionOfParameters(nn.Module):
+    """No module inside of the region has a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH)
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x):
+        return x @ self.weight
+
+
+class CheckpointAroundRegion(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp, self.region = MLP(), Region()
+
+    def forward(self, x):
+        return checkpointed(lambda x: self.region(self.mlp(x)), x)
+
+
+#: Blocks whose calls Dynamo takes for each other, and the modules of each that are measured.
+REGIONS = {
+    "forward": (lambda: nn.Sequential(*[Region() for _ in range(10)]), [""]),
+    "forward without modules": (lambda: nn.Sequential(*[RegionOfParameters() for _ in range(3)]), [""]),
+    "function": (lambda: Regions(lambda block, x: block(x)), []),
+    "function that calls a method": (lambda: Regions(lambda block, x: block.forward(x)), []),
+    "in a checkpoint": (
+        lambda: nn.Sequential(*[CheckpointAroundRegion() for _ in range(3)]),
+        ["", "mlp", "mlp.up", "mlp.act", "mlp.down", "region"],
+    ),
+}
+
+
+class Chain(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Regions(nn.Sequential):
+    """Calls its blocks in a region."""
+
+    def __init__(self, function):
+        super().__init__(*[MLP() for _ in range(3)])
+        self.call = torch.compiler.nested_compile_region(function)
+
+    def forward(self, x):
+        for block in self:
+            x = x + self.call(block, x)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:in compiled code, nothing is measured in functions")
+@pytest.mark.parametrize("case", REGIONS)
+def test_nested_regions_compute_the_same_and_what_is_inside_is_not_measured(case):
+    kind, parts = REGIONS[case]
+    make = make_of(lambda: Chain(nn.Linear(WIDTH, WIDTH), kind()))
+    plain = run(make, "aot_eager", compiled=None, steps=5)
+    tapped = run(make, "aot_eager", compiled="inside", steps=5)
+    assert same_bits(plain, tapped)
+    assert tapped.graphs == plain.graphs == 1
+    blocks = len(make()[0][1])
+    inside = {f"1.{number}.{part}".rstrip(".") for number in range(blocks) for part in parts}
+    found, expected = rows_of(tapped.rec, *ROLES), rows_of(run(make, steps=5).rec, *ROLES)
+    assert {site[1] for site in found} == {"", "0", "1"} | inside
+    assert all(close(found[site], expected[site]) for site in found)
+    warned = any("functions that are given to torch.cond" in mark for mark in tapped.rec.meta.marks)
+    assert warned is (case != "forward without modules")
+
+
+def test_dynamo_uses_regions_again_after_the_recording():
+    from torch._dynamo.variables import invoke_subgraph
+
+    original = invoke_subgraph.save_reuse_entry
+    model = nn.Sequential(Region())
+    with modtrace.record(model, compiled="inside"), modtrace.record(model, compiled="inside"):
+        assert invoke_subgraph.save_reuse_entry is not original
+    assert invoke_subgraph.save_reuse_entry is original
+
+
 def test_compiled_function_around_a_model_is_said_not_to_be_measured():
     model = blocks()
     called = torch.compile(lambda x: model(x), backend="aot_eager")

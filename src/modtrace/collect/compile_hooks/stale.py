@@ -5,8 +5,11 @@ from types import FunctionType, MethodType
 
 from torch import nn
 
+from ...torch_internals.dynamo import regions_traced_each_time
+
 #: How many blocks have put their `forward` on a module, by its `id`; each block holds its modules.
 _stale: dict[int, int] = {}
+_while_stale = ExitStack()  # is closed when no module has one
 
 
 def make_stale(module: nn.Module, stack: ExitStack) -> None:
@@ -21,6 +24,8 @@ def make_stale(module: nn.Module, stack: ExitStack) -> None:
         forward = getattr(type(module), "forward", None)
         if "forward" in module.__dict__ or type(forward) is not FunctionType or forward is nn.Module.forward:
             return
+        if not _stale:
+            _while_stale.enter_context(regions_traced_each_time())
         module.__dict__["forward"] = MethodType(forward, module)
     _stale[id(module)] = _stale.get(id(module), 0) + 1
     stack.callback(_make_fresh, module)
@@ -34,3 +39,5 @@ def _make_fresh(module: nn.Module) -> None:
             getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward
         ):  # not the user's
             del module.__dict__["forward"]
+    if not _stale:
+        _while_stale.close()

@@ -17,6 +17,7 @@ from torch import nn
 from ...torch_internals.compiler_caches import CachedGraphs
 from ...torch_internals.dynamo import (
     is_dynamo_compiling,
+    is_in_body,
     keep_out_of_dynamo,
     make_effectful_op,
     never_recomputed,
@@ -58,7 +59,7 @@ class TapReceiver(Protocol):
         """
 
     def left_out(self) -> None:
-        """Is called after modules inside of `torch.cond`, `torch.vmap` and the like were compiled without taps."""
+        """Is called after modules inside of `torch.cond`, `torch.vmap` and the like were traced without taps."""
 
 
 #: The receivers of open recordings. Compiled code, which may outlive a recording, knows the number alone.
@@ -105,6 +106,8 @@ class _Hook:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not is_dynamo_compiling() or torch.compiler.is_exporting():
+            return None
+        if is_in_body(_tell_left_out):
             return None
         found: list[torch.Tensor] = []
         in_tuples: list[bool] = []
@@ -236,7 +239,7 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
 @cache
 def _cached_graphs() -> CachedGraphs:
     """Returns what lets compilers keep graphs with taps in their caches."""
-    return CachedGraphs(_tap_in_graph, sha256(Path(__file__).read_bytes()).hexdigest(), _tell_left_out)
+    return CachedGraphs(_tap_in_graph, sha256(Path(__file__).read_bytes()).hexdigest())
 
 
 def _tell_left_out() -> None:
