@@ -6,7 +6,6 @@ import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels, take
-from ..step.inside import find_unseen
 from ..step.ops import bare_name
 from .calls import translate
 from .keys import Partners, number_codes, number_keys, rows_in_order
@@ -89,8 +88,8 @@ def _number_groups(
 ) -> tuple[tuple[Rows, Rows], tuple[Column, Column]]:
     """Returns a number of the call in which each op is aligned, and whether it is not aligned at all."""
     numbers = np.arange(len(calls[1]))
-    unseen = [np.isin(each.calls.calls.call_id, [*find_unseen(each.data).calls]) for each in (a, b)]
-    differs = [np.append(unseen[1 - at], False)[calls[at]] != unseen[at] for at in range(2)]
+    apart = a.is_apart, b.is_apart
+    differs = [np.append(apart[1 - at], False)[calls[at]] != apart[at] for at in range(2)]
     around = (
         _find_around(a, places.partner, places.find_split(in_a=True), calls[0], calls[0], differs[0]),
         _find_around(b, places.back, places.find_split(in_a=False), calls[1], numbers, differs[1]),

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_ROLES
 from ..step.calls import (
@@ -23,11 +23,14 @@ from ..step.calls import (
     read_all_calls,
     take,
 )
+from ..step.inside import find_unseen, with_inside
 from ..step.ops import dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
 from .contract import ModuleName
 from .keys import number_keys
 from .sizes import Sizes, read_sizes
+
+_BACKWARD = PHASES.index(BACKWARD)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,7 +115,10 @@ class ValueSide:
 class Side:
     """One of the two recordings."""
 
-    data: RecordingData
+    data: RecordingData  # with the ops of compiled code in the calls of their modules, where they ran one by one
+    #: By call: its ops are aligned only with those of a call that has this too. Not all kernels were recorded in it,
+    #: or it is a backward that a compiler has put into an order of its own.
+    is_apart: Bools
     places: Placer
     names: tuple[ModuleName, ...]  # of the places
     calls: CallSide
@@ -123,11 +129,21 @@ class Side:
 def read_side(data: RecordingData, steps: Collection[int]) -> Side:
     """Returns one recording, of which some steps are compared."""
     wanted = np.array(sorted(steps), np.int64)
+    unseen, data = find_unseen(data).calls, with_inside(data, None, fused=False)
     placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
     calls = _read_calls(data.table("calls"), wanted, placer)
     ops = _read_ops(data.table("ops"), wanted, calls)
     values = _read_values(data, wanted, placer, calls)
-    return Side(data=data, places=placer, names=_name_places(placer), calls=calls, ops=ops, values=values)
+    return Side(
+        data=data,
+        is_apart=np.isin(calls.calls.call_id, [*unseen])
+        | ((calls.calls.phase == _BACKWARD) & column_of(data.table("calls"), "compiled").astype(bool)),
+        places=placer,
+        names=_name_places(placer),
+        calls=calls,
+        ops=ops,
+        values=values,
+    )
 
 
 def _name_places(placer: Placer) -> tuple[ModuleName, ...]:
@@ -230,7 +246,9 @@ def _find_first_calls(calls: CallSide, step: Column) -> Column:
 def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: CallSide) -> ValueSide:
     table, sites = data.table("values"), data.table("sites")
     site = RowFinder(column_of(sites, "site_id"))(column_of(table, "site_id"))
-    call_id, step = column_of(table, "call_id"), column_of(table, "step")
+    step, ops = column_of(table, "step"), data.table("ops")
+    op = RowFinder(column_of(ops, "op_id"))(column_of(table, "op_id"))
+    call_id = np.where(op >= 0, take(column_of(ops, "call_id"), op), column_of(table, "call_id"))
     module = take(column_of(sites, "module_id"), site)
     role, roles = dictionary_codes(sites["role"])
     slot, slots = dictionary_codes(sites["slot"].dictionary_encode())
@@ -240,7 +258,7 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         phase=phase_codes(table["phase"]),
         place=place_by_calls(module, call_id, calls.calls, calls.place, placer),
         call=RowFinder(calls.calls.call_id)(call_id),
-        op=RowFinder(column_of(data.table("ops"), "op_id"))(column_of(table, "op_id")),
+        op=op,
         order=np.lexsort((column_of(table, "order"), step)).argsort(),
         sizes=read_sizes(table["shape"]),
         site=site,

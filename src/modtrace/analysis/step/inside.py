@@ -26,7 +26,7 @@ _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict"})
 _Row = dict[str, Any]
 
 
-def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> RecordingData:
+def with_inside(data: RecordingData, step: int | None, *, fused: bool = True) -> RecordingData:
     """Returns the recording with the ops inside of the compiled calls of a step, in calls of their modules.
 
     Where the ops of a region have run one by one (backend "aot_eager"), those rows are put into the calls. Elsewhere
@@ -35,16 +35,21 @@ def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> Record
 
     Args:
         data: the recording.
-        step: the number of the step.
+        step: the number of the step; None for all steps.
         fused: whether ops are added that have not run one by one.
     """
-    runs = data.table("compiled_runs")
-    runs = runs.filter(pc.equal(runs["step"], step))
-    if not runs.num_rows:
+    runs = _runs_of(data, step)
+    if not runs:
         return data
-    added = _Added(data, step, fused=fused)
-    added.add_all(runs.to_pylist())
+    added = _Added(data, fused=fused)
+    added.add_all(runs)
     return added.to_data()
+
+
+def _runs_of(data: RecordingData, step: int | None) -> list[_Row]:
+    table = data.table("compiled_runs")
+    found: list[_Row] = (table if step is None else table.filter(pc.equal(table["step"], step))).to_pylist()
+    return found
 
 
 class Unseen(NamedTuple):
@@ -56,13 +61,11 @@ class Unseen(NamedTuple):
 
 def find_unseen(data: RecordingData, step: int | None = None) -> Unseen:
     """Returns where kernels of compiled code ran in a step, or in all of them, that were not recorded as ops."""
-    calls, table = data.table("calls"), data.table("compiled_runs")
-    if step is not None:
-        table = table.filter(pc.equal(table["step"], step))
+    calls, runs = data.table("calls"), _runs_of(data, step)
     regions = set(calls.filter(pc.fill_null(calls["compiled"], False))["call_id"].to_pylist())
-    if not table.num_rows and not regions:
+    if not runs and not regions:
         return Unseen(frozenset(), frozenset())
-    added, runs = _Added(data, step, fused=False), table.to_pylist()
+    added = _Added(data, fused=False)
     added.add_all(runs)
     regions -= {run["call_id"] for run in runs}
     ops = data.table("ops")
@@ -120,9 +123,8 @@ class _Run:
 class _Added:
     """Collects what is added to the tables."""
 
-    def __init__(self, data: RecordingData, step: int | None, *, fused: bool) -> None:
+    def __init__(self, data: RecordingData, *, fused: bool) -> None:
         self._data = data
-        self._step = step
         self._fused = fused
         self._regions: list[int] = []  # the ids of their calls
         self.unseen: set[int] = set()  # the calls whose ops have not run one by one
@@ -139,8 +141,8 @@ class _Added:
         self._new: dict[str, list[_Row]] = {name: [] for name in ("calls", "ops", "tensors", "uses")}
         calls = data.table("calls")
         is_forward = phase_codes(calls["phase"]) == PHASES.index(FORWARD)
-        in_step = is_forward & (column_of(calls, "step") == step)
-        self._calls = Counter(column_of(calls, "module_id")[in_step].tolist())  # by module
+        steps, modules = (column_of(calls, name)[is_forward].tolist() for name in ("step", "module_id"))
+        self._calls = Counter(zip(steps, modules, strict=True))
         self._maker_of: dict[int, int] = {}  # the ops of recorded tensors that runs return
         self._ids = {
             name: count(int(column_of(data.table(table), name).max(initial=-1)) + 1)
@@ -213,7 +215,7 @@ class _Added:
             self._new["ops"].append(
                 {
                     "op_id": op_id,
-                    "step": self._step,
+                    "step": run.row["step"],
                     "call_id": call,
                     "phase": run.row["phase"],
                     "name": op["name"],
@@ -280,7 +282,7 @@ class _Added:
             self._new["calls"].append(
                 {
                     "call_id": call,
-                    "step": self._step,
+                    "step": run.row["step"],
                     "module_id": module_id,
                     "nth": self._number(module_id, number, run),
                     "parent_call_id": parent,
@@ -299,8 +301,9 @@ class _Added:
         """Returns which call of its step a module is in."""
         region = run.region
         if region.call["phase"] == FORWARD:
-            first = region.first.setdefault(module_id, self._calls[module_id])
-            self._calls[module_id] = max(self._calls[module_id], first + number + 1)
+            key = run.row["step"], module_id
+            first = region.first.setdefault(module_id, self._calls[key])
+            self._calls[key] = max(self._calls[key], first + number + 1)
         elif run.origin is None:
             first = region.call["nth"]
         else:
