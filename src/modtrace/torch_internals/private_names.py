@@ -82,7 +82,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.fx.experimental.proxy_tensor.get_proxy_mode": _KEPT,
     "torch._dynamo.comptime.comptime": _BODIES,
     "torch._dynamo.comptime.ComptimeContext._i_will_not_complain_if_bc_breaks_InstructionTranslator": _BODIES,
-    "torch._dynamo.variables.ConstantVariable": _BODIES,
+    "torch._dynamo.variables.ConstantVariable.create": _BODIES,
     "torch._dynamo.output_graph.SubgraphTracer.__init__.source_target": _BODIES,
     "torch._dynamo.variables.invoke_subgraph.save_reuse_entry": "right results of nested compile regions",
     "torch._guards.CompileContext": _TRACED,
