@@ -76,3 +76,31 @@ def test_boundary_of_a_compiled_model_is_compared_with_what_is_inside() -> None:
     comparison = compare(run(make, "aot_eager"), run(make, "aot_eager", compiled="inside"))
     assert comparison.first is None
     assert (comparison.to_frame().verdict == "equal").all()
+
+
+class ByHand(nn.Module):
+    """The activation of GPT-2, of ops whose backward a compiler puts into an order of its own."""
+
+    def forward(self, x):
+        return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x * x * x)))
+
+
+def make_by_hand() -> tuple[nn.Module, dict[str, Any]]:
+    return make(ByHand)
+
+
+def test_ops_that_ran_one_by_one_equal_those_of_an_eager_run() -> None:
+    comparison = compare(run(make_by_hand, ops=True), run(make_by_hand, "aot_eager", ops=True))
+    assert comparison.first is None
+    paired = comparison.to_frame()
+    assert set(paired.verdict) == {"equal"}
+    forward = paired[(paired.op == "aten.tanh.default") & (paired.phase == "forward")]
+    assert set(forward.path) == {"1.act"}
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_op_that_differs_is_named_with_its_module_inside(backend: str | None) -> None:
+    runs = [run(each, backend, ops=True) for each in (make, lambda: make(nn.SiLU))]
+    first = compare(*runs).first
+    assert first is not None
+    assert (first.path, first.step, first.phase) == ("1.act", 0, "forward")

@@ -12,6 +12,7 @@ _GRAPHS = "the ops and kernels inside of compiled code"
 _CACHES = "a second process would compile again what has values measured inside of it"
 _EDGES = "module calls at a compiled block's edge"
 _KEPT = "hooks and values inside of compiled code"
+_SELECTIVE = "compiled code with values measured inside raises in selective checkpoints"
 _BODIES = "compiling torch.cond and the like with values measured inside"
 _TRACED = "what torch.compile traces would be shown as if it ran"
 _COMPILATIONS = "which functions torch.compile compiled, how often and why"
@@ -62,6 +63,9 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.utils.checkpoint._CachedTorchDispatchMode": "the memory of a selective checkpoint",
     "torch.utils.checkpoint._CachedTorchDispatchMode.__init__.storage": "the memory of a selective checkpoint",
     "torch.utils.checkpoint._VersionWrapper.__init__.val": "the memory of a selective checkpoint",
+    "torch.utils.checkpoint._CachingTorchDispatchMode": _SELECTIVE,
+    "torch._higher_order_ops.effects.with_effects.py_impl": _SELECTIVE,
+    "torch._higher_order_ops.effects.with_effects.python_key_table": _SELECTIVE,
     # compiled_graphs.py
     "torch._dynamo.backends.common.aot_module_simplified": _GRAPHS,
     "torch._guards.CompileContext.current_compile_id": _GRAPHS,
