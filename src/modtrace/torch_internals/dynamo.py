@@ -222,7 +222,7 @@ class CompileRecord(NamedTuple):
         return self.compile_id.rpartition("/")[0]
 
 
-#: When Dynamo was seen to have been reset while it was to call us, in microseconds of wall time.
+#: When Dynamo was seen to have been reset since it is to call us, in microseconds of wall time.
 _resets: list[int] = []
 
 
@@ -376,6 +376,8 @@ def no_more_calls_after_compilations(told: Callable[[Any], None]) -> None:
     if listed is not None and told in listed:
         listed.remove(told)
     _told[:] = [each for each in _told if each != told]
+    if not _told:
+        _resets.clear()
 
 
 def _callback_handler() -> Any:

@@ -213,6 +213,25 @@ def test_ops_command_lists_ops_that_ran_one_by_one_only_with_their_modules() -> 
     assert not any(line.startswith(("kernel", "native_layer_norm")) for line in text.splitlines())
 
 
+def test_ops_of_a_step_are_those_of_the_compilation_that_ran() -> None:
+    model = Net()
+    compiled = torch.compile(model, backend="aot_eager")
+    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
+        for is_training in (True, False, True):
+            with torch.set_grad_enabled(is_training):
+                loss = compiled(torch.randn(4, WIDTH)).sum()
+            if is_training:
+                loss.backward()
+            rec.step()
+    found = [rec.op_table(step=step).compiled for step in range(3)]
+    assert [[each.step for each in regions or ()] for regions in found] == [[0], [1], [0]]
+    assert [[each.backward_ops > 0 for each in regions or ()] for regions in found] == [
+        [True],
+        [False],
+        [True],
+    ]
+
+
 SCRIPT = """
 import json, sys
 import torch
@@ -389,6 +408,7 @@ def test_runs_are_held_with_their_steps() -> None:
     net = Net()
     rec = train(net, torch.compile(net, backend="aot_eager", fullgraph=True), sizes=(4, 4, 4), keep_last=1)
     assert not rec.table("compiled_runs").num_rows
+    torch._dynamo.reset()  # else the code of the first recording runs
     rec = train(net, torch.compile(net, backend="aot_eager", fullgraph=True), sizes=(4, 4, 4), steps="1:2")
     assert {*rec.table("compiled_runs")["step"].to_pylist()} == {1}
 

@@ -57,6 +57,22 @@ def test_each_instance_has_the_reason_of_its_own_code(compiled: Any) -> None:
     )
 
 
+def test_two_tensors_of_one_function_are_two_reasons() -> None:
+    class Sum(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a.sum() + b.sum()
+
+    model = Sum()
+    compiled = torch.compile(model, backend="eager", dynamic=False)
+    with modtrace.record(model, strict=True) as rec:
+        for sizes in ((3, 7), (1, 7), (1, 9)):
+            compiled(*map(torch.ones, sizes))
+    assert [(reason, values) for _, reason, values in reasons_in(rec)] == [
+        ("the size of the tensor 'a' changed in dimension 0", ("3", "1")),
+        ("the size of the tensor 'b' changed in dimension 0", ("7", "9")),
+    ]
+
+
 def test_ops_that_measure_inside_are_not_counted() -> None:
     counts = {}
     for compiled in ("boundary", "inside"):

@@ -205,6 +205,10 @@ class _Found(NamedTuple):
     def line(self) -> CodeLine | None:
         return self.told.line or self.compiled.line
 
+    @property
+    def function(self) -> tuple[str, str | None]:
+        return self.compiled.module, self.compiled.row["function"]
+
 
 def _explain_guards(
     compiled: Sequence[_Compiled], paths: Collection[str]
@@ -255,7 +259,7 @@ def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) ->
     groups: dict[Any, list[_Found]] = defaultdict(list)
     for each in found:
         groups[each.key].append(each)
-    for group in groups.values():
+    for group in (part for with_one_key in groups.values() for part in _split(with_one_key)):
         at = min(group, key=lambda each: len(each.told.stack))
         says_most = max((each.told for each in group), key=lambda told: len(told.reason) + len(told.advice))
         yield Reason(
@@ -267,10 +271,27 @@ def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) ->
             compiled=at.compiled.line,
             advice=says_most.advice,
             times=len(group),
-            others=len({(each.compiled.module, each.compiled.row["function"]) for each in group}) - 1,
+            others=len({each.function for each in group}) - 1,
             steps=tuple(sorted({each.compiled.row["step"] for each in group})),
             text=says_most.text,
         )
+
+
+def _split(group: Sequence[_Found]) -> list[list[_Found]]:
+    """Divides what has one key: two tensors of one function that changed at different times are two reasons.
+
+    Tensors of different functions are one reason if that may be: a larger batch has other names behind a graph break.
+    """
+    parts: list[list[_Found]] = []
+    for each in group:
+        here = [{other.told.reason for other in part if other.function == each.function} for part in parts]
+        fits = [part for part, reasons in zip(parts, here, strict=True) if reasons <= {each.told.reason}]
+        same = [part for part, reasons in zip(parts, here, strict=True) if reasons == {each.told.reason}]
+        alike = [part for part in fits if each.told.values in (other.told.values for other in part)]
+        if not fits:
+            parts.append([])
+        next(iter((*same, *alike, *fits)), parts[-1]).append(each)
+    return parts
 
 
 def _find_inside(

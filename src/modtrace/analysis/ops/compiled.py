@@ -24,7 +24,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledInside:
-    """A compiled region, as it was compiled last up to the step that is shown."""
+    """A compiled region, as one compilation of it that ran in the step that is shown."""
 
     name: str  # the path of the compiled module, of a root its class; of a function its name
     step: int  # in which it was compiled
@@ -45,20 +45,19 @@ def read_compiled(
 
     Args:
         data: the recording.
-        step: what was compiled later is left out; None for nothing.
+        step: what did not run in it is left out; None for nothing.
         phase: leaves out the kernels of the other one; None for both.
     """
     table = data.table("compiled_ops")
     if not table.num_rows:
         return None
     names = _name_modules(data)
-    newest: dict[tuple[Any, Any], dict[str, Any]] = {}
     with_ops = set(pc.unique(table["compilation_id"]).to_pylist())
-    for row in data.table("compilations").to_pylist():
-        if row["compilation_id"] in with_ops and (step is None or row["step"] <= step):
-            newest[row["module_id"], row["function"]] = row
+    ran = _find_ran(data, step)
     found = []
-    for row in newest.values():
+    for row in data.table("compilations").to_pylist():
+        if row["compilation_id"] not in with_ops or row["compile_id"] not in ran:
+            continue
         ops = table.filter(pc.equal(table["compilation_id"], row["compilation_id"])).to_pylist()
         counts = [sum(op["phase"] == each for op in ops) for each in (FORWARD, BACKWARD)]
         kernels = [
@@ -77,6 +76,14 @@ def read_compiled(
             )
         )
     return tuple(found) or None
+
+
+def _find_ran(data: RecordingData, step: int | None) -> set[str]:
+    """Returns the compile ids of what ran in a step, or in any."""
+    runs = data.table("compiled_runs")
+    if step is not None:
+        runs = runs.filter(pc.equal(runs["step"], step))
+    return set(runs["compile_id"].to_pylist())
 
 
 def find_compiled_before(data: RecordingData, *, step: int | None) -> tuple[str, ...] | None:
