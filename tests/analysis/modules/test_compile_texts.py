@@ -103,6 +103,11 @@ def test_a_module_that_is_not_known_stays_as_dynamo_wrote_it(base: str | None) -
     assert (told.reason, told.module) == ("s._modules['scale'].factor changed", None)
 
 
+def test_an_integer_in_a_list_has_no_advice_for_integers() -> None:
+    told = read_guard(INTEGER.replace(".factor ==", ".layers[1] =="), "blocks.0", PATHS)
+    assert told.advice == "keep in a tensor what changes, or set it before the first call and leave it"
+
+
 def test_any_other_guard_is_told_as_it_is() -> None:
     told = read_guard("0/0: len(xs) <= 3", "", PATHS)
     assert told.reason == "no longer true: len(xs) <= 3"
@@ -179,6 +184,23 @@ def test_change_between_training_and_evaluation_is_told_as_one() -> None:
 def test_a_guard_that_dynamo_did_not_find_is_told_in_its_words() -> None:
     told = read_guard("Unable to find recompilation reasons", "", PATHS)
     assert told.reason == "Unable to find recompilation reasons"
+
+
+def test_a_break_in_a_library_is_told_at_the_line_of_the_user() -> None:
+    told = read_break(
+        f"{PRINT}\n"
+        '  File "/env/lib/python3.11/site-packages/torch/_dynamo/polyfills/__init__.py", line 513, in instantiate\n'
+        "    obj.__init__(*args, **kwargs)\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 370, in __init__\n'
+        "    class _FuncPtr(_CFuncPtr):"
+    )
+    assert told.line == CodeLine("/home/me/m.py", 9, "forward", 'print("hello")')
+
+
+def test_a_break_in_a_model_of_a_library_is_told_there() -> None:
+    told = read_break(PRINT.replace("/home/me/m.py", "/env/lib/python3.11/site-packages/models/m.py"))
+    assert told.line is not None
+    assert told.line.number == 9
 
 
 def test_a_break_has_its_explanation_and_the_first_hint_that_says_what_to_do() -> None:

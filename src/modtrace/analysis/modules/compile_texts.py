@@ -13,8 +13,12 @@ from ...recording.module_path import join
 _STACK = "User stack trace:"
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$')
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$")
-#: Code that runs between the lines of the user.
-_OF_TORCH = re.compile(r"[\\/]torch[\\/](?:_\w+|nn|utils|optim|fx|distributed|functional\.py)")
+#: Code that runs between the lines of the user, and below them: torch and the standard library.
+_NOT_OF_USERS = re.compile(
+    r"[\\/]torch[\\/](?:_\w+|nn|utils|optim|fx|distributed|functional\.py)"
+    r"|[\\/]lib[\\/]python\d[^\\/]*[\\/](?!site-packages|dist-packages)"
+)
+_OF_DYNAMO = re.compile(r"[\\/]torch[\\/]_dynamo[\\/]")
 
 _COMPILE_ID = re.compile(r"^\d+/\d+: ")
 _SIZE = re.compile(r"^tensor '(.+)' (size|stride) mismatch at index (\d+)\. expected (\S+), actual (\S+)$")
@@ -167,7 +171,8 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
         named, *values = equal.groups()
         subject = _KEPT.sub(_say_kept(function), named)
         reason = f"{subject} changed"
-        advice = _TO_DO_INTEGER if hint and "allow_unspec_int_on_nn_module" in hint[1] else _TO_DO_VALUE
+        is_attribute = hint and "allow_unspec_int_on_nn_module" in hint[1] and not named.endswith("]")
+        advice = _TO_DO_INTEGER if is_attribute else _TO_DO_VALUE
         if subject != named:
             advice = _TO_DO_KEPT
         elif subject.endswith(".training"):
@@ -275,5 +280,5 @@ def _split(text: str) -> tuple[str, tuple[CodeLine, ...]]:
             frames.append(CodeLine(match[1], int(match[2]), plain_name(match[3])))
         elif frames and not frames[-1].code:
             frames[-1] = replace(frames[-1], code=line.strip())
-    users = [frame for frame in frames if not _OF_TORCH.search(frame.file)]
-    return said.strip(), tuple(users or frames)
+    users = [frame for frame in frames if not _NOT_OF_USERS.search(frame.file)]
+    return said.strip(), tuple(users or (frame for frame in frames if not _OF_DYNAMO.search(frame.file)))
