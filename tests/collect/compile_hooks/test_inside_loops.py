@@ -145,7 +145,7 @@ LOOPS = (
 )
 
 
-@pytest.mark.parametrize("how", ["whole", "blocks"])
+@pytest.mark.parametrize("how", ["whole", pytest.param("blocks", marks=pytest.mark.compile)])
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_rows_have_the_numbers_of_an_eager_run(loop, how):
     eager = rows_in(Net(), loop, None)
@@ -166,7 +166,12 @@ CHECKPOINTS = {
 
 @pytest.mark.parametrize("options", CHECKPOINTS.values(), ids=CHECKPOINTS)
 @pytest.mark.parametrize(
-    ("rounds", "loop"), [(2, evaluation_before_backward), (1, micro_batches), (3, micro_batches)]
+    ("rounds", "loop"),
+    [
+        (2, micro_batches),
+        pytest.param(1, micro_batches, marks=pytest.mark.compile),
+        pytest.param(3, evaluation_before_backward, marks=pytest.mark.compile),
+    ],
 )
 def test_what_a_checkpoint_computes_again_has_the_numbers_of_its_forwards(rounds, loop, options):
     eager = rows_in(Net(rounds, **options), loop, None)
