@@ -55,11 +55,15 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
         return
 
 
-def is_in_body(left_out: Callable[[], None]) -> bool:
-    """Returns whether Dynamo traces a function that an op such as `torch.cond` is given, and calls `left_out` if so.
+#: The ops whose bodies may hold ops with an effect.
+_MAY_HOLD_EFFECTS = ("tag_activation_checkpoint",)
 
-    It is for functions that Dynamo traces, and leaves no node and no guard. Activation checkpoints do not count:
-    AOTAutograd (2.13) takes ops with an effect inside of them, and inside of no other such op.
+
+def is_in_body(left_out: Callable[[], None]) -> bool:
+    """Returns whether Dynamo traces the body of an op: a function that one such as `torch.cond` is given.
+
+    Call it only in code that Dynamo traces, where it adds no node. It calls `left_out` in a body. Those of activation
+    checkpoints do not count: AOTAutograd (2.13) allows ops with an effect, such as taps, only inside of them.
     """
     from torch._dynamo.comptime import comptime  # when Dynamo traces a call of this, it runs what is given
 
@@ -68,19 +72,19 @@ def is_in_body(left_out: Callable[[], None]) -> bool:
 
         translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
         tracer = translator.output.current_tracer
-        while tracer.parent is not None and str(tracer.source_target) == "tag_activation_checkpoint":
+        while tracer.parent is not None and str(tracer.source_target) in _MAY_HOLD_EFFECTS:
             tracer = tracer.parent
         if tracer.parent is not None:
             translator.symbolic_locals["is_inside"] = ConstantVariable.create(True)
             context.get_local("left_out").as_python_constant()()
 
-    is_inside = False
+    is_inside = False  # `look` replaces this local while Dynamo traces, by its name
     comptime(look)
     return is_inside
 
 
 @contextmanager
-def regions_traced_each_time() -> Iterator[None]:
+def nested_regions_traced_anew() -> Iterator[None]:
     """Has Dynamo trace each call of a function that is marked by `torch.compiler.nested_compile_region`, in the block.
 
     Otherwise it takes the graph of an earlier call and looks for the tensors below the arguments of this one. That
@@ -229,7 +233,8 @@ _resets: list[int] = []
 def name_compilation(compile_id: Any, time_us: int) -> str:
     """Returns the id of a compilation that began then.
 
-    `2/1` is the second compilation of the third function. Dynamo counts anew after a reset: `1:2/1`.
+    `2/1` is the second compilation of the third function. Dynamo counts anew after a reset: `1:2/1`. What reads that
+    form are `CompileRecord.frame` and `analysis.modules.compilations`.
     """
     resets = sum(each <= time_us for each in _resets)
     return f"{resets}:{compile_id}" if resets else str(compile_id)
@@ -353,7 +358,7 @@ def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:
 
 
 #: What Dynamo is to call.
-_told: list[Callable[[Any], None]] = []
+_callbacks: list[Callable[[Any], None]] = []
 
 
 def call_after_compilations(told: Callable[[Any], None]) -> None:
@@ -365,9 +370,9 @@ def call_after_compilations(told: Callable[[Any], None]) -> None:
     listed = getattr(_callback_handler(), "end_callbacks", None)
     if listed is not None and told not in listed:
         listed.append(told)
-        if told in _told:
+        if told in _callbacks:
             _resets.append(time.time_ns() // 1000)
-        _told.append(told)
+        _callbacks.append(told)
 
 
 def no_more_calls_after_compilations(told: Callable[[Any], None]) -> None:
@@ -375,8 +380,8 @@ def no_more_calls_after_compilations(told: Callable[[Any], None]) -> None:
     listed = getattr(_callback_handler(), "end_callbacks", None)
     if listed is not None and told in listed:
         listed.remove(told)
-    _told[:] = [each for each in _told if each != told]
-    if not _told:
+    _callbacks[:] = [each for each in _callbacks if each != told]
+    if not _callbacks:
         _resets.clear()
 
 

@@ -31,7 +31,7 @@ def pair_ops(
     What ran in a call of a module without partner is aligned as a part of the call around it: it may be that one of the
     two models has a module where the other has a few lines. If the module has a partner that is called less often, the
     ops of the further calls have none. What ran for nothing in one has no partner that the other needs, if there is a
-    better one. Ops beside kernels of compiled code, which are no ops, have none in a call that was not compiled.
+    better one. Those of a call that `is_apart` have none in a call that is not.
     """
     groups, is_alone = _number_groups(a, b, places, calls, steps)
     tokens = _number_ops(a, b)
@@ -113,7 +113,7 @@ def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: R
         split: places that are parts of one in the other recording.
         partner: the partner of each call.
         number: the number of each call.
-        differs: whether kernels of compiled code, which are no ops, ran in the call, and none in its partner.
+        differs: whether the call `is_apart`, and its partner is not, or the other way round.
     """
     calls, found = side.calls, np.full(len(partner), -1, np.int64)
     key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.calls.phase)))

@@ -23,7 +23,7 @@ from ..step.calls import (
     read_all_calls,
     take,
 )
-from ..step.inside import find_unseen, with_inside
+from ..step.inside import with_all_inside
 from ..step.ops import dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
 from .contract import ModuleName
@@ -129,14 +129,14 @@ class Side:
 def read_side(data: RecordingData, steps: Collection[int]) -> Side:
     """Returns one recording, of which some steps are compared."""
     wanted = np.array(sorted(steps), np.int64)
-    unseen, data = find_unseen(data).calls, with_inside(data, None, fused=False)
+    data, unseen = with_all_inside(data)
     placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
     calls = _read_calls(data.table("calls"), wanted, placer)
     ops = _read_ops(data.table("ops"), wanted, calls)
     values = _read_values(data, wanted, placer, calls)
     return Side(
         data=data,
-        is_apart=np.isin(calls.calls.call_id, [*unseen])
+        is_apart=np.isin(calls.calls.call_id, [*unseen.calls])
         | ((calls.calls.phase == _BACKWARD) & column_of(data.table("calls"), "compiled").astype(bool)),
         places=placer,
         names=_name_places(placer),

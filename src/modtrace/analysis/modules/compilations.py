@@ -225,9 +225,8 @@ def _explain_guards(
             continue
         texts = each.row["failed_guards"] or ()
         own = [text for text in texts if codes.get(text.partition(": ")[0], _BEFORE) in (each.of, None)]
-        codes[each.row["compile_id"].rpartition(":")[2]] = (
-            each.of
-        )  # Dynamo has forgotten codes from before a reset
+        # Texts have ids without a mark for resets: Dynamo has forgotten codes from before.
+        codes[each.row["compile_id"].rpartition(":")[2]] = each.of
         if texts and not own and each.of is not None and each.is_first:
             anew[each.module] = None
         elif texts:
@@ -259,7 +258,7 @@ def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) ->
     groups: dict[Any, list[_Found]] = defaultdict(list)
     for each in found:
         groups[each.key].append(each)
-    for group in (part for with_one_key in groups.values() for part in _split(with_one_key)):
+    for group in (part for with_one_key in groups.values() for part in _divide(with_one_key)):
         at = min(group, key=lambda each: len(each.told.stack))
         says_most = max((each.told for each in group), key=lambda told: len(told.reason) + len(told.advice))
         yield Reason(
@@ -277,16 +276,24 @@ def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Found]) ->
         )
 
 
-def _split(group: Sequence[_Found]) -> list[list[_Found]]:
-    """Divides what has one key: two tensors of one function that changed at different times are two reasons.
+def _divide(group: Sequence[_Found]) -> list[list[_Found]]:
+    """Divides a group with one key: two tensors of one function that changed at different times are two reasons.
 
-    Tensors of different functions are one reason if that may be: a larger batch has other names behind a graph break.
+    Tensors of different functions are put together where none of these functions has another reason there: a larger
+    batch has other names behind a graph break.
     """
     parts: list[list[_Found]] = []
     for each in group:
-        here = [{other.told.reason for other in part if other.function == each.function} for part in parts]
-        fits = [part for part, reasons in zip(parts, here, strict=True) if reasons <= {each.told.reason}]
-        same = [part for part, reasons in zip(parts, here, strict=True) if reasons == {each.told.reason}]
+        # The best part has this reason of this function, then comes one with the same values, then any that fits.
+        of_function = [
+            {other.told.reason for other in part if other.function == each.function} for part in parts
+        ]
+        fits = [
+            part for part, reasons in zip(parts, of_function, strict=True) if reasons <= {each.told.reason}
+        ]
+        same = [
+            part for part, reasons in zip(parts, of_function, strict=True) if reasons == {each.told.reason}
+        ]
         alike = [part for part in fits if each.told.values in (other.told.values for other in part)]
         if not fits:
             parts.append([])

@@ -163,7 +163,7 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
     subject, values = guard, list[str]()
     if of_tensor := _read_tensor_guard(guard):
         reason, advice, subject, values = of_tensor
-        module = module if subject.startswith("requires_grad") else None
+        module = None if subject.startswith(("size", "stride")) else module
     elif none := _NONE.match(guard):
         subject, advice = none[1], "nothing, if it comes once: a graph is kept for None and one for the rest"
         reason = f"{subject} is no longer None"

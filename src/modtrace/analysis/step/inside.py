@@ -26,7 +26,7 @@ _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict"})
 _Row = dict[str, Any]
 
 
-def with_inside(data: RecordingData, step: int | None, *, fused: bool = True) -> RecordingData:
+def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> RecordingData:
     """Returns the recording with the ops inside of the compiled calls of a step, in calls of their modules.
 
     Where the ops of a region have run one by one (backend "aot_eager"), those rows are put into the calls. Elsewhere
@@ -35,7 +35,7 @@ def with_inside(data: RecordingData, step: int | None, *, fused: bool = True) ->
 
     Args:
         data: the recording.
-        step: the number of the step; None for all steps.
+        step: the number of the step.
         fused: whether ops are added that have not run one by one.
     """
     runs = _runs_of(data, step)
@@ -61,10 +61,20 @@ class Unseen(NamedTuple):
 
 def find_unseen(data: RecordingData, step: int | None = None) -> Unseen:
     """Returns where kernels of compiled code ran in a step, or in all of them, that were not recorded as ops."""
-    calls, runs = data.table("calls"), _runs_of(data, step)
+    return _find_unseen(data, _runs_of(data, step))[0]
+
+
+def with_all_inside(data: RecordingData) -> tuple[RecordingData, Unseen]:
+    """Returns what `with_inside` returns for all steps, with the ops that ran one by one, and `find_unseen`."""
+    unseen, added = _find_unseen(data, _runs_of(data, None))
+    return data if added is None else added.to_data(), unseen
+
+
+def _find_unseen(data: RecordingData, runs: list[_Row]) -> "tuple[Unseen, _Added | None]":
+    calls = data.table("calls")
     regions = set(calls.filter(pc.fill_null(calls["compiled"], False))["call_id"].to_pylist())
     if not runs and not regions:
-        return Unseen(frozenset(), frozenset())
+        return Unseen(frozenset(), frozenset()), None
     added = _Added(data, fused=False)
     added.add_all(runs)
     regions -= {run["call_id"] for run in runs}
@@ -75,7 +85,8 @@ def find_unseen(data: RecordingData, step: int | None = None) -> Unseen:
     )
     before = ops["call_id"].filter(beside).to_pylist()
     returned = (run["returned"] for run in runs if run["call_id"] in added.unseen)
-    return Unseen(frozenset(added.unseen.union(before)), frozenset(chain.from_iterable(returned)) - {-1})
+    tensors = frozenset(chain.from_iterable(returned)) - {-1}
+    return Unseen(frozenset(added.unseen.union(before)), tensors), added if runs else None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from types import FunctionType, MethodType
 
 from torch import nn
 
-from ...torch_internals.dynamo import regions_traced_each_time
+from ...torch_internals.dynamo import nested_regions_traced_anew
 
 #: How many blocks have put their `forward` on a module, by its `id`; each block holds its modules.
 _stale: dict[int, int] = {}
@@ -25,7 +25,7 @@ def make_stale(module: nn.Module, stack: ExitStack) -> None:
         if "forward" in module.__dict__ or type(forward) is not FunctionType or forward is nn.Module.forward:
             return
         if not _stale:
-            _while_stale.enter_context(regions_traced_each_time())
+            _while_stale.enter_context(nested_regions_traced_anew())
         module.__dict__["forward"] = MethodType(forward, module)
     _stale[id(module)] = _stale.get(id(module), 0) + 1
     stack.callback(_make_fresh, module)

@@ -216,7 +216,7 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
                 (each.tolist() for each in calls), slots.split("\n"), strict=True
             ):
                 receiver = _receivers.get(number)
-                if receiver is not None and of_call != -1:
+                if receiver is not None and of_call >= 0:
                     receiver.tapped_gradient(index, of_call, slot, gradient, receiver is told)
                     told = receiver
 

@@ -10,19 +10,19 @@ _PRUNE_AT = 64
 
 
 class AwaitedCalls:
-    """Calls inside of compiled code whose gradients may come, by numbers. Compiled code can keep no more than those."""
+    """Calls inside of compiled code whose gradients may come. Compiled code can carry a number for each."""
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[InsideCall, Any]] = {}
         self._numbers = count()
         self._prune_at = _PRUNE_AT
 
-    def add(self, call: InsideCall, more: Any = None) -> int:
+    def add(self, call: InsideCall, kept: Any = None) -> int:
         """Returns the number of a call, and keeps what is needed with its gradients."""
         if len(self._calls) >= self._prune_at:
             self._prune()
         number = next(self._numbers)
-        self._calls[number] = call, more
+        self._calls[number] = call, kept
         return number
 
     def get(self, number: int) -> tuple[InsideCall | None, Any]:
@@ -30,11 +30,11 @@ class AwaitedCalls:
         return self._calls.get(number, (None, None))
 
     def _prune(self) -> None:
-        """Forgets calls whose gradients cannot come any more. Another thread may add calls meanwhile."""
-        known = list(self._calls.items())
-        over = {call.segment for _, (call, _) in known}
-        over = {each for each in over if each.is_closed and not each.has_graph()}
+        """Forgets calls whose gradients cannot come any more."""
+        known = list(self._calls.items())  # another thread may add calls meanwhile
+        segments = {call.segment for _, (call, _) in known}
+        dead = {each for each in segments if each.is_closed and not each.has_graph()}
         for number, (call, _) in known:
-            if call.segment in over:
+            if call.segment in dead:
                 self._calls.pop(number, None)
         self._prune_at = 2 * len(self._calls) + _PRUNE_AT

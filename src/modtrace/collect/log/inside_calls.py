@@ -6,45 +6,46 @@ from collections.abc import Sequence
 
 
 class InsideCalls:
-    """The calls inside of compiled code in one segment, as far as taps have seen them.
+    """The calls inside of compiled code in one segment, as far as they were tapped.
 
-    Several taps may see the same call. So what counts are the calls of the taps that have seen most of a module.
+    Each recording and each tracker has a set of taps with a number of its own (`taps` below), which counts alone. A
+    module has as many calls as the set that saw most of them.
     """
 
     __slots__ = ("_begun", "_places")
 
     def __init__(self) -> None:
-        #: By module_id and taps: how many calls of the segment had begun at the end of each call.
+        #: By module_id and taps, of each call, at its end: how many calls that hooks see had begun. It never falls.
         self._begun: dict[int, dict[int, list[int]]] = {}
-        #: By the seen call around them, taps and module_id: the places of calls among those.
+        #: By the index of the seen call around them, taps and module_id: the indices of calls in those lists.
         self._places: dict[tuple[int, int, int], list[int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._begun)
 
-    def add(self, index: int, taps: int, module_id: int, begun: int) -> int:
-        """Adds a call that has ended inside of the call `index`.
+    def add(self, seen: int, taps: int, module_id: int, begun: int) -> int:
+        """Adds a call that has ended inside of the call `seen`.
 
         Returns:
-            the number of calls that the same taps saw before it of the same module inside of the call `index`.
+            the number of calls that the same taps saw before it of the same module inside of the call `seen`.
         """
         known = self._begun.setdefault(module_id, {}).setdefault(taps, [])
-        places = self._places.setdefault((index, taps, module_id), [])
+        places = self._places.setdefault((seen, taps, module_id), [])
         places.append(len(known))
         known.append(begun)
         return len(places) - 1
 
-    def find(self, index: int, taps: int, module_id: int, nth: int) -> tuple[int, int] | None:
-        """Returns the place of a call among those of its module, and how many calls of the segment had begun.
+    def find(self, seen: int, taps: int, module_id: int, nth: int) -> tuple[int, int] | None:
+        """Returns which of the calls of its module inside a call is, and how many calls that hooks see had begun.
 
-        None if the taps have not seen it.
+        None if these taps have not seen it.
         """
-        places = self._places.get((index, taps, module_id), ())
+        places = self._places.get((seen, taps, module_id), ())
         return (places[nth], self._begun[module_id][taps][places[nth]]) if nth < len(places) else None
 
-    def count_before(self, module_id: int, index: int) -> int:
-        """Returns how many calls of a module had ended when the call `index` of the segment began."""
-        return bisect_right(self._most(module_id), index)
+    def count_before(self, module_id: int, seen: int) -> int:
+        """Returns how many calls of a module had ended inside when the call `seen` began, before which `seen` did."""
+        return bisect_right(self._most(module_id), seen)
 
     def counts(self) -> Counter[int]:
         """Returns how many calls of each module are known, by module_id."""

@@ -91,6 +91,11 @@ class InsideCall(NamedTuple):
         return self.module_id
 
     @property
+    def place(self) -> tuple[int, int] | None:
+        """Its place among the calls of its module inside, and how many calls had begun; None if it was not seen."""
+        return self.segment.inside.find(self.index, self.taps, self.module_id, self.nth)
+
+    @property
     def rank(self) -> int:
         """How many calls of the same module began in the segment before this one, in compiled code or outside of it."""
         return self.segment.rank_inside(self)
@@ -301,7 +306,7 @@ class Segment:
 
         A call that was not seen, as one before there were taps, counts as one right behind the begin of the seen call.
         """
-        place, begun = self.inside.find(call.index, *call[1:]) or (call.nth, call.index + 1)
+        place, begun = call.place or (call.nth, call.index + 1)
         return place + bisect_left(self._ranks(begun - 1)[1].get(call.module_id, ()), begun)
 
     def _ranks(self, last: int) -> tuple[list[int], dict[int, list[int]]]:

@@ -19,11 +19,14 @@ Columns = dict[str, Any]
 
 
 class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
-    """The `nth` of calls until their rows are written and no later backward can run through them."""
+    """The `nth` of calls until their rows are written and no later backward can run through them.
+
+    As a dict it has those of the calls that hooks saw, by segment. `number_inside` has those inside of compiled code.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        #: Of segments in steps with compiled code: how many calls were before it of the modules inside, by module_id.
+        #: By segment, in steps with compiled code: how many calls of each module inside came earlier in the step.
         self._before: dict[Segment, dict[int, int]] = {}
         self._origins: dict[CallRef, CallRef | None] = {}  # of recomputed calls with compiled code
 
@@ -35,24 +38,27 @@ class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
         self._origins = {each: origin for each, origin in self._origins.items() if each.segment.is_needed()}
 
     def count_inside(self, step: Step) -> None:
-        """Counts the calls of modules that run inside of compiled code in a step, which may still run."""
+        """Counts the calls of modules that run inside of compiled code, in a step that may still be open."""
         inside: Counter[int] = Counter()
         for segment in step.segments:
-            inside.update(segment.inside.counts() if segment.phase == FORWARD else ())
+            if segment.inside and segment.phase == FORWARD:
+                inside.update(segment.inside.counts())
         if inside:
             counted: Counter[int] = Counter()
             for segment in step.segments:
                 self._before[segment] = {module_id: counted[module_id] for module_id in inside}
                 counted.update(segment.forward_counts())
 
-    def add_inside(self, nth: npt.NDArray[np.int32], module_ids: Ints, segment: Segment) -> None:
-        """Adds the calls inside of compiled code to the numbers of a segment's calls."""
-        before = self._before.get(segment, {})
-        for index, module_id in enumerate(module_ids.tolist() if before else ()):
+    def renumber(self, nth: npt.NDArray[np.int32], module_ids: Ints, segment: Segment, start: int) -> None:
+        """Numbers a segment's calls anew, whose rows begin at `start`: those inside of compiled code count too."""
+        before = self._before.get(segment)
+        if before is None or segment.phase != FORWARD:
+            return
+        for index, module_id in enumerate(module_ids[start : start + segment.calls].tolist()):
             if module_id in before:
-                nth[index] = before[module_id] + segment.rank_of(index)
+                nth[start + index] = before[module_id] + segment.rank_of(index)
 
-    def repeat_inside(self, segment: Segment, origins: Origins) -> None:
+    def note_origins(self, segment: Segment, origins: Origins) -> None:
         """Takes note of the forward calls that recomputed ones with compiled code inside repeat."""
         if segment.inside:
             self._origins.update((CallRef(segment, index), each) for index, each in enumerate(origins))
@@ -65,9 +71,7 @@ class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
                 return -1
             call = call.in_place_of(origin)
         before = self._before.get(call.segment, {}).get(call.module_id)
-        if before is None or call.segment.inside.find(call.index, *call[1:]) is None:
-            return -1
-        return before + call.rank
+        return -1 if before is None or call.place is None else before + call.rank
 
 
 def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -> list[Columns]:
@@ -163,9 +167,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
     nth[forward] = count_before(step[forward], module_id[forward])
     for segment, start in zip(segments, starts.tolist(), strict=True):
-        here = slice(start, start + segment.calls)
-        if segment.phase == FORWARD:
-            memory.add_inside(nth[here], module_id[here], segment)
+        memory.renumber(nth, module_id, segment, start)
     exit_code = contexts[structure.exit_event]
     columns: Columns = {
         "call_id": ids,
@@ -213,7 +215,7 @@ def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int]
             triggered_by[start : start + segment.calls] = segment.trigger.call_id
         if segment.phase == BACKWARD:
             continue
-        memory.repeat_inside(segment, origins)
+        memory.note_origins(segment, origins)
         for row, origin in enumerate(origins, start):
             if origin is not None and origin.call_id is not None:
                 recompute_of[row] = origin.call_id
