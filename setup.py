@@ -52,6 +52,16 @@ class BuildWithFlags(build_ext):
         super().build_extension(ext)
 
 
+#: What no other system than those of POSIX has signals for.
+_POSIX_MODULES = [
+    Extension(
+        "modtrace.cli._blocked_call",
+        ["src/modtrace/cli/_blocked_call.c"],
+        py_limited_api=True,
+        optional=True,
+    )
+]
+
 setup(
     cmdclass={"build": CleanBuild, "build_ext": BuildWithFlags},
     ext_modules=[
@@ -86,5 +96,12 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
+        Extension(
+            "modtrace.torch_internals._released_in_turn",
+            ["src/modtrace/torch_internals/_released_in_turn.c"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        *(_POSIX_MODULES if os.name == "posix" else ()),
     ],
 )

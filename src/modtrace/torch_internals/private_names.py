@@ -18,12 +18,15 @@ _TRACED = "what torch.compile traces would be shown as if it ran"
 _COMPILATIONS = "which functions torch.compile compiled, how often and why"
 _OPS = "recording ops: nothing of modtrace can be imported"
 _LEAVING = "taking a mode off that is not the innermost"
+_COPIES = "copies of a model without what is on it"
+_STOPS = "stopping a run before the compiled step of an optimizer"
 _UNSEEN = "reading a scalar unseen by torch.jit.trace"
 _MODE = "torch.utils._python_dispatch.TorchDispatchMode"
 _ALL = "names of modules: nothing can be recorded"
 _LEFT = "telling whether a recording has left a hook on a model (modtrace verify)"
 _SAVED_MEMORY = "the memory that ops save for backward"
 _NUMBERS = "the values of such tensors"
+_GRAPH_CAPTURES = "captures of CUDA graphs end when rows are read from the GPU"
 _CONJUGATES = "statistics of conjugate tensors in torch.func transforms"
 
 #: What is lost without each name: of a module, a class or a function of torch, an attribute, or a name that the code of
@@ -90,6 +93,19 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._dynamo.output_graph.SubgraphTracer.__init__.source_target": _BODIES,
     "torch._dynamo.variables.invoke_subgraph.save_reuse_entry": "right results of nested compile regions",
     "torch._guards.CompileContext": _TRACED,
+    # module_copies.py
+    "torch.nn.Module._forward_pre_hooks_with_kwargs": _COPIES,
+    "torch.nn.Module._forward_hooks_with_kwargs": _COPIES,
+    "torch.nn.Module._forward_hooks_always_called": _COPIES,
+    "torch.jit._recursive.create_script_module": "scripting a model while hooks are on it",
+    # unseen_steps.py
+    "torch._dynamo.eval_frame.set_eval_frame": _STOPS,
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__.saved_include_set": _STOPS,
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__.fn": _STOPS,
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__.args": _STOPS,
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__.kwargs": _STOPS,
+    "torch.optim.lr_scheduler.LRScheduler.__init__.opt_ref": _STOPS,
+    "torch.amp.GradScaler._maybe_opt_step": "telling steps that a GradScaler skips from those that no optimizer makes",
     "torch._C._get_dispatch_mode": "telling what higher-order ops trace from calls",
     "torch._C._TorchDispatchModeKey": "telling what higher-order ops trace from calls",
     "torch.nn.Module._compiled_call_impl": "telling that a module was compiled in place",
@@ -108,6 +124,10 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._dynamo.utils.CompilationMetrics.fail_reason": "why torch.compile did not compile",
     "torch._dynamo.utils.graph_break_reasons": "where graphs of torch.compile break, and why",
     "torch._dynamo.callback.callback_handler.end_callbacks": "the module that a compilation belongs to",
+    # graph_captures.py
+    "torch.cuda.CUDAGraph.capture_begin": _GRAPH_CAPTURES,
+    "torch.cuda.CUDAGraph.capture_end": _GRAPH_CAPTURES,
+    "torch.cuda.is_current_stream_capturing": "what is measured while a CUDA graph is captured would be wrong",
     # modes.py
     "torch.utils._python_dispatch.TorchDispatchMode": _OPS,
     f"{_MODE}.supports_higher_order_operators": "recording models with higher-order ops",

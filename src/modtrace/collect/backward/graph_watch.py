@@ -1,7 +1,7 @@
 """Watches the graph of an outermost call: when backward reaches its outputs, and when the graph is freed."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from ...torch_internals.dynamo import is_dynamo_compiling
 from ...torch_internals.modes import DisableTorchFunction
 from ..log.segments import Segment
+from ..log.thread_log import ThreadLog
 from ..structures.find import find_slots
-from .graph_walk import node_of, nodes_below
+from .graph_walk import node_of, walk_graph
 
 _METADATA_KEY = "modtrace"
 
@@ -63,12 +64,43 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
         segment.watches.append(weakref.ref(watch))
 
 
-def watched_segments(node: Any) -> Iterator[Segment]:
-    """Yields the segments with outputs in the autograd graph below `node`, down to the first ones."""
-    for each in nodes_below([node], _segment_of):
-        segment = _segment_of(each)
-        if segment is not None:
-            yield segment
+class GraphOwners:
+    """The threads whose calls returned what the nodes of a graph lead to. Each node is visited once."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Any, frozenset[ThreadLog]] = {}
+
+    def below(self, node: Any) -> frozenset[ThreadLog]:
+        """Returns the threads of the first watched nodes at or below a node of the graph."""
+        if node not in self._owners:
+            self._visit(node)
+        return self._owners[node]
+
+    def _visit(self, root: Any) -> None:
+        known = self._owners
+        found: dict[Any, frozenset[ThreadLog]] = {}
+        above: dict[Any, list[Any]] = {}
+        watched: dict[Any, frozenset[ThreadLog]] = {}
+        for node, _, edges in walk_graph([root], known):
+            found[node] = _NOBODY
+            segment = _segment_of(node)
+            if segment is not None:
+                watched[node] = frozenset([segment.log])
+            else:
+                for below, _ in edges:
+                    above.setdefault(below, []).append(node)
+        pending = [*watched.items(), *((below, known[below]) for below in above if below in known)]
+        while pending:
+            node, owners = pending.pop()
+            before = found.get(node, _NOBODY)
+            if node in found:
+                found[node] = before | owners
+            if owners - before:
+                pending += [(each, owners) for each in above.get(node, ())]
+        known.update(found)
+
+
+_NOBODY: frozenset[Any] = frozenset()
 
 
 def _segment_of(node: Any) -> Segment | None:

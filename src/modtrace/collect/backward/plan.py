@@ -14,8 +14,9 @@ from ...torch_internals.tensors import grad_fn_of, output_nr_of
 from ..log.nesting import Ints
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import ThreadLog
+from .graph_walk import Edges, walk_graph
 
-Edges = dict[Any, Any]
+EdgesOfNodes = dict[Any, Edges]
 
 
 class EngineGraph(NamedTuple):
@@ -23,7 +24,7 @@ class EngineGraph(NamedTuple):
 
     nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
     numbers: Ints  # theirs
-    edges: Edges
+    edges: EdgesOfNodes
     pruned: bool  # the engine runs only what some inputs need
     roots: frozenset[int]  # the numbers of those where it begins
 
@@ -144,21 +145,13 @@ def _common(one: CallRef | None, other: CallRef | None) -> CallRef | None:
     return other
 
 
-def _walk(roots: list[Any]) -> tuple[list[Any], list[int], Edges]:
-    edges: Edges = {}
+def _walk(roots: list[Any]) -> tuple[list[Any], list[int], EdgesOfNodes]:
+    edges: EdgesOfNodes = {}
     numbers: list[int] = []
-    seen = set(roots)
-    pending = [(root, root._sequence_nr()) for root in roots]
-    while pending:
-        node, number = pending.pop()
-        numbers.append(number)
-        below = edges[node] = node.next_functions
-        for each, _ in below:
-            if each is not None and each not in seen:
-                seen.add(each)
-                number = each._sequence_nr()
-                if number != ACCUMULATE_SEQUENCE_NR:
-                    pending.append((each, number))
+    for node, number, below in walk_graph(roots):
+        if number != ACCUMULATE_SEQUENCE_NR:
+            numbers.append(number)
+            edges[node] = below
     return list(edges), numbers, edges
 
 
@@ -189,7 +182,7 @@ def calls_of_nodes(owner: ThreadLog, numbers: Ints) -> tuple[list[Segment | None
     return segments, of_segment, index
 
 
-def _fed_at_start(outputs: list[Any], edges: Edges) -> set[Any]:
+def _fed_at_start(outputs: list[Any], edges: EdgesOfNodes) -> set[Any]:
     """Returns the edges that receive a gradient before any node has run, which are those of the outputs themselves."""
     fed: set[Any] = set()
     leaves = set()

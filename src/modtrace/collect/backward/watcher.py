@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from ...torch_internals.autograd import EngineEntry, graph_task_id, sequence_nr
+from ...torch_internals.autograd import EngineEntry, graph_task_id, queue_callback, sequence_nr
 from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
 from ..log.listeners import Subscribers, tell_all
 from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
 from .call_events import BackwardListener
 from .call_hooks import CallHooks
-from .graph_watch import GraphWatch, watched_segments
+from .graph_watch import GraphOwners, GraphWatch
 
 #: Closes the segments of a log above one that were left without their hooks.
 CloseDownTo = Callable[[ThreadLog, Segment | None], None]
@@ -28,6 +28,7 @@ class BackwardWatcher:
         self._close_down_to = close_down_to
         self._entry = EngineEntry()
         self._running: list[Backward] = []
+        self._unseen: tuple[int, GraphOwners] | None = None  # of a graph task that no `Backward` describes
         self.listeners: list[BackwardListener] = []
 
     def start(self) -> None:
@@ -40,6 +41,7 @@ class BackwardWatcher:
 
     def stop(self) -> None:
         """Restores `_engine_run_backward`."""
+        self._forget_unseen()
         self._entry.restore()
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,6 +74,7 @@ class BackwardWatcher:
         backward.outputs = outputs
         log.context = self._logs.outside  # modules that run now do not run inside the open call
         self._running.append(backward)
+        self._forget_unseen()
         with self._subscribers.guard(None):
             if backward.create_graph and log.segment is None:
                 backward.span = BackwardSpan(sequence_nr(), None)
@@ -89,7 +92,7 @@ class BackwardWatcher:
     def _end(self, backward: Backward, hooks: CallHooks, raised: bool) -> None:
         log = backward.log
         log.backward = backward.outer
-        backward.outputs = None
+        backward.outputs = backward.owners = None
         self._running = [each for each in self._running if each is not backward]
         hooks.remove()
         backward.end(raised)
@@ -123,8 +126,9 @@ class BackwardWatcher:
     def reached(self, segment: Segment, log: ThreadLog) -> None:
         """Records that the running backward has reached the outputs of a segment."""
         backward = self.running(log, graph_task_id())
-        if backward is not None and segment not in backward.reached:
-            backward.reached.append(segment)
+        if backward is not None:
+            backward.reached[segment] = None
+            backward.reached_logs.add(segment.log)
 
     def recomputed_by(self, owner: ThreadLog, backward: Backward | None, number: int) -> CallRef | None:
         """Returns the call that owns a node made by a reentrant checkpoint's recompute outside of any module.
@@ -153,8 +157,27 @@ class BackwardWatcher:
         if isinstance(own, Segment) and own.task >= 0:
             return log  # what this thread recomputed itself
         backward = self.running(log, task)
-        known = {segment.log for segment in backward.reached} if backward is not None else set()
-        known.update(segment.log for segment in watched_segments(node))
+        known = set(self._owners_of(task, backward).below(node))
+        if backward is not None:
+            known |= backward.reached_logs
         if len(known) > 1:
             known = {each for each in known if each.span_of(number) is not None}
         return known.pop() if len(known) == 1 else None
+
+    def _owners_of(self, task: int, backward: Backward | None) -> GraphOwners:
+        """Returns the owners of a graph that runs, which are forgotten when the backward ends."""
+        if backward is not None:
+            if backward.owners is None:
+                backward.owners = GraphOwners()
+            owners: GraphOwners = backward.owners
+            return owners
+        unseen = self._unseen
+        if unseen is None or unseen[0] != task:  # a backward that C++ code started
+            unseen = self._unseen = task, GraphOwners()
+            queue_callback(
+                self._forget_unseen
+            )  # not called if the backward raises: then the next one forgets
+        return unseen[1]
+
+    def _forget_unseen(self) -> None:
+        self._unseen = None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ...torch_internals.autograd import graph_task_id, queue_callback
+from ...torch_internals.deep_graphs import cut_below
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.tensors import base_of
 from ...torch_internals.transforms import is_functorch_tensor
@@ -197,6 +198,7 @@ def _listen_at(tensor: torch.Tensor, entries: list[_Entry]) -> None:
                 entry.awaited.arrive(entry.number, gradient)
 
     if type(tensor) is torch.Tensor:
+        cut_below(node, node.next_functions)
         node.register_prehook(lambda gradients: run(gradients[output]))
     else:
         # AOTAutograd ends its backward at the inputs of the graph, whose nodes do not run: to it they are no leaves.

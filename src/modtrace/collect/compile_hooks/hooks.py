@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ...torch_internals.dynamo import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo
-from ...torch_internals.modes import unseen
+from ...torch_internals.modes import tracing_state, unseen
+from ...torch_internals.module_copies import leave_out_of_copies
 from ..names.walk import named_modules
 from ..names.wrappers import COMPILED_PART
 from ..structures.in_graphs import find_in_graph, with_fresh
@@ -70,7 +71,8 @@ def compile_safe_hooks(
         change the rounding of results. Set `torch._inductor.config.emulate_precision_casts` in both runs to
         compare them.
 
-    Not supported: tensor subclasses in compiled code, and CUDA graphs. `torch.export` traces no hooks.
+    Not supported: tensor subclasses in compiled code, and CUDA graphs. `torch.export`, `torch.jit.trace` and
+    `torch.jit.script` trace no hooks.
 
     Args:
         model: its submodules get hooks; the model itself (path "") gets none. A model that `torch.compile`
@@ -131,7 +133,7 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
     events = session.events
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not is_dynamo_compiling() and torch.compiler.is_compiling():
+        if _is_traced_without_hooks():
             return None
         found: list[torch.Tensor] = []
         in_tuples: list[bool] = []
@@ -147,7 +149,7 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
         return new_args, {name: with_fresh(each, fresh) for name, each in kwargs.items()}
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if not is_dynamo_compiling() and torch.compiler.is_compiling():
+        if _is_traced_without_hooks():
             return None
         given: list[torch.Tensor] = []
         find_in_graph((args, tuple(kwargs.values())), True, given, [], 0)
@@ -165,11 +167,22 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
         )
 
     keep_out_of_dynamo(before, after, with_callees=False)
+    handles = []
     if events[HookEvent.PRE_FW] or events[HookEvent.POST_BW]:
-        stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
     if events[HookEvent.POST_FW] or events[HookEvent.PRE_BW] or events[HookEvent.POST_BW]:
-        stack.callback(module.register_forward_hook(after, with_kwargs=True, prepend=True).remove)
+        handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=True))
+    for handle in handles:
+        stack.callback(handle.remove)
+    stack.callback(leave_out_of_copies(module, hooks=handles))
     make_stale(module, stack)
+
+
+def _is_traced_without_hooks() -> bool:
+    """Returns whether something else than Dynamo traces the call for a compiler, or something exports it."""
+    if is_dynamo_compiling():
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() or tracing_state() is not None
 
 
 # What the hooks do. In compiled code these calls are nodes of Dynamo's graph; AOTAutograd runs them when it traces,

@@ -6,9 +6,25 @@ from types import FunctionType, MethodType
 from torch import nn
 
 from ...torch_internals.dynamo import nested_regions_traced_anew
+from ...torch_internals.module_copies import MISSING, Attribute, leave_out_of_copies
 
-#: How many blocks have put their `forward` on a module, by its `id`; each block holds its modules.
-_stale: dict[int, int] = {}
+
+class _Stale:
+    """A module with a `forward` of ours."""
+
+    def __init__(self, module: nn.Module, forward: FunctionType) -> None:
+        self.blocks = 0  # that need it; each holds the module
+        self._own = module.__dict__["forward"] = MethodType(forward, module)
+        self._end = leave_out_of_copies(module, attributes=[Attribute("forward", self._own, MISSING)])
+
+    def end(self, module: nn.Module) -> None:
+        """Removes our `forward`, unless the user has set another."""
+        self._end()
+        if module.__dict__.get("forward") is self._own:
+            del module.__dict__["forward"]
+
+
+_stale: dict[int, _Stale] = {}  # by the `id` of the module
 _while_stale = ExitStack()  # is closed when no module has one
 
 
@@ -26,18 +42,16 @@ def make_stale(module: nn.Module, stack: ExitStack) -> None:
             return
         if not _stale:
             _while_stale.enter_context(nested_regions_traced_anew())
-        module.__dict__["forward"] = MethodType(forward, module)
-    _stale[id(module)] = _stale.get(id(module), 0) + 1
+        _stale[id(module)] = _Stale(module, forward)
+    _stale[id(module)].blocks += 1
     stack.callback(_make_fresh, module)
 
 
 def _make_fresh(module: nn.Module) -> None:
-    _stale[id(module)] -= 1
-    if not _stale[id(module)]:
+    stale = _stale[id(module)]
+    stale.blocks -= 1
+    if not stale.blocks:
         del _stale[id(module)]
-        if (
-            getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward
-        ):  # not the user's
-            del module.__dict__["forward"]
+        stale.end(module)
     if not _stale:
         _while_stale.close()

@@ -23,6 +23,7 @@ from ...torch_internals.dynamo import (
     never_recomputed,
 )
 from ...torch_internals.modes import unseen
+from ...torch_internals.module_copies import leave_out_of_copies
 from ...torch_internals.tensors import hook_first, version_of
 from ...torch_internals.transforms import is_batched_tensor
 from ..structures.in_graphs import find_in_graph, with_fresh
@@ -85,6 +86,7 @@ class Taps:
         self._tapped += 1
         handle = module.register_forward_hook(_Hook(place), prepend=True)
         self._stack.callback(handle.remove)
+        self._stack.callback(leave_out_of_copies(module, hooks=[handle]))
         make_stale(module, self._stack)
 
     def remove(self) -> None:

@@ -59,6 +59,12 @@ class Listener:
         It may raise `NonFiniteError`, which keeps the optimizer from stepping.
         """
 
+    def closure_ended(self, optimizer: Any) -> None:
+        """The closure that an optimizer was given has returned for the first time in this step.
+
+        The optimizer has changed nothing yet. It may raise `NonFiniteError`, which keeps it from that.
+        """
+
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """An optimizer, called by no other, has stepped."""
 
@@ -113,6 +119,7 @@ class Subscribers:
         self.returned: list[Callable[[ThreadLog, CallContext, Any], None]] = []
         self.outermost_returned: list[Callable[[ThreadLog, Any], None]] = []
         self.before_optimizer: list[Callable[[Any, bool], None]] = []
+        self.closure_ended: list[Callable[[Any], None]] = []
         self.after_optimizer: list[Callable[[Any, bool], None]] = []
         self.entering: list[Callable[[ThreadLog, nn.Module, Any], None]] = []
         self.leaving: list[Callable[[ThreadLog, nn.Module, Any, Any, Any, bool], None]] = []

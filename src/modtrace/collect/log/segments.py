@@ -341,7 +341,7 @@ class BackwardSpan:
 
     def call_at(self, sequence_nr: int) -> CallRef | None:
         """Returns the call whose backward made the node; None if it is not known."""
-        at = int(np.searchsorted(np.array(self.seqs, np.int64), sequence_nr, side="right")) - 1
+        at = bisect_right(self.seqs, sequence_nr) - 1
         return self.targets[at] if at >= 0 else None
 
     def is_needed(self) -> bool:

@@ -3,9 +3,11 @@
 import threading
 import time
 import weakref
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,8 @@ _CREATE_GRAPH, _INPUTS = 2, 3
 
 #: The context of code whose modules are not followed; see `ThreadLog.aside`.
 ASIDE = CallContext(None, None, -1)
+
+_first_seq = attrgetter("first_seq")
 
 
 @dataclass(eq=False, slots=True)
@@ -102,14 +106,11 @@ class ThreadLog:
 
     def span_of(self, sequence: int) -> Segment | BackwardSpan | None:
         """Returns the innermost span in which this thread made the node with this number; None if there is none."""
-        spans = self.spans
-        for at in range(len(spans) - 1, -1, -1):
-            if spans[at].first_seq <= sequence:
-                span: Any = spans[at]
-                while span is not None and span.last_seq is not None and sequence >= span.last_seq:
-                    span = span.outer
-                return span  # type: ignore[no-any-return]
-        return None
+        at = bisect_right(self.spans, sequence, key=_first_seq) - 1
+        span: Any = self.spans[at] if at >= 0 else None
+        while span is not None and span.last_seq is not None and sequence >= span.last_seq:
+            span = span.outer
+        return span  # type: ignore[no-any-return]
 
     def call_of(self, sequence: int) -> CallRef | None:
         """Returns the call in which this thread made the node with this number; None if there is none."""
@@ -197,7 +198,9 @@ class Backward:
         self.create_graph = bool(args[_CREATE_GRAPH]) if len(args) > _CREATE_GRAPH else False
         self.is_pruned = bool(args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs", ()))
         self.outputs: Any = None  # what it began with, while it runs
-        self.reached: list[Segment] = []
+        self.reached: dict[Segment, None] = {}  # in order
+        self.reached_logs: set[ThreadLog] = set()
+        self.owners: Any = None  # of the nodes of its graph, while it runs and somebody asks
         self.first_id = -1  # call_id of the first of its calls, given at the end
         self.first_seq = sequence_nr()
         self.inside = current_node()  # the node that runs this backward in its own: a reentrant checkpoint

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..log.nesting import Ints
-from .mode import LIVE_AFTER, LIVE_BEFORE
+from .mode import ALLOCATED, LIVE_AFTER, LIVE_BEFORE
 from .rows import Columns, OpRows
 from .saved_memory import UNKNOWN
 
@@ -63,14 +63,13 @@ def add_costs(calls: CallTable, ops: OpRows) -> None:
     flops = np.ma.asarray(ops.tables["ops"]["flops"])
     sums = _Sums(calls.size)
     sums.add("flops", rows[here], np.ma.filled(flops, 0)[here], np.ma.getmaskarray(flops)[here])
-    live = ops.events[:, [LIVE_BEFORE, LIVE_AFTER]]
-    sums.add("allocated_bytes", rows[here], (live[:, 1] - live[:, 0])[here])
+    sums.add("allocated_bytes", rows[here], ops.events[here, ALLOCATED])
     charges = ops.charges
     charged = calls.rows_of(charges.call_id)
     kept = charges.size_bytes[charged >= 0]
     sums.add("saved_bytes", charged[charged >= 0], np.maximum(kept, 0), kept == UNKNOWN)
     sums.mark_unknown("saved_bytes", rows[here & charges.is_unseen])
-    peak = _Peaks(calls.size, rows[here], live[here])
+    peak = _Peaks(calls.size, rows[here], ops.events[here][:, [LIVE_BEFORE, LIVE_AFTER]])
     for row, above in calls.innermost_first():
         sums.hand_on(row, above)
         peak.hand_on(row, above)

@@ -17,7 +17,7 @@ from ...torch_internals.saved import (
     saved_variables,
 )
 from ...torch_internals.tensors import base_of, storage_of
-from ..backward.graph_walk import nodes_below
+from ..backward.graph_walk import walk_graph
 
 #: More objects than this in what one node holds are taken for something else than tensors for backward.
 _MOST_OBJECTS = 10_000
@@ -108,8 +108,7 @@ def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
     """Returns every node with its number, and the storages of the leaves whose gradients are accumulated."""
     nodes: list[tuple[int, Any]] = []
     leaves: set[Any] = set()
-    for node in nodes_below(root for root in dict.fromkeys(roots) if root is not None):
-        number = node._sequence_nr()
+    for node, number, _ in walk_graph(root for root in roots if root is not None):
         if number == ACCUMULATE_SEQUENCE_NR:
             leaves.update(each.storage for each in _describe(node.variable) if each is not None)
         else:

@@ -9,6 +9,7 @@ from torch import nn
 from ...recording.failure_reporter import warn_of_error
 from ...recording.phase import BACKWARD
 from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.graph_captures import graph_captures
 from ..log.listeners import Listener
 from ..log.segments import CallRef, InsideCall
 from ..log.thread_log import ThreadLog
@@ -93,6 +94,7 @@ class StashCollector(Listener):
         try:
             tracker = process.acquire(self, strict=self._strict)
             self._tracker = tracker
+            graph_captures.watch(self)
             self._gradients = OutputGradients(tracker, self._gradients_came, lambda: len(self._stashes()))
             tracker.subscribers.add(self._gradients)
             if self._is_inside_wanted:
@@ -104,6 +106,7 @@ class StashCollector(Listener):
             raise
 
     def _let_go(self, tracker: ScopeTracker) -> None:
+        graph_captures.unwatch(self)
         tracker.subscribers.remove(self, "leaving")
         inside, self._inside = self._inside, None
         if inside is not None:

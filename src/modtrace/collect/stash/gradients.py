@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, graph_task_id, queue_callback
+from ...torch_internals.deep_graphs import cut_below
 from ...torch_internals.modes import DisableTorchFunction, unseen
 from ...torch_internals.tensors import hooks_on
 from ...torch_internals.transforms import is_batched_tensor
-from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below, root_nodes, will_run
+from ..backward.graph_walk import base_made_in, edges_to_written_bases, root_nodes, walk_graph, will_run
 from ..identity_map import IdentityMap
 from ..log.listeners import Listener
 from ..log.segments import CallRef
@@ -124,6 +125,7 @@ class OutputGradients(Listener):
             watch = known.get(tensor.output_nr)
             if watch is None:
                 watch = known[tensor.output_nr] = self._hook(tensor)
+                cut_below(node, node.next_functions)
             return watch
         except RuntimeError:  # a view whose base was written to: torch refuses hooks on it
             return None
@@ -239,9 +241,9 @@ class OutputGradients(Listener):
         running: set[int] = set()
         copied: set[int] = set()
         with DisableTorchFunction():
-            for node in nodes_below(root_nodes(outputs, with_leaves=True)):
+            for node, number, _ in walk_graph(root_nodes(outputs, with_leaves=True)):
                 watches = list(node.metadata.get(self._key, {}).values())
-                if not node.next_functions and node._sequence_nr() == ACCUMULATE_SEQUENCE_NR:
+                if number == ACCUMULATE_SEQUENCE_NR:
                     watches += self._watches_of_leaf(node.variable)
                 if watches and will_run(node):
                     running.update(watch.number for watch in watches)

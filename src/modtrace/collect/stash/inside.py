@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ...errors import ModtraceWarning
+from ...torch_internals.graph_captures import graph_captures
 from ..compile_hooks.taps import TappedOutput, Taps
 from ..log.awaited_calls import AwaitedCalls
 from ..log.segments import InsideCall
@@ -75,7 +76,7 @@ class InsideOutputs:
             output = (
                 None
                 if call is None
-                else build_from_layout(iter(found.layout), (each.detach().clone() for each in found.tensors))
+                else build_from_layout(iter(found.layout), map(graph_captures.clone, found.tensors))
             )
         if call is None:
             return -1
@@ -96,7 +97,7 @@ class InsideOutputs:
         _, kept = self._awaited.get(call)
         if kept is not None:
             returned, slots = kept
-            self._gradients.arrived_inside(returned, slots.index(slot), gradient.detach().clone())
+            self._gradients.arrived_inside(returned, slots.index(slot), graph_captures.clone(gradient))
 
     def _count(self, module: nn.Module) -> InsideCall | None:
         """Returns the call that has ended; None if hooks see it, or if what is compiled is a function."""

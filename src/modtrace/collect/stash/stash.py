@@ -1,5 +1,6 @@
 """A module's output or gradient as an event, the stash that is kept of it, and the functions between them."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import ModtraceWarning
+from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ...torch_internals.modes import unseen
 from ...torch_internals.transforms import is_functorch_tensor, outside_transforms, wrapped_by_functorch
 from ..structures.rebuild import rmap_tensor
@@ -60,12 +63,20 @@ StashFn = Callable[[Event], Stash]
 StashValueFn = Callable[[torch.Tensor], Any]
 
 
-def default_stash_value(tensor: torch.Tensor) -> torch.Tensor:
+def default_stash_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns a copy of a tensor in CPU memory, detached from its graph; a tensor on the device `meta` stays there.
 
-    The user's modes do not see the copying. Inside `vmap` it is a copy of all examples.
+    The user's modes do not see the copying. Inside `vmap` it is a copy of all examples. It is None, with a warning,
+    while a CUDA graph is captured, which the copying would end; captures on other threads are waited for a while.
     """
-    with unseen(), outside_transforms():
+    with unseen(), outside_transforms(), graph_captures.device_work(tensor, waits=True) as is_allowed:
+        if not is_allowed:
+            warnings.warn(
+                f"a tensor on a GPU is not stashed: {BEING_CAPTURED}, which copying it would end",
+                ModtraceWarning,
+                stacklevel=2,
+            )
+            return None
         while is_functorch_tensor(tensor):
             tensor = wrapped_by_functorch(tensor)
         detached = tensor.detach()

@@ -9,6 +9,7 @@ from torch import nn
 
 from ...optional import require
 from ...recording.options.capture import BOUNDARY, COMPILED, INSIDE
+from ...torch_internals.graph_captures import graph_captures
 from ..names.walk import named_modules
 from .collector import StashCollector
 from .names import NamePattern, name_filter, warn_of_unmatched
@@ -233,8 +234,14 @@ def _row(stash: Stash, column: str, stat: Callable[[torch.Tensor], Any], where: 
     row["type"] = f"{stash.type.__module__}.{stash.type.__name__}"
     first = stash.first_value
     found = stat(first) if isinstance(first, torch.Tensor) else None
-    row[column] = found.item() if isinstance(found, torch.Tensor) else found
+    row[column] = _to_number(found) if isinstance(found, torch.Tensor) else found
     return {**row, **({name: getattr(stash, name) for name in _WHERE} if where else {})}
+
+
+def _to_number(found: torch.Tensor) -> Any:
+    """Returns the element of a tensor; None if it is on a GPU and the capture of a CUDA graph does not end."""
+    with graph_captures.device_work(found, waits=True) as is_allowed:
+        return found.item() if is_allowed else None
 
 
 def _std(tensor: torch.Tensor) -> torch.Tensor:
