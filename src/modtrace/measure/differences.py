@@ -8,12 +8,13 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from ..errors import describe_error
+from ..torch_internals.graph_captures import graph_captures
 from ..torch_internals.tensors import kind_of, plain_kinds
 from .dtypes import format_of
 from .elements import to_floats
-from .measurer import shortened, why_not
+from .measurer import NOT_MEASURED_IN_GRAPH, shortened, why_not
 from .memory import array_over, extent_of, why_unread
-from .special import Plain, find_plain, is_uninitialized
+from .special import Plain, find_plain, is_uninitialized, shape_of
 
 #: For tensors in CPU memory with these dtypes numpy computes the difference, so that no profiler sees an op of ours.
 _READ_BY_NUMPY = frozenset(
@@ -48,14 +49,11 @@ class Before:
         """Copies a tensor's elements. Call it in `unseen()`, without gradients and inference mode. It never raises."""
         try:
             self._layout, self._note, self._shape = None, None, ()
-            plain = _plain_of(tensor)
-            self._shape = tuple(plain.shape)
-            if plain.tensor is None:
-                self._note = plain.note
-            elif self._take_memory(plain.tensor) or self._take_by_op(plain.tensor):
-                self._layout = _layout_of(plain.tensor)
-            else:
-                self._note = why_not(plain.tensor)
+            with graph_captures.device_work(tensor) as is_allowed:
+                if is_allowed:
+                    self._take(tensor)
+                else:
+                    self._shape, self._note = shape_of(tensor), NOT_MEASURED_IN_GRAPH
         except Exception as error:  # a subclass of the user's, no memory left, a device that lacks an op
             self._layout, self._note = None, _failure(error)
 
@@ -71,17 +69,31 @@ class Before:
         try:
             if self._layout is None:
                 return Difference(None, self._shape, self._note)
-            plain = _plain_of(tensor)
-            shape = tuple(plain.shape)
-            if plain.tensor is None:
-                return Difference(None, shape, plain.note)
-            if _layout_of(plain.tensor) != self._layout:
-                return Difference(
-                    None, shape, "not measured: its shape, dtype or device has changed meanwhile"
-                )
-            return Difference(self._subtract(plain.tensor, keep), shape, plain.note)
+            with graph_captures.device_work(tensor) as is_allowed:
+                if not is_allowed:
+                    return Difference(None, shape_of(tensor), NOT_MEASURED_IN_GRAPH)
+                return self._difference(tensor, keep)
         except Exception as error:
             return Difference(None, (), _failure(error))
+
+    def _take(self, tensor: torch.Tensor) -> None:
+        plain = _plain_of(tensor)
+        self._shape = tuple(plain.shape)
+        if plain.tensor is None:
+            self._note = plain.note
+        elif self._take_memory(plain.tensor) or self._take_by_op(plain.tensor):
+            self._layout = _layout_of(plain.tensor)
+        else:
+            self._note = why_not(plain.tensor)
+
+    def _difference(self, tensor: torch.Tensor, keep: bool) -> Difference:
+        plain = _plain_of(tensor)
+        shape = tuple(plain.shape)
+        if plain.tensor is None:
+            return Difference(None, shape, plain.note)
+        if _layout_of(plain.tensor) != self._layout:
+            return Difference(None, shape, "not measured: its shape, dtype or device has changed meanwhile")
+        return Difference(self._subtract(plain.tensor, keep), shape, plain.note)
 
     def _take_memory(self, tensor: torch.Tensor) -> bool:
         """Copies the elements without an op of torch's. Returns False if that is impossible."""

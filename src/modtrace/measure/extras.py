@@ -1,5 +1,6 @@
 """Measures what is wanted of a tensor beyond its usual statistics, or notes why it cannot; never raises."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,14 +9,16 @@ import numpy as np
 import torch
 
 from ..errors import describe_error
+from ..torch_internals.graph_captures import graph_captures
 from ..torch_internals.modes import tracing_state, unseen
-from ..torch_internals.tensors import kind_of, plain_kinds
+from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
 from ..torch_internals.transforms import outside_transforms
 from .device_fingerprints import hash_on_device, sketch_on_device
+from .device_results import read_results
 from .device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
 from .dtypes import Format, Raw, format_of
 from .fingerprints import fingerprint_array, hash_array, sketch_array
-from .measurer import shortened, why_not
+from .measurer import NOT_MEASURED_IN_GRAPH, shortened, why_not
 from .memory import is_held, logical_array, too_many
 from .special import find_plain, is_uninitialized
 from .tier2 import channel_max_array, sample_array, tier2_array
@@ -29,6 +32,13 @@ class Extras:
     def __init__(self, functions: UserFunctions) -> None:
         self._plain = plain_kinds()
         self._functions = functions
+        self._on_devices: weakref.WeakSet[Extra] = weakref.WeakSet()  # whose results may lie on a device
+        graph_captures.add(self)
+
+    def fetch(self) -> None:
+        """Copies all results that lie on devices to the host."""
+        read_results(list(self._on_devices))
+        self._on_devices.clear()
 
     def measure(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
         """Adds what is wanted and missing, except for whole tensors. Call it inside `DisableTorchFunction()`.
@@ -47,7 +57,17 @@ class Extras:
             extra.add_note(shortened(f"not measured: {describe_error(error)}"))
 
     def _measure_special(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
-        with unseen(), outside_transforms(), torch.no_grad():
+        with (
+            unseen(),
+            outside_transforms(),
+            torch.no_grad(),
+            graph_captures.device_work(tensor) as is_allowed,
+        ):
+            if not is_allowed:
+                extra.add_note(NOT_MEASURED_IN_GRAPH)
+                return
+            if is_on_device(tensor):
+                self._on_devices.add(extra)
             plain = find_plain(tensor)
             if plain.tensor is not None:
                 self._measure(plain.tensor, want, extra, plain.note)
@@ -109,10 +129,10 @@ def _measure_parts(tensor: torch.Tensor, form: Format, parts: list[str], want: W
             bounded.append(part)
         else:
             _note_absence(part, reason, want, extra)
-    if tensor.device.type == "cpu":
-        _measure_host(tensor, form, bounded, want, extra)
-    else:
+    if is_on_device(tensor):
         _measure_device(tensor, bounded, want, extra)
+    else:
+        _measure_host(tensor, form, bounded, want, extra)
 
 
 def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from ..torch_internals import tensors
+from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ..torch_internals.modes import tracing_state, unseen
-from ..torch_internals.tensors import kind_of, plain_kinds
+from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
 from ..torch_internals.transforms import outside_transforms
 from .cpu_kernel import measure_array, repeat
 from .device_kernel import measure_on_device
@@ -25,6 +26,9 @@ _MOST_OF_A_NOTE = 120
 
 #: The note if no capture wants statistics.
 NOT_ASKED_FOR = "statistics not asked for"
+
+#: The note if work on the tensor would end the capture of a CUDA graph, or become part of it.
+NOT_MEASURED_IN_GRAPH = f"not measured: {BEING_CAPTURED}"
 
 _T = TypeVar("_T")
 
@@ -97,13 +101,19 @@ class Measurer:
         return Measurement(host, row, shape, dtype, _both(note, form.note))
 
     def _measure_special(self, tensor: torch.Tensor) -> Measurement:
-        with unseen(), outside_transforms(), torch.no_grad():
+        with (
+            unseen(),
+            outside_transforms(),
+            torch.no_grad(),
+            graph_captures.device_work(tensor) as is_allowed,
+        ):
+            if not is_allowed:
+                return Measurement(None, -1, shape_of(tensor), tensor.dtype, NOT_MEASURED_IN_GRAPH)
             plain = find_plain(tensor)
             shape = tuple(plain.shape)
             if plain.tensor is None:
                 return Measurement(None, -1, shape, tensor.dtype, shortened(plain.note))
-            is_on_cpu = plain.tensor.device.type == "cpu"
-            measure = self._measure_memory if is_on_cpu else self._measure_on_device
+            measure = self._measure_on_device if is_on_device(plain.tensor) else self._measure_memory
             measured = measure(plain.tensor, shape, plain.note)
         return measured or Measurement(None, -1, shape, tensor.dtype, shortened(why_not(plain.tensor)))
 

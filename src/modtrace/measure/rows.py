@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ..torch_internals.modes import unseen
 from .cpu_kernel import RawStatistics
 
@@ -94,6 +95,8 @@ class DeviceRows(_Blocks):
     def __init__(self, device: torch.device) -> None:
         super().__init__(self._make_device_block)
         self.device = device
+        self._fetched: list[Table] | None = None  # the blocks on the host, while a CUDA graph is captured
+        graph_captures.add(self)
 
     def row(self, number: int) -> torch.Tensor:
         """Returns the row with this number, `[WIDTH]` of float64, to be written."""
@@ -102,11 +105,33 @@ class DeviceRows(_Blocks):
         return written
 
     def read(self, rows: Sequence[int]) -> Table:
-        """Returns the rows, `[rows, WIDTH]`, after all work of the device so far. It is never called during a step."""
+        """Returns the rows, `[rows, WIDTH]`, after all work of the device so far. It is never called during a step.
+
+        While a CUDA graph is captured, they are what they were when the capture began; nothing writes to them then.
+
+        Raises:
+            RuntimeError: a graph is captured, and the rows could not be fetched before.
+        """
+        with graph_captures.device_work() as is_allowed:
+            blocks = self._fetched
+            if is_allowed:
+                self._fetched, blocks = None, self._copy_blocks()
+        if blocks is None:
+            raise RuntimeError(f"statistics were not read from {self.device}: {BEING_CAPTURED}")
+        return _gather(blocks, rows)
+
+    def fetch(self) -> None:
+        """Copies all rows to the host."""
+        try:
+            self._fetched = self._copy_blocks()
+        except Exception:  # a device that has failed: reading them says so
+            self._fetched = None
+
+    def _copy_blocks(self) -> list[Table]:
         with unseen(), torch.no_grad():
             if self.device.type not in ("cpu", "meta"):
                 torch.get_device_module(self.device).synchronize(self.device)
-            return _gather([block.cpu().numpy() for block in self.blocks], rows)
+            return [block.cpu().numpy() for block in self.blocks]
 
     def _make_device_block(self) -> torch.Tensor:
         with torch.inference_mode(False):

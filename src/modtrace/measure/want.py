@@ -44,8 +44,14 @@ class ExtraNote(NamedTuple):
     about: Any = None  # of `channel_max` the dimension, of `user` the function
 
 
+class _Referable:
+    """Lets weak references refer to a dataclass with slots. (`weakref_slot` came with Python 3.11.)"""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(eq=False, slots=True)
-class Extra:
+class Extra(_Referable):
     """The extra results for one tensor. A result is None if it was not wanted or could not be computed.
 
     A result that was measured on another device is a tensor there until its step is written (`torch.Tensor` below).

@@ -21,6 +21,7 @@ grad_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own.grad.__get__
 output_nr_of: Callable[[torch.Tensor], int] = _Own.output_nr.__get__
 requires_grad_of: Callable[[torch.Tensor], bool] = _Own.requires_grad.__get__
 is_leaf: Callable[[torch.Tensor], bool] = _Own.is_leaf.__get__
+_device_of: Callable[[torch.Tensor], torch.device] = _Own.device.__get__
 #: The tensor that this one is a view of; None if it is no view.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own._base.__get__
 
@@ -48,6 +49,11 @@ def plain_kinds() -> tuple[int, ...]:
         with torch.inference_mode(True):
             inference = torch.empty(0, device="cpu")
     return kind_of(ordinary), kind_of(inference)
+
+
+def is_on_device(tensor: torch.Tensor) -> bool:
+    """Returns whether the numbers of a tensor are neither in main memory nor nowhere."""
+    return _device_of(tensor).type not in ("cpu", "meta")
 
 
 def has_own_dispatch(kind: type) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
+from ...torch_internals.module_copies import MISSING, Attribute, leave_out_of_copies
 from ...torch_internals.modules import id_of_hooks, is_replica
 
 
@@ -150,7 +151,7 @@ class _Wrapper:
     def __init__(self, holder: Any, name: str) -> None:
         self._holder = holder
         self._name = name
-        self._original = vars(holder).get(name, _INHERITED)
+        self._original = vars(holder).get(name, MISSING)
         self._followed: dict[int, list[_Wrap]] = {}  # by `id` of the module
         function = getattr(holder, name)
         followed = self
@@ -173,6 +174,9 @@ class _Wrapper:
         keep_out_of_dynamo(call, _Wrapper.run, with_callees=False)
         self._call = call
         _put(holder, name, call)
+        self._end: Callable[[], None] | None = None  # that copies of the module are made without the wrapper
+        if isinstance(holder, nn.Module):
+            self._end = leave_out_of_copies(holder, attributes=[Attribute(name, call, self._original)])
         _wrappers[id(holder), name] = self
 
     def add(self, wrap: _Wrap) -> None:
@@ -190,8 +194,10 @@ class _Wrapper:
         if self._followed:
             return
         _wrappers.pop((id(self._holder), self._name), None)
+        if self._end is not None:
+            self._end()
         if vars(self._holder).get(self._name) is self._call:
-            if self._original is _INHERITED:
+            if self._original is MISSING:  # the holder only inherits it
                 _take(self._holder, self._name)
             else:
                 _put(self._holder, self._name, self._original)
@@ -223,10 +229,6 @@ class _Wrapper:
         for opener, scope in reversed(scopes):
             opener._leave_scope(scope, output, raised=False)
         return output
-
-
-#: Marks a method that the holder only inherits.
-_INHERITED = object()
 
 
 def _put(holder: Any, name: str, what: Any) -> None:

@@ -28,9 +28,10 @@ from .arguments import ArgumentTexts
 from .schemas import OpSchema
 
 #: Numbers that an op has in `OpMode.events`, one behind the other.
-EVENT_WIDTH = 13
+EVENT_WIDTH = 14
 (
     OP, SCHEMA, ARGUMENTS, USES, TENSORS, START_NS, END_NS, AT, SEQUENCE, FLAGS, LIVE_BEFORE, LIVE_AFTER, NODE,
+    ALLOCATED,
 ) = range(EVENT_WIDTH)  # fmt: skip
 
 # Flags.
@@ -134,6 +135,11 @@ class OpMode(UnwrappedMode):
             for number, tensor in leaves:
                 tell(number, tensor, log)
 
+    def resized(self, stored: torch.UntypedStorage) -> None:
+        """Receives a storage that Python code has resized."""
+        if not self.is_off:
+            self.ids.resized(stored)
+
     def fail(self, error: Exception, where: str) -> None:
         """Reports an internal error, and stops recording ops."""
         self.is_off = self.has_failed = True
@@ -164,14 +170,17 @@ class OpMode(UnwrappedMode):
         except Exception as error:
             self.fail(error, f"the op {schema.name}")
             return schema.call(*args, **kwargs) if kwargs else schema.call(*args)
-        uses, live, sequence = ids.used_count, ids.live_bytes, sequence_nr()
+        # What a storage gained since the last op is counted with this one.
+        uses, live, sequence = ids.used_count, ids.lowest_bytes, sequence_nr()
         start = time.perf_counter_ns()
         try:
             output = schema.call(*args, **kwargs) if kwargs else schema.call(*args)
         except BaseException:
             end = time.perf_counter_ns()
+            self._write(schema, args, kwargs or {}, None)
             self.events += (
-                op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags | RAISED, live, live, node
+                op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags | RAISED,
+                live, ids.live_bytes, node, ids.take_allocated(),
             )  # fmt: skip
             self.is_running = False
             raise
@@ -188,7 +197,8 @@ class OpMode(UnwrappedMode):
                 for tensor, slot in tensors_in(output, ""):
                     self._make(tensor, op, slot, args)
             self.events += (
-                op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags, live, ids.live_bytes, node
+                op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags,
+                live, ids.live_bytes, node, ids.take_allocated(),
             )  # fmt: skip
             self.is_running = False
             for notify in self.after:
@@ -204,11 +214,12 @@ class OpMode(UnwrappedMode):
         arguments = self.texts.numbers.get(key)
         if arguments is None:
             arguments = self.texts.add(schema, key)
-        op, ids, live, now = self.next, self.ids, self.ids.live_bytes, time.perf_counter_ns()
+        op, ids, live, now = self.next, self.ids, self.ids.lowest_bytes, time.perf_counter_ns()
         self.next = op + 1
         at, node, flags = self._locate(log)
         self.events += (
-            op, schema.index, arguments, ids.used_count, ids.next, now, now, at, sequence_nr(), flags, live, live, node
+            op, schema.index, arguments, ids.used_count, ids.next, now, now, at, sequence_nr(), flags,
+            live, ids.live_bytes, node, ids.take_allocated(),
         )  # fmt: skip
         return op
 
@@ -275,9 +286,14 @@ class OpMode(UnwrappedMode):
         more = _adding_flags(backward.is_adding(number))
         return log, backward, number, more | CUSTOM_NODE if is_custom_function(node) else more
 
-    def _write(self, schema: OpSchema, args: Any, kwargs: Any, op: int) -> None:
+    def _write(self, schema: OpSchema, args: Any, kwargs: Any, op: int | None) -> None:
+        """Records the writes of an op to its arguments.
+
+        `op` is None if it has raised, and has maybe resized them; the same holds of an op that changes what a tensor
+        shows (`set_`).
+        """
         if schema.is_changing_view:
-            return
+            op = None
         for argument in schema.written:
             if isinstance(argument.key, int) and argument.key < len(args):
                 value = args[argument.key]
@@ -289,9 +305,12 @@ class OpMode(UnwrappedMode):
                 for tensor in value:
                     self._write_tensor(tensor, op)
 
-    def _write_tensor(self, tensor: torch.Tensor, op: int) -> None:
+    def _write_tensor(self, tensor: torch.Tensor, op: int | None) -> None:
         try:
-            self.ids.write(tensor, op)
+            if op is None:
+                self.ids.resized(tensor.untyped_storage())
+            else:
+                self.ids.write(tensor, op)
         except Exception:
             return  # it is unreadable: every time it is met it is another tensor
 

@@ -19,6 +19,7 @@ from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
+from ..tensor_ids.storage_resizes import unwatch_resizes, watch_resizes
 from ..values.capture_masks import Mask
 from ..values.recorder import ValueRecorder
 from ..values.rows import ValuePart
@@ -96,6 +97,7 @@ class OpRecorder:
         self._boundary.start()
         if self._saved_memory is not None:
             self._tracker.subscribers.add(self._saved_memory)
+        watch_resizes(self.mode.resized)
         self._want(is_wanted)
 
     def stop(self) -> str | None:
@@ -106,6 +108,7 @@ class OpRecorder:
         """
         self.mode.is_off = True
         elsewhere = None
+        unwatch_resizes(self.mode.resized)
         try:
             self._boundary.stop()
             self._leaves.forget_inputs()

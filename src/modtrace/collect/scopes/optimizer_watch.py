@@ -1,5 +1,6 @@
 """Watches the steps of optimizers on every thread."""
 
+import functools
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ...torch_internals.call_frames import is_in_optimizer_step
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
+from ...torch_internals.unseen_steps import note_traced_step
 from ..log.listeners import Subscribers, tell_all
 from ..log.thread_log import ThreadLogs
 
@@ -54,9 +56,11 @@ class OptimizerWatch:
         starts = self._starts.get(threading.get_ident())
         return starts[-1] if starts and self.is_stepping(frame) else -1
 
-    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the arguments with which the optimizer goes on; None stands for those that it was given."""
         if is_dynamo_compiling():
-            return
+            note_traced_step()
+            return None
         with self._subscribers.guard(None):
             starts = self._starts.setdefault(threading.get_ident(), [])
             if starts and not is_in_optimizer_step(sys._getframe(2)):
@@ -66,6 +70,29 @@ class OptimizerWatch:
             starts.append(time.perf_counter_ns())
             if len(starts) == 1:
                 tell_all(self._subscribers.optimizer_began, starts[0])
+                if self._subscribers.closure_ended and _has_closure(args, kwargs):
+                    return self._with_watched_closure(optimizer, args, kwargs)
+        return None
+
+    def _with_watched_closure(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the arguments with a closure that tells when it has returned for the first time."""
+        closure = args[1] if len(args) > 1 else kwargs["closure"]
+        is_first = True
+
+        @functools.wraps(closure)
+        def watched(*given: Any, **named: Any) -> Any:
+            nonlocal is_first
+            returned = closure(*given, **named)
+            if is_first:
+                is_first = False
+                with self._subscribers.guard(None):
+                    tell_all(self._subscribers.closure_ended, optimizer)
+            return returned
+
+        keep_out_of_dynamo(watched, with_callees=False)
+        if len(args) > 1:
+            return (args[0], watched, *args[2:]), kwargs
+        return args, {**kwargs, "closure": watched}
 
     def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():

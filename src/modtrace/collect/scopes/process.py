@@ -3,6 +3,7 @@
 import os
 import threading
 
+from ...torch_internals.graph_captures import graph_captures
 from ..log.listeners import Listener
 from .tracker import ScopeTracker
 
@@ -57,6 +58,7 @@ def current() -> ScopeTracker | None:
 def _leave_to_parent() -> None:
     """Ends the tracking in a forked child such as a DataLoader's worker; the recording is the parent's."""
     global _current
+    graph_captures.abandon()
     tracker, _current = current(), None
     if tracker is None:
         return

@@ -16,6 +16,7 @@ from ...recording.role import GRAD_OUTPUT, OUTPUT
 from ...surface import name_argument
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
+from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import DisableTorchFunction
 from ..compile_hooks.taps import TappedOutput, Taps
 from ..log.awaited_calls import AwaitedCalls
@@ -60,12 +61,11 @@ class CompiledTaps(ValueSource):
             measuring: what all sources measure with.
             measurer: measures tensors.
             roots: the models that are known.
-            tell: tells the user what is to know about the run.
+            tell: tells the user, once, what is to know about the run.
         """
         super().__init__(measuring)
         self._measurer = measurer
         self._tell = tell
-        self._told: set[str] = set()
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
         self._known: set[int] = set()  # their ids
@@ -122,7 +122,7 @@ class CompiledTaps(ValueSource):
             log = self._tracker.logs.current
             segment, named = log.segment, self._named(index)
             if segment is None and not self._is_abandoned:
-                self._tell_once(_OUTSIDE)
+                self._tell(_OUTSIDE)
             measured = None if segment is None else self._running.get(segment)
             if segment is None or measured is None or named is None or _is_wrapped(named, log.context.named):
                 return -1
@@ -130,7 +130,7 @@ class CompiledTaps(ValueSource):
             call = segment.call_inside(self._taps.number, named.module_id)
             number = self._awaited.add(call, measured.active)
             if any(map(rounds_less_than_eager, found.tensors)):
-                self._tell_once(_ROUNDING)
+                self._tell(_ROUNDING)
             mask = self._mask(named, OUTPUT) & measured.active
             is_known = found.same_as is not None and found.same_as == self._samples_of
             known = self._samples if is_known and self._samples else repeat(None)
@@ -172,7 +172,7 @@ class CompiledTaps(ValueSource):
             self._failed(error, path)
 
     def left_out(self) -> None:
-        self._tell_once(_IN_BODIES)
+        self._tell(_IN_BODIES)
 
     def _named(self, index: int) -> NamedModule | None:
         """Returns the names of a module; None if nothing is measured any more."""
@@ -200,15 +200,10 @@ class CompiledTaps(ValueSource):
             with DisableTorchFunction():
                 # Compiled code writes to this memory again, when it needs the tensor no more.
                 sample = self._measurer.measure_wanted(
-                    tensor.detach().clone() if want.lazy else tensor, want, name
+                    graph_captures.clone(tensor) if want.lazy else tensor, want, name
                 )
         measured.sites.append((sample, named, call, slot, mark))
         return sample if want is USUAL else None
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
 
 
 def _explain(error: BaseException | None) -> None:

@@ -1,16 +1,12 @@
 """Turns results beyond the usual statistics into columns of the `values` table."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
+from ...measure.device_results import read_results
 from ...measure.want import Extra, ExtraNote, Want
 from ...recording.statistics.fingerprints import hash_to_bytes
-from ...torch_internals.modes import unseen
-from ...torch_internals.transforms import outside_transforms
 
 _Rows = list[tuple[int, Extra]]
 
@@ -26,7 +22,7 @@ def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) 
         wants: what the captures want of each row in its step. Other results are not written.
     """
     groups = _rows_by_want(extras, wants)
-    _read_results(extra for _, rows in groups for _, extra in rows)
+    read_results(extra for _, rows in groups for _, extra in rows)
     columns: dict[str, Any] = {}
     for name, (is_wanted, value_of) in _COLUMNS.items():
         values: list[Any] = []
@@ -49,7 +45,7 @@ def extra_notes(
     Results on other devices are read, which may fail.
     """
     joined = list(notes)
-    _read_results(each for each in extras if each is not None)
+    read_results(each for each in extras if each is not None)
     for at, (extra, want) in enumerate(zip(extras, wants, strict=True)):
         if extra is not None and extra.notes and want is not None:
             texts = (joined[at] or "").split("; ") if joined[at] else []
@@ -114,83 +110,3 @@ _COLUMNS: dict[str, tuple[Callable[[Want], Any], Callable[[Extra, Want], Any]]] 
     "user": (lambda want: want.functions, _user),
     "blob": (lambda want: want.tensors or want.lazy, lambda extra, want: extra.blob),
 }
-
-
-# Results on other devices are read in one transfer for all of a kind.
-
-_NUMBERS = ("sumabs", "zero_count", "sum4", "argmax", "hash")
-_ARRAYS = ("histogram", "sketch")
-_OF_ARRAYS = {torch.float64, torch.float32, torch.int64}  # of what is measured; a function may return any
-
-
-def _read_results(extras: Iterable[Extra]) -> None:
-    """Replaces tensors that hold results by numbers, arrays and lists. An extra without any takes 1.5 us.
-
-    A result that cannot be read becomes None, and a note says why. This waits for the devices.
-    """
-    unique = list({id(each): each for each in extras}.values())
-    waiting: dict[int, torch.Tensor] = {}
-
-    def wait(tensor: torch.Tensor) -> torch.Tensor:
-        waiting[id(tensor)] = tensor
-        return tensor
-
-    for extra in unique:
-        _change(extra, wait)
-    if waiting:
-        with unseen(), outside_transforms(), torch.no_grad():
-            _replace(unique, _fetch(waiting))
-
-
-def _replace(extras: Iterable[Extra], fetched: Mapping[int, torch.Tensor | Exception]) -> None:
-    for extra in extras:
-
-        def read(tensor: torch.Tensor, extra: Extra = extra) -> Any:
-            found = fetched[id(tensor)]
-            if isinstance(found, torch.Tensor):
-                return found.numpy() if found.dim() and found.dtype in _OF_ARRAYS else found.tolist()
-            extra.add_note(f"not read from {tensor.device}: {type(found).__name__}")
-            return None
-
-        _change(extra, read)
-
-
-def _change(extra: Extra, change: Callable[[torch.Tensor], Any]) -> None:
-    """Replaces each tensor by what `change` returns for it."""
-    for name in (*_NUMBERS, *_ARRAYS):
-        value = getattr(extra, name)
-        if isinstance(value, torch.Tensor):
-            setattr(extra, name, change(value))
-    for by_key in (extra.channel_max, extra.sample):
-        for key, value in by_key.items():
-            if isinstance(value, torch.Tensor):
-                by_key[key] = change(value)
-    if extra.user:
-        extra.user = [(function, _changed(value, change)) for function, value in extra.user]
-
-
-def _changed(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        changed = change(value)
-        return changed.tolist() if isinstance(changed, np.ndarray) else changed
-    if isinstance(value, list):
-        return [_changed(each, change) for each in value]
-    if isinstance(value, dict):
-        return {key: _changed(each, change) for key, each in value.items()}
-    return value
-
-
-def _fetch(waiting: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | Exception]:
-    """Returns the tensors on the CPU, under the same numbers; an error for each that cannot be read."""
-    alike: dict[Any, list[tuple[int, torch.Tensor]]] = {}
-    for number, tensor in waiting.items():
-        key = (tensor.device, tensor.dtype, tuple(tensor.shape))
-        alike.setdefault(key, []).append((number, tensor))
-    found: dict[int, torch.Tensor | Exception] = {}
-    for group in alike.values():
-        try:
-            read = torch.stack([tensor for _, tensor in group]).cpu().unbind()
-            found.update(zip((number for number, _ in group), read, strict=True))
-        except Exception as error:  # a device that has failed
-            found.update(dict.fromkeys((number for number, _ in group), error))
-    return found

@@ -9,8 +9,8 @@ import torch
 from ...measure.measurer import Measurement
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling
-from ...torch_internals.tensors import grad_fn_of, output_nr_of
-from ..backward.graph_walk import edges_to_written_bases, nodes_below, root_nodes
+from ...torch_internals.tensors import output_nr_of
+from ..backward.graph_walk import edges_to_written_bases, node_of, root_nodes, walk_graph
 from ..log.segments import Segment
 from .capture_masks import ROLE_BITS, Mask
 
@@ -79,7 +79,7 @@ class GradientTap:
     def hook(self, tensor: torch.Tensor) -> None:
         """Registers the hook, which receives the gradient of the tensor from now on."""
         self.handle = _register_hook(tensor, self)
-        node = grad_fn_of(tensor)
+        node = node_of(tensor)
         if node is not None:
             self.output_nr = output_nr_of(tensor)
             known = _metadata_of(node).setdefault(_METADATA_KEY, [])
@@ -137,7 +137,7 @@ def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> 
     """
     return [
         node.register_prehook(tap.call_with_all)
-        for node in nodes_below(root_nodes(outputs))
+        for node, _, _ in walk_graph(root_nodes(outputs))
         for tap in _taps_at(node)
         if tap.handle is None and tap.is_of_recorder(measure)
     ]
@@ -145,7 +145,8 @@ def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> 
 
 def written_bases(outputs: Any) -> "set[GradientTap]":
     """Returns the taps on tensors that were written to through a view, in the graphs below a backward's outputs."""
-    edges = (edge for node in nodes_below(root_nodes(outputs)) for edge in edges_to_written_bases(node))
+    nodes = (node for node, _, _ in walk_graph(root_nodes(outputs)))
+    edges = (edge for node in nodes for edge in edges_to_written_bases(node))
     return {tap for node, output_nr in edges for tap in _taps_at(node) if tap.output_nr == output_nr}
 
 

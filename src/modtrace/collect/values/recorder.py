@@ -11,6 +11,7 @@ from ...recording.options.capture import Capture
 from ...recording.options.path_filter import describe_unmatched, unmatched
 from ...recording.protocols import Sink
 from ...recording.role import GRAD_INPUT, INPUT
+from ...torch_internals.graph_captures import graph_captures
 from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
@@ -72,6 +73,7 @@ class ValueRecorder:
 
     def start(self, tracker: ScopeTracker, roots: Iterable[nn.Module] = ()) -> None:
         """Measures what runs in segments that open from now on, if any capture is given; `roots` are known models."""
+        graph_captures.watch(self)
         if not self._captures:
             return
         self._tracker = tracker
@@ -92,6 +94,7 @@ class ValueRecorder:
         if self._inside:
             self._sources += (CompiledTaps(measuring, self.measurer, roots, self._reporter.tell),)
         self._listeners = self._sources
+        graph_captures.add(self)
         wants_inputs = capture_masks.of_role(INPUT) | capture_masks.of_role(GRAD_INPUT)
         for source in self._listeners:
             tracker.subscribers.add(source, without=() if wants_inputs else ("entering",))
@@ -126,8 +129,9 @@ class ValueRecorder:
                 self._tracker.subscribers.remove(source)
 
     def stop(self) -> None:
-        """Removes every hook from every tensor."""
+        """Removes every hook from every tensor. No tensor on a device may be read after this."""
         self._stop(self._sources)
+        graph_captures.unwatch(self)
 
     def _stop(self, sources: tuple[ValueSource, ...]) -> None:
         for source in sources:
@@ -195,6 +199,10 @@ class ValueRecorder:
         _add(step, (source.take_segment(segment) for source in sources for segment in step.segments))
         for source in sources:
             source.step_ended()
+
+    def fetch(self) -> None:
+        """Copies the tensors whose copying was deferred, because a CUDA graph is about to be captured."""
+        self.settle_kept()
 
     def settle_kept(self) -> None:
         """Copies the tensors whose copying was deferred, because a step has ended."""

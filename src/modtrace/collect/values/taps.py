@@ -16,6 +16,7 @@ from ...measure.want import USUAL, Extra, Want
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
 from ...torch_internals.tensors import requires_grad_of
 from ...torch_internals.transforms import is_batched_tensor
@@ -274,9 +275,9 @@ class CallTaps(ValueSource):
 
 
 def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
-    """Returns the gradient of a base in the shape of its view."""
-    with unseen():
-        return gradient.reshape(tap.shape)
+    """Returns the gradient of a base in the shape of its view, unless this would be captured in a CUDA graph."""
+    with unseen(), graph_captures.device_work(gradient) as is_allowed:  # it may be a copy
+        return gradient.reshape(tap.shape) if is_allowed else gradient
 
 
 def _slots_of(values: tuple[Any, ...]) -> Iterator[tuple[str, torch.Tensor | None, str | None]]:

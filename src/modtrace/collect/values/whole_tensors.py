@@ -12,8 +12,9 @@ from ...measure.measurer import shortened, why_not
 from ...measure.memory import logical_array, why_unread
 from ...measure.special import find_plain
 from ...measure.want import Extra
+from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ...torch_internals.modes import unseen
-from ...torch_internals.tensors import has_own_dispatch, plain_kinds, version_of
+from ...torch_internals.tensors import has_own_dispatch, is_on_device, plain_kinds, version_of
 from ...torch_internals.transforms import outside_transforms
 
 _BLOB = "blob"
@@ -21,6 +22,7 @@ _DROPPED = "not kept: the buffer of whole tensors was full, or they cannot be wr
 _NOWHERE = "not kept: this recording takes no whole tensors"
 _WRITTEN = "not kept: written to before it was copied"
 _FREED = "not kept: its storage was freed before it was copied"
+_CAPTURED = f"not kept: {BEING_CAPTURED}"
 _NO_MEMORY = "not kept: there was no memory for a copy"
 
 
@@ -75,11 +77,12 @@ class KeptTensors:
     def settle(self) -> None:
         """Passes all held tensors that are unchanged to the sink. Returns when no other thread does so either.
 
-        It waits for the devices of the tensors.
+        It waits for the devices of the tensors. While a CUDA graph is captured, none is held of a device: they were
+        passed on when the capture began. That takes the same lock, so that it must not be held before `device_work`.
         """
-        with self._settling:
+        with graph_captures.device_work() as is_allowed, self._settling:
             while (held := self._take()) is not None:
-                self._settle(held)
+                self._settle(held, is_allowed)
 
     def drop(self, extras: Iterable[Extra]) -> None:
         """Forgets the held tensors of these extras, whose steps are not wanted."""
@@ -98,7 +101,15 @@ class KeptTensors:
         """Returns the tensor to pass to the sink now; None if it is held, or if there is nothing to pass."""
         if is_plain(tensor, self._plain):
             return self._now_or_later(extra, tensor, name, lazy=lazy)
-        with unseen(), outside_transforms(), torch.no_grad():
+        with (
+            unseen(),
+            outside_transforms(),
+            torch.no_grad(),
+            graph_captures.device_work(tensor) as is_allowed,
+        ):
+            if not is_allowed:
+                extra.add_note(_CAPTURED, _BLOB)
+                return None
             plain = find_plain(tensor)
             extra.add_note(shortened(plain.note))
             if plain.tensor is None:
@@ -131,9 +142,11 @@ class KeptTensors:
         with self._lock:
             return self._held.pop(next(iter(self._held))) if self._held else None
 
-    def _settle(self, held: "_Held") -> None:
+    def _settle(self, held: "_Held", is_allowed: bool) -> None:
         with unseen(), outside_transforms(), torch.no_grad():
             reason = held.why_not()
+            if reason is None and not is_allowed and is_on_device(held.tensor):
+                reason = _CAPTURED
             if reason is None:
                 try:
                     own = held.tensor.cpu()  # of a CPU tensor itself
