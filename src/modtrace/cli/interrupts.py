@@ -1,4 +1,4 @@
-"""What Ctrl-C and other signals do to a program that is recorded, and the exit code with which it ends.
+"""Ends a recorded program at the signals that end a process, and closes its recording.
 
 The calls that a Ctrl-C leaves open are closed in collect/scopes/tracker.py.
 """
@@ -6,81 +6,135 @@ The calls that a Ctrl-C leaves open are closed in collect/scopes/tracker.py.
 import contextlib
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
-from types import FrameType
+import time
+from collections.abc import Callable
+from functools import partial
+from types import FrameType, ModuleType
 from typing import Any
 
+from ..recording.failure_reporter import start_thread
+from .endings import Terminated, end_by
 
-def exit_code_of(error: BaseException) -> int:
-    """Returns the exit code of a program that an error has ended; negative if it is as if a signal had."""
-    if isinstance(error, Terminated):
-        return -error.number
-    if isinstance(error, KeyboardInterrupt):
-        return -signal.SIGINT
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    print(error.code, file=sys.stderr)
-    return 1
+#: None: not compiled, and a signal waits until the main thread executes Python code.
+blocked_call: ModuleType | None
+try:
+    from . import _blocked_call as blocked_call
+except ImportError:
+    blocked_call = None
 
+#: A handler that the program has set and replaced by ours again is guarded again after at most this time.
+_CHECK_EVERY_MS = 500
 
-def exit_like(code: int) -> int:
-    """Returns an exit code, or ends this process by a signal, so that the shell sees the same as from `python`."""
-    if code >= 0:
-        return code
-    sys.stdout.flush()
-    sys.stderr.flush()
-    _end_by(signal.Signals(-code))
-    return 128 - code  # the signal is blocked
+#: A process that takes so much time of a processor within half a second is computing: it takes 90 ms on two processors
+#: that eleven busy processes share; one that waits for another rank takes 1 ms, with a TCPStore 15 ms.
+_COMPUTING_S, _SAMPLE_S = 0.03, 0.5
 
 
-class Terminated(SystemExit):
-    """Raised when a signal arrives that ends a process."""
+class EndingSignals:
+    """Ends the program at SIGTERM and SIGHUP by an exception, as Ctrl-C does, unless it handles or ignores them.
 
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__(number.name)
-        self.number = number
-        self.code = 128 + number
+    Python does so when the main thread executes Python code. Where that is blocked in a call, such as a collective that
+    waits for another rank, a thread closes the recording and ends the process; see `_blocked_call.c`.
+    """
 
+    def __init__(self, close: Callable[[BaseException], None]) -> None:
+        """Creates what handles nothing before it is entered.
 
-@contextlib.contextmanager
-def raising_on(number: signal.Signals) -> Iterator[None]:
-    """Makes the signal raise inside the block, unless the program handles it or the parent process ignores it."""
-    pid = os.getpid()
+        Args:
+            close: closes the recording; called with what ended the program, on a thread of ours.
+        """
+        self._close = close
+        self._pid = os.getpid()
+        numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        self._handlers: dict[signal.Signals, Any] = {
+            number: partial(self._raise, number) for number in numbers
+        }
+        self._python_handler = signal.default_int_handler
+        self._lent: list[signal.Signals] = []  # while this process forks
+        self._thread: threading.Thread | None = None
 
-    def terminate(_: int, frame: FrameType | None) -> None:
-        if os.getpid() != pid:  # forked by another thread than the main one
-            _end_by(number)
+    def __enter__(self) -> None:
+        for number, handler in self._handlers.items():
+            self._exchange(number, signal.SIG_DFL, handler)
+        if blocked_call is not None and blocked_call.start():
+            without = "a signal that comes while a call blocks waits for the end of the call"
+            self._thread = start_thread(self._watch, "modtrace-blocked", without=without)
+            if self._thread is None:
+                blocked_call.stop()
+            else:
+                self._exchange_interrupt(signal.default_int_handler, blocked_call.default_int_handler)
+                self._guard_all()
+        if hasattr(os, "register_at_fork"):  # Windows has no fork
+            os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork)
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self._handlers.items():
+            self._exchange(number, handler, signal.SIG_DFL)
+        if blocked_call is not None and self._thread is not None:
+            self._exchange_interrupt(blocked_call.default_int_handler, self._python_handler)
+            blocked_call.stop()
+            self._thread.join()
+
+    def _raise(self, number: signal.Signals, _: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # forked by another thread than the main one
+            end_by(number)
+        if blocked_call is not None:
+            blocked_call.came_back(number)
         raise Terminated(number)
 
-    def exchange(one: Any, other: Any) -> None:
+    def _exchange(self, number: signal.Signals, one: Any, other: Any) -> bool:
+        """Replaces a handler if it is in use; returns whether it has done so."""
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and os.getpid() == pid and signal.getsignal(number) == one:
-            signal.signal(number, other)
+        if not is_main or os.getpid() != self._pid or signal.getsignal(number) != one:
+            return False
+        signal.signal(number, other)
+        return True
+
+    def _exchange_interrupt(self, one: Any, other: Any) -> None:
+        """Replaces the handler of Ctrl-C by its equal, also in the module: asyncio takes no other for the default."""
+        if signal.default_int_handler is one:
+            signal.default_int_handler = other
+        self._exchange(signal.SIGINT, one, other)
 
     # A fork has the default from its first moment: Python drops what comes before a fork runs again.
-    was_ours = False
 
-    def before_fork() -> None:
-        nonlocal was_ours
-        was_ours = signal.getsignal(number) is terminate
-        exchange(terminate, signal.SIG_DFL)
+    def _before_fork(self) -> None:
+        for number, handler in self._handlers.items():
+            if self._exchange(number, handler, signal.SIG_DFL):
+                self._lent.append(number)
 
-    def after_fork() -> None:
-        if was_ours:
-            exchange(signal.SIG_DFL, terminate)
+    def _after_fork(self) -> None:
+        while self._lent:
+            number = self._lent.pop()
+            self._exchange(number, signal.SIG_DFL, self._handlers[number])
+        self._guard_all()
 
-    exchange(signal.SIG_DFL, terminate)
-    os.register_at_fork(before=before_fork, after_in_parent=after_fork)
-    try:
-        yield
-    finally:
-        exchange(terminate, signal.SIG_DFL)
+    def _guard_all(self) -> None:
+        """Watches the signals whose handler is ours."""
+        if blocked_call is not None and self._thread is not None:
+            ours = {**self._handlers, signal.SIGINT: blocked_call.default_int_handler}
+            for number, handler in ours.items():
+                if signal.getsignal(number) is handler:
+                    blocked_call.guard(number)
+
+    def _watch(self) -> None:
+        assert blocked_call is not None
+        while (number := blocked_call.next_blocked(_CHECK_EVERY_MS)) >= 0:
+            if number == 0:
+                self._guard_all()
+            elif number == signal.SIGINT and _is_computing():
+                blocked_call.postpone(
+                    number
+                )  # it will come back, and the program may catch a KeyboardInterrupt
+            elif blocked_call.begin_end(number):
+                with contextlib.suppress(BaseException):
+                    is_interrupt = number == signal.SIGINT
+                    self._close(KeyboardInterrupt() if is_interrupt else Terminated(signal.Signals(number)))
+                blocked_call.end(number)
 
 
-def _end_by(number: signal.Signals) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+def _is_computing() -> bool:
+    before_s = time.process_time()
+    time.sleep(_SAMPLE_S)
+    return time.process_time() - before_s > _COMPUTING_S

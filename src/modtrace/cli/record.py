@@ -5,21 +5,24 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ..errors import ModtraceError, ModtraceWarning, describe_error
+from ..optional import require
 from ..recording.options.capture import BOUNDARY, COMPILED, INSIDE
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.op_options import Ops
 from ..recording.options.step_range import ALL_STEPS, to_step_range
 from ..recording.statistics.moments import holds_nonfinite
 from ..recording.suggestions import count_of
+from ..store.folder import may_join
 from ..surface import speak
 from ..views.common.headline import describe_note
 from .children import StartedProcesses
-from .interrupts import exit_like
+from .endings import Exited, end_like
 from .output import misuse_told
 from .progress import ProgressReporter
 from .run_program import Program, find_module, find_script, run_program
@@ -150,7 +153,7 @@ def record(
     }
     recording = _make_recording(place, options)
     if recording is None:
-        return lambda: exit_like(run_program(found, contextlib.nullcontext()))
+        return lambda: end_like(run_program(found, contextlib.nullcontext(), lambda _: None))
     if keep_last is not None and options["values"] is None and not quiet:
         held = "the last step is" if keep_last == 1 else f"the last {keep_last} steps are"
         unseen = f"no NaN is seen: {held} written only when the program fails."
@@ -168,11 +171,19 @@ def _find_program(module: str | None, arguments: Sequence[str]) -> Program:
 
 
 def _free_place(stem: str) -> str:
+    """Returns the first name that is free, or at which other ranks of this run have begun to write."""
     place, number = f"{stem}.modtrace", 1
-    while os.path.exists(place):
+    while os.path.exists(place) and not _may_join(place):
         number += 1
         place = f"{stem}-{number}.modtrace"
     return place
+
+
+def _may_join(place: str) -> bool:
+    require("torch", "modtrace record")
+    from ..collect.recorder.environment import describe_run
+
+    return may_join(Path(place), describe_run({}))
 
 
 def _make_recording(place: str, options: dict[str, Any]) -> Any:
@@ -197,13 +208,18 @@ def _run(program: Program, recording: Any, quiet: bool) -> int:
     recorded = _Recorded(recording, progress.say)
     try:
         with StartedProcesses() as started:
-            code = run_program(program, recorded)
+
+            def close(error: BaseException) -> None:
+                recorded.close_beside(error)
+                progress.end(_describe_end(recording, started.count, recorded, has_ended=False))
+
+            ending = run_program(program, recorded, close)
     except ModtraceError as error:
         progress.end(())
         click.echo(f"modtrace: error: {error}", err=True)
         return 2
-    progress.end(_describe_end(recording, started.count, recorded, has_ended=code == 0))
-    return exit_like(code)
+    progress.end(_describe_end(recording, started.count, recorded, has_ended=ending == Exited(0)))
+    end_like(ending)
 
 
 class _Recorded:
@@ -226,6 +242,12 @@ class _Recorded:
             around.enter_context(speak(None))
             self._around = around.pop_all()
         self.has_begun = True
+
+    def close_beside(self, error: BaseException) -> None:
+        """Closes the recording while the program is blocked. What it lacks is in its marks: the process ends."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._recording.__exit__(type(error), error, error.__traceback__)
 
     def __exit__(self, *raised: Any) -> None:
         self._around.close()
@@ -293,7 +315,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
         yield f"{said}. Look at it with: modtrace show {place}"
         if is_bad:
             yield f"it holds NaN or infinite values. Who made them: modtrace nonfinite {place}"
-    elif not recording.progress.rows and os.path.exists(recording.path):
+    elif recording.path and not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."
     else:
         yield f"{said}."

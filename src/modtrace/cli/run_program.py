@@ -3,9 +3,8 @@
 import importlib.abc
 import importlib.util
 import os
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -16,8 +15,9 @@ from typing import Any
 import click
 
 from ..store.layout import HEADER
+from .endings import Ending, Exited, print_ending
 from .factory import locate_error
-from .interrupts import exit_code_of, raising_on
+from .interrupts import EndingSignals
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
 
@@ -69,34 +69,49 @@ def find_module(name: str, arguments: Sequence[str]) -> Program:
     return Program(name.rpartition(".")[2], spec.origin, (spec.origin, *arguments), os.getcwd(), spec)
 
 
-def run_program(program: Program, recording: AbstractContextManager[Any]) -> int:
+def run_program(
+    program: Program, recording: AbstractContextManager[Any], close: Callable[[BaseException], None]
+) -> Ending:
     """Runs a program inside a recording, which is entered first and left when the program ends.
 
     A program that cannot be compiled is not recorded. SIGTERM and SIGHUP end the program by an exception, as Ctrl-C
     does, unless the program handles them. Otherwise Python would end at once, with the recording open.
 
+    Args:
+        program: the program.
+        recording: the recording.
+        close: closes it, on another thread and before the process ends, if a signal comes while a call blocks.
+
     Returns:
-        the exit code that `python` would have returned; negative if a signal would have ended it, see `exit_like`.
+        how `python` would have ended; see `end_like`.
 
     Raises:
         ModtraceError: the recording cannot be made.
     """
     namespace = _become_main(program)
+    uncaught = _run(program, namespace, recording, EndingSignals(close))
+    return Exited(0) if uncaught is None else _show(uncaught, namespace)
+
+
+def _run(
+    program: Program,
+    namespace: dict[str, Any],
+    recording: AbstractContextManager[Any],
+    signals: AbstractContextManager[None],
+) -> BaseException | None:
+    """Returns the exception that the program has not caught. It is printed outside of `except`, as Python does."""
     try:
         code = _compile(program)
     except Exception as error:
-        _show(error, namespace)
-        return 1
+        return error
     recording.__enter__()
     try:
-        with raising_on(signal.SIGTERM), raising_on(signal.SIGHUP), ExitStack() as leaving:
+        with signals, ExitStack() as leaving:
             leaving.push(recording)
             exec(code, namespace)
     except BaseException as error:
-        if not isinstance(error, SystemExit):
-            _show(error, namespace)
-        return exit_code_of(error)
-    return 0
+        return error
+    return None
 
 
 def _what_is_wrong(path: str, file: str) -> str:
@@ -147,13 +162,13 @@ def _compile(program: Program) -> CodeType:
     return compile(source, program.file, "exec", dont_inherit=True)
 
 
-def _show(error: BaseException, namespace: dict[str, Any]) -> None:
-    """Prints the traceback as the program alone would show it, without our frames."""
+def _show(error: BaseException, namespace: dict[str, Any]) -> Ending:
+    """Prints what the program alone would show, without our frames, and returns how that ends the process."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is not namespace:
         trace = trace.tb_next
     _leave_out_ours(trace)
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return print_ending(error, trace)
 
 
 def _leave_out_ours(trace: TracebackType | None) -> None:

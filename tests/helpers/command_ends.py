@@ -1,0 +1,206 @@
+"""Runs many commands of `modtrace record`, or of `python`, sends them signals, and returns how they end.
+
+As a program it imports what `modtrace record` needs, and then forks for each command that its standard input names.
+Python takes seconds to end a process that has imported torch: a program that runs unrecorded needs no torch.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: A command that is sent signals has written this line before.
+READY = "ready"
+
+#: So many commands that are sent signals run beside each other.
+_BESIDE = 4
+_LONGEST_S = 60.0
+
+
+class End(NamedTuple):
+    """How a process has ended: negative statuses are signals."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Signalled(NamedTuple):
+    """A command that is sent signals, each so many seconds after the one before, the first after `READY`."""
+
+    arguments: Sequence[str]
+    signals: Sequence[tuple[int, float]]
+
+
+class EndAfterSignal(NamedTuple):
+    """How a process has ended, and how long after the last signal. -9 if it did not end."""
+
+    status: int
+    stdout: str
+    stderr: str
+    after_s: float
+
+
+def ends_of_python(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[str, End]:
+    """Returns how `python` ends with the arguments of each command."""
+    return {name: _run([sys.executable, *arguments], folder) for name, arguments in commands.items()}
+
+
+def ends_of_modtrace(
+    folder: Path, commands: Mapping[str, Sequence[str]], *, is_recorded: bool
+) -> dict[str, End]:
+    """Returns how `modtrace` ends with the arguments of each command.
+
+    Args:
+        folder: where it runs.
+        commands: the arguments, by a name for them.
+        is_recorded: False runs the programs as after an error of modtrace's own at the beginning.
+    """
+    statuses = _run_driver(folder, "recorded" if is_recorded else "unrecorded", commands)
+    return {name: End(statuses[name], *_output_of(folder, name)) for name in commands}
+
+
+def ends_after_signals(folder: Path, commands: Mapping[str, Signalled]) -> dict[str, EndAfterSignal]:
+    """Returns how `modtrace` ends with the arguments of each command, some of which run beside each other."""
+    ends = _run_driver(folder, "signalled", commands)
+    return {
+        name: EndAfterSignal(status, *_output_of(folder, name), after_s)
+        for name, (status, after_s) in ends.items()
+    }
+
+
+def _run_driver(folder: Path, how: str, commands: Mapping[str, Any]) -> Any:
+    done = subprocess.run(
+        [sys.executable, __file__, how],
+        input=json.dumps(commands),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _output_of(folder: Path, name: str) -> tuple[str, str]:
+    return (folder / f"{name}.out").read_text(), (folder / f"{name}.err").read_text()
+
+
+def _run(command: Sequence[str], folder: Path) -> End:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return End(done.returncode, done.stdout, done.stderr)
+
+
+def write_program(folder: Path, name: str, source: str) -> None:
+    """Writes a program that can be run as a script and as a module."""
+    (folder / f"{name}.py").write_text(textwrap.dedent(source))
+
+
+def _fork(name: str, arguments: Sequence[str]) -> int:
+    """Returns 0 in the child, whose end is that of the command."""
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        sys.argv[1:] = arguments
+        for number, stream in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    return child
+
+
+def _fork_for_each(commands: Mapping[str, Sequence[str]]) -> None:
+    """Returns in each child; in the parent it prints all statuses and ends."""
+    statuses = {}
+    for name, arguments in commands.items():
+        child = _fork(name, arguments)
+        if not child:
+            return
+        statuses[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _end_driver(statuses)
+
+
+class _Child:
+    """A command that runs, and the signals that it is still to be sent."""
+
+    def __init__(self, name: str, process: int, signals: Sequence[tuple[int, float]]) -> None:
+        self._output = Path(f"{name}.out")
+        self._process = process
+        self._signals = list(signals)
+        self._since_s = time.monotonic()
+        self._is_ready = False
+
+    def look(self) -> tuple[int, float] | None:
+        """Sends a signal that is due. Returns how it has ended, if it has."""
+        ended, status = os.waitpid(self._process, os.WNOHANG)
+        after_s = time.monotonic() - self._since_s
+        if ended:
+            self._kill()  # what it has forked
+            return os.waitstatus_to_exitcode(status), after_s
+        if after_s > _LONGEST_S:
+            self._kill()
+        elif not self._is_ready:
+            if self._output.exists() and READY in self._output.read_text():
+                self._is_ready, self._since_s = True, time.monotonic()
+        elif self._signals and after_s >= self._signals[0][1]:
+            os.kill(self._process, self._signals.pop(0)[0])
+            self._since_s = time.monotonic()
+        return None
+
+    def _kill(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._process, signal.SIGKILL)
+
+
+def _fork_beside_each_other(
+    commands: Mapping[str, tuple[Sequence[str], Sequence[tuple[int, float]]]],
+) -> None:
+    """As `_fork_for_each`, with signals."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    waiting, running, ends = list(commands.items()), {}, {}
+    while waiting or running:
+        while waiting and len(running) < _BESIDE:
+            name, (arguments, signals) = waiting.pop(0)
+            child = _fork(name, arguments)
+            if not child:
+                return
+            running[name] = _Child(name, child, signals)
+        time.sleep(0.01)
+        for name, child in list(running.items()):
+            if (end := child.look()) is not None:
+                ends[name] = end
+                del running[name]
+    _end_driver(ends)
+
+
+def _end_driver(ends: object) -> None:
+    print(json.dumps(ends), flush=True)
+    os._exit(0)
+
+
+def _prepare(is_recorded: bool) -> None:
+    from modtrace.cli import record
+
+    if not is_recorded:
+        record._make_recording = lambda *_: None
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
+        write_program(Path(folder), "empty", "import torch._dynamo, torch.distributed\n")
+        sys.argv[1:] = ["record", "-q", "--to", f"{folder}/run", f"{folder}/empty.py"]
+        main()
+
+
+if __name__ == "__main__":
+    from modtrace.cli.main import main
+
+    how = sys.argv[1]
+    _prepare(how != "unrecorded")
+    (_fork_beside_each_other if how == "signalled" else _fork_for_each)(json.load(sys.stdin))
+    main()
