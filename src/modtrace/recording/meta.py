@@ -33,6 +33,10 @@ class RunMeta:
     options: Mapping[str, Any] = field(default_factory=dict)  # the arguments of record()
     rank: int = 0
     world_size: int = 1
+    # What tells the ranks of a run from those of another; it is not shown.
+    launch: str = field(default="", repr=False)  # what its ranks have in common; "" for a process by itself
+    attempt: int = field(default=0, repr=False)  # how often torchrun had restarted the ranks
+    process: str = field(default="", repr=False)  # the one that wrote it, see `recording.process`
     clock_time_ns: int = 0  # time.time_ns() and time.perf_counter_ns() of one moment:
     clock_perf_counter_ns: int = 0  # they turn the tables' times into wall time
     marks: tuple[str, ...] = ()  # what is missing, in sentences

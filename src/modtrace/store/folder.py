@@ -1,7 +1,10 @@
 """Creates the folder that a rank writes to. It deletes nothing except a recording that is to be replaced."""
 
 import contextlib
+import os
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import (
@@ -14,23 +17,35 @@ from ..errors import (
 from ..recording.meta import RunMeta
 from ..surface import name_argument
 from .header import is_temporary_header, read_header, write_header
-from .layout import HEADER, describe_content, rank_folder, rank_folders
+from .layout import HEADER, STARTING, describe_content, rank_folder, rank_folders, rank_of
+from .same_run import is_anothers, is_of_same_run, is_restarted
 
 _ATTEMPTS = 10_000
+_LOOK_AFTER_S = 0.01
+_STARTED_AFTER_S = 10.0  # a start takes milliseconds: what has not ended after this was killed
 
 #: In front of the names of what is to be replaced, until the run has begun.
 _REPLACED = ".replaced-"
 
 
-def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attempt: bool) -> Path:
+def create_rank_folder(
+    path: Path, meta: RunMeta, *, overwrite: bool, new_attempt: bool, agent_start_ns: int | None = None
+) -> tuple[Path, str]:
     """Makes the folder of `meta.rank` in the recording `path`; joins one of the same run.
+
+    Ranks that start together do this one after the other.
 
     Args:
         path: the recording; an empty folder may be there.
-        meta: its `run_id` says whether a recording that is there is of the same run; an empty one is of none.
+        meta: the description of the run, which says whether a recording that is there is of the same run.
         overwrite: replace a recording that is there; of the same run, only this rank's part. Files in it
             that are not its own stay. `delete_replaced` deletes it, and `undo_rank_folder` puts it back.
         new_attempt: add `.attempt-1`, ... if this rank of this run has a folder already (an elastic restart).
+        agent_start_ns: under torchrun, when its agent was started; what ranks of the launch have written since then and
+            before this process is of earlier attempts, too.
+
+    Returns:
+        the folder, and the id of the run, which is that of the rank that was the first.
 
     Raises:
         RecordingExistsError: something is there that may not be replaced or joined.
@@ -38,10 +53,13 @@ def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attemp
         RecordingError: the folder cannot be made.
     """
     try:
-        _prepare(path, meta, overwrite=overwrite)
-        if overwrite and not new_attempt:
-            _delete_if_there(rank_folder(path, meta.rank))
-        return _create_exclusively(path, meta, new_attempt=new_attempt)
+        with _alone_in(path):
+            if agent_start_ns is not None and is_restarted(path, meta, agent_start_ns):
+                new_attempt = True
+            run_id = _prepare(path, meta, overwrite=overwrite, is_restart=new_attempt)
+            if not new_attempt:
+                _free(path, meta, overwrite=overwrite)
+            return _create_exclusively(path, meta, new_attempt=new_attempt), run_id
     except RecordingError:  # RecordingExistsError is an OSError too
         raise
     except OSError as error:
@@ -50,6 +68,55 @@ def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attemp
         raise RecordingError(
             f"{path}: cannot write a recording here: {error.strerror or error}. Give another path."
         ) from error
+
+
+@contextlib.contextmanager
+def _alone_in(path: Path) -> Iterator[None]:
+    """Makes the folder `path`, and keeps the starts of other processes out of it inside the block.
+
+    A file does it that only one process can make: locks of the system do not work on every network's file system.
+    """
+    lock = path / STARTING
+    seen, since_s = 0, time.monotonic()
+    while True:
+        _make_folder(path)
+        try:
+            os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            break
+        except FileNotFoundError:  # another one has undone its start
+            continue
+        except FileExistsError:
+            time.sleep(_LOOK_AFTER_S)
+        with contextlib.suppress(FileNotFoundError):
+            made = lock.stat().st_mtime_ns
+            if made != seen:
+                seen, since_s = made, time.monotonic()
+            elif time.monotonic() - since_s > _STARTED_AFTER_S:
+                lock.unlink()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise RecordingExistsError(f"{path}: a file is here already. Give another path.") from None
+
+
+def may_join(path: Path, meta: RunMeta) -> bool:
+    """Returns whether other ranks of the run that `meta` describes have begun to write to `path`."""
+    with contextlib.suppress(OSError, RecordingError):  # then another place is found
+        header = _header_if_readable(path)
+        if header is None:  # a rank that starts at this moment has made the folder
+            return bool(meta.launch) and path.is_dir() and _is_empty(path)
+        own = [folder for folder in rank_folders(path) if rank_of(folder) == meta.rank]
+        return is_of_same_run(path, header, meta) and not any(is_anothers(folder, meta) for folder in own)
+    return False
 
 
 def delete_replaced(path: Path) -> None:
@@ -83,23 +150,37 @@ def _put_back(path: Path) -> None:
             path.rmdir()
 
 
-def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
-    try:
-        path.mkdir(parents=True)
-    except FileExistsError:
-        if not path.is_dir():
-            raise RecordingExistsError(f"{path}: a file is here already. Give another path.") from None
-        if not _is_empty(path):
-            header = _header_if_readable(path)
-            if header is not None and header.run_id == meta.run_id != "":
-                return
-            _make_room(path, overwrite=overwrite)
+def _prepare(path: Path, meta: RunMeta, *, overwrite: bool, is_restart: bool) -> str:
+    """Puts the header of the run into the folder, unless another rank has done so. Returns the id of the run."""
+    if not _is_empty(path):
+        header = _header_if_readable(path)
+        if header is not None and is_of_same_run(path, header, meta, is_restart=is_restart):
+            return header.run_id
+        _make_room(path, overwrite=overwrite)
     write_header(path, meta)
+    return meta.run_id
+
+
+def _free(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
+    """Deletes what this rank has written to the recording before, if it is to be replaced."""
+    for folder in rank_folders(path):
+        if rank_of(folder) != meta.rank:
+            continue
+        if is_anothers(folder, meta):
+            raise RecordingExistsError(
+                f"{path}: another process of this run writes here as rank {meta.rank} ({folder.name}). "
+                "Give each rank its number (RANK), or another path."
+            )
+        if overwrite:
+            shutil.rmtree(folder)
 
 
 def _is_empty(path: Path) -> bool:
     """Returns whether a folder contains only temporary and replaced files of other ranks or of killed runs."""
-    return all(is_temporary_header(each) or each.name.startswith(_REPLACED) for each in path.iterdir())
+    return all(
+        is_temporary_header(entry) or entry.name == STARTING or entry.name.startswith(_REPLACED)
+        for entry in path.iterdir()
+    )
 
 
 def _header_if_readable(path: Path) -> RunMeta | None:
@@ -149,7 +230,7 @@ def _delete_if_there(folder: Path) -> None:
 
 
 def _create_exclusively(path: Path, meta: RunMeta, *, new_attempt: bool) -> Path:
-    for attempt in range(_ATTEMPTS if new_attempt else 1):
+    for attempt in range(meta.attempt, meta.attempt + _ATTEMPTS) if new_attempt else (0,):
         folder = rank_folder(path, meta.rank, attempt)
         try:
             folder.mkdir()

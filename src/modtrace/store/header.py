@@ -16,8 +16,9 @@ from .regular_file import read_regular
 _MOST_BYTES = 2**20
 _TEMPORARY = re.compile(re.escape(HEADER) + r"\.\d+\.tmp")
 
-#: The fields of `RunMeta` that the header holds, because they are the same for all ranks of a run.
-_FIELDS = ("run_id", "created", "modtrace_version")
+#: The fields of `RunMeta` that the header holds, because they are the same for all ranks of a run; the last only if
+#: there may be others.
+_FIELDS = ("run_id", "created", "modtrace_version", "launch")
 
 
 def write_header(path: Path, meta: RunMeta) -> None:
@@ -27,6 +28,8 @@ def write_header(path: Path, meta: RunMeta) -> None:
         OSError: it cannot be written.
     """
     values = {"schema_version": SCHEMA_VERSION, **{name: getattr(meta, name) for name in _FIELDS}}
+    if not meta.launch:
+        del values["launch"]
     whole = path / f"{HEADER}.{os.getpid()}.tmp"
     whole.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     os.replace(whole, path / HEADER)

@@ -7,6 +7,9 @@ from pathlib import Path
 HEADER = "recording.json"
 META = "meta.json"
 
+#: Is in a folder while a process starts to write there.
+STARTING = ".starting"
+
 _RANK_FOLDER = re.compile(r"rank-\d{5}(\.attempt-\d+)?")
 
 
@@ -26,6 +29,11 @@ def is_rank_folder(path: Path) -> bool:
     return _RANK_FOLDER.fullmatch(path.name) is not None
 
 
+def rank_of(folder: Path) -> int:
+    """Returns the rank that a folder of a rank is named after."""
+    return int(folder.name[5:10])
+
+
 def table_file(folder: Path, table: str) -> Path:
     """Returns the file of a table in a rank's folder."""
     return folder / f"{table}.arrow"
@@ -33,6 +41,6 @@ def table_file(folder: Path, table: str) -> Path:
 
 def describe_content(path: Path) -> str:
     """Returns what is in a folder, for a message: `it holds 'a', 'b', 'c' and 2 more`, or `it is empty`."""
-    names = sorted(each.name for each in path.iterdir())
+    names = sorted(entry.name for entry in path.iterdir() if entry.name != STARTING)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"it holds {', '.join(map(repr, names[:3]))}{more}" if names else "it is empty"

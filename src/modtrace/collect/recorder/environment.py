@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from ...recording.meta import RunMeta
+from ...recording.process import name_process
 from .flags import read_flags
+from .launch import Launch, find_launch
 
 #: Libraries whose versions are stored if the run has imported them.
 _LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "accelerate", "deepspeed")
@@ -22,19 +24,21 @@ _LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "acceler
 _KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 
 
-def describe_run(options: dict[str, Any]) -> RunMeta:
+def describe_run(options: dict[str, Any], launch: Launch | None = None) -> RunMeta:
     """Returns the meta data of a recording that starts now in this process.
 
     Args:
         options: the arguments of `record()`, as JSON values.
+        launch: the place of this process in its run; None finds it.
     """
+    launch = launch or find_launch()
     versions = {"python": platform.python_version(), "modtrace": _own_version()}
     for name in _LIBRARIES:
         version = getattr(sys.modules.get(name), "__version__", None)
         if isinstance(version, str):
             versions[name] = version
     return RunMeta(
-        run_id=os.environ.get("TORCHELASTIC_RUN_ID") or uuid.uuid4().hex,
+        run_id=launch.run_id or uuid.uuid4().hex,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         modtrace_version=versions["modtrace"],
         argv=_command(),
@@ -43,8 +47,11 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
         flags=read_flags(),
         git_commit=_git_commit(),
         options=options,
-        rank=_number("RANK", 0),
-        world_size=_number("WORLD_SIZE", 1),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        launch=launch.name,
+        attempt=launch.attempt,
+        process=name_process(),
         clock_time_ns=time.time_ns(),
         clock_perf_counter_ns=time.perf_counter_ns(),
     )
@@ -107,8 +114,3 @@ def _head_of(folder: Path) -> str | None:
                 if line.endswith(f" {name}"):
                     return line.split()[0]
     return None
-
-
-def _number(variable: str, default: int) -> int:
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdigit() else default

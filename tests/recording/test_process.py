@@ -1,0 +1,48 @@
+"""Processes are told apart, and it is seen whether one still runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from modtrace.recording.process import is_running, name_parent, name_process, process_start_ns
+
+NAME = "from modtrace.recording.process import name_process; print(name_process(), flush=True)"
+
+
+def test_this_process_and_its_parent_run_under_different_names() -> None:
+    assert name_process() == name_process() != name_parent()
+    assert is_running(name_process()) is is_running(name_parent()) is True
+
+
+def test_process_that_was_killed_does_not_run_before_and_after_its_parent_has_noticed() -> None:
+    code = f"{NAME}; input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip()
+        assert is_running(name) is True
+        process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie still
+        assert is_running(name) is False
+    assert is_running(name) is False
+
+
+def test_another_process_of_the_same_number_is_not_the_one() -> None:
+    place, _, start = name_process().rpartition(" ")
+    assert is_running(f"{place} {int(start) - 1}") is False
+
+
+def test_process_on_another_machine_or_of_an_old_recording_is_not_known() -> None:
+    assert is_running("elsewhere" + name_process()) is None
+    assert is_running("") is None
+
+
+def test_start_of_a_process_is_that_of_the_wall_clock() -> None:
+    before_ns = time.time_ns()
+    code = "from modtrace.recording.process import process_start_ns; print(process_start_ns())"
+    started_ns = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    assert before_ns - 20_000_000 <= started_ns <= time.time_ns()
+    assert process_start_ns() < before_ns
