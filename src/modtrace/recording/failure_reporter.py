@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..errors import ModtraceWarning, describe_error
 from ..surface import choose_phrase
@@ -33,7 +33,9 @@ class FailureReporter:
         self._writing = writing
         self._step = step
         self._late_marks: list[str] = []  # to be written with the next rows
+        self._told: set[str] = set()
         self._has_failed = False
+        self._refused_tables: set[str] = set()  # of which values were left out
 
     @property
     def step(self) -> int:
@@ -87,6 +89,30 @@ class FailureReporter:
         )
         warn_of_error(text, error, strict=self._how_to_raise)
 
+    def rows_refused(self, table: str, faults: Sequence[str], step: int | None) -> None:
+        """Reports values that break the rules of a table and are not written: one warning, and one mark a table.
+
+        `step` is the first of the rows; None if they name none.
+
+        Raises:
+            ValueError: with `strict`, in place of the report.
+        """
+        if self.strict:
+            raise ValueError(f"rows of {table!r} break the rules of a recording: {'; '.join(faults)}")
+        if table in self._refused_tables:
+            return
+        step = self._step() if step is None else step
+        self._mark(
+            f"{table} lacks values from step {step} on, which break the rules of a recording: {faults[0]}"
+        )
+        if not self._refused_tables:
+            text = (
+                f"rows of {table!r}: modtrace met an internal error and leaves out values that no reader accepts; "
+                "the run and the recording go on"
+            )
+            warn_of_error(text, ValueError(faults[0]), strict=self._how_to_raise)
+        self._refused_tables.add(table)
+
     def compilations_failed(self, error: Exception) -> None:
         """Reports that compilations are not recorded any more. The lock over the tracker's events may be held."""
         if self.strict:
@@ -112,7 +138,10 @@ class FailureReporter:
         )
 
     def tell(self, text: str) -> None:
-        """Warns of what the user should know of the run, and marks it. The tracker's lock may be held."""
+        """Warns once of what the user should know of the run, and marks it. The tracker's lock may be held."""
+        if text in self._told:
+            return
+        self._told.add(text)
         self._late_marks.append(text)
         warnings.warn(text, ModtraceWarning, stacklevel=2)
 
@@ -186,4 +215,15 @@ def start_thread(run: Callable[[], None], name: str, *, without: str) -> threadi
 
 def is_clean_exit(error: BaseException) -> bool:
     """Returns whether an error is `sys.exit()` with status 0."""
-    return isinstance(error, SystemExit) and not error.code
+    if not isinstance(error, SystemExit):
+        return False
+    code = exit_code_of(error)
+    return code is None or (isinstance(code, int) and int.__index__(code) == 0)
+
+
+def exit_code_of(error: SystemExit) -> object:
+    """Returns what was given to `sys.exit()`; as in Python the error itself if its class does not give it."""
+    try:
+        return error.code
+    except Exception:
+        return error

@@ -59,9 +59,9 @@ table calls                       one execution of one module in one phase
     compiled        bool          it ran as a compiled region: what is inside is not seen
     flops           int64?        with ops, as the next three: of the call and of those inside it; null if an
                                   op's are unknown
-    allocated_bytes int64?        storages that its ops have made
-    peak_bytes      int64?        most that lived of those at once, above what lived when its first op began;
-                                  null if it ran no op
+    allocated_bytes int64?        storages that its ops have made, and what others gained that were resized in it
+    peak_bytes      int64?        most that lived of such memory at once, when an op had ended, above what lived before
+                                  its first op; null if it ran no op
     saved_bytes     int64?        kept for its backward; null if it is unknown of an op, or no backward came
     compilation_id  int32?        later: row of `compilations` from which the region comes that it ran as
     micro_batch     int32?        later: of a pipeline: which micro-batch it works on, from 0

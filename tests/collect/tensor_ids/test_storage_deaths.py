@@ -15,13 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.collect.ops.mode import OpMode
+from helpers.storage_count import StorageCount
 from modtrace.collect.tensor_ids import tensor_ids
 from modtrace.collect.tensor_ids.tensor_ids import NO_TENSOR, STORAGE, Geometry, TensorIds
 from zoo import TiedGPT
@@ -37,48 +34,6 @@ def new_ids(request, monkeypatch) -> Callable[[], Any]:
         pytest.skip("not compiled: there was no C compiler at installation")
     kind = tensor_ids.compiled
     return lambda: kind(Geometry, torch.Tensor.__dlpack_c_exchange_api__, (torch.Tensor, nn.Parameter))
-
-
-# An independent count: torch's own weak references, of storages in C++, are asked before and after every op.
-
-
-class Count(TorchDispatchMode):
-    """Counts the bytes of storages that ops have made and that live."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, int, int]] = []  # op, and what lived before and after it
-        self.ours: list[tuple[str, int, int]] = []
-        self._met: dict[
-            int, tuple[StorageWeakRef, int]
-        ] = {}  # while it is held, no other storage has its address
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        [ours] = [each for each in _get_current_dispatch_mode_stack() if isinstance(each, OpMode)]
-        for tensor in _tensors((args, kwargs)):
-            self._meet(tensor, made=False)
-        before = (self._sum(), ours.ids.live_bytes)
-        output = func(*args, **kwargs or {})
-        for tensor in _tensors(output):
-            self._meet(tensor, made=True)
-        after = (self._sum(), ours.ids.live_bytes)
-        self.lines.append((str(func), before[0], after[0]))
-        self.ours.append((str(func), before[1], after[1]))
-        return output
-
-    def _meet(self, tensor: torch.Tensor, *, made: bool) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._met:
-            self._met[storage._cdata] = (StorageWeakRef(storage), storage.nbytes() if made else 0)
-
-    def _sum(self) -> int:
-        for key in [key for key, (ref, _) in self._met.items() if ref.expired()]:
-            del self._met[key]
-        return sum(size for _, size in self._met.values())
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (each for each in tree_leaves(value) if isinstance(each, torch.Tensor))
 
 
 def train(optimizer: Callable[[Any], torch.optim.Optimizer], reentrant: bool | None = None) -> None:
@@ -164,26 +119,11 @@ RUNS: dict[str, Callable[[], None]] = {
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_live_bytes_are_those_of_an_independent_count(new_ids, run):
     torch.manual_seed(0)
-    count = Count()
+    count = StorageCount()
     with modtrace.record(ops=True, values=None, strict=True), count:
         run()
-    assert count.ours == count.lines
+    assert count.ours == [(line.op, line.began, line.after) for line in count.lines]
     assert len(count.lines) > 5
-
-
-def test_peak_of_a_call_is_that_of_an_independent_count(new_ids):
-    class Wide(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x * 2).repeat(8).exp().sum()
-
-    model, count = Wide(), Count()
-    with modtrace.record(model, ops=True, values=None, strict=True) as rec, count:
-        x = torch.ones(32)
-        count.lines.clear()
-        model(x)
-    [call] = rec.table("calls").to_pylist()
-    assert call["peak_bytes"] == max(after for _, _, after in count.lines) - count.lines[0][1]
-    assert call["peak_bytes"] == 2 * 8 * 128
 
 
 # The attribute.

@@ -36,6 +36,12 @@ static void drop(Storages *self, Storage *storage) {
     self->spare = storage;
 }
 
+/* Changes the bytes that live. Callers count what is allocated. */
+static void add_live(Storages *self, int64_t bytes) {
+    self->live_bytes += bytes;
+    if (self->live_bytes < self->lowest_bytes) self->lowest_bytes = self->live_bytes;
+}
+
 static int is_dead(const Storage *storage) { return PyWeakref_GetObject(storage->ref) == Py_None; }
 
 /* Returns the capacity that leaves half of the slots free once the dead storages are gone and one is added. */
@@ -60,7 +66,7 @@ static int grow(Storages *self) {
             continue;
         }
         grown.count--;
-        grown.live_bytes -= place.storage->size_bytes;
+        add_live(&grown, -place.storage->live_bytes);
         drop(&grown, place.storage);
     }
     free(self->places);
@@ -83,7 +89,7 @@ static void vacate(Storages *self, size_t hole) {
 
 static void remove_storage(Storages *self, Storage *storage) {
     vacate(self, place_of(self, storage->key));
-    self->live_bytes -= storage->size_bytes;
+    add_live(self, -storage->live_bytes);
     drop(self, storage);
 }
 
@@ -112,7 +118,7 @@ void forget_storages(Storages *self) {
     PyObject *type, *value, *traceback;
     self->places = NULL;
     self->capacity = self->count = 0;
-    self->live_bytes = 0;
+    self->live_bytes = self->lowest_bytes = self->allocated_bytes = 0;
     /* Removing attributes may free other storages, which must not be found here any more. */
     for (size_t at = 0; at < capacity; at++)
         if (places[at].key != NULL && places[at].storage->life != NULL) places[at].storage->life->storage = NULL;
@@ -171,6 +177,14 @@ static Storage *hand_over(Storages *self, Storage *storage, Storage *known) {
     return known;
 }
 
+/* Counts all of a storage's memory as allocated by ops: it is new, also where a storage that no op made is resized. */
+static void count_memory(Storages *self, Storage *storage, int64_t size_bytes) {
+    int64_t more = size_bytes - storage->live_bytes;
+    storage->live_bytes = size_bytes;
+    if (more > 0) self->allocated_bytes += more;
+    add_live(self, more);
+}
+
 Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int is_made, int64_t size_bytes) {
     Storage *storage = new_storage(self, stored);
     if (storage == NULL) return NULL;
@@ -183,8 +197,15 @@ Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int is_ma
     storage->device = device;
     storage->is_made = is_made;
     storage->size_bytes = size_bytes;
-    self->live_bytes += size_bytes;
+    if (is_made && size_bytes > 0) count_memory(self, storage, size_bytes);
     return storage;
+}
+
+void note_size(Storages *self, Storage *storage, int64_t size_bytes) {
+    int64_t before = storage->size_bytes;
+    if (size_bytes < 0 || size_bytes == before) return;
+    storage->size_bytes = size_bytes;
+    if (before >= 0) count_memory(self, storage, size_bytes);
 }
 
 static int shows(const Shown *shown, int64_t offset, int64_t geometry) {

@@ -49,13 +49,23 @@ static int64_t slot_of(TensorIds *self, PyObject *slot) {
     return number_in(self->slot_numbers, self->slots, slot);
 }
 
+/* Reads the size of a storage in bytes. -1: it is not known, because it is symbolic, or because a subclass raises.
+   Returns -1 with an exception that is not to be caught. */
+static int read_size(TensorIds *self, PyObject *stored, int64_t *size) {
+    PyObject *answer = call_method(stored, self->state->names[NBYTES]);
+    int is_size = answer != NULL && PyLong_CheckExact(answer); /* asking a SymInt for its number adds a guard */
+    *size = is_size ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+    PyErr_Clear();
+    return 0;
+}
+
 static Storage *meet_storage(TensorIds *self, PyObject *tensor, PyObject *stored, int is_made) {
     Storage *storage = find_storage(&self->storages, stored);
     if (storage != NULL) return storage;
-    int64_t device = device_of(self, tensor);
-    if (device < 0) return NULL;
-    int64_t size = is_made ? to_int64(call_method(stored, self->state->names[NBYTES])) : 0;
-    if (size < 0) return NULL;
+    int64_t device = device_of(self, tensor), size;
+    if (device < 0 || read_size(self, stored, &size) < 0) return NULL;
     return add_storage(&self->storages, stored, device, is_made, size);
 }
 
@@ -211,10 +221,23 @@ static PyObject *ids_write(PyObject *object, PyObject *const *args, Py_ssize_t c
     if (op == -1 && PyErr_Occurred()) return NULL;
     PyObject *stored = call_method(args[0], self->state->names[UNTYPED_STORAGE]);
     if (stored == NULL) return NULL;
-    Storage *storage = meet_storage(self, args[0], stored, 0);
-    if (storage != NULL) note_write(storage, op);
+    int64_t size;
+    Storage *storage = read_size(self, stored, &size) < 0 ? NULL : meet_storage(self, args[0], stored, 0);
+    if (storage != NULL) {
+        note_write(storage, op);
+        note_size(&self->storages, storage, size);
+    }
     Py_DECREF(stored);
     if (storage == NULL) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *ids_resized(PyObject *object, PyObject *stored) {
+    TensorIds *self = (TensorIds *)object;
+    int64_t size;
+    if (read_size(self, stored, &size) < 0) return NULL;
+    Storage *storage = find_storage(&self->storages, stored);
+    if (storage != NULL) note_size(&self->storages, storage, size);
     Py_RETURN_NONE;
 }
 
@@ -316,6 +339,14 @@ static PyObject *ids_take(PyObject *object, PyObject *Py_UNUSED(none)) {
     return taken;
 }
 
+static PyObject *ids_take_allocated(PyObject *object, PyObject *Py_UNUSED(none)) {
+    Storages *storages = &((TensorIds *)object)->storages;
+    int64_t allocated = storages->allocated_bytes;
+    storages->allocated_bytes = 0;
+    storages->lowest_bytes = storages->live_bytes;
+    return PyLong_FromLongLong(allocated);
+}
+
 static PyObject *ids_forget(PyObject *self, PyObject *Py_UNUSED(none)) {
     forget_storages(&((TensorIds *)self)->storages);
     Py_RETURN_NONE;
@@ -408,6 +439,7 @@ static void ids_dealloc(PyObject *object) {
 
 GETTER(used_count, PyLong_FromSsize_t(self->used.count))
 GETTER(live_bytes, PyLong_FromLongLong(self->storages.live_bytes))
+GETTER(lowest_bytes, PyLong_FromLongLong(self->storages.lowest_bytes))
 GETTER(next, PyLong_FromLongLong(self->next))
 GETTER(leaves, shared(self->leaves))
 GETTER(geometries, shared(self->geometries.all))
@@ -428,7 +460,8 @@ static int set_leaves(PyObject *object, PyObject *value, void *Py_UNUSED(closure
 
 static PyGetSetDef attributes[] = {
     {"used_count", get_used_count, NULL, "The number of entries for uses since they were last taken.", NULL},
-    {"live_bytes", get_live_bytes, NULL, "The bytes of the living storages that ops have made.", NULL},
+    {"live_bytes", get_live_bytes, NULL, "The bytes of living storages that ops have allocated.", NULL},
+    {"lowest_bytes", get_lowest_bytes, NULL, "The least of live_bytes since the last call of take_allocated.", NULL},
     {"next", get_next, NULL, "The number of the next tensor.", NULL},
     {"leaves", get_leaves, set_leaves, "Tensors whose storages no op has made, with their numbers.", NULL},
     {"geometries", get_geometries, NULL, "By number.", NULL},
@@ -441,11 +474,13 @@ static PyGetSetDef attributes[] = {
 
 static PyMethodDef methods[] = {
     {"take", ids_take, METH_NOARGS, "Returns the rows and uses since the last call, and the tensor of the first row."},
+    {"take_allocated", ids_take_allocated, METH_NOARGS, "Returns the bytes added to storages since the last call."},
     {"forget", ids_forget, METH_NOARGS, "Forgets every storage, so that each tensor from now on is new."},
     {"read", ids_read, METH_O, "read(tensor): records that an op reads a tensor."},
     {"identify", ids_identify, METH_O, "identify(tensor): returns the number of a tensor that no op reads."},
     {"find", ids_find, METH_O, "find(tensor): returns its number; -1 if it is new and would become a leaf."},
     {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): records that an op has written to a tensor."},
+    {"resized", ids_resized, METH_O, "resized(storage): records the size of a storage that may have been resized."},
     {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): records that an op returns a tensor."},
     {"note_unreadable", FAST(ids_note_unreadable), METH_FASTCALL,
      "note_unreadable(tensor, op, slot, error): adds a tensor that raised an error when it was read."},

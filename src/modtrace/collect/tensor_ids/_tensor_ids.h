@@ -57,7 +57,8 @@ struct Storage {
     PyObject *ref;     /* owned: a weak reference to that, without a callback */
     StorageLife *life; /* borrowed; NULL: the attribute was removed, and the storage's death is seen late */
     int64_t number, device, version, writer;
-    int64_t size_bytes; /* if an op has made it */
+    int64_t size_bytes; /* when it was last asked; -1: not known */
+    int64_t live_bytes; /* its part of `Storages.live_bytes` */
     int is_made;        /* an op has made it */
     Shown first;        /* the first tensor, which is mostly the only one */
     Shown *others;      /* OBJECTS_KEPT of them; NULL: none yet */
@@ -84,7 +85,10 @@ struct Storages {
     StoragePlace *places;
     size_t capacity, count; /* capacity: a power of two */
     Storage *spare;
-    int64_t live_bytes, next;
+    int64_t next;            /* the number of the next storage */
+    int64_t live_bytes;      /* of the memory that ops have allocated */
+    int64_t lowest_bytes;    /* the least of that since the last `take_allocated` */
+    int64_t allocated_bytes; /* what was added to storages since then */
 };
 
 extern PyType_Spec life_spec;
@@ -93,8 +97,11 @@ extern PyType_Spec life_spec;
 Storage *find_storage(Storages *self, const void *key);
 
 /* Adds the storage of a Python object that is not known, and returns it borrowed. Runs Python code. NULL with an
-   exception, which is RuntimeError if the object can have no attribute. */
+   exception, which is RuntimeError if the object can have no attribute. A negative size is not known. */
 Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int is_made, int64_t size_bytes);
+
+/* Records the size that a storage has now; a negative one is not known. */
+void note_size(Storages *self, Storage *storage, int64_t size_bytes);
 
 /* Forgets all storages, and removes our attribute from those that live. Runs Python code; keeps exceptions set. */
 void forget_storages(Storages *self);

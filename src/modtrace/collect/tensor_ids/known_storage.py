@@ -9,22 +9,35 @@ NO_OP = -1
 #: Python objects of tensors that are remembered for one version of a storage.
 _OBJECTS_KEPT = 64
 
+#: The size of a storage that does not tell it as a number.
+UNKNOWN_SIZE = -1
+
 _NONE = -1
+
+
+def size_of(stored: Any) -> int:
+    """Returns the size of a storage in bytes; UNKNOWN_SIZE if it is symbolic, or a subclass of the user's raises."""
+    try:
+        size = stored.nbytes()
+    except Exception:
+        return UNKNOWN_SIZE
+    return size if type(size) is int and 0 <= size < 2**63 else UNKNOWN_SIZE
 
 
 class KnownStorage:
     """A storage with the tensor objects that show it, each with its offset, its geometry and its number."""
 
     __slots__ = (
-        "device", "geometry", "is_made", "key", "number", "object", "offset", "others", "ref", "size_bytes",
-        "tensor", "version", "writer",
+        "device", "geometry", "is_made", "key", "live_bytes", "number", "object", "offset", "others", "ref",
+        "size_bytes", "tensor", "version", "writer",
     )  # fmt: skip
 
     def __init__(self, stored: Any, device: int, size_bytes: int, *, is_made: bool) -> None:
         self.is_made = is_made  # an op has made it
         self.number = -1
         self.device = device
-        self.size_bytes = size_bytes  # if an op has made it
+        self.size_bytes = size_bytes  # when it was last asked; UNKNOWN_SIZE
+        self.live_bytes = 0  # its part of `TensorIds.live_bytes`
         self.key = id(stored)
         self.ref = weakref.ref(stored)
         #: How often it has been written to: torch's own count misses `.data`, fused optimizers ...

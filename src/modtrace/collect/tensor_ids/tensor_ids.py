@@ -12,7 +12,7 @@ import torch
 from ...errors import describe_error
 from ...measure.measurer import shortened
 from ...torch_internals.tensors import requires_grad_of
-from .known_storage import NO_OP, KnownStorage, StorageLife
+from .known_storage import NO_OP, KnownStorage, StorageLife, size_of
 
 if TYPE_CHECKING:
     from ._tensor_ids import TensorIds as CompiledTensorIds
@@ -123,7 +123,11 @@ class TensorIds:
     def __init__(self) -> None:
         #: Tensors that no op has made, with their numbers. The reader of the list empties it at once.
         self.leaves: list[tuple[int, torch.Tensor]] = []
-        self.live_bytes = 0  # of the storages that ops have made and that live
+        #: Of the memory that ops have allocated and that lives: of storages that they have made, and of those that
+        #: were resized since they were met.
+        self.live_bytes = 0
+        self.lowest_bytes = 0  # the least of that since the last call of `take_allocated`
+        self._allocated_bytes = 0  # added to storages since then
         self.geometries: list[Geometry] = []  # by number
         self.devices: list[torch.device | None] = []  # None: not known
         self.slots: list[str] = [""]
@@ -161,9 +165,15 @@ class TensorIds:
         self._rows, self._used, self._first = [], [], following
         return rows, used, first
 
+    def take_allocated(self) -> int:
+        """Returns the bytes that were added to storages since the last call, whatever was freed meanwhile."""
+        allocated, self._allocated_bytes, self.lowest_bytes = self._allocated_bytes, 0, self.live_bytes
+        return allocated
+
     def forget(self) -> None:
         """Forgets every storage, because ops have run unseen: each tensor that is seen from now on is new."""
-        storages, self._storages, self.live_bytes = self._storages, {}, 0
+        storages, self._storages = self._storages, {}
+        self.live_bytes = self.lowest_bytes = self._allocated_bytes = 0
         for storage in storages.values():
             stored = storage.ref()
             if stored is not None:
@@ -216,12 +226,19 @@ class TensorIds:
         return number, geometry
 
     def write(self, tensor: torch.Tensor, op: int) -> None:
-        """Records that an op has written to a tensor that it was given."""
+        """Records that an op has written to a tensor that it was given, and maybe resized its storage."""
         stored = tensor.untyped_storage()
         storage = self._known(stored)
         if storage is None:
             storage = self._add_storage(tensor, stored, made=False)
         storage.note_write(op)
+        self._note_size(storage, size_of(stored))
+
+    def resized(self, stored: torch.UntypedStorage) -> None:
+        """Records the size of a storage that may have been resized."""
+        storage = self._known(stored)
+        if storage is not None:
+            self._note_size(storage, size_of(stored))
 
     def make(self, tensor: torch.Tensor, op: int, slot: str, given: Iterable[Any]) -> None:
         """Records that an op returns a tensor.
@@ -291,9 +308,8 @@ class TensorIds:
                 self.remove(dead)
             self._most_storages = max(64, 2 * len(self._storages))
         device = _number_in(self._devices, self.devices, tensor.device)
-        size = stored.nbytes() if made else 0
         try:
-            new = KnownStorage(stored, device, size, is_made=made)
+            new = KnownStorage(stored, device, size_of(stored), is_made=made)
             vars(stored)[self._attribute] = StorageLife(new, self._ref)
         except TypeError as error:
             raise RuntimeError from error  # as torch raises where there is no storage at all
@@ -301,13 +317,36 @@ class TensorIds:
         if storage is new:  # no other thread was faster
             new.number = self._next_storage
             self._next_storage += 1
-            self.live_bytes += size
+            if made and new.size_bytes > 0:
+                self._count_memory(new)
         return storage
+
+    def _note_size(self, storage: KnownStorage, size_bytes: int) -> None:
+        before = storage.size_bytes
+        if size_bytes < 0 or size_bytes == before:
+            return
+        storage.size_bytes = size_bytes
+        if before >= 0:
+            self._count_memory(storage)
+
+    def _count_memory(self, storage: KnownStorage) -> None:
+        """Counts all of a storage's memory as allocated by ops.
+
+        It is new, also where a storage that no op made is resized.
+        """
+        more = storage.size_bytes - storage.live_bytes
+        storage.live_bytes = storage.size_bytes
+        self._allocated_bytes += max(more, 0)
+        self._add_live(more)
+
+    def _add_live(self, more_bytes: int) -> None:
+        self.live_bytes += more_bytes
+        self.lowest_bytes = min(self.lowest_bytes, self.live_bytes)
 
     def remove(self, storage: KnownStorage) -> None:
         """Forgets a storage that has died."""
         if self._storages.get(storage.key) is storage:
-            self.live_bytes -= storage.size_bytes
+            self._add_live(-storage.live_bytes)
             del self._storages[storage.key]
 
     def _find_geometry(self, tensor: torch.Tensor) -> int:

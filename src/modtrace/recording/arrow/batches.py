@@ -27,12 +27,12 @@ def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
-def to_columns(table: str, columns: Mapping[str, Any]) -> dict[str, pa.Array]:
+def to_columns(table: str, columns: Mapping[str, Any], *, with_nulls: bool = False) -> dict[str, pa.Array]:
     """Returns the given columns, in the order and with the types of the schema.
 
     A masked array is null where it is masked. Integers given for a phase are codes of `PHASES`. A 2-D array given for a
     list column is one list a row. NaN stays NaN, and is not null. Numpy arrays are copied, so the caller may reuse
-    them.
+    them. `with_nulls` accepts nulls in columns that may have none.
 
     Raises:
         ValueError: a column is not in the schema, none is given, lengths differ, a value is not of the column's type,
@@ -48,10 +48,34 @@ def to_columns(table: str, columns: Mapping[str, Any]) -> dict[str, pa.Array]:
     given = {}
     for name, column in wanted.items():
         if name in columns:
-            given[name] = _checked(column, columns[name])
+            given[name] = _checked(column, columns[name], with_nulls=with_nulls)
         elif column.is_phase and not column.nullable:
             raise ValueError(f"{column.title}: must be given")
     return given
+
+
+def null_misfits(table: str, columns: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns the columns as lists, with None in place of each value that is not of its column's type.
+
+    This is slow: it converts every value alone.
+    """
+    wanted = _wanted_columns(table)
+    return {name: [_or_none(wanted[name], value) for value in _listed(columns[name])] for name in columns}
+
+
+def _listed(values: Any) -> list[Any]:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return list(values.to_pylist())
+    return list(values.tolist() if isinstance(values, np.ndarray) else values)
+
+
+def _or_none(column: "_Wanted", value: Any) -> Any:
+    try:
+        array = _phases([value]) if column.is_phase else _to_array([value], column.type)
+        array.validate(full=True)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None
+    return value
 
 
 class _Wanted(NamedTuple):
@@ -71,12 +95,12 @@ def _wanted_columns(table: str) -> dict[str, _Wanted]:
     }
 
 
-def _checked(column: _Wanted, values: Any) -> pa.Array:
+def _checked(column: _Wanted, values: Any, *, with_nulls: bool) -> pa.Array:
     try:
         array = _phases(values) if column.is_phase else _to_array(values, column.type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{column.title}: not a column of {column.type}: {error}") from error
-    if not column.nullable and array.null_count:
+    if not (with_nulls or column.nullable) and array.null_count:
         raise ValueError(f"{column.title}: {array.null_count} of {len(array)} values are null; none may be")
     return array
 

@@ -1,9 +1,10 @@
 """Rules that the rows of a table follow beyond their types, so that analyses can rely on them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,13 +16,28 @@ from .arrays import to_numpy
 _INTEGERS_END = 2**62
 _ALLOWED = {"phase": PHASES, "role": ("", *ROLES)}  # "": the column was not given
 _MAGNITUDES = 256  # of a histogram
+_FEW = 8_192  # numbers, which numpy copies
 
 #: Lists in which -1 stands for what is not known; no other list holds a negative number.
-_UNKNOWN_INSIDE = {("compiled_ops", "shape"), ("compiled_runs", "given"), ("compiled_runs", "returned")}
+_UNKNOWN_INSIDE = {
+    ("tensors", "shape"),  # of a nested tensor
+    ("tensors", "stride"),
+    ("compiled_ops", "shape"),
+    ("compiled_runs", "given"),
+    ("compiled_runs", "returned"),
+}
 
 #: Tables with nested rows: the id column, the column that refers to the enclosing row, and which of several rows with
 #: one id counts: the first or, for modules, the last.
 _TREES = {"calls": ("call_id", "parent_call_id", 0), "modules": ("module_id", "parent_id", -1)}
+
+
+class BadRows(NamedTuple):
+    """The rows of a column that break a rule, at least one."""
+
+    column: str
+    rows: npt.NDArray[np.bool_]
+    describe: Callable[[int], str]  # what is wrong in one of the rows, as a predicate
 
 
 class Fault(NamedTuple):
@@ -41,64 +57,87 @@ def find_fault(name: str, table: pa.Table) -> Fault | None:
         name: the name of the table.
         table: the rows, in the schema and valid for Arrow.
     """
-    return next(_find_faults(name, table), None)
+    for bad in find_bad_rows(name, table):
+        row = int(np.argmax(bad.rows)) if len(bad.rows) else 0
+        return Fault(bad.column, row, bad.describe(row))
+    return None
 
 
-def _find_faults(name: str, table: pa.Table) -> Iterator[Fault]:
+def find_bad_rows(name: str, table: pa.Table) -> Iterator[BadRows]:
+    """Yields the rows that break each rule; see `find_fault`. Columns of the schema may be missing."""
     for field in table.schema:
         column = table[field.name]
         if column.null_count and not field.nullable:
-            yield Fault(field.name, _first(pc.is_null(column)), "is null, and must not be")
+            yield BadRows(field.name, _mask(pc.is_null(column)), lambda row: "is null, and must not be")
         if pa.types.is_integer(field.type):
-            yield from _find_wild_integer(field.name, column)
+            yield from _find_wild_integers(field.name, column)
         elif field.name in _ALLOWED:
-            yield from _find_unknown_text(field.name, column)
+            yield from _find_unknown_texts(field.name, column)
         elif pa.types.is_list(field.type):
-            yield from _find_bad_list(field.name, column, -1 if (name, field.name) in _UNKNOWN_INSIDE else 0)
-    if name in _TREES:
-        yield from _find_circle(table, *_TREES[name])
+            yield from _find_bad_lists(field.name, column, -1 if (name, field.name) in _UNKNOWN_INSIDE else 0)
+    if name in _TREES and {*_TREES[name][:2]} <= {*table.column_names}:
+        yield from _find_circles(table, *_TREES[name])
 
 
-def _find_wild_integer(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
+def _find_wild_integers(name: str, column: pa.ChunkedArray) -> Iterator[BadRows]:
     """Finds counts, numbers and times that are negative."""
-    ends = pc.min_max(column)
-    if ends["min"].is_valid and (ends["min"].as_py() < 0 or ends["max"].as_py() >= _INTEGERS_END):
-        row = _first(pc.or_(pc.less(column, 0), pc.greater_equal(column, _INTEGERS_END)))
-        yield Fault(name, row, f"is {column[row].as_py()}, and it is from 0 to 2**62")
+    least, largest = _ends_of(column)
+    if least < 0 or largest >= _INTEGERS_END:
+        wild = _mask(pc.or_(pc.less(column, 0), pc.greater_equal(column, _INTEGERS_END)))
+        yield BadRows(name, wild, lambda row: f"is {column[row].as_py()}, and it is from 0 to 2**62")
 
 
-def _find_unknown_text(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
+def _ends_of(column: pa.ChunkedArray) -> tuple[int, int]:
+    """Returns the least and the largest number, 0 in place of nulls and of none.
+
+    Arrow releases Python's interpreter lock in each call, and a training that computes in Python gives it back 5 ms
+    later; numpy keeps the lock for few numbers.
+    """
+    if len(column) > _FEW:
+        ends = pc.min_max(column)
+        return ends["min"].as_py() or 0, ends["max"].as_py() or 0
+    numbers = to_numpy(column, null=0)
+    return (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+
+
+def _find_unknown_texts(name: str, column: pa.ChunkedArray) -> Iterator[BadRows]:
+    """Finds words that the column may not have; also one that stands in a dictionary alone, for the first row."""
     known = _ALLOWED[name]
-    for chunk in column.chunks:
-        unknown = [each for each in chunk.dictionary.to_pylist() if each not in known]
-        if unknown:
-            row = max(_first(pc.equal(column.cast(pa.string()), unknown[0])), 0)
-            yield Fault(
-                name, row, f"has the word {unknown[0]!r}, and there are {', '.join(filter(None, known))}"
-            )
+    texts = dict.fromkeys(text for chunk in column.chunks for text in chunk.dictionary.to_pylist())
+    unknown = [text for text in texts if text not in known]
+    if unknown:
+        rows = _mask(pc.equal(column.cast(pa.string()), unknown[0]))
+        if not rows.any():
+            rows[:1] = True
+        why = f"has the word {unknown[0]!r}, and there are {', '.join(filter(None, known))}"
+        yield BadRows(name, rows, lambda row: why)
 
 
-def _find_bad_list(name: str, column: pa.ChunkedArray, least: int) -> Iterator[Fault]:
+def _find_bad_lists(name: str, column: pa.ChunkedArray, least: int) -> Iterator[BadRows]:
     """Finds lists that contain null or too small sizes and counts, and histograms without all of their magnitudes."""
+    if column.null_count == len(column):
+        return
     inside = pc.list_flatten(column)
     if inside.null_count:
-        yield Fault(name, _row_of(column, pc.index(pc.is_null(inside), True)), "holds a null")
-    if pa.types.is_integer(inside.type) and (pc.min(inside).as_py() or 0) < least:
+        yield BadRows(name, _rows_of(column, pc.is_null(inside)), lambda row: "holds a null")
+    if pa.types.is_integer(inside.type) and _ends_of(inside)[0] < least:
         why = "holds a negative number" if least == 0 else f"holds a number below {least}"
-        yield Fault(name, _row_of(column, pc.index(pc.less(inside, least), True)), why)
-    if name == "histogram" and column.null_count < len(column):
+        yield BadRows(name, _rows_of(column, pc.less(inside, least)), lambda row: why)
+    if name == "histogram":
         lengths = pc.not_equal(pc.list_value_length(column), _MAGNITUDES)
         if pc.any(lengths).as_py():
-            yield Fault(name, _first(lengths), f"has not {_MAGNITUDES} counts")
+            yield BadRows(name, _mask(lengths), lambda row: f"has not {_MAGNITUDES} counts")
 
 
-def _row_of(lists: pa.ChunkedArray, inside: pa.Scalar) -> int:
-    """Returns the row whose list contains an element, given by its index among all elements."""
-    return int(pc.list_parent_indices(lists)[inside.as_py()].as_py())
+def _rows_of(lists: pa.ChunkedArray, inside: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Returns the rows whose lists contain an element for which `inside` is true."""
+    rows = np.zeros(len(lists), bool)
+    rows[to_numpy(pc.list_parent_indices(lists))[_mask(inside)]] = True
+    return rows
 
 
-def _find_circle(table: pa.Table, id_column: str, around: str, counts: int) -> Iterator[Fault]:
-    """Finds a chain of nested rows that comes back to where it began."""
+def _find_circles(table: pa.Table, id_column: str, around: str, counts: int) -> Iterator[BadRows]:
+    """Finds the rows from which a chain of nested rows leads into a circle."""
     ids, outer = to_numpy(table[id_column]), to_numpy(table[around])
     if not (outer >= ids).any():  # ids become smaller along every chain, as those of most calls do
         return
@@ -109,10 +148,9 @@ def _find_circle(table: pa.Table, id_column: str, around: str, counts: int) -> I
     for _ in range(len(ids).bit_length()):  # after n times those that are 2**n above
         above = np.where(above >= 0, above[above], -1)
     if (above >= 0).any():
-        row = int(np.argmax(above >= 0))
-        yield Fault(around, row, f"leads from {id_column} {ids[row]} into a circle")
+        yield BadRows(around, above >= 0, lambda row: f"leads from {id_column} {ids[row]} into a circle")
 
 
-def _first(is_fault: pa.ChunkedArray) -> int:
-    """Returns the first row for which the column is true."""
-    return int(pc.index(is_fault, True).as_py())
+def _mask(is_bad: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Returns the rows for which the column is true."""
+    return to_numpy(is_bad, null=False).astype(bool)
