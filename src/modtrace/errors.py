@@ -6,6 +6,7 @@ ModtraceError
 │   ├── NotARecordingError        something else is at that path
 │   ├── NewerSchemaError          written by a newer modtrace
 │   ├── DamagedRecordingError     a file of it cannot be understood
+│   ├── RecordingReplacedError    another run has replaced it since it was opened
 │   ├── NothingRecordedError      it has no rows for the requested answer (also a ValueError)
 │   └── RecordingExistsError      the folder of `to=` exists already (also a FileExistsError)
 ├── MisuseError               calls in an order that cannot work (also a RuntimeError)
@@ -41,6 +42,10 @@ class NewerSchemaError(RecordingError):
 
 class DamagedRecordingError(RecordingError):
     """Raised if a file of the recording cannot be understood."""
+
+
+class RecordingReplacedError(RecordingError):
+    """Raised if another run has replaced a recording that is open, for reading or for writing."""
 
 
 class NothingRecordedError(RecordingError, ValueError):

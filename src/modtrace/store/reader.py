@@ -8,7 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import DamagedRecordingError, NotARecordingError, RecordingError, RecordingNotFoundError
+from ..errors import (
+    DamagedRecordingError,
+    NotARecordingError,
+    RecordingError,
+    RecordingNotFoundError,
+    RecordingReplacedError,
+)
 from ..recording.meta import RunMeta
 from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema, schemas
@@ -25,7 +31,8 @@ class FolderReader:
     """The `RecordingData` of a folder. A table is read and checked when it is first requested.
 
     A recording that is still being written may be read: tables and meta data are as of the time of the request. The
-    tables of a closed recording are memory-mapped.
+    tables of a closed recording are memory-mapped. Once another run has replaced it, nothing more is read: a part of
+    one and a part of the other would be no recording.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -45,16 +52,19 @@ class FolderReader:
         with reading(self.path):
             self._header, folder = _find(self.path)
             self.folder = folder.absolute()
-            self._stored = read_meta(folder)
+            self._place = _place(self.folder)
+            self._stored, self._meta_state = self._read_meta()
         self._tables: dict[str, tuple[FileState, pa.Table]] = {}
         self._messages: dict[str, tuple[FileState, Messages]] = {}
         self._tensors = TensorFiles(self.folder)
+        self._are_tensors_held = False
 
     @property
     def meta(self) -> RunMeta:
         """The description of the run; its `marks` say what is missing.
 
         Raises:
+            RecordingReplacedError: another run has replaced it.
             RecordingError: its file cannot be read any more.
         """
         meta, ended, damage, shards = self._read_meta_unless_final()
@@ -69,6 +79,7 @@ class FolderReader:
 
         Raises:
             ValueError: there is no such table.
+            RecordingReplacedError: another run has replaced the recording since it was opened.
             DamagedRecordingError: its file cannot be understood. A truncated file is read to its last complete batch.
             RecordingError: its file cannot be read.
         """
@@ -78,8 +89,11 @@ class FolderReader:
             with reading(file, FileNotFoundError):
                 state = file_state(file)
                 if name not in self._tables or self._tables[name][0] != state:
-                    self._tables[name] = state, read_table(file, name, is_final=is_final)
+                    table = read_table(file, name, is_final=is_final)
+                    self._check_is_same()
+                    self._tables[name] = state, table
         except FileNotFoundError:
+            self._check_is_same()
             return pa.Table.from_batches([], schema=wanted)
         return self._tables[name][1]
 
@@ -90,16 +104,42 @@ class FolderReader:
             RecordingError: the tensor or its file does not exist or cannot be read.
             DamagedRecordingError: its file is truncated, or cannot be understood.
         """
-        return self._tensors.get(blob)
+        if self._are_tensors_held:
+            return self._tensors.get(blob)
+        self._check_is_same()
+        tensor = self._tensors.get(blob)
+        self._check_is_same()
+        return tensor
 
     def hold_tensors(self) -> None:
         """Opens all files of whole tensors, so that they stay readable here if the recording is deleted."""
+        self._check_is_same()
         self._tensors.hold()
+        self._are_tensors_held = True
 
     def _read_meta_unless_final(self) -> StoredMeta:
-        if self._stored.ended is None:
-            self._stored = read_meta(self.folder)
+        """Returns the meta data as they are now, which do not change after the close."""
+        self._check_is_same()
         return self._stored
+
+    def _check_is_same(self) -> None:
+        """Raises RecordingReplacedError if what is at the path is not the recording that was opened."""
+        with reading(self.folder):
+            is_same = _place(self.folder) == self._place
+            if is_same and (self._stored.ended is None or _state_of_meta(self.folder) != self._meta_state):
+                stored, state = self._read_meta()
+                is_same = _is_of_one_start(stored, self._stored)
+                if is_same and self._stored.ended is None:
+                    self._stored, self._meta_state = stored, state
+        if not is_same:
+            raise RecordingReplacedError(
+                f"{self.path}: another run has replaced this recording since it was opened. "
+                "Opening it again reads the new one."
+            )
+
+    def _read_meta(self) -> tuple[StoredMeta, FileState | None]:
+        state = _state_of_meta(self.folder)  # before: what is written meanwhile is read the next time
+        return read_meta(self.folder), state
 
     def _find_marks(self, ended: Sequence[str] | None, shards: int | None) -> list[str]:
         with reading(self.folder):  # which may be gone
@@ -135,6 +175,25 @@ class FolderReader:
                 yield f"{file.name} cannot be read ({error})"
             except FileNotFoundError:
                 yield f"{file.name} is missing"
+
+
+def _place(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _state_of_meta(folder: Path) -> FileState | None:
+    try:
+        return file_state(folder / META)
+    except FileNotFoundError:
+        return None
+
+
+def _is_of_one_start(a: StoredMeta, b: StoredMeta) -> bool:
+    """Returns whether two states of `meta.json` may be of one recording. The system gives numbers of folders again."""
+    if a.damage is not None or b.damage is not None:
+        return True
+    return (a.meta.run_id, a.meta.clock_time_ns) == (b.meta.run_id, b.meta.clock_time_ns)
 
 
 def _find(path: Path) -> tuple[RunMeta, Path]:

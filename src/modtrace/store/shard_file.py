@@ -182,9 +182,11 @@ class ShardFile:
         except BaseException:
             self.abandon()
             raise
+        index = index_file(self.path)
+        with contextlib.suppress(OSError):  # it says the same as the header; another run's may be there
+            if os.path.samestat(os.fstat(self._index), index.stat()):
+                index.unlink()
         self.abandon()
-        with contextlib.suppress(OSError):  # it says the same as the header
-            index_file(self.path).unlink()
 
     def abandon(self) -> None:
         """Closes the files without writing."""

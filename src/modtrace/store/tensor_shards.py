@@ -1,8 +1,10 @@
 """Writes whole tensors to files beside the tables, on a thread of its own."""
 
 import contextlib
+import errno
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,11 +60,21 @@ class TensorShards:
     what was written stays readable.
     """
 
-    def __init__(self, folder: Path, options: TensorOptions) -> None:
+    def __init__(
+        self, folder: Path, options: TensorOptions, is_in_place: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Creates the writer, which makes no file before the first tensor.
+
+        Args:
+            folder: the folder of the rank.
+            options: how tensors are kept.
+            is_in_place: returns whether the folder is still the one at its path. If not, no file is made there.
+        """
         self.failure: WriteFailure | None = None
         self.dropped = Dropped()
         self._folder = folder
         self._options = options
+        self._is_in_place = is_in_place
         self._ring = TensorRing(options.max_bytes)
         self._plan = _Plan()
         self._putting = threading.RLock()
@@ -127,6 +139,10 @@ class TensorShards:
             self._file.abandon()
         self._file = self._thread = None
         self._ring.abandon()
+
+    def give_up(self) -> None:
+        """Takes and writes no more tensors. `close` is still to be called."""
+        self._fail("", 0, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
     def _put(
         self, name: str, array: npt.NDArray[Any], dtype: str, shape: tuple[int, ...], step: int
@@ -218,6 +234,8 @@ class TensorShards:
     def _file_of(self, part: TensorPart) -> ShardFile:
         if self._file is None or self._file.number != part.shard:
             self._finish_file()
+            if not self._is_in_place():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             self._file = ShardFile(self._folder, part.shard, part.reserve_bytes)
             self.files = part.shard + 1
         return self._file

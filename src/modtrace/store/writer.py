@@ -12,13 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import MisuseError, ModtraceWarning, RecordingError
+from ..errors import MisuseError, ModtraceWarning, RecordingError, RecordingReplacedError
 from ..recording.arrow.buffer import TableBuffer
 from ..recording.meta import Note, RunMeta
 from ..recording.options.tensor_options import TensorOptions
 from ..recording.schema import schema, schemas
 from .compact import compact
 from .folder import create_rank_folder, delete_replaced, undo_rank_folder
+from .held_folder import HeldFolder
 from .layout import table_file
 from .metafile import write_meta
 from .stream import TableStream
@@ -27,7 +28,8 @@ from .tensor_shards import TensorShards
 _FLUSH_AFTER_NS = 100_000_000
 _FLUSH_BYTES = 16 * 2**20
 _COMPACT_BELOW_ROWS = 8192  # mean of a batch
-_OPEN, _STOPPED, _CLOSED, _ABANDONED = "open", "stopped", "closed", "abandoned"  # stopped: by a failure
+_OPEN, _CLOSED, _ABANDONED = "open", "closed", "abandoned"
+_STOPPED, _LOST = "stopped", "lost"  # by a failure; what is at the path is not this recording any more
 _MOST_ENTRIES = 65_536  # of a table's dictionaries; beyond, they start anew and are written once more
 _MOST_DICTIONARY_BYTES = 2**20  # the same: in Python they take three times as much
 
@@ -39,7 +41,8 @@ class FolderWriter:
     written is in the kernel's buffers, and survives a kill of the process.
 
     `steps` is written last, so all rows of a step that it contains are on disk. If the disk is full or gone, writing
-    stops for good, a mark and a warning say so, and the training goes on.
+    stops for good, a mark and a warning say so, and the training goes on. So it does, without a mark, if the folder is
+    replaced, moved or deleted: what is at the path then is not touched.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class FolderWriter:
         meta: RunMeta,
         *,
         overwrite: bool = False,
-        new_attempt: bool = False,
+        new_attempt: bool | None = None,
+        agent_start_ns: int | None = None,
         strict: bool = False,
         tensors: TensorOptions | None = None,
     ) -> None:
@@ -56,10 +60,13 @@ class FolderWriter:
 
         Args:
             path: the recording. Missing parents are made.
-            meta: the description of the run. Ranks with one `run_id` share the recording; `rank` names the folder.
+            meta: the description of the run. Ranks with one `run_id`, or of one `launch` at the same time, share the
+                recording; `rank` names the folder.
             overwrite: replaces an existing recording. Anything else is never deleted.
             new_attempt: this rank may have written to the same run before (an elastic restart): adds `.attempt-1`, ...
-                to its folder then.
+                to its folder then. None: if `meta.attempt` is not 0.
+            agent_start_ns: under torchrun, when its agent was started: what ranks that have ended wrote since then is
+                of earlier attempts of the same run.
             strict: raises `RecordingError` if writing fails later.
             tensors: how whole tensors are kept.
 
@@ -70,13 +77,20 @@ class FolderWriter:
         """
         self.path = Path(path)
         self.steps = 0
-        self._meta = replace(meta, complete=False)
         self._strict = strict
-        folder = create_rank_folder(self.path, meta, overwrite=overwrite, new_attempt=new_attempt)
+        folder, run_id = create_rank_folder(
+            self.path,
+            meta,
+            overwrite=overwrite,
+            new_attempt=meta.attempt > 0 if new_attempt is None else new_attempt,
+            agent_start_ns=agent_start_ns,
+        )
+        self._meta = replace(meta, run_id=run_id, complete=False)
         self.folder = folder.absolute()  # of this rank
+        self._held = HeldFolder(self.folder)
         self._buffers = {name: TableBuffer(name) for name in schemas()}  # what is referred to comes first
         self._streams: dict[str, TableStream] = {}
-        self._tensors = TensorShards(self.folder, tensors or TensorOptions())
+        self._tensors = TensorShards(self.folder, tensors or TensorOptions(), self._held.is_in_place)
         self._warned_of_tensors = False  # that no more are written
         self._ended: list[str] | None = None  # tables that have their end-of-stream marker, when closed
         self._last_step = -1  # the last one that stands in `steps` on disk
@@ -147,7 +161,7 @@ class FolderWriter:
         Raises:
             RecordingError: they, or a whole tensor, cannot be written (`strict` only).
         """
-        if self._is_open() and (force or self._is_due(now_ns)):
+        if self._is_open() and (force or self._is_due(now_ns)) and self._is_in_place():
             self._flush()
             self._flushed_ns = now_ns
         self._warn_of_tensors()
@@ -174,7 +188,7 @@ class FolderWriter:
         if self._state == _CLOSED or not self._is_ours():
             return
         try:
-            if self._state == _OPEN:
+            if self._is_in_place() and self._state == _OPEN:
                 self._flush()
         finally:
             self.delete_replaced()
@@ -182,23 +196,26 @@ class FolderWriter:
                 self._close_tensors()
             finally:
                 self._make_final()
+                self._held.close()
 
     def delete_replaced(self) -> None:
         """Deletes permanently what this recording replaces. Until then, `undo` can restore it."""
-        delete_replaced(self.path)
+        if self._held.is_in_place():
+            delete_replaced(self.path)
 
     def undo(self) -> None:
         """Deletes the folder again, and puts back what it was to replace; nothing has been recorded."""
+        is_in_place = self._held.is_in_place()
         self.abandon()
-        undo_rank_folder(self.path, self.folder, is_only_rank=self._meta.world_size == 1)
+        if is_in_place:
+            undo_rank_folder(self.path, self.folder, is_only_rank=self._meta.world_size == 1)
 
     def abandon(self) -> None:
         """Closes the files without writing, because this process is a fork and the recording is its parent's."""
-        if self._state in (_OPEN, _STOPPED):
-            for each in self._streams.values():
-                each.abandon()
+        if self._state in (_OPEN, _STOPPED, _LOST):
+            self._abandon_streams()
             self._tensors.abandon()
-            self._drop_buffers()
+            self._held.close()
         self._state = _ABANDONED
 
     def _is_open(self) -> bool:
@@ -209,6 +226,26 @@ class FolderWriter:
         if os.getpid() != self._pid and self._state != _ABANDONED:
             self.abandon()
         return self._state != _ABANDONED
+
+    def _is_in_place(self) -> bool:
+        """Returns whether the folder is still at its path. If it is not, the recording ends, and a warning says so."""
+        if self._state == _LOST or self._held.is_in_place():
+            return self._state != _LOST
+        self._state = _LOST
+        self._abandon_streams()
+        self._tensors.give_up()
+        what = "another run has replaced it" if self.folder.parent.exists() else "it was moved or deleted"
+        text = f"{self.path}: the recording stops at step {self._last_step + 1}: {what} while it was written."
+        if self._strict:
+            raise RecordingReplacedError(text)
+        warnings.warn(f"{text} The run goes on, unrecorded.", ModtraceWarning, 3)
+        return False
+
+    def _abandon_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.abandon()
+        self._streams = {}
+        self._drop_buffers()
 
     def _is_due(self, now_ns: int) -> bool:
         if self._flushed_ns is None or now_ns - self._flushed_ns >= _FLUSH_AFTER_NS:
@@ -271,7 +308,7 @@ class FolderWriter:
     def _warn_of_tensors(self) -> None:
         """Warns, once, that no more tensors are written."""
         failure = self._tensors.failure
-        if failure is None or self._warned_of_tensors or not self._is_ours():
+        if failure is None or self._warned_of_tensors or not self._is_ours() or not self._is_in_place():
             return
         self._warned_of_tensors = True
         where = f"{failure.why} ({failure.file}; the first that is missing is {failure.name})"
@@ -285,8 +322,9 @@ class FolderWriter:
         self._buffers = {name: TableBuffer(name) for name in self._buffers}
 
     def _make_final(self) -> None:
-        whole = self._state == _OPEN
-        self._state = _CLOSED
+        was, self._state = self._state, _CLOSED
+        if was == _LOST:
+            return
         self._ended = []
         for table, stream in self._streams.items():
             with contextlib.suppress(OSError):  # only the marker is missing then
@@ -294,16 +332,20 @@ class FolderWriter:
                     self._ended.append(table)
         self._meta = replace(self._meta, complete=not self._meta.marks)
         self._save_meta()
-        if whole:
+        if was == _OPEN:
             self._compact()
 
     def _compact(self) -> None:
         for table, stream in self._streams.items():
+            if not self._held.is_in_place():
+                return
             if stream.batches > 1 and stream.rows < _COMPACT_BELOW_ROWS * stream.batches:
                 with contextlib.suppress(OSError, pa.ArrowException):  # small batches only read slower
                     stream.size_bytes = compact(table_file(self.folder, table))
 
     def _save_meta(self) -> None:
+        if not self._is_in_place():
+            return
         try:
             shards = None if self._ended is None else self._tensors.files
             write_meta(self.folder, self._meta, ended=self._ended, shards=shards)

@@ -176,7 +176,7 @@ class FlightRecorder:
             else:
                 self._stops.append(each)
 
-    def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
+    def may_skip(self, step: int, is_skipping: Callable[[], bool | None]) -> None:
         """Records that an optimizer may leave its parameters unchanged; see `TriggerWatch.may_skip`."""
         self._watch.may_skip(step, is_skipping)
 
