@@ -1,0 +1,226 @@
+"""Keeps what modtrace puts on a module out of pickles, copies and scripted versions of the module."""
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import MethodType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+#: Where a module keeps its forward hooks, and what it knows of each, by the number of the hook.
+_TABLES_OF_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+
+#: Stands for the value of an attribute that the module did not have.
+MISSING: Any = object()
+
+
+class Attribute(NamedTuple):
+    """An attribute that modtrace has put into the `__dict__` of a module."""
+
+    name: str
+    own: Any
+    before: Any  # what was there, or MISSING
+
+
+class _Ours:
+    """What modtrace has put on one module."""
+
+    def __init__(self) -> None:
+        self.attributes: list[Attribute] = []  # a later one may have replaced an earlier one
+        self.hooks: set[int] = set()  # their numbers
+
+    def clean(self, state: dict[str, Any], copied: Callable[[Any], Any] = lambda before: before) -> None:
+        """Removes what is ours from the `__dict__` of a copy; tables of hooks are replaced, never changed."""
+        self.clean_attributes(state, self.attributes, copied)
+        for name in _TABLES_OF_HOOKS:
+            table = state.get(name)
+            if table and not self.hooks.isdisjoint(table):
+                state[name] = type(table)((key, hook) for key, hook in table.items() if key not in self.hooks)
+
+    def is_in(self, state: dict[str, Any]) -> bool:
+        """Returns whether a dictionary has something of ours, as the `__dict__` of the module does."""
+        return any(
+            name in state and _function_of(state[name]) is _function_of(own)
+            for name, own, _ in self.attributes
+        ) or any(not self.hooks.isdisjoint(state.get(name) or ()) for name in _TABLES_OF_HOOKS)
+
+    @staticmethod
+    def clean_attributes(
+        state: dict[str, Any],
+        attributes: Iterable[Attribute],
+        copied: Callable[[Any], Any] = lambda before: before,
+    ) -> None:
+        """Puts back what was there before our attributes, where they are still there."""
+        for name, own, before in reversed([*attributes]):
+            if name in state and _function_of(state[name]) is _function_of(own):
+                del state[name]
+                if before is not MISSING:
+                    state[name] = copied(before)
+
+    @contextmanager
+    def lifted_off(self, module: nn.Module) -> Iterator[None]:
+        """Takes our hooks off the module in the block."""
+        tables = [table for name in _TABLES_OF_HOOKS if (table := module.__dict__.get(name))]
+        before = [[*table.items()] for table in tables]
+        for table in tables:
+            for key in self.hooks.intersection(table):
+                del table[key]
+        try:
+            yield
+        finally:
+            for table, entries in zip(tables, before, strict=True):
+                table.clear()
+                table.update(entries)
+
+
+def _function_of(value: Any) -> Any:
+    """Returns what a method is bound to the copy of: a copied method has the same function."""
+    return value.__func__ if isinstance(value, MethodType) else value
+
+
+#: By the `id` of the module, which lives as long as something of ours is on it.
+_ours: dict[int, _Ours] = {}
+_while_any = ExitStack()  # is closed when nothing of ours is on any module
+_wrapped: set[tuple[type, str]] = set()
+
+
+def leave_out_of_copies(
+    module: nn.Module, *, hooks: Iterable[Any] = (), attributes: Iterable[Attribute] = ()
+) -> Callable[[], None]:
+    """Leaves hooks and attributes of ours out of all copies of a module, until the returned function is called.
+
+    Copies are made by `pickle`, by `copy`, by what uses them (`torch.save`, multiprocessing, `AveragedModel`), by
+    DataParallel and by `torch.jit.script`. A table of hooks in a copy is never shared with the module.
+
+    Args:
+        module: it must live until then.
+        hooks: handles of forward hooks and forward pre-hooks.
+        attributes: they are in the module's `__dict__`.
+    """
+    ours = _ours.setdefault(id(module), _Ours())
+    numbers, attributes = {handle.id for handle in hooks}, [*attributes]
+    ours.hooks |= numbers
+    ours.attributes += attributes
+    for kind in (nn.Module, type(module)):
+        for name in _CLEANERS:
+            _wrap(kind, name)
+    _wrap_scripting()
+
+    def end() -> None:
+        ours.hooks -= numbers
+        ours.attributes = [each for each in ours.attributes if not any(each is one for one in attributes)]
+        if not ours.hooks and not ours.attributes:
+            _ours.pop(id(module), None)
+        if not _ours:
+            _wrapped.clear()
+            _while_any.close()
+
+    return end
+
+
+def _replace(holder: Any, name: str, new: Any) -> None:
+    """Sets an attribute until nothing of ours is on any module; who has replaced it since keeps what they set."""
+    before = vars(holder).get(name, MISSING)
+
+    def restore() -> None:
+        if vars(holder).get(name) is new:
+            if before is MISSING:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, before)
+
+    setattr(holder, name, new)
+    _while_any.callback(restore)
+
+
+# Copiers: the methods of a class with which copies of its modules are made. That of a class of the user's counts too.
+
+
+def _wrap(kind: type, name: str) -> None:
+    """Cleans what a copier of a class makes, unless it is that of nn.Module."""
+    copier = getattr(kind, name, None)
+    if (
+        copier is None
+        or (kind, name) in _wrapped
+        or (kind is not nn.Module and copier is getattr(nn.Module, name, None))
+    ):
+        return
+    clean = _CLEANERS[name]
+
+    @functools.wraps(copier)
+    def copy_without_ours(self: nn.Module, *args: Any) -> Any:
+        made, ours = copier(self, *args), _ours.get(id(self))
+        return made if ours is None or made is self else clean(ours, self, made, *args)
+
+    _wrapped.add((kind, name))
+    _replace(kind, name, copy_without_ours)
+
+
+def _clean_reduced(ours: _Ours, module: nn.Module, value: Any, protocol: Any = None) -> Any:
+    """Cleans what a module is rebuilt from: `__reduce_ex__` is called by pickle, and by copy for most classes."""
+    if isinstance(value, dict) and ours.is_in(value):  # others are the user's own
+        value = value.copy()
+        ours.clean(value)
+    elif type(value) is tuple:
+        parts = [_clean_reduced(ours, module, part) for part in value]
+        if any(part is not before for part, before in zip(parts, value, strict=True)):
+            value = tuple(parts)
+    return value
+
+
+def _clean_copy(ours: _Ours, module: nn.Module, made: Any) -> Any:
+    if isinstance(made, nn.Module):  # a copier of the user's may return anything
+        ours.clean(made.__dict__)
+    return made
+
+
+def _clean_deepcopy(ours: _Ours, module: nn.Module, made: Any, memo: Any = None) -> Any:
+    if isinstance(made, nn.Module):
+        ours.clean(made.__dict__, lambda before: copy.deepcopy(before, memo))
+    return made
+
+
+def _clean_replica(ours: _Ours, module: nn.Module, made: Any) -> Any:
+    """Removes methods that are bound to the original. A replica shares the hooks of its original."""
+    bound = [each for each in ours.attributes if getattr(each.own, "__self__", None) is module]
+    ours.clean_attributes(made.__dict__, bound)
+    return made
+
+
+_CLEANERS: dict[str, Callable[..., Any]] = {
+    "__reduce_ex__": _clean_reduced,
+    "__copy__": _clean_copy,
+    "__deepcopy__": _clean_deepcopy,
+    "_replicate_for_data_parallel": _clean_replica,
+}
+
+
+# TorchScript compiles the hooks of a module.
+
+
+def _wrap_scripting() -> None:
+    """Takes our hooks off a module and the modules below it while they are scripted."""
+    holder: Any = sys.modules.get("torch.jit._recursive")
+    script = getattr(holder, "create_script_module", None)
+    if script is None or (nn.Module, "script") in _wrapped:
+        return
+
+    @functools.wraps(script)
+    def script_without_ours(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for each in module.modules():
+                if (ours := _ours.get(id(each))) is not None:
+                    stack.enter_context(ours.lifted_off(each))
+            return script(module, *args, **kwargs)
+
+    _wrapped.add((nn.Module, "script"))
+    _replace(holder, "create_script_module", script_without_ours)
