@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from .analysis.modules.module_tree import ModuleTree
 from .analysis.values.nonfinite import NonFinite
-from .errors import MisuseError, ModtraceError, NonFiniteError, NothingRecordedError, describe_error
+from .errors import MisuseError, NonFiniteError, NothingRecordedError
 from .face import Recording
 from .nonfinite_reports import NonFiniteReports
 from .optional import require
 from .record_options import RecordOptions, check_choices, checked_compiled, checked_tensors
-from .recording.failure_reporter import warn_of_error
 from .recording.in_memory.recording import MemoryRecording
 from .recording.meta import HELD, Note, Progress, RunMeta
 from .recording.options.capture import INSIDE, STATS, Capture, Patterns, to_captures
@@ -29,6 +28,7 @@ from .store.writer import FolderWriter
 from .surface import choose_phrase
 
 if TYPE_CHECKING:
+    from .collect.recorder.launch import Launch
     from .collect.recorder.recorder import Recorder
     from .collect.recorder.running import Running
 
@@ -51,7 +51,8 @@ class LiveRecording(Recording):
         self._last_recorder: Recorder | None = None
         self._writer: FolderWriter | None = None
         self._claim: Running | None = None
-        self._is_unrecorded = False  # modtrace failed when it began
+        self._launch: Launch | None = None  # of this process
+        self._is_unrecorded = False  # modtrace failed when it began, or a rank cannot write
         self._flags: dict[str, Any] | None = None  # of the recording's meta data
 
     @property
@@ -189,6 +190,7 @@ class LiveRecording(Recording):
         if self._has_begun:
             raise MisuseError("a recording is started or entered once; call record() again for another")
         from .collect.compiled_parts import warn_of_missing_parts
+        from .collect.recorder.launch import warn_of_no_start
         from .collect.recorder.running import claim
 
         warn_of_missing_parts(values=bool(self._options.values), ops=self._options.ops is not None)
@@ -197,9 +199,13 @@ class LiveRecording(Recording):
             self._recorder = self._last_recorder = self._claim.recorder = self._start()
         except BaseException as error:
             self._undo()
-            if self._options.strict or isinstance(error, ModtraceError) or not isinstance(error, Exception):
+            if self._options.strict or not isinstance(error, Exception):
                 raise
-            self._go_on_without(error)
+            mark = warn_of_no_start(error, self._launch)
+            if mark is None:
+                raise
+            self._is_unrecorded, self.path = True, None
+            self._data = MemoryRecording(RunMeta(marks=(mark,)))
         self._model = None
         if self._writer is not None:
             try:
@@ -211,11 +217,13 @@ class LiveRecording(Recording):
     def _start(self) -> "Recorder":
         from .collect.recorder.environment import describe_run
         from .collect.recorder.flush_timer import FLUSH_TO_DISK_S, FLUSH_TO_MEMORY_S
+        from .collect.recorder.launch import find_launch
         from .collect.recorder.recorder import Recorder
         from .store.flight_recorder.sink import FlightRecorder, in_front_of
 
         options = self._options
-        meta = describe_run(options.to_json())
+        self._launch = find_launch()
+        meta = describe_run(options.to_json(), self._launch)
         self._flags = meta.flags
         sink = in_front_of(
             self._make_sink(meta),
@@ -247,15 +255,6 @@ class LiveRecording(Recording):
             self._writer = None
         self._release()
 
-    def _go_on_without(self, error: Exception) -> None:
-        """Lets the run go on unrecorded, for modtrace could not begin to record."""
-        self._is_unrecorded = True
-        self._data = MemoryRecording(
-            RunMeta(marks=(f"modtrace failed when it began to record: {describe_error(error)}",))
-        )
-        text = "modtrace met an internal error when it began to record; the run goes on, unrecorded"
-        warn_of_error(text, error, strict="", stacklevel=5)
-
     def _end(self, error: BaseException | None) -> None:
         recorder, self._recorder = self._recorder, None
         try:
@@ -283,17 +282,20 @@ class LiveRecording(Recording):
             release(self._claim)
 
     def _make_sink(self, meta: RunMeta) -> Sink:
+        from .collect.recorder.launch import agent_start_ns
+
+        options = self._options
         if self.path is None:
-            memory = MemoryRecording(meta, max_bytes=self._options.max_bytes, tensors=self._options.tensors)
+            memory = MemoryRecording(meta, max_bytes=options.max_bytes, tensors=options.tensors)
             self._data = memory
             return memory
         writer = FolderWriter(
             self.path,
             meta,
-            overwrite=self._options.overwrite,
-            new_attempt="TORCHELASTIC_RUN_ID" in os.environ,
-            strict=self._options.strict,
-            tensors=self._options.tensors,
+            overwrite=options.overwrite,
+            agent_start_ns=agent_start_ns(),
+            strict=options.strict,
+            tensors=options.tensors,
         )
         self._writer = writer
         self._data = FolderReader(writer.folder)

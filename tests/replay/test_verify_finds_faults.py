@@ -177,7 +177,7 @@ def test_hook_that_is_left_behind_is_named(seeded, monkeypatch):
 def test_path_that_leads_nowhere_is_named(seeded, monkeypatch):
     def misname(self, table, columns, write=MemoryRecording.write):
         if table == "modules":
-            paths = [path.replace("0", "nowhere") for path in columns["raw_path"]]
+            paths = [str(path).replace("0", "nowhere") for path in columns["raw_path"]]
             columns = {**columns, "raw_path": paths}
         write(self, table, columns)
 

@@ -1,22 +1,31 @@
 """Stops a run by `NonFiniteError` before an optimizer uses values that are not finite."""
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 from torch import nn
 
-from ...errors import NonFiniteError
+from ...errors import ModtraceWarning, NonFiniteError
 from ...recording.triggers.step_conditions import NonFiniteFinding
 from ...recording.triggers.watch import Asked
+from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import unseen
-from ..log.listeners import Listener, Subscribers
-from ..log.thread_log import ThreadLog
+from ...torch_internals.unseen_steps import UnseenSteps
+from ..log.listeners import Listener, Subscribers, tell_all
+from ..log.thread_log import Backward, ThreadLog
 from .row_writer import Rows, StepHolder
 
 _NOT_STEPPED = "The optimizer has not stepped: parameters and its state are as they were before."
+
+_TRACED = (
+    'torch.compile has compiled an optimizer\'s step together with other code, so on_nonfinite="stop" raises only when '
+    "the step has ended; compile optimizer.step itself"
+)
 
 
 class OpenStep(NamedTuple):
@@ -52,6 +61,13 @@ class NonFiniteStop(Listener):
         self._writing = writing
         self._read_open = read_open
         self._subscribers: Subscribers | None = None  # while it listens
+        self._unseen = UnseenSteps(
+            compiled=self._compiled_step,
+            traced=self._step_was_traced,
+            skipped=lambda _: self._may_skip(_is_skipped),
+        )
+        self._used_in: int | None = None  # the last step in which an optimizer was given a closure
+        self._has_warned = False
         self._stopped_in: int | None = None  # the last step in which the run was stopped
         self._found: Asked | None = None  # in a step that has ended, to be raised
         self._raised: weakref.ref[NonFiniteError] | None = None  # it holds frames, and these hold tensors
@@ -60,13 +76,15 @@ class NonFiniteStop(Listener):
         """Begins to listen, behind those that measure what an optimizer will use."""
         if self._flight_recorder is not None and self._flight_recorder.tells:
             self._subscribers = subscribers
-            subscribers.add(self, "before_optimizer")
+            subscribers.add(self, "before_optimizer", "closure_ended", "after_optimizer", "backward_began")
+            self._unseen.start()
 
     def stop(self) -> None:
         """Ends to listen."""
         if self._subscribers is not None:
             self._subscribers.remove(self)
             self._subscribers = None
+            self._unseen.stop()
 
     def has_raised(self, error: BaseException | None) -> bool:
         """Returns whether an error is the last one that was raised here."""
@@ -76,11 +94,22 @@ class NonFiniteStop(Listener):
         """Raises if the step has made values that are not finite. What a closure computes is seen when it has ended."""
         if self._flight_recorder is None:
             return
-        is_skipping = _may_skip(optimizer)
-        if is_skipping is not None:
-            for number in self._numbers(None)[-1:]:
-                self._flight_recorder.may_skip(number, is_skipping)
-        if not self._flight_recorder.stops_runs or (is_skipping is not None and is_skipping()):
+        is_skipping = _tells_skip(optimizer)
+        self._may_skip(is_skipping or _is_stepping)
+        if is_skipping is None or is_skipping() is False:
+            self._look_at_open()
+
+    def closure_ended(self, optimizer: Any) -> None:
+        """Raises if the closure has made values that are not finite."""
+        self._look_at_open()
+
+    def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
+        """Notes the step in which an optimizer may have used values that nobody has looked at."""
+        if has_closure:
+            self._used_in = self._number()
+
+    def _look_at_open(self) -> None:
+        if self._flight_recorder is None or not self._flight_recorder.stops_runs:
             return
         with self._writing:
             step = self._read_open()
@@ -88,7 +117,31 @@ class NonFiniteStop(Listener):
         if step is not None and finding is not None:
             self._stopped_in = step.number
             step.keep()
-            self._raise(step.number, finding, _NOT_STEPPED)
+            self._raise(step.number, finding, "" if step.number == self._used_in else _NOT_STEPPED)
+
+    def backward_began(self, backward: Backward) -> None:
+        """Watches compiled code too, if the compiler was imported since."""
+        self._unseen.start()
+
+    def _compiled_step(self, optimizer: Any, has_closure: bool) -> None:
+        """Does what the hook of an optimizer does when it begins, which compiled code leaves out."""
+        if self._subscribers is not None:
+            with self._subscribers.guard(None):
+                tell_all(self._subscribers.before_optimizer, optimizer, has_closure)
+
+    def _step_was_traced(self) -> None:
+        if not self._has_warned and self._flight_recorder is not None and self._flight_recorder.stops_runs:
+            self._has_warned = True
+            warnings.warn(_TRACED, ModtraceWarning, stacklevel=2)
+
+    def _number(self) -> int | None:
+        """Returns the number of the step of the running optimizer; None if it is not recorded."""
+        return next(iter(self._numbers(None)[-1:]), None)
+
+    def _may_skip(self, is_skipping: Callable[[], bool | None]) -> None:
+        number = self._number()
+        if self._flight_recorder is not None and number is not None:
+            self._flight_recorder.may_skip(number, is_skipping)
 
     def look_at_ended(self) -> None:
         """Takes what was found in steps that have ended, for the next call of a module to raise."""
@@ -121,12 +174,22 @@ class NonFiniteStop(Listener):
         raise error
 
 
-def _may_skip(optimizer: Any) -> Callable[[], bool] | None:
+def _tells_skip(optimizer: Any) -> Callable[[], bool | None] | None:
     """Returns what tells whether a fused optimizer skips its step, where a GradScaler leaves that to it."""
     found_inf = getattr(optimizer, "found_inf", None)
     return None if found_inf is None else partial(_is_true, found_inf)
 
 
-def _is_true(flag: Any) -> bool:
-    with unseen():
-        return bool(flag)
+def _is_skipped() -> bool:
+    return True
+
+
+def _is_stepping() -> bool:
+    return False
+
+
+def _is_true(flag: Any) -> bool | None:
+    """Returns whether a flag on a device is set; None if it cannot be read, because a CUDA graph is captured."""
+    on_device = flag if isinstance(flag, torch.Tensor) else None
+    with unseen(), graph_captures.device_work(on_device) as is_allowed:
+        return bool(flag) if is_allowed else None

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import MisuseError, ModtraceWarning, describe_error
+from ...recording.arrow.checked_sink import CheckedSink
 from ...recording.failure_reporter import FailureReporter, is_clean_exit
 from ...recording.options.capture import Capture
 from ...recording.options.op_options import Ops
@@ -24,7 +25,7 @@ from ..ops.recorder import OpRecorder
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
-from ..steps.step_rows import to_scalar
+from ..steps.step_rows import to_scalars
 from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
@@ -55,7 +56,6 @@ class Recorder(Listener):
         """Creates a recorder, which records nothing before `start()`."""
         self.wants_backward_events = backward_times or ops is not None
         self.wants_additions = ops is not None
-        self._sink = sink
         self._roots = roots_of(model)
         self._selected = steps
         self._strict = strict
@@ -66,6 +66,7 @@ class Recorder(Listener):
         self._active = self._is_forked = False  # a forked child records nothing, and takes no lock
         self._flight_recorder = flight_recorder
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
+        sink = self._sink = CheckedSink(sink, self._reporter)
         self._sites = SiteIds()
         self._values = ValueRecorder(
             values,
@@ -215,7 +216,7 @@ class Recorder(Listener):
         """Adds scalars to the open step."""
         if not self._check_active("log()"):
             return
-        values = {name: to_scalar(name, value) for name, value in scalars.items()}
+        values = to_scalars(scalars, self._reporter.tell)
         with self._lock:
             self._finder.log(values)
 
@@ -323,12 +324,10 @@ class Recorder(Listener):
         self._reporter.failed(error, where)
 
     def forked(self) -> None:
-        """Drops the recording, which belongs to the parent process.
-
-        It takes no lock, whose holder is not in this process.
-        """
+        """Drops the recording, which is the parent's. It takes no lock, whose holder is not in this process."""
         self._active = False
         self._is_forked = True
+        self._nonfinite.stop()
         self._values.abandon()
         if self._ops is not None:
             self._ops.abandon()

@@ -43,7 +43,7 @@ class StepHolder(Protocol):
     def tells(self) -> bool:
         """True if a trigger asks what made non-finite values."""
 
-    def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
+    def may_skip(self, step: int, is_skipping: Callable[[], bool | None]) -> None:
         """Records that an optimizer is called in a step and may leave its parameters unchanged."""
 
     @property

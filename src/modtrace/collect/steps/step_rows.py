@@ -1,11 +1,12 @@
 """Makes the rows of ended steps: their times, and what the user logged in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ...torch_internals.modes import unseen
 from .call_rows import intervals_of
 from .step import Step
@@ -36,20 +37,29 @@ def scalar_columns(steps: Sequence[Step]) -> dict[str, Any] | None:
     return {"step": number, "name": name, "value": value}
 
 
-def to_scalar(name: str, value: Any) -> float:
-    """Converts a user's scalar to a float.
+def to_scalars(scalars: Mapping[str, Any], warn: Callable[[str], None]) -> dict[str, float]:
+    """Converts a user's scalars to floats.
+
+    A tensor on a device that cannot be read is left out. It waits a while for captures of CUDA graphs on other threads.
 
     Args:
-        name: the name of the scalar, for the message.
-        value: a number, or a tensor or array with one element.
+        scalars: numbers, or tensors or arrays with one element, by name.
+        warn: warns of what is left out.
 
     Raises:
-        TypeError: the value is something else, or no float of 64 bits can hold it.
+        TypeError: a value is something else, or no float of 64 bits can hold it.
     """
+    found = {name: _to_scalar(name, value) for name, value in scalars.items()}
+    for name in [name for name, value in found.items() if value is None]:
+        warn(f"log({name}=...) is left out: {BEING_CAPTURED}, which reading a number on a GPU would end")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _to_scalar(name: str, value: Any) -> float | None:
     try:
         if isinstance(value, torch.Tensor):
-            with unseen():
-                return float(value.detach())
+            with unseen(), graph_captures.device_work(value, waits=True) as is_allowed:
+                return float(value.detach()) if is_allowed else None
         return float(value)
     # The text of such an integer may itself be refused (sys.set_int_max_str_digits).
     except OverflowError as error:

@@ -52,7 +52,7 @@ class TriggerWatch:
             _Armed(each, condition_of(each, find)) for each in triggers if not isinstance(each, OnSignal)
         ]
         self.stops_runs = any(_stops(each.condition) for each in self._armed)
-        self._skips: dict[int, list[Callable[[], bool]]] = {}  # by step, of each optimizer
+        self._skips: dict[int, list[Callable[[], bool | None]]] = {}  # by step, of each optimizer
         self._values: list[Mapping[str, pa.Array]] = []
         self._scalars: dict[str, list[float]] = {}
 
@@ -90,7 +90,7 @@ class TriggerWatch:
             if reason is None:
                 continue
             if reason and isinstance(each.condition, IsNonFinite):
-                self._ask(step, each, each.condition)
+                self._ask(step, each, each.condition, seen)
             if reason and each.is_armed:
                 fired.append(Note(step=step, kind=type(each.trigger).__name__, reason=reason))
             each.is_armed = not reason
@@ -98,16 +98,18 @@ class TriggerWatch:
             self._tables.end_step()
         return fired
 
-    def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
+    def may_skip(self, step: int, is_skipping: Callable[[], bool | None]) -> None:
         """Records that an optimizer is called in a step and may leave its parameters unchanged.
 
         Args:
             step: the number of the step.
-            is_skipping: tells it when the step has ended, which may have to wait for a device.
+            is_skipping: tells it when the step has ended, which may have to wait for a device; None: not known.
         """
         self._skips.setdefault(step, []).append(is_skipping)
 
-    def _ask(self, step: int, armed: "_Armed", condition: IsNonFinite) -> None:
+    def _ask(self, step: int, armed: "_Armed", condition: IsNonFinite, seen: StepRows) -> None:
+        if condition.then == STOP and seen.ask_used() is False:
+            return  # nothing has used it: that is what a GradScaler is for
         if condition.then in (REPORT, STOP) and condition.finding is not None:
             self.asked.append(Asked(step, condition.then, condition.finding, armed.is_armed))
 

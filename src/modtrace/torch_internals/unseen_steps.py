@@ -1,0 +1,164 @@
+"""Steps of optimizers for which torch runs no hook: those in compiled code, and those that a GradScaler skips."""
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, FunctionType
+from typing import Any
+
+import torch
+
+from .call_frames import frame_local
+from .checkpoint import _captured
+from .dynamo import is_dynamo_compiling, keep_out_of_dynamo
+from .modes import unseen
+
+
+class UnseenSteps:
+    """Calls functions at such steps until `stop()`, each in the thread of the step."""
+
+    def __init__(
+        self,
+        *,
+        compiled: Callable[[Any, bool], None],
+        traced: Callable[[], None],
+        skipped: Callable[[Any], None],
+    ) -> None:
+        """Watches nothing before `start()`.
+
+        Args:
+            compiled: called with the optimizer, and whether it is given a closure, before a call of
+                `torch.compile(optimizer.step)`. What it raises reaches the caller.
+            traced: called when Dynamo traces a step in other code, which calls `compiled` never.
+            skipped: called with the optimizer when a GradScaler has left out a step, because of its gradients.
+        """
+        self.compiled = compiled
+        self.traced = traced
+        self.skipped = skipped
+
+    def start(self) -> None:
+        """Begins to watch. A later call also watches compiled code if the compiler has been imported since."""
+        if self not in _watching:
+            _watching.append(self)
+        frames = sys.modules.get("torch._dynamo.eval_frame")
+        _replace(frames, "set_eval_frame", _see_compiled_call)
+        _replace(torch.amp.GradScaler, "_maybe_opt_step", _see_skipped)
+
+    def stop(self) -> None:
+        """Ends to watch, and restores what was replaced for that after the last watcher."""
+        if self in _watching:
+            _watching.remove(self)
+        if not _watching:
+            for holder, name, original, own in _replaced:
+                if vars(holder).get(name) is own:
+                    setattr(holder, name, original)
+            _replaced.clear()
+
+
+_watching: list[UnseenSteps] = []
+_replaced: list[tuple[Any, str, Any, Any]] = []  # where, the name, what was there, and ours
+
+
+def _replace(holder: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replaces a private function of torch, unless this torch has none, or it is replaced already."""
+    original = vars(holder).get(name) if holder is not None else None
+    if original is None or any(held is holder and called == name for held, called, *_ in _replaced):
+        return
+    own = functools.wraps(original)(make(original))
+    _replaced.append((holder, name, original, own))
+    setattr(holder, name, own)
+
+
+class _Entered(threading.local):
+    """Whether the compiled code that this thread has entered last is a step of an optimizer, and nothing else."""
+
+    is_step = False
+
+
+_entered = _Entered()
+
+
+def _see_compiled_call(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Sees each call of what `torch.compile` returned: its wrapper calls `original` first of all (2.13)."""
+
+    def set_eval_frame(callback: Any) -> Any:
+        frame = inspect.currentframe()
+        caller = None if frame is None else frame.f_back
+        if callback is None and caller is not None and _is_entry(caller):
+            args, kwargs = frame_local(caller, "args") or (), frame_local(caller, "kwargs") or {}
+            optimizer = _optimizer_of(frame_local(caller, "fn"), args)
+            _entered.is_step = optimizer is not None
+            if optimizer is not None:
+                has_closure = any(
+                    each is not None and each is not optimizer for each in (*args, *kwargs.values())
+                )
+                for each in tuple(_watching):
+                    each.compiled(optimizer, has_closure)
+        return original(callback)
+
+    return set_eval_frame
+
+
+def _is_entry(caller: FrameType) -> bool:
+    """Returns whether the caller is the wrapper of torch.compile, and has not run the compiled code yet."""
+    return caller.f_code.co_name == "compile_wrapper" and frame_local(caller, "saved_include_set") is None
+
+
+def _optimizer_of(function: Any, args: Any) -> Any:
+    """Returns the optimizer whose step a function is; None if it is anything else."""
+    while getattr(function, "__name__", "") == "step":
+        bound_to = getattr(function, "__self__", None)
+        if bound_to is None and isinstance(function, FunctionType):
+            of_schedule = _captured(function, "opt_ref")  # a scheduler of learning rates has wrapped the step
+            bound_to = of_schedule() if of_schedule is not None else _first_of(args, function)
+        if isinstance(bound_to, torch.optim.Optimizer):
+            return bound_to
+        function = getattr(function, "__wrapped__", None)  # torch.compile may have wrapped it, too
+    return None
+
+
+def _first_of(args: Any, function: FunctionType) -> Any:
+    """Returns the first argument, if the function is the method `step` of its class."""
+    first = next(iter(args), None)
+    own = getattr(type(first), "step", None)
+    return first if own is not None and inspect.unwrap(own) is inspect.unwrap(function) else None
+
+
+def note_traced_step() -> None:
+    """Tells the watchers that Dynamo traces an optimizer's step, in code that Dynamo traces. It adds no node."""
+    if is_dynamo_compiling():
+        from torch._dynamo.comptime import (
+            comptime,
+        )  # when Dynamo traces a call of this, it runs what is given
+
+        comptime(_tell_traced)
+
+
+def _tell_traced(context: Any) -> None:
+    if not _entered.is_step:
+        for each in tuple(_watching):
+            each.traced()
+
+
+def _see_skipped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Sees how a GradScaler decides whether an optimizer steps (2.13)."""
+
+    def maybe_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, optimizer, state, *args, **kwargs)
+        if _has_overflowed(state):
+            for each in tuple(_watching):
+                each.skipped(optimizer)
+        return result
+
+    keep_out_of_dynamo(maybe_step, with_callees=False)
+    return maybe_step
+
+
+def _has_overflowed(state: Any) -> bool:
+    with unseen():
+        try:
+            return any(bool(each) for each in state["found_inf_per_device"].values())
+        except (KeyError, TypeError, AttributeError):  # another torch than 2.13
+            return False
