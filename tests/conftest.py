@@ -43,6 +43,8 @@ def _state():
         "backward hooks": [*module._global_backward_hooks, *module._global_backward_pre_hooks],
         "optimizer hooks": [*optimizer._global_optimizer_pre_hooks, *optimizer._global_optimizer_post_hooks],
         "engine door": (torch.autograd.graph._engine_run_backward, torch.autograd._engine_run_backward),
+        "graphs": (torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end),
+        "resizing of storages": torch.UntypedStorage.resize_,  # MemTracker of torch leaves it in the class
         "dispatch modes": list(_get_current_dispatch_mode_stack()),
         "function modes": torch._C._len_torch_function_stack(),
         "grad mode": torch.is_grad_enabled(),

@@ -12,7 +12,14 @@ FOLDER = os.environ.get("MODTRACE_SANITIZED", "")
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="make sanitize runs this")
 
-MODULES = ["collect.tensor_ids._tensor_ids", "measure._fingerprint", "measure._moments", "measure._tier2"]
+MODULES = [
+    "cli._blocked_call",
+    "collect.tensor_ids._tensor_ids",
+    "measure._fingerprint",
+    "measure._moments",
+    "measure._tier2",
+    "torch_internals._released_in_turn",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)
