@@ -97,7 +97,7 @@ def marks_of(folder: Path, name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("options", [(), ("--ops",)], ids=["values", "ops"])
-@pytest.mark.parametrize("number", [TERM, INT, HUP])
+@pytest.mark.parametrize("number", [TERM, INT, pytest.param(HUP, marks=pytest.mark.soak)])
 def test_signal_ends_a_blocked_program_within_two_seconds_and_closes_the_recording(
     tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
@@ -115,7 +115,7 @@ def test_signal_ends_a_blocked_program_within_two_seconds_and_closes_the_recordi
         assert "warning" not in end.stderr
 
 
-@pytest.mark.parametrize("number", [TERM, INT, HUP])
+@pytest.mark.parametrize("number", [TERM, INT, pytest.param(HUP, marks=pytest.mark.soak)])
 def test_signal_ends_a_call_that_holds_the_interpreter_lock_and_leaves_a_readable_recording(
     tmp_path: Path, number: signal.Signals
 ) -> None:

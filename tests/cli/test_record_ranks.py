@@ -296,6 +296,7 @@ def test_workers_that_python_spawns_are_ranks_too(tmp_path: Path) -> None:
     check(tmp_path / "run.modtrace", 2, steps=2)
 
 
+@pytest.mark.soak
 def test_line_of_the_docs_records_again_and_again(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(forked_ranks.TRAIN)
     with socket.socket() as free:

@@ -160,7 +160,17 @@ def check(script: Script, folder: Path) -> None:
     check_closing_line(rec, done.stderr, script.not_recorded)
 
 
-@pytest.mark.parametrize("script", SCRIPTS_OF_ONE_PROCESS.values(), ids=SCRIPTS_OF_ONE_PROCESS)
+#: Those that `make test` runs: each is two processes.
+IN_EVERY_RUN = {"GAN with two optimizers", "data loader with workers", "compiled model", "REINFORCE"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(script, id=name, marks=() if name in IN_EVERY_RUN else pytest.mark.soak)
+        for name, script in SCRIPTS_OF_ONE_PROCESS.items()
+    ],
+)
 def test_script_computes_the_same_bits_and_its_steps_are_found(tmp_path: Path, script: Script) -> None:
     check(script, tmp_path)
 

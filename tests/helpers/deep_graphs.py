@@ -24,8 +24,8 @@ TOOLS = {
     "hooks": lambda model: hooked_tracker(),
 }
 
-#: Some 3,000 nodes that are freed inside of each other overflow it.
-SMALL_STACK = 512 * 1024
+#: Some 1,500 nodes that are freed inside of each other overflow it.
+SMALL_STACK = 256 * 1024
 
 
 class Chain(nn.Module):
