@@ -32,6 +32,14 @@ def is_cut_between(number: int, below: int) -> bool:
     return number // _BLOCK != below // _BLOCK
 
 
+def is_cut_below(number: int) -> bool:
+    """Returns whether the graph is cut below a node that is touched alone, given by its sequence number.
+
+    It is for one of eight numbers, without a pattern that those of a program's nodes could have as well.
+    """
+    return number * 0x9E3779B1 & 0x38000000 == 0
+
+
 def cut_below(node: Any, below: Any) -> None:
     """Has next nodes of a node freed after it instead of inside of it, unless some are already.
 
