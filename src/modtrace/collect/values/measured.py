@@ -12,6 +12,7 @@ from ...measure.measurer import Measurement
 from ...measure.rows import COUNTS, Rows
 from ...recording.module_path import join
 from ...recording.role import GRAD_OUTPUT, ROLES
+from ...torch_internals.tensors import base_of
 from ..backward.graph_walk import base_made_in
 from ..log.call_context import CallContext
 from ..log.segments import InsideCall, Segment
@@ -57,7 +58,7 @@ class SeenCall:
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Returns the base of a view that the call returns; see `base_made_in`."""
-        if self.grad_mark & ROLE_CODES != ROLE_CODE[GRAD_OUTPUT]:
+        if self.grad_mark & ROLE_CODES != ROLE_CODE[GRAD_OUTPUT] or base_of(tensor) is None:
             return None
         call = self.measured.segment.call_after(self.event - 1)  # the one that has just ended
         return None if call is None else base_made_in(call, tensor)
