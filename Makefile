@@ -53,7 +53,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-compile test-newest check viewer format docs bench size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-compile test-newest check viewer format docs bench gpu-check size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +139,10 @@ docs: env  ## write docs/schema.md anew from the schemas, and draw docs/packages
 
 bench: $(if $(filter help,$(ONLY)),env,env $(BENCH_STAMP) tests/browser/node_modules/.package-lock.json)  ## print the cost of recording, beside other tracers (ONLY=ops; ONLY=help: parts, minutes)
 	@$(BIN)/python benchmarks/all.py --only '$(ONLY)'
+
+gpu-check: env  ## check recordings on a CUDA device, and print what they cost there
+	@$(BIN)/python benchmarks/gpu_check.py
+	@$(BIN)/python benchmarks/gpu.py
 
 size: env  ## print the lines of code of each package, and how long functions are
 	$(BIN)/python benchmarks/code_size.py
