@@ -59,7 +59,14 @@ _POSIX_MODULES = [
         ["src/modtrace/cli/_blocked_call.c"],
         py_limited_api=True,
         optional=True,
-    )
+    ),
+    Extension(
+        "modtrace.measure._cuda_launch",
+        ["src/modtrace/measure/_cuda_launch.c"],
+        libraries=["dl"] if sys.platform == "linux" else [],
+        py_limited_api=True,
+        optional=True,
+    ),
 ]
 
 setup(

@@ -1,7 +1,7 @@
 """Drives the taps on parameters without a recorder, and keeps a copy of every tensor that they measure."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -53,7 +53,9 @@ class Watch(Keeper):
     def start(self, tracker: ScopeTracker) -> None:
         self.capture_masks = CaptureMasks(self._captures, tracker.names)
         sites = ParameterSites(tracker.names, self.capture_masks)
-        measuring = Measuring(tracker, sites, self.capture_masks, self._measure, self._settle, self._failed)
+        measuring = Measuring(
+            tracker, sites, self.capture_masks, self._measure, self._settle, self._failed, nullcontext
+        )
         self.parameters = ParameterTaps(measuring, active=self._active)
         self.micro_batches = MicroBatchTaps(measuring)
         self.buffers = BufferTaps(measuring)

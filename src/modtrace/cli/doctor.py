@@ -95,7 +95,10 @@ def _describe_cuda() -> str:
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             return "not available"
-        return f"available: {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+        name, device = torch.cuda.get_device_name(), torch.device("cuda", torch.cuda.current_device())
+        from ..measure.cuda_kernels import describe_path
+
+        return f"available: {name}, CUDA {torch.version.cuda}; values are measured {describe_path(device)}"
     except Exception as error:  # as above
         return f"unknown ({type(error).__name__}: {error})"
 

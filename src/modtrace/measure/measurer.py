@@ -1,24 +1,28 @@
 """Measures any tensor into a row, or notes why it cannot; never raises, and changes nothing."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from ..errors import describe_error
 from ..torch_internals import tensors
 from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ..torch_internals.modes import tracing_state, unseen
 from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
 from ..torch_internals.transforms import outside_transforms
 from .cpu_kernel import measure_array, repeat
-from .device_kernel import measure_on_device
+from .cuda_kernels import CudaKernels, Task, find_kernels
+from .device_kernel import measure_on_device, once_each
 from .dtypes import Format, format_of
 from .first_index import first_nonfinite
-from .memory import array_over, extent_of, is_held, logical_array, too_many, why_unread
+from .memory import Extent, array_over, extent_of, is_held, logical_array, too_many, why_unread
 from .native_moments import KINDS, measure_into
-from .rows import DeviceRows, HostRows, Rows
+from .rows import ArrivingRows, DeviceRows, HostRows, Rows
 from .special import find_plain, is_uninitialized, shape_of
 from .want import Extra
 
@@ -37,7 +41,7 @@ _T = TypeVar("_T")
 class Measurement:
     """The result of measuring one tensor."""
 
-    rows: Rows | None  # where its statistics are; None: it could not be measured
+    rows: Rows | None  # where its statistics are, or will be; None: it could not be measured
     row: int
     shape: tuple[int, ...]
     dtype: torch.dtype | None  # None: there was no tensor, or it did not tell
@@ -45,29 +49,44 @@ class Measurement:
     start_ns: int = 0  # when it began, if that is needed
     extra: Extra | None = None  # what else was kept of it
 
+    def discard(self, note: str) -> None:
+        """Frees the row, which nothing has written or will write; the note says why."""
+        rows, self.rows, self.note = self.rows, None, note
+        if rows is not None:
+            rows.untake(self.row)
+
 
 class Measurer:
     """Measures tensors into rows, each on its own device."""
 
     def __init__(self) -> None:
-        self._plain = plain_kinds()
+        #: What measures a tensor by its `kind_of`, if it may be read as it is.
+        self._plain = dict.fromkeys(plain_kinds(), self._measure_memory)
         self._host = HostRows()
+        self._arriving: dict[torch.device, tuple[CudaKernels, ArrivingRows]] = {}
         self._devices: dict[torch.device, DeviceRows] = {}
+        self._together: dict[int, _Together] = {}  # by thread
 
     def measure(self, tensor: torch.Tensor) -> Measurement:
         """Measures a tensor. Call it inside `DisableTorchFunction()`."""
         try:
+            measure = self._plain.get(kind_of(tensor))
             # While `torch.jit.trace` runs, reading a shape would become part of the trace.
-            if kind_of(tensor) in self._plain and not is_uninitialized(tensor) and tracing_state() is None:
+            if measure is not None and not is_uninitialized(tensor) and tracing_state() is None:
                 shape = tensor.shape
                 if type(shape) is not torch.Size:  # 40 ns
                     raise TypeError(f"shape of the tensor is a {type(shape).__name__}")
-                measured = self._measure_memory(tensor, shape, None)
+                measured = measure(tensor, shape, None)
                 if measured is not None:
                     return measured
             return self._measure_special(tensor)
         except Exception as error:  # a subclass of the user's, a device that lacks an op
             return _unmeasured(tensor, error)
+
+    @property
+    def has_met_device(self) -> bool:
+        """True if tensors on a device were measured: reading their rows waits until they have come."""
+        return bool(self._arriving or self._devices)
 
     #: Returns the number of writes to a tensor that torch has counted; None if it does not count them.
     version_of = staticmethod(tensors.version_of)
@@ -120,12 +139,20 @@ class Measurer:
     def _measure_on_device(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
     ) -> Measurement | None:
-        form = format_of(tensor.dtype)
+        form, device = format_of(tensor.dtype), tensor.device
         if form is None or not is_held(tensor) or too_many(tensor, once=True) is not None:
             return None
-        rows = self._devices.get(tensor.device)
+        kernels = find_kernels(device)
+        if kernels is not None:
+            if device not in self._arriving:
+                self._arriving[device] = kernels, ArrivingRows(device)
+                self._plain.update(dict.fromkeys(plain_kinds(device.type), self._measure_by_kernel))
+            measured = self._measure_by_kernel(tensor, shape, note) or self._measure_copy(tensor, shape, note)
+            if measured is not None:
+                return measured
+        rows = self._devices.get(device)
         if rows is None:
-            rows = self._devices[tensor.device] = DeviceRows(tensor.device)
+            rows = self._devices[device] = DeviceRows(device)
         row = rows.take()
         try:
             measure_on_device(tensor, rows.row(row))
@@ -133,6 +160,131 @@ class Measurer:
             rows.free([row])
             raise
         return Measurement(rows, row, shape, tensor.dtype, _both(note, form.note))
+
+    def _measure_by_kernel(
+        self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
+    ) -> Measurement | None:
+        """Returns the measurement of a tensor by a kernel of our own; None if its memory is not dense, or captured."""
+        arriving = None if graph_captures.may_be_open else self._arriving.get(tensor.device)
+        if arriving is None:
+            return None
+        kernels, rows = arriving
+        together = self._together.get(threading.get_ident()) if self._together else None
+        row = rows.take()
+        measured = _measured(rows, row, shape, tensor.dtype, note)
+        is_measured = False
+        try:
+            if together is None:
+                is_measured = kernels.measure_tensor(tensor, rows.address(row))
+            else:
+                is_measured = together.add(kernels, tensor, rows.address(row), measured)
+        finally:
+            if not is_measured:
+                rows.untake(row)
+        if is_measured:
+            return measured
+        extent = extent_of(tensor)
+        if extent is None or extent.shape is not None:
+            return None
+        return self._launch(extent, tensor, shape, note)
+
+    def _measure_copy(
+        self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
+    ) -> Measurement | None:
+        """Returns the same of a tensor whose elements do not lie side by side."""
+        once, repeats = once_each(tensor)
+        copy = once.contiguous()
+        extent = extent_of(copy)
+        if extent is None:
+            return None
+        extent = extent._replace(repeats=repeats, is_row_major=repeats == 1)
+        return self._launch(extent, copy, shape, note)
+
+    def _launch(
+        self, extent: Extent, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
+    ) -> Measurement | None:
+        dtype = tensor.dtype
+        form, arriving = format_of(dtype), self._arriving.get(tensor.device)
+        if form is None or arriving is None or extent.address % tensor.element_size():
+            return None
+        kernels, rows = arriving
+        row = rows.take()
+        parts = form.parts if extent.is_row_major else 0
+        task = Task(extent.address, extent.numel * form.parts, extent.repeats, parts, rows.address(row))
+        was_launched = False
+        try:
+            was_launched = kernels.measure(task, dtype)
+        finally:
+            if not was_launched:
+                rows.untake(row)
+        return _measured(rows, row, shape, dtype, note) if was_launched else None
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Measures tensors that this thread gives inside the block at its end, with one launch for each dtype.
+
+        Nothing may write to them before. What is no contiguous tensor on a device with kernels is measured at once.
+        """
+        me = threading.get_ident()
+        together = self._together[me] = _Together()
+        try:
+            yield
+        finally:
+            del self._together[me]
+            together.launch()
+
+
+class _Together:
+    """The tensors that are measured at the end of `together()`."""
+
+    def __init__(self) -> None:
+        self._batches: dict[torch.dtype, dict[CudaKernels, _Batch | None]] = {}
+
+    def add(
+        self, kernels: CudaKernels, tensor: torch.Tensor, row_address: int, measured: Measurement
+    ) -> bool:
+        """Returns False, and adds nothing, if the tensor is not contiguous, or its dtype has no kernel."""
+        batches = self._batches.setdefault(tensor.dtype, {})
+        if kernels not in batches:
+            new = kernels.new_batch(tensor.dtype)
+            batches[kernels] = None if new is None else _Batch(new, [], [])
+        batch = batches[kernels]
+        if batch is None or not batch.tasks.add(tensor, row_address):
+            return False
+        batch.tensors.append(tensor)
+        batch.measured.append(measured)
+        return True
+
+    def launch(self) -> None:
+        """Launches a kernel for each dtype and device. Where that fails, a note says so."""
+        for batches in self._batches.values():
+            for kernels, batch in batches.items():
+                if batch is not None:
+                    batch.launch(kernels)
+
+
+class _Batch(NamedTuple):
+    """Tensors of one dtype on one device."""
+
+    tasks: Any  # `Batch` of _cuda_launch.c
+    measured: list[Measurement]
+    tensors: list[torch.Tensor]  # their memory must not be freed before the launch
+
+    def launch(self, kernels: CudaKernels) -> None:
+        try:
+            note = None if kernels.launch(self.tasks) else NOT_MEASURED_IN_GRAPH
+        except Exception as error:
+            note = shortened(f"not measured: {describe_error(error)}")
+        if note is not None:
+            for measured in self.measured:
+                measured.discard(note)
+
+
+def _measured(
+    rows: Rows, row: int, shape: tuple[int, ...], dtype: torch.dtype, note: str | None
+) -> Measurement:
+    form = format_of(dtype)
+    return Measurement(rows, row, shape, dtype, _both(note, None if form is None else form.note))
 
 
 def not_asked_for(tensor: torch.Tensor) -> Measurement:

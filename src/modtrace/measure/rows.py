@@ -2,6 +2,7 @@
 
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,12 @@ COUNTS = [RawStatistics._fields.index(name) for name in ("nan_count", "inf_count
 #: Rows allocated at a time: 66 kB.
 _BLOCK_ROWS = 1024
 
+#: What a word of a row holds until a kernel has written it: a NaN that no arithmetic gives. As in _cuda_launch.c.
+AWAITED = 0x7FF8_A3A1_7ED0_0001
+
+#: A device whose rows have not come for so long is asked whether it still works.
+_PATIENCE_S = 10.0
+
 
 class _Blocks:
     """Numbers of free rows, and blocks of rows, which are added when no row is free. It is thread-safe."""
@@ -43,7 +50,7 @@ class _Blocks:
             return self._free.pop()  # atomic
         except IndexError:
             with self._lock:
-                if self._free:  # another thread has just added a block
+                if self._free or self._reclaim():  # another thread has just added a block
                     return self.take()
                 first = len(self.blocks) * _BLOCK_ROWS
                 self.blocks.append(self._make_block())
@@ -53,6 +60,16 @@ class _Blocks:
     def free(self, rows: Sequence[int]) -> None:
         """Frees rows for other tensors."""
         self._free.extend(rows)
+
+    def untake(self, row: int) -> None:
+        """Frees a row that nothing writes to after all."""
+        block, place = divmod(row, _BLOCK_ROWS)
+        self.blocks[block][place] = 0
+        self._free.append(row)
+
+    def _reclaim(self) -> bool:
+        """Returns whether there are free rows after all."""
+        return False
 
 
 class HostRows(_Blocks):
@@ -86,6 +103,70 @@ class HostRows(_Blocks):
     def _make_host_block(self) -> Table:
         block = np.zeros((_BLOCK_ROWS, WIDTH))
         self._addresses.append(block.ctypes.data)
+        return block
+
+
+class ArrivingRows(HostRows):
+    """Rows in main memory that kernels on a device write themselves, at any time after their launch.
+
+    The launch fills a row with `AWAITED`, which no kernel writes; a row has arrived when it has none any more. So
+    rows are read without a call of the device's driver, which might end the capture of a CUDA graph.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self._left: list[int] = []  # free as soon as they have arrived
+        self._memory: list[torch.Tensor] = []  # of the blocks
+
+    def read(self, rows: Sequence[int]) -> Table:
+        """Returns the rows, `[rows, WIDTH]`, when all have arrived. It is never called during a step.
+
+        Raises:
+            RuntimeError: the device has failed, or it has ended its work without writing them.
+        """
+        table = _gather(self.blocks, rows)
+        awaited = np.flatnonzero(_are_awaited(table))
+        pause_s, ask_at_s = 2e-5, time.monotonic() + _PATIENCE_S
+        while len(awaited):
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1e-3)
+            has_ended = False
+            if time.monotonic() > ask_at_s:
+                has_ended, ask_at_s = self._has_ended_work(), time.monotonic() + _PATIENCE_S
+            table[awaited] = _gather(self.blocks, [rows[at] for at in awaited.tolist()])
+            awaited = awaited[_are_awaited(table[awaited])]
+            if has_ended and len(awaited):
+                raise RuntimeError(
+                    f"{len(awaited)} of {len(rows)} rows of statistics never came from {self.device}"
+                )
+        return table
+
+    def free(self, rows: Sequence[int]) -> None:
+        are_awaited = _are_awaited(_gather(self.blocks, rows))
+        super().free([row for row, awaited in zip(rows, are_awaited, strict=True) if not awaited])
+        self._left += [row for row, awaited in zip(rows, are_awaited, strict=True) if awaited]
+
+    def _reclaim(self) -> bool:
+        left, self._left = self._left, []
+        self.free(left)
+        return bool(self._free)
+
+    def _has_ended_work(self) -> bool:
+        """Returns whether all work of the device has ended. It waits for that, unless a CUDA graph is captured."""
+        with graph_captures.device_work() as is_allowed:
+            if is_allowed:
+                torch.get_device_module(self.device).synchronize(self.device)
+        return is_allowed
+
+    def _make_host_block(self) -> Table:
+        with graph_captures.device_work() as is_allowed, torch.inference_mode(False):
+            if not is_allowed:
+                raise RuntimeError(BEING_CAPTURED)
+            memory = torch.zeros((_BLOCK_ROWS, WIDTH), dtype=torch.float64, pin_memory=True)
+        self._memory.append(memory)
+        self._addresses.append(memory.data_ptr())
+        block: Table = memory.numpy()
         return block
 
 
@@ -140,6 +221,16 @@ class DeviceRows(_Blocks):
 
 #: The rows of one device.
 Rows = HostRows | DeviceRows
+
+
+def is_awaited(row: npt.NDArray[Any]) -> bool:
+    """Returns whether a kernel is still to write a part of this memory."""
+    return bool((row.view(np.uint64) == AWAITED).any())
+
+
+def _are_awaited(table: Table) -> npt.NDArray[np.bool_]:
+    awaited: npt.NDArray[np.bool_] = (table.view(np.uint64) == AWAITED).any(axis=1)
+    return awaited
 
 
 def _gather(blocks: Sequence[Table], rows: Sequence[int]) -> Table:

@@ -94,6 +94,11 @@ class GraphCaptures:
             gc.enable()
             self._has_paused_collector = False
 
+    @property
+    def may_be_open(self) -> bool:
+        """False if no capture has begun that has not ended. It takes no lock."""
+        return bool(self._open)
+
     def add(self, results: OnDevices) -> None:
         """Fetches these results before each capture, as long as they live."""
         with self._changed:

@@ -177,6 +177,8 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._C._functions": _SAVED_MEMORY,
     "torch._C._functions.MulBackward0._raw_saved_self": _SAVED_MEMORY,
     "torch.autograd.function.BackwardCFunction._raw_saved_tensors": _SAVED_MEMORY,
+    # streams.py
+    "torch._C._cuda_getCurrentRawStream": "3 us for each tensor that is measured on a GPU",
     # subclasses.py
     "torch._subclasses.fake_tensor.FakeTensor": "telling fake tensors, which hold no numbers",
     "torch.distributed._functional_collectives.AsyncCollectiveTensor": "telling tensors not there yet",
@@ -209,6 +211,9 @@ PRIVATE_NAMES: Mapping[str, str] = {
 }
 
 
+_OF_CUDA = {"torch._C._cuda_getCurrentRawStream"}
+
+
 def check_all() -> list[tuple[str, bool, str]]:
     """Returns for every private name: its full name, whether it is there, and what is lost without it.
 
@@ -221,8 +226,11 @@ def check_all() -> list[tuple[str, bool, str]]:
 def is_found(name: str) -> bool:
     """Returns whether the installed torch has a name, if only in the function that has the code of its holder.
 
-    torch 2.14 has moved the code of `_checkpoint_without_reentrant_generator` into a function named `..._impl`.
+    torch 2.14 has moved the code of `_checkpoint_without_reentrant_generator` into a function named `..._impl`. What
+    only torch with CUDA has is not missed without.
     """
+    if name in _OF_CUDA and import_module("torch").version.cuda is None:
+        return True
     path, _, attribute = name.rpartition(".")
     holders = (_resolve(path), _resolve("_".join((path, "impl"))))
     return any(hasattr(each, attribute) or attribute in _names_in(each) for each in holders)

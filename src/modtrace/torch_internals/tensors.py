@@ -36,8 +36,8 @@ def kind_of(tensor: torch.Tensor) -> int:
 
 
 @functools.cache
-def plain_kinds() -> tuple[int, ...]:
-    """Returns the `kind_of` strided tensors in CPU memory: ordinary ones, and those made in inference mode.
+def plain_kinds(device: str = "cpu") -> tuple[int, ...]:
+    """Returns the `kind_of` strided tensors on a type of device: ordinary ones, and those made in inference mode.
 
     There are none where torch does not tell kinds.
     """
@@ -45,9 +45,9 @@ def plain_kinds() -> tuple[int, ...]:
         return ()
     with unseen():
         with torch.inference_mode(False):
-            ordinary = torch.empty(0, device="cpu")
+            ordinary = torch.empty(0, device=device)
         with torch.inference_mode(True):
-            inference = torch.empty(0, device="cpu")
+            inference = torch.empty(0, device=device)
     return kind_of(ordinary), kind_of(inference)
 
 

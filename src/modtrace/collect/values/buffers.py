@@ -37,7 +37,7 @@ class BufferTaps(ValueSource):
         start_ns = time.perf_counter_ns()
         measured = MeasuredParameters(segment.log.number, FORWARD, active)
         try:
-            with DisableTorchFunction() if tracing_state() is None else unseen():
+            with DisableTorchFunction() if tracing_state() is None else unseen(), self._together():
                 self._measure_below(measured, module)
         except Exception as error:
             self._failed(error, f"the buffers of {segment.named.shown}")

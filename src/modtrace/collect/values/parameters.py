@@ -108,8 +108,9 @@ class ParameterTaps(ValueSource):
                     stack.enter_context(unseen())
                     stack.enter_context(torch.inference_mode(False))
                     stack.enter_context(torch.no_grad())
-                for one in self._parameters_of(optimizer, measured.active):
-                    look(stepping, optimizer, one, has_closure)
+                with self._together():
+                    for one in self._parameters_of(optimizer, measured.active):
+                        look(stepping, optimizer, one, has_closure)
         except Exception as error:
             self._failed(error, f"the parameters of {type(optimizer).__name__}")
         measured.intervals += (start_ns, time.perf_counter_ns())

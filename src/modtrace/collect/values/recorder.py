@@ -84,7 +84,8 @@ class ValueRecorder:
         self.measurer = CaptureMeasurer(tracker, capture_masks, put=self._put, raised=raised)
         sites = ParameterSites(tracker.names, capture_masks)
         measure, settle = self.measurer.measure, self.measurer.kept.settle
-        measuring = Measuring(tracker, sites, capture_masks, measure, settle, self.failed)
+        together = self.measurer.together
+        measuring = Measuring(tracker, sites, capture_masks, measure, settle, self.failed, together)
         self._sources = (
             CallTaps(measuring, self.measurer),
             ParameterTaps(measuring, active=self.captures_for),
@@ -106,6 +107,11 @@ class ValueRecorder:
     def is_measuring(self) -> bool:
         """True if there are captures, and measuring has not failed."""
         return bool(self._sources)
+
+    @property
+    def waits_for_devices(self) -> bool:
+        """True if rows of values come from a device, for which whoever writes them waits."""
+        return self.measurer is not None and self.measurer.has_met_device
 
     @property
     def wants_ops(self) -> bool:

@@ -1,6 +1,7 @@
 """The base class of what measures tensors of one kind: of calls, optimizers, backwards or buffers."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from ..log.listeners import Listener
@@ -21,6 +22,7 @@ class Measuring(NamedTuple):
     measure: Measure  # as some captures ask; the name that it is given is for whole tensors
     settle: Callable[[], None]  # copies what is to be copied before somebody writes to it
     failed: Callable[[Exception, str], None]  # receives an error of ours, and where it came
+    together: Callable[[], AbstractContextManager[None]]  # measures all tensors at the end of a block
 
 
 class ValueSource(Listener):
@@ -33,7 +35,7 @@ class ValueSource(Listener):
     def __init__(self, measuring: Measuring) -> None:
         """Looks at nothing before a segment is opened, or an optimizer steps."""
         self._tracker, self._sites, self._capture_masks = measuring[:3]
-        self._measure, self._settle, self._failed = measuring[3:]
+        self._measure, self._settle, self._failed, self._together = measuring[3:]
         self._is_abandoned = False
 
     def opened(self, segment: Segment, active: Mask) -> None:

@@ -312,9 +312,15 @@ class CaptureMeasurer:
         self.find_measured: Callable[[torch.Tensor], Measurement | None] | None = None
         self._measurer = Measurer()
         self.version_of = self._measurer.version_of
+        self.together = self._measurer.together
         self._capture_masks = capture_masks
         self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()))
         self.kept = KeptTensors(put)
+
+    @property
+    def has_met_device(self) -> bool:
+        """True if tensors on a device were measured."""
+        return self._measurer.has_met_device
 
     def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
         """Measures what captures want of a tensor; `name` is the name of the whole tensor."""

@@ -1,0 +1,273 @@
+"""Measures tensors on CUDA devices by kernels of our own, with one launch for each tensor.
+
+A kernel writes its row into main memory, so nothing is copied and nobody waits for the device; see `ArrivingRows`.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import describe_error
+from ..recording.statistics.number_formats import FLOAT8, float8_table
+from ..torch_internals.streams import current_stream
+from .dtypes import format_of
+from .nvrtc import compile_program
+from .rows import AWAITED, WIDTH, is_awaited
+
+driver: (
+    Any  # the compiled part; None: there was no C compiler at installation, or the system is not one of POSIX
+)
+try:
+    from . import _cuda_launch as driver
+except ImportError:
+    driver = None
+
+#: The numbers of dtypes in moments.cu. A complex number is two numbers.
+_KINDS = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float64: 3,
+    torch.complex64: 0,
+    torch.complex32: 2,
+    torch.complex128: 3,
+    torch.bool: 4,
+    torch.uint8: 5,
+    torch.int8: 6,
+    torch.uint16: 7,
+    torch.int16: 8,
+    torch.uint32: 9,
+    torch.int32: 10,
+    torch.uint64: 11,
+    torch.int64: 12,
+}
+_TABLE = 13
+_FLOAT8 = {getattr(torch, name): name for name in FLOAT8}
+
+_DRIVER = "libcuda.so.1"
+_FUNCTIONS = ("measure_one", "measure_many")
+
+#: The most bytes of what is found in one part of a tensor, `Moments` of moments.cu, and `MOST_PARTS` of _cuda_launch.c.
+_PART_BYTES, _MOST_PARTS = 56, 2048
+
+
+@cache
+def find_kernels(device: torch.device) -> "CudaKernels | None":
+    """Returns the kernels of a device; None if it has none."""
+    return CudaKernels(device) if device.type == "cuda" and why_no_kernels() is None else None
+
+
+def describe_path(device: torch.device) -> str:
+    """Returns how tensors on a device are measured. It compiles a kernel if none has been compiled yet."""
+    kernels = find_kernels(device)
+    if kernels is None:
+        reason = why_no_kernels() if device.type == "cuda" else f"there are none for {device.type}"
+    elif kernels.new_batch(torch.float32) is not None:
+        return "by one kernel for each tensor"
+    else:
+        reason = kernels.problem
+    return f"by torch's ops, which takes many times as long, without kernels of modtrace's own: {reason}"
+
+
+@cache
+def why_no_kernels() -> str | None:
+    """Returns the reason why no CUDA device can have kernels of our own; None if they can."""
+    if driver is None:
+        return "modtrace was built without a C compiler"
+    if torch.version.cuda is None:
+        return "torch is built without CUDA"
+    try:
+        driver.open(_DRIVER)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+class _Program(NamedTuple):
+    """The kernels for a dtype."""
+
+    context: int
+    measure_one: int
+    measure_many: int
+    number_bytes: int
+    parts: int  # numbers of an element
+
+
+class _Scratch(NamedTuple):
+    """The addresses of memory in which the blocks of a launch leave what they find. Launches of a stream share it."""
+
+    parts: int
+    counter: int
+
+
+class _ScratchOfMany(NamedTuple):
+    """The same of launches for many tensors, with the table of the tensors."""
+
+    memory: torch.Tensor
+    table_bytes: int
+    blocks: int
+
+    @classmethod
+    def allocate(cls, device: torch.device, table_bytes: int, blocks: int) -> "_ScratchOfMany":
+        table_bytes += -table_bytes % 8
+        with torch.inference_mode(False):
+            memory = torch.zeros(table_bytes + (_PART_BYTES + 4) * blocks, dtype=torch.uint8, device=device)
+        return cls(memory, table_bytes, blocks)
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """The addresses of the table, the parts and the counters."""
+        table = self.memory.data_ptr()
+        parts = table + self.table_bytes
+        return table, parts, parts + _PART_BYTES * self.blocks
+
+
+class Task(NamedTuple):
+    """Dense memory that is measured."""
+
+    address: int
+    numbers: int
+    repeats: int
+    parts: int  # numbers of an element; 0: the index of the first one that is not finite is not known
+    row_address: int
+
+
+class CudaKernels:
+    """The kernels of one CUDA device."""
+
+    def __init__(self, device: torch.device, compiles: Callable[..., bytes] | None = None) -> None:
+        """Compiles nothing before the first tensor of a dtype.
+
+        Args:
+            device: a CUDA device with an index.
+            compiles: returns the code for the source and the options of a program, in place of NVRTC.
+        """
+        self.device = device
+        self.problem: str | None = None  # why there is no kernel
+        self._compiles = compiles or partial(_compile_for, device)
+        self._programs: dict[torch.dtype, _Program] = {}
+        self._scratch: dict[int, _Scratch] = {}  # by stream
+        self._memory: list[torch.Tensor] = []  # of the scratch
+        self._of_many: dict[int, _ScratchOfMany] = {}
+        self._tables: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+
+    def measure_tensor(self, tensor: torch.Tensor, row_address: int) -> bool:
+        """Launches the kernel for a plain tensor on the current stream. 5 us, of which the driver takes 4.
+
+        The tensor may be freed at once, as after any op. The row is written when the kernel ends.
+
+        Returns:
+            False if nothing is launched: the tensor is not contiguous, `measure` has not been called with its dtype or
+            on this stream, or the stream is being captured in a CUDA graph.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        return bool(
+            driver.measure_tensor(
+                tensor, row_address, self._programs, self.device.index, current_stream, self._scratch
+            )
+        )
+
+    def measure(self, task: "Task", dtype: torch.dtype) -> bool:
+        """Launches the kernel for memory that is dense.
+
+        Returns:
+            False if nothing is launched: the stream is being captured, or this dtype has no kernel.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        program = self._programs.get(dtype) or self._load(dtype)
+        if program is None:
+            return False
+        stream = current_stream(self.device.index)
+        scratch = self._scratch.get(stream) or self._new_scratch(stream)
+        return bool(driver.measure(task, program, stream, scratch))
+
+    def new_batch(self, dtype: torch.dtype) -> Any:
+        """Returns an empty `Batch` of _cuda_launch.c for tensors of a dtype; None if the dtype has no kernel."""
+        program = self._programs.get(dtype) or self._load(dtype)
+        return None if program is None else driver.Batch(program)
+
+    def launch(self, batch: Any) -> bool:
+        """Launches one kernel for all tensors of a batch on the current stream.
+
+        Nothing may write to the tensors, or free them, before this has returned.
+
+        Returns:
+            False if nothing is launched: the stream is being captured in a CUDA graph.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        stream = current_stream(self.device.index)
+        table_bytes, blocks = batch.sizes()
+        table = self._free_table(table_bytes)
+        scratch = self._scratch_of_many(stream, table_bytes, blocks)
+        return bool(batch.launch(stream, table.data_ptr(), *scratch.addresses))
+
+    def _free_table(self, size_bytes: int) -> torch.Tensor:
+        """Returns pinned memory that no earlier launch is going to read: its first row has been written."""
+        with self._lock:
+            for table in self._tables:
+                if table.numel() >= size_bytes and not is_awaited(table[: 8 * WIDTH].numpy()):
+                    break
+            else:
+                with torch.inference_mode(False):
+                    table = torch.zeros(2 * size_bytes, dtype=torch.uint8, pin_memory=True)
+                self._tables.append(table)
+            table[: 8 * WIDTH].numpy().view(np.uint64)[:] = AWAITED
+        return table
+
+    def _scratch_of_many(self, stream: int, table_bytes: int, blocks: int) -> "_ScratchOfMany":
+        scratch = self._of_many.get(stream)
+        if scratch is None or scratch.table_bytes < table_bytes or scratch.blocks < blocks:
+            scratch = self._of_many[stream] = _ScratchOfMany.allocate(
+                self.device, 2 * table_bytes, 2 * blocks
+            )
+        return scratch
+
+    def _load(self, dtype: torch.dtype) -> _Program | None:
+        form = format_of(dtype)
+        with self._lock:
+            if dtype not in self._programs and self.problem is None and form is not None:
+                try:
+                    code = self._compiles(_source(), _definitions(dtype))
+                    context, one, many = driver.load(self.device.index, code, _FUNCTIONS)
+                    self._programs[dtype] = _Program(
+                        context, one, many, np.dtype(form.raw).itemsize, form.parts
+                    )
+                except Exception as error:  # no NVRTC, a driver that is older than it: torch's ops do as well
+                    self.problem = describe_error(error)
+        return self._programs.get(dtype)
+
+    def _new_scratch(self, stream: int) -> _Scratch:
+        with torch.inference_mode(False):
+            memory = torch.zeros(_PART_BYTES * _MOST_PARTS + 4, dtype=torch.uint8, device=self.device)
+        self._memory.append(memory)
+        address = memory.data_ptr()
+        scratch = self._scratch[stream] = _Scratch(address, address + _PART_BYTES * _MOST_PARTS)
+        return scratch
+
+
+def _compile_for(device: torch.device, source: str, options: tuple[str, ...]) -> bytes:
+    return compile_program(source, torch.cuda.get_device_capability(device), options)
+
+
+def _definitions(dtype: torch.dtype) -> tuple[str, ...]:
+    if dtype not in _FLOAT8:
+        return (f"-DKIND={_KINDS[dtype]}",)
+    bits = float8_table(_FLOAT8[dtype]).astype(np.float32).view(np.uint32)
+    return f"-DKIND={_TABLE}", f"-DNUMBER_BITS={','.join(map(hex, bits.tolist()))}"
+
+
+@cache
+def _source() -> str:
+    return Path(__file__).with_name("moments.cu").read_text()

@@ -1,0 +1,116 @@
+/* Lets a C++ compiler for the CPU compile our kernels, and runs them: each thread of a block is a fiber, and a block runs
+   until all of its threads wait at a barrier, again and again. A shuffle is such a barrier. */
+
+#pragma once
+
+#include <atomic>
+#include <csetjmp>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <ucontext.h>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+
+struct Index {
+    unsigned x;
+};
+static Index threadIdx, blockIdx;
+
+static const int MOST_THREADS = 1024, STACK_BYTES = 65536;
+
+struct Fiber {
+    ucontext_t first;
+    jmp_buf place;
+    std::vector<char> stack;
+    bool has_begun, has_ended;
+    int shuffles;
+};
+
+static Fiber fibers[MOST_THREADS];
+static jmp_buf scheduler;
+static uint64_t shuffled[2][MOST_THREADS];
+static void (*body)();
+
+static void run_body() {
+    body();
+    fibers[threadIdx.x].has_ended = true;
+    _longjmp(scheduler, 1);
+}
+
+static void __syncthreads() {
+    unsigned me = threadIdx.x;
+    if (!_setjmp(fibers[me].place)) _longjmp(scheduler, 1);
+    threadIdx.x = me;
+}
+
+static void resume(unsigned thread) {
+    threadIdx.x = thread;
+    if (_setjmp(scheduler)) return;
+    if (fibers[thread].has_begun) _longjmp(fibers[thread].place, 1);
+    fibers[thread].has_begun = true;
+    setcontext(&fibers[thread].first);
+}
+
+/* Runs one block; `order` says in which order its threads run between two barriers. */
+static void run_block(unsigned block, unsigned threads, const unsigned *order, void (*kernel)()) {
+    blockIdx.x = block;
+    body = kernel;
+    for (unsigned thread = 0; thread < threads; thread++) {
+        Fiber &fiber = fibers[thread];
+        fiber.has_begun = fiber.has_ended = false;
+        fiber.shuffles = 0;
+        if (fiber.stack.empty()) fiber.stack.resize(STACK_BYTES);
+        getcontext(&fiber.first);
+        fiber.first.uc_stack.ss_sp = fiber.stack.data();
+        fiber.first.uc_stack.ss_size = fiber.stack.size();
+        fiber.first.uc_link = nullptr;
+        makecontext(&fiber.first, run_body, 0);
+    }
+    for (bool runs = true; runs;) {
+        runs = false;
+        for (unsigned at = 0; at < threads; at++)
+            if (!fibers[order[at]].has_ended) {
+                resume(order[at]);
+                runs = true;
+            }
+    }
+}
+
+template <typename T> static T __shfl_down_sync(unsigned, T value, unsigned by) {
+    static_assert(sizeof(T) <= sizeof(uint64_t), "one register or two");
+    unsigned me = threadIdx.x, from = me % 32 + by < 32 ? me + by : me;
+    uint64_t *slots = shuffled[fibers[me].shuffles++ % 2];
+    memcpy(slots + me, &value, sizeof value);
+    __syncthreads();
+    memcpy(&value, slots + from, sizeof value);
+    return value;
+}
+
+static void __threadfence() {}
+static unsigned atomicAdd(unsigned *address, unsigned by) {
+    unsigned before = *address;
+    *address += by;
+    return before;
+}
+
+template <typename To, typename From> static To same_bits(From value) {
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+static unsigned __float_as_uint(float value) { return same_bits<unsigned>(value); }
+static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static double __dadd_rn(double a, double b) { return a + b; }
+static double __dmul_rn(double a, double b) { return a * b; }
+static double __fma_rn(double a, double b, double c) { return fma(a, b, c); }

@@ -1,0 +1,83 @@
+"""A device of CUDA that main memory stands for: kernels run on the CPU, each thread as a fiber."""
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from modtrace.measure import cuda_kernels
+from modtrace.measure.cuda_kernels import CudaKernels
+
+_HERE = Path(__file__).parent
+_SOURCES = Path(cuda_kernels.__file__).parent
+_FLAGS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
+_COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+needs_compiler = pytest.mark.skipif(
+    _COMPILER is None or cuda_kernels.driver is None, reason="there is no compiler of C++"
+)
+
+
+class FakeCuda:
+    """The driver in `fake_cuda.cpp`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.path = self._compile("fake_cuda.cpp", ())
+        self._library = ctypes.CDLL(str(self.path))
+        cuda_kernels.driver.open(str(self.path))
+        self.reset()
+
+    def compile(self, source: str, options: Sequence[str]) -> bytes:
+        """Takes the place of `compile_program`."""
+        return str(self._compile("moments_on_cpu.cpp", tuple(options))).encode() + b"\0"
+
+    def kernels(self, device: int = 0) -> CudaKernels:
+        return CudaKernels(torch.device("cpu", device), self.compile)
+
+    def reset(self, seed: int = 0) -> None:
+        """Forgets all launches; blocks run in another order for each seed."""
+        self._library.fake_reset(seed)
+
+    def capture(self, stream: int) -> None:
+        self._library.fake_capture(ctypes.c_uint64(stream))
+
+    def defer(self, whether: bool = True) -> None:
+        """Kernels run only in `run()`."""
+        self._library.fake_defer(whether)
+
+    def run(self) -> None:
+        self._library.fake_run()
+
+    def fail(self, status: int) -> None:
+        """Lets the next launch fail."""
+        self._library.fake_fail(status)
+
+    def stream(self, device: int) -> int:
+        """Returns the only stream of a device."""
+        return (ctypes.c_uint64 * 2).in_dll(self._library, "fake_streams")[device]
+
+    @property
+    def launches(self) -> int:
+        return ctypes.c_uint64.in_dll(self._library, "fake_launches").value
+
+    @property
+    def copies(self) -> int:
+        return ctypes.c_uint64.in_dll(self._library, "fake_copies").value
+
+    @property
+    def refused(self) -> int:
+        return ctypes.c_uint64.in_dll(self._library, "fake_refused").value
+
+    def _compile(self, source: str, options: tuple[str, ...]) -> Path:
+        name = hashlib.sha256("".join((source, *options)).encode()).hexdigest()[:16]
+        path = self._folder / f"{name}.so"
+        if not path.exists():
+            arguments = (*_FLAGS, *options, "-I", str(_SOURCES), str(_HERE / source), "-o", str(path))
+            subprocess.run([_COMPILER, *arguments], check=True)
+        return path

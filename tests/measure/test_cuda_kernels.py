@@ -1,0 +1,360 @@
+"""The kernels of CUDA devices, on a fake driver that runs them on the CPU."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.any_numbers import of_magnitudes, random_bits
+from helpers.cuda_on_cpu import FakeCuda, needs_compiler
+from helpers.dtypes import DTYPES
+from helpers.float64_reference import measure as measure_on_cpu
+from helpers.float64_reference import statistics as statistics_of_cpu
+from helpers.float64_reference import to_numbers
+from modtrace.measure import cuda_kernels, measurer, rows
+from modtrace.measure.cpu_kernel import RawStatistics
+from modtrace.measure.cuda_kernels import Task
+from modtrace.measure.dtypes import format_of
+from modtrace.measure.measurer import Measurer
+from modtrace.measure.memory import extent_of
+from modtrace.measure.rows import FIRST_INDEX, WIDTH, ArrivingRows
+from modtrace.torch_internals.modes import DisableTorchFunction
+from modtrace.torch_internals.tensors import plain_kinds
+
+pytestmark = needs_compiler
+
+#: Of numbers around a vector, a round of all threads, a part, and many parts.
+SIZES = [0, 1, 3, 15, 16, 17, 255, 4096, 4099, 16_383, 16_385, 100_003]
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    yield FakeCuda(tmp_path_factory.mktemp("kernels"))
+    for kept in (cuda_kernels.find_kernels, cuda_kernels.why_no_kernels):
+        kept.cache_clear()  # a device that there is has its own driver again
+
+
+@pytest.fixture
+def fake(driver, monkeypatch):
+    driver.reset()
+    monkeypatch.setattr(cuda_kernels, "current_stream", driver.stream)
+    yield driver
+    assert driver.refused == 0
+
+
+def row_of(kernels, tensor: torch.Tensor) -> np.ndarray:
+    row = np.full(WIDTH, 99.0)
+    assert kernels.measure(task_of(tensor, row), tensor.dtype)
+    return row
+
+
+def task_of(tensor: torch.Tensor, row: np.ndarray) -> Task:
+    form, extent = format_of(tensor.dtype), extent_of(tensor)
+    parts = form.parts if extent.is_row_major else 0
+    return Task(extent.address, extent.numel * form.parts, extent.repeats, parts, row.ctypes.data)
+
+
+def numbers_of(dtype: torch.dtype, size: int) -> "list[torch.Tensor]":
+    """Tensors of ordinary numbers, of any bits, and of magnitudes that float32 squares do not hold."""
+    tensors = [random_bits(size, size, dtype)]
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        odd = [np.inf, -np.inf] if size % 2 else []
+        tensors += [
+            torch.randn(size).mul(3).add(0.1).to(dtype),
+            of_magnitudes(size, size, -45, 38, dtype, odd),
+        ]
+        tensors += [of_magnitudes(size, size, -45, -30, dtype)]
+    return tensors
+
+
+def check(row: np.ndarray, tensor: torch.Tensor) -> None:
+    """Counts, extremes and the first index are exact; sums are within 1e-7 of the sum of magnitudes."""
+    numbers = to_numbers(tensor)
+    nans, infs = np.isnan(numbers), np.isinf(numbers)
+    low, high = (numbers.min(), numbers.max()) if numbers.size else (np.nan, np.nan)
+    first = np.flatnonzero(nans | infs)[0] // (2 if tensor.is_complex() else 1) if (nans | infs).any() else -1
+    expected = (numbers.size, low, high, nans.sum(), infs.sum(), first)
+    np.testing.assert_array_equal((*row[:3], *row[5:]), expected)
+    with np.errstate(all="ignore"):
+        for found, terms in ((row[3], numbers), (row[4], numbers * numbers)):
+            magnitude = np.abs(terms).sum()
+            if np.isfinite(magnitude):
+                assert abs(found - terms.sum()) <= 1e-7 * magnitude + 5e-324 * numbers.size
+            elif np.isnan(terms).any() or np.isinf(terms).any():
+                np.testing.assert_equal(found, terms.sum())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_statistics_are_those_of_float64(fake, dtype):
+    kernels = fake.kernels()
+    launches = 0
+    for size in SIZES:
+        for tensor in numbers_of(dtype, size):
+            for start in (0, 1):  # aligned to a vector, and not
+                row = row_of(kernels, tensor[start:])
+                check(row, tensor[start:])
+                again = np.zeros(WIDTH)
+                assert kernels.measure_tensor(tensor[start:], again.ctypes.data)
+                assert again.tobytes() == row.tobytes()
+                launches += 2
+    assert fake.launches == launches
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64], ids=str)
+def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(fake, dtype):
+    kernels = fake.kernels()
+    tensor = torch.randn(300_001 if dtype is torch.int64 else 3_000_001).mul(100).to(dtype)
+    found = set()
+    for seed in range(3):
+        fake.reset(seed)
+        moved = torch.cat([tensor[:seed], tensor])[seed:]
+        found.add(row_of(kernels, moved).tobytes())
+    check(np.frombuffer(found.pop()), tensor)
+    assert not found
+
+
+def test_expanded_elements_count_as_often_as_they_stand_there(fake):
+    tensor = torch.randn(7, 1).expand(7, 5)
+    row = row_of(fake.kernels(), tensor)
+    np.testing.assert_allclose(row[:FIRST_INDEX], statistics_of_cpu(tensor), rtol=1e-6)
+    assert row[FIRST_INDEX] == -1
+
+
+def test_index_is_not_known_where_elements_lie_in_another_order(fake):
+    tensor = torch.randn(5, 4)
+    tensor[1, 1] = torch.nan
+    assert row_of(fake.kernels(), tensor)[FIRST_INDEX] == 5
+    assert row_of(fake.kernels(), tensor.t())[FIRST_INDEX] == -1
+
+
+def test_each_device_has_its_own_context_on_any_thread(fake):
+    tensor, found = torch.arange(10.0), []
+    kernels = [fake.kernels(0), fake.kernels(1)]
+
+    def measure():
+        found.extend(row_of(each, tensor)[3] for each in kernels)
+
+    measure()
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join()
+    assert found == [45.0] * 4
+
+
+def test_nothing_is_launched_on_a_stream_that_is_captured(fake):
+    kernels, row = fake.kernels(), np.zeros(WIDTH)
+    row_of(kernels, torch.ones(3))
+    fake.capture(fake.stream(0))
+    tensor = torch.ones(3)
+    assert not kernels.measure(task_of(tensor, row), tensor.dtype)
+    assert not kernels.measure_tensor(tensor, row.ctypes.data)
+    assert fake.launches == 1
+    assert row.tolist() == [0.0] * WIDTH, "nobody will write it"
+
+
+def test_a_dtype_without_a_program_is_left_to_torch(fake):
+    def refuses(source, options):
+        raise RuntimeError("no NVRTC here")
+
+    kernels = cuda_kernels.CudaKernels(torch.device("cpu", 0), refuses)
+    tensor = torch.ones(3)
+    assert not kernels.measure(task_of(tensor, np.zeros(WIDTH)), tensor.dtype)
+    assert kernels.problem == "RuntimeError: no NVRTC here"
+
+
+# Many at once.
+
+
+def rows_together(kernels, tensors: "list[torch.Tensor]") -> "list[np.ndarray]":
+    found = [np.full(WIDTH, 99.0) for _ in tensors]
+    batch = kernels.new_batch(tensors[0].dtype)
+    for tensor, row in zip(tensors, found, strict=True):
+        if not batch.add(tensor, row.ctypes.data):
+            batch.add_task(task_of(tensor, row))
+    assert kernels.launch(batch)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64], ids=str)
+def test_many_tensors_take_one_launch_and_have_the_bits_of_each_alone(fake, dtype):
+    kernels = fake.kernels()
+    tensors = [tensor for size in SIZES for tensor in numbers_of(dtype, size)]
+    tensors += [torch.ones(3, 1).to(dtype).expand(3, 4), torch.ones(5, 4).to(dtype).t()]
+    for seed in range(3):
+        fake.reset(seed)
+        found = rows_together(kernels, tensors)
+        assert (fake.launches, fake.copies) == (1, 1)
+        assert [row.tobytes() for row in found] == [row_of(kernels, tensor).tobytes() for tensor in tensors]
+
+
+def test_table_is_written_again_only_when_it_has_been_read(fake):
+    kernels = fake.kernels()
+    tensors = [torch.full((100,), float(number)) for number in range(50)]
+    rows_together(kernels, tensors)  # the memory of a device would be freed behind what runs there
+    fake.defer()
+    found = [rows_together(kernels, tensors[: 10 * number + 10]) for number in range(5)]
+    fake.run()
+    for rows_found in found:
+        assert [row[3] for row in rows_found] == [100.0 * number for number in range(len(rows_found))]
+    tables = len(kernels._tables)
+    for _ in range(3):
+        found = rows_together(kernels, tensors)
+        fake.run()
+        assert found[49][3] == 4900.0
+    assert len(kernels._tables) == tables
+
+
+def test_nothing_of_many_is_launched_on_a_stream_that_is_captured(fake):
+    kernels, row = fake.kernels(), np.zeros(WIDTH)
+    rows_together(kernels, [torch.ones(3)])
+    fake.capture(fake.stream(0))
+    batch, tensor = kernels.new_batch(torch.float32), torch.ones(3)
+    assert batch.add(tensor, row.ctypes.data)
+    assert not kernels.launch(batch)
+    assert (fake.launches, fake.copies, row.tolist()) == (1, 1, [0.0] * WIDTH)
+
+
+# Rows that arrive.
+
+
+@pytest.fixture(autouse=True)
+def unpinned(monkeypatch):
+    """Memory cannot be pinned without a device."""
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *args, pin_memory=False, **kwargs: zeros(*args, **kwargs))
+
+
+@pytest.fixture
+def arriving(monkeypatch):
+    monkeypatch.setattr(ArrivingRows, "_has_ended_work", lambda self: True)
+    return ArrivingRows(torch.device("cpu"))
+
+
+def launched(kernels, arriving, tensor: torch.Tensor) -> int:
+    row = arriving.take()
+    extent = extent_of(tensor)
+    assert kernels.measure(Task(extent.address, extent.numel, 1, 1, arriving.address(row)), tensor.dtype)
+    return row
+
+
+def test_rows_are_read_when_they_have_come(fake, arriving):
+    fake.defer()
+    kernels = fake.kernels()
+    tensors = [torch.full((10,), float(number)) for number in range(20)]
+    numbers = [launched(kernels, arriving, tensor) for tensor in tensors]
+    timer = threading.Timer(0.02, fake.run)
+    timer.start()
+    assert arriving.read(numbers)[:, 3].tolist() == [10.0 * number for number in range(20)]
+    timer.join()
+
+
+def test_rows_that_never_come_are_an_error(fake, arriving, monkeypatch):
+    monkeypatch.setattr(rows, "_PATIENCE_S", 0.05)
+    fake.defer()
+    numbers = [launched(fake.kernels(), arriving, torch.ones(3))]
+    with pytest.raises(RuntimeError, match="1 of 1 rows of statistics never came from cpu"):
+        arriving.read(numbers)
+
+
+def test_a_row_is_free_only_when_it_has_come(fake, arriving):
+    kernels = fake.kernels()
+    first = [arriving.take() for _ in range(1023)]
+    fake.defer()
+    late = launched(kernels, arriving, torch.ones(3))
+    arriving.free([late])
+    assert arriving.take() not in (late, *first)
+    assert len(arriving.blocks) == 2
+    fake.run()
+    others = [arriving.take() for _ in range(1023)]
+    assert late not in others
+    assert arriving.take() == late
+
+
+# The measurer.
+
+
+@pytest.fixture
+def measured_on_device(fake, arriving, monkeypatch):
+    """Measures tensors of main memory as those of a device, and returns the measurement."""
+    kernels = fake.kernels()
+    monkeypatch.setattr(measurer, "find_kernels", lambda device: kernels)
+    monkeypatch.setattr(measurer, "plain_kinds", lambda device="": plain_kinds(device) if device else ())
+    measurer_of_device = Measurer()
+
+    def measure(*tensors):
+        with monkeypatch.context() as patch, DisableTorchFunction():
+            patch.setattr(measurer, "is_on_device", lambda tensor: True)
+            if len(tensors) == 1:
+                return measurer_of_device.measure(*tensors)
+            with measurer_of_device.together():
+                return [measurer_of_device.measure(tensor) for tensor in tensors]
+
+    return measure
+
+
+def read(measurement) -> RawStatistics:
+    return RawStatistics(*measurement.rows.read([measurement.row])[0, :FIRST_INDEX].tolist())
+
+
+VIEWS = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.transpose(0, 2),
+    "every second": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(9, 6, 5),
+    "expanded and strided": lambda x: x[:1, ::2].expand(9, 3, 5),
+    "no elements": lambda x: x[:0],
+    "conjugate": lambda x: x.to(torch.complex64).conj(),
+    "sparse": lambda x: x.relu().to_sparse(),
+    "parameter": torch.nn.Parameter,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_each_tensor_takes_one_launch(fake, measured_on_device, view):
+    tensor = view(torch.randn(4, 6, 5))
+    for launches in (1, 2):  # the first tensor takes the slow way
+        found = measured_on_device(tensor)
+        assert fake.launches == launches
+        expected = measure_on_cpu(tensor)
+        assert (found.shape, found.dtype, found.note) == (expected.shape, expected.dtype, expected.note)
+        np.testing.assert_allclose(read(found), read(expected), rtol=1e-6, atol=1e-5)
+
+
+def test_tensors_that_are_given_together_take_a_launch_for_each_dtype(fake, measured_on_device):
+    measured_on_device(torch.ones(3))
+    tensors = [torch.randn(50, 3) for _ in range(20)]
+    tensors += [torch.randn(7).double(), torch.arange(5), torch.empty(0), torch.ones(4, 6)[:, ::2]]
+    fake.reset()
+    found = measured_on_device(*tensors)
+    assert fake.launches == 3 + 1  # that of a copy of the last
+    for measured, tensor in zip(found, tensors, strict=True):
+        np.testing.assert_allclose(read(measured), read(measure_on_cpu(tensor)), rtol=1e-6, atol=1e-5)
+
+
+def test_launch_of_many_that_fails_leaves_a_note_for_each(fake, measured_on_device):
+    measured_on_device(torch.ones(3), torch.ones(3).double())
+    fake.fail(1)
+    lost, kept = measured_on_device(torch.ones(3), torch.ones(3).double())
+    fake.reset()
+    assert (lost.rows, lost.note.startswith("not measured: RuntimeError: cuLaunchKernel")) == (None, True)
+    assert read(kept).sum == 3
+
+
+def test_launch_that_fails_leaves_a_note_and_no_row(fake, measured_on_device):
+    measured_on_device(torch.ones(3))
+    fake.fail(1)
+    found = measured_on_device(torch.ones(3))
+    assert (found.rows, found.note) == (
+        None,
+        "not measured: RuntimeError: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE (1)",
+    )
+    fake.reset()
+
+
+def test_freed_storage_is_not_read(fake, measured_on_device):
+    tensor = torch.ones(1000)
+    measured_on_device(tensor)
+    tensor.untyped_storage().resize_(0)
+    assert measured_on_device(tensor).note == "not measured: its storage has been freed"
+    assert fake.launches == 1
