@@ -352,6 +352,21 @@ def test_launch_that_fails_leaves_a_note_and_no_row(fake, measured_on_device):
     fake.reset()
 
 
+@pytest.mark.parametrize("view", ["whole", "every second"])
+def test_torch_measures_where_no_kernel_can_be_compiled(fake, measured_on_device, monkeypatch, view):
+    def refuses(source, options):
+        raise RuntimeError("no NVRTC here")
+
+    kernels = cuda_kernels.CudaKernels(torch.device("cpu", 0), refuses)
+    monkeypatch.setattr(measurer, "find_kernels", lambda device: kernels)
+    tensor = VIEWS[view](torch.randn(4, 6, 5))
+    for _ in range(3):
+        found = measured_on_device(tensor)
+        assert (type(found.rows), found.note) == (rows.DeviceRows, None)
+        np.testing.assert_allclose(read(found), read(measure_on_cpu(tensor)), rtol=1e-6, atol=1e-5)
+    assert (fake.launches, kernels.problem) == (0, "RuntimeError: no NVRTC here")
+
+
 def test_freed_storage_is_not_read(fake, measured_on_device):
     tensor = torch.ones(1000)
     measured_on_device(tensor)

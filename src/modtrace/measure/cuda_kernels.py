@@ -19,9 +19,8 @@ from .dtypes import format_of
 from .nvrtc import compile_program
 from .rows import AWAITED, WIDTH, is_awaited
 
-driver: (
-    Any  # the compiled part; None: there was no C compiler at installation, or the system is not one of POSIX
-)
+#: The compiled part. None: there was no C compiler at installation, or the system is not one of POSIX.
+driver: Any
 try:
     from . import _cuda_launch as driver
 except ImportError:
@@ -156,6 +155,10 @@ class CudaKernels:
         self._of_many: dict[int, _ScratchOfMany] = {}
         self._tables: list[torch.Tensor] = []
         self._lock = threading.Lock()
+
+    def may_measure(self, dtype: torch.dtype) -> bool:
+        """Returns whether there is a kernel for a dtype, or there may be one."""
+        return dtype in self._programs or self.problem is None
 
     def measure_tensor(self, tensor: torch.Tensor, row_address: int) -> bool:
         """Launches the kernel for a plain tensor on the current stream. 5 us, of which the driver takes 4.

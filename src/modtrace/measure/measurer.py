@@ -143,7 +143,7 @@ class Measurer:
         if form is None or not is_held(tensor) or too_many(tensor, once=True) is not None:
             return None
         kernels = find_kernels(device)
-        if kernels is not None:
+        if kernels is not None and kernels.may_measure(tensor.dtype):
             if device not in self._arriving:
                 self._arriving[device] = kernels, ArrivingRows(device)
                 self._plain.update(dict.fromkeys(plain_kinds(device.type), self._measure_by_kernel))
@@ -183,7 +183,7 @@ class Measurer:
                 rows.untake(row)
         if is_measured:
             return measured
-        extent = extent_of(tensor)
+        extent = extent_of(tensor) if kernels.may_measure(tensor.dtype) else None
         if extent is None or extent.shape is not None:
             return None
         return self._launch(extent, tensor, shape, note)

@@ -30,6 +30,11 @@ def free(stack: int, nodes: int, calls: int, *tools: str, code: str = "pass") ->
     return [line.removesuffix(" freed") for line in ended.stdout.splitlines()]
 
 
+def test_chain_of_100_000_nodes_is_freed():
+    options = ["values", "ops", "backward_times"]
+    assert free(0, 100_000, 2_000, *options) == options
+
+
 def test_chain_is_freed_on_a_thread_with_a_small_stack():
     assert free(SMALL_STACK, 4_000, 2_000, *TOOLS) == [*TOOLS]
 
