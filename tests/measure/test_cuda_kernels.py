@@ -1,6 +1,7 @@
 """The kernels of CUDA devices, on a fake driver that runs them on the CPU."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -290,6 +291,7 @@ def measured_on_device(fake, arriving, monkeypatch):
             with measurer_of_device.together():
                 return [measurer_of_device.measure(tensor) for tensor in tensors]
 
+    measure.measurer = measurer_of_device
     return measure
 
 
@@ -330,6 +332,42 @@ def test_tensors_that_are_given_together_take_a_launch_for_each_dtype(fake, meas
     assert fake.launches == 3 + 1  # that of a copy of the last
     for measured, tensor in zip(found, tensors, strict=True):
         np.testing.assert_allclose(read(measured), read(measure_on_cpu(tensor)), rtol=1e-6, atol=1e-5)
+
+
+def test_row_freed_on_two_threads_is_free_once(fake, arriving):
+    """A thread that writes steps frees rows while another looks for free ones."""
+    kernels = fake.kernels()
+    held = [arriving.take() for _ in range(1000)]
+    fake.defer()
+    late = [launched(kernels, arriving, torch.ones(3)) for _ in range(20)]
+    stop = threading.Event()
+
+    def reclaim():
+        while not stop.is_set():
+            arriving._reclaim()
+
+    thread = threading.Thread(target=reclaim)
+    thread.start()
+    for row in late:
+        arriving.free([row])
+    fake.run()
+    time.sleep(0.05)
+    stop.set()
+    thread.join()
+    arriving._reclaim()
+    taken = [arriving.take() for _ in range(24)]
+    assert sorted([*held, *taken]) == list(range(1024))
+
+
+def test_block_inside_another_measures_at_its_own_end(fake, measured_on_device):
+    measured_on_device(torch.ones(3))
+    fake.reset()
+    with measured_on_device.measurer.together():
+        inner = measured_on_device(torch.ones(3), torch.ones(4))
+        assert (fake.launches, [read(measured).count for measured in inner]) == (1, [3, 4])
+        outer = measured_on_device(torch.ones(5))
+        assert fake.launches == 1
+    assert (fake.launches, read(outer).count) == (2, 5)
 
 
 def test_launch_of_many_that_fails_leaves_a_note_for_each(fake, measured_on_device):

@@ -78,7 +78,9 @@ static PyObject *load(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *what = "cuCtxPushCurrent";
     if (!(status = driver.cuCtxPushCurrent_v2(context))) {
         what = "cuModuleLoadData";
+        Py_BEGIN_ALLOW_THREADS
         status = driver.cuModuleLoadData(&program, image);
+        Py_END_ALLOW_THREADS
         for (Py_ssize_t at = 0; !status && at < count; at++) {
             void *function = NULL;
             PyObject *name = PyUnicode_AsUTF8String(PyTuple_GetItem(wanted, at));
@@ -136,7 +138,7 @@ typedef struct {
     size_t bytes;
 } Order;
 
-static int launch(const Order *order) {
+static int launch_unlocked(const Order *order) {
     void *current = NULL, *before;
     int capture = 0, is_pushed = 0, status = driver.cuCtxGetCurrent(&current);
     if (!status && current != order->context) {
@@ -151,6 +153,14 @@ static int launch(const Order *order) {
         status = driver.cuLaunchKernel(order->function, order->blocks, 1, 1, THREADS, 1, 1, 0, order->stream,
                                        order->arguments, NULL);
     if (is_pushed) driver.cuCtxPopCurrent_v2(&before);
+    return status;
+}
+
+static int launch(const Order *order) {
+    int status;
+    Py_BEGIN_ALLOW_THREADS /* a launch waits while the stream is full, maybe for another thread of Python */
+    status = launch_unlocked(order);
+    Py_END_ALLOW_THREADS
     return status;
 }
 
@@ -247,6 +257,7 @@ static int read_tensor(PyObject *tensor, const Program *program, Task *task) {
     int is_read = ask(storage, NBYTES, &held);
     Py_DECREF(storage);
     if (!is_read) return -1;
+    if (address == 0) return 0;
     task->numbers = address;
     task->count = numel * program->parts;
     return held >= (offset + numel) * program->parts * program->number_bytes && address % program->number_bytes == 0;
@@ -267,6 +278,7 @@ static PyObject *measure_tensor(PyObject *Py_UNUSED(module), PyObject *const *ar
     int is_read = read_tensor(args[0], &program, &task);
     if (is_read <= 0) return is_read ? NULL : Py_NewRef(Py_None);
     task.row = PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
     PyObject *stream = PyObject_CallFunctionObjArgs(args[4], args[3], NULL);
     if (stream == NULL) return NULL;
     PyObject *scratch = PyDict_GetItemWithError(args[5], stream), *result = NULL;

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import describe_error
@@ -17,7 +18,7 @@ from ..recording.statistics.number_formats import FLOAT8, float8_table
 from ..torch_internals.streams import current_stream
 from .dtypes import format_of
 from .nvrtc import compile_program
-from .rows import AWAITED, WIDTH, is_awaited
+from .rows import AWAITED, WIDTH, plain_allocation
 
 #: The compiled part. None: there was no C compiler at installation, or the system is not one of POSIX.
 driver: Any
@@ -49,6 +50,7 @@ _TABLE = 13
 _FLOAT8 = {getattr(torch, name): name for name in FLOAT8}
 
 _DRIVER = "libcuda.so.1"
+_STREAM_PER_THREAD = 2
 _FUNCTIONS = ("measure_one", "measure_many")
 
 #: The most bytes of what is found in one part of a tensor, `Moments` of moments.cu, and `MOST_PARTS` of _cuda_launch.c.
@@ -110,20 +112,36 @@ class _ScratchOfMany(NamedTuple):
     memory: torch.Tensor
     table_bytes: int
     blocks: int
+    addresses: tuple[int, int, int]  # of the table, the parts and the counters
 
     @classmethod
     def allocate(cls, device: torch.device, table_bytes: int, blocks: int) -> "_ScratchOfMany":
         table_bytes += -table_bytes % 8
-        with torch.inference_mode(False):
+        with plain_allocation():
             memory = torch.zeros(table_bytes + (_PART_BYTES + 4) * blocks, dtype=torch.uint8, device=device)
-        return cls(memory, table_bytes, blocks)
+            table = memory.data_ptr()
+        parts = table + table_bytes
+        return cls(memory, table_bytes, blocks, (table, parts, parts + _PART_BYTES * blocks))
+
+
+class _Table(NamedTuple):
+    """Pinned memory for the table of a launch. Its own row is awaited until the device has read it."""
+
+    memory: torch.Tensor
+    size_bytes: int
+    address: int
+    row: npt.NDArray[np.uint64]
+
+    @classmethod
+    def allocate(cls, size_bytes: int) -> "_Table":
+        with plain_allocation():
+            memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
+            row = memory.numpy()[: 8 * WIDTH].view(np.uint64)
+        return cls(memory, size_bytes, row.ctypes.data, row)
 
     @property
-    def addresses(self) -> tuple[int, int, int]:
-        """The addresses of the table, the parts and the counters."""
-        table = self.memory.data_ptr()
-        parts = table + self.table_bytes
-        return table, parts, parts + _PART_BYTES * self.blocks
+    def is_free(self) -> bool:
+        return not (self.row == AWAITED).any()
 
 
 class Task(NamedTuple):
@@ -147,18 +165,24 @@ class CudaKernels:
             compiles: returns the code for the source and the options of a program, in place of NVRTC.
         """
         self.device = device
-        self.problem: str | None = None  # why there is no kernel
+        self._problems: dict[torch.dtype, str] = {}  # why there is no kernel
         self._compiles = compiles or partial(_compile_for, device)
         self._programs: dict[torch.dtype, _Program] = {}
         self._scratch: dict[int, _Scratch] = {}  # by stream
         self._memory: list[torch.Tensor] = []  # of the scratch
         self._of_many: dict[int, _ScratchOfMany] = {}
-        self._tables: list[torch.Tensor] = []
+        self._tables: list[_Table] = []
         self._lock = threading.Lock()
+        self._launching = threading.Lock()
 
     def may_measure(self, dtype: torch.dtype) -> bool:
         """Returns whether there is a kernel for a dtype, or there may be one."""
-        return dtype in self._programs or self.problem is None
+        return dtype not in self._problems
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why there is no kernel for the first dtype that lacks one; None if all have one."""
+        return next(iter(self._problems.values()), None)
 
     def measure_tensor(self, tensor: torch.Tensor, row_address: int) -> bool:
         """Launches the kernel for a plain tensor on the current stream. 5 us, of which the driver takes 4.
@@ -191,13 +215,16 @@ class CudaKernels:
         if program is None:
             return False
         stream = current_stream(self.device.index)
+        if stream == _STREAM_PER_THREAD:  # one handle for several streams, which must not share their scratch
+            return False
         scratch = self._scratch.get(stream) or self._new_scratch(stream)
         return bool(driver.measure(task, program, stream, scratch))
 
     def new_batch(self, dtype: torch.dtype) -> Any:
         """Returns an empty `Batch` of _cuda_launch.c for tensors of a dtype; None if the dtype has no kernel."""
         program = self._programs.get(dtype) or self._load(dtype)
-        return None if program is None else driver.Batch(program)
+        is_shared = current_stream(self.device.index) == _STREAM_PER_THREAD
+        return None if program is None or is_shared else driver.Batch(program)
 
     def launch(self, batch: Any) -> bool:
         """Launches one kernel for all tensors of a batch on the current stream.
@@ -212,21 +239,18 @@ class CudaKernels:
         """
         stream = current_stream(self.device.index)
         table_bytes, blocks = batch.sizes()
-        table = self._free_table(table_bytes)
-        scratch = self._scratch_of_many(stream, table_bytes, blocks)
-        return bool(batch.launch(stream, table.data_ptr(), *scratch.addresses))
+        with self._launching:  # two threads may use one stream, whose table is overwritten by each launch
+            scratch = self._scratch_of_many(stream, table_bytes, blocks)
+            table = self._free_table(table_bytes)
+            return bool(batch.launch(stream, table.address, *scratch.addresses))
 
-    def _free_table(self, size_bytes: int) -> torch.Tensor:
-        """Returns pinned memory that no earlier launch is going to read: its first row has been written."""
-        with self._lock:
-            for table in self._tables:
-                if table.numel() >= size_bytes and not is_awaited(table[: 8 * WIDTH].numpy()):
-                    break
-            else:
-                with torch.inference_mode(False):
-                    table = torch.zeros(2 * size_bytes, dtype=torch.uint8, pin_memory=True)
-                self._tables.append(table)
-            table[: 8 * WIDTH].numpy().view(np.uint64)[:] = AWAITED
+    def _free_table(self, size_bytes: int) -> _Table:
+        """Returns a table that no earlier launch is going to read."""
+        for table in self._tables:
+            if table.size_bytes >= size_bytes and table.is_free:
+                return table
+        table = _Table.allocate(2 * size_bytes)
+        self._tables.append(table)
         return table
 
     def _scratch_of_many(self, stream: int, table_bytes: int, blocks: int) -> "_ScratchOfMany":
@@ -240,7 +264,7 @@ class CudaKernels:
     def _load(self, dtype: torch.dtype) -> _Program | None:
         form = format_of(dtype)
         with self._lock:
-            if dtype not in self._programs and self.problem is None and form is not None:
+            if dtype not in self._programs and dtype not in self._problems and form is not None:
                 try:
                     code = self._compiles(_source(), _definitions(dtype))
                     context, one, many = driver.load(self.device.index, code, _FUNCTIONS)
@@ -248,14 +272,14 @@ class CudaKernels:
                         context, one, many, np.dtype(form.raw).itemsize, form.parts
                     )
                 except Exception as error:  # no NVRTC, a driver that is older than it: torch's ops do as well
-                    self.problem = describe_error(error)
+                    self._problems[dtype] = describe_error(error)
         return self._programs.get(dtype)
 
     def _new_scratch(self, stream: int) -> _Scratch:
-        with torch.inference_mode(False):
+        with plain_allocation():
             memory = torch.zeros(_PART_BYTES * _MOST_PARTS + 4, dtype=torch.uint8, device=self.device)
+            address = memory.data_ptr()
         self._memory.append(memory)
-        address = memory.data_ptr()
         scratch = self._scratch[stream] = _Scratch(address, address + _PART_BYTES * _MOST_PARTS)
         return scratch
 

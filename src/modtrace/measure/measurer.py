@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from .dtypes import Format, format_of
 from .first_index import first_nonfinite
 from .memory import Extent, array_over, extent_of, is_held, logical_array, too_many, why_unread
 from .native_moments import KINDS, measure_into
-from .rows import ArrivingRows, DeviceRows, HostRows, Rows
+from .rows import ArrivingRows, DeviceRows, HostRows, Rows, arriving_rows
 from .special import find_plain, is_uninitialized, shape_of
 from .want import Extra
 
@@ -50,10 +50,8 @@ class Measurement:
     extra: Extra | None = None  # what else was kept of it
 
     def discard(self, note: str) -> None:
-        """Frees the row, which nothing has written or will write; the note says why."""
-        rows, self.rows, self.note = self.rows, None, note
-        if rows is not None:
-            rows.untake(self.row)
+        """Forgets the row, which nothing has written or will write; the note says why. The row is not used again."""
+        self.rows, self.note = None, note
 
 
 class Measurer:
@@ -145,7 +143,7 @@ class Measurer:
         kernels = find_kernels(device)
         if kernels is not None and kernels.may_measure(tensor.dtype):
             if device not in self._arriving:
-                self._arriving[device] = kernels, ArrivingRows(device)
+                self._arriving[device] = kernels, arriving_rows(device)
                 self._plain.update(dict.fromkeys(plain_kinds(device.type), self._measure_by_kernel))
             measured = self._measure_by_kernel(tensor, shape, note) or self._measure_copy(tensor, shape, note)
             if measured is not None:
@@ -172,17 +170,17 @@ class Measurer:
         together = self._together.get(threading.get_ident()) if self._together else None
         row = rows.take()
         measured = _measured(rows, row, shape, tensor.dtype, note)
-        is_measured = False
         try:
             if together is None:
                 is_measured = kernels.measure_tensor(tensor, rows.address(row))
             else:
                 is_measured = together.add(kernels, tensor, rows.address(row), measured)
-        finally:
-            if not is_measured:
-                rows.untake(row)
+        except BaseException:  # Ctrl-C may come behind the launch
+            rows.free([row])
+            raise
         if is_measured:
             return measured
+        rows.untake(row)
         extent = extent_of(tensor) if kernels.may_measure(tensor.dtype) else None
         if extent is None or extent.shape is not None:
             return None
@@ -211,13 +209,16 @@ class Measurer:
         row = rows.take()
         parts = form.parts if extent.is_row_major else 0
         task = Task(extent.address, extent.numel * form.parts, extent.repeats, parts, rows.address(row))
-        was_launched = False
         try:
-            was_launched = kernels.measure(task, dtype)
-        finally:
-            if not was_launched:
-                rows.untake(row)
-        return _measured(rows, row, shape, dtype, note) if was_launched else None
+            with graph_captures.device_work(tensor) as is_allowed:
+                was_launched = is_allowed and kernels.measure(task, dtype)
+        except BaseException:
+            rows.free([row])
+            raise
+        if was_launched:
+            return _measured(rows, row, shape, dtype, note)
+        rows.untake(row)
+        return None
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -226,11 +227,15 @@ class Measurer:
         Nothing may write to them before. What is no contiguous tensor on a device with kernels is measured at once.
         """
         me = threading.get_ident()
-        together = self._together[me] = _Together()
+        outer, together = self._together.get(me), _Together()
+        self._together[me] = together
         try:
             yield
         finally:
-            del self._together[me]
+            if outer is None:
+                del self._together[me]
+            else:
+                self._together[me] = outer
             together.launch()
 
 
@@ -249,18 +254,26 @@ class _Together:
             new = kernels.new_batch(tensor.dtype)
             batches[kernels] = None if new is None else _Batch(new, [], [])
         batch = batches[kernels]
-        if batch is None or not batch.tasks.add(tensor, row_address):
+        if batch is None:
             return False
         batch.tensors.append(tensor)
         batch.measured.append(measured)
-        return True
+        is_added = False
+        try:
+            is_added = bool(batch.tasks.add(tensor, row_address))
+        finally:
+            if not is_added:
+                batch.tensors.pop()
+                batch.measured.pop()
+        return is_added
 
     def launch(self) -> None:
         """Launches a kernel for each dtype and device. Where that fails, a note says so."""
-        for batches in self._batches.values():
-            for kernels, batch in batches.items():
+        every = [each for batches in self._batches.values() for each in batches.items()]
+        with ExitStack() as stack:  # each is launched, also if Ctrl-C interrupts another; the last one first
+            for kernels, batch in reversed(every):
                 if batch is not None:
-                    batch.launch(kernels)
+                    stack.callback(batch.launch, kernels)
 
 
 class _Batch(NamedTuple):
@@ -271,13 +284,16 @@ class _Batch(NamedTuple):
     tensors: list[torch.Tensor]  # their memory must not be freed before the launch
 
     def launch(self, kernels: CudaKernels) -> None:
+        note: str | None = "not measured: interrupted"
         try:
-            note = None if kernels.launch(self.tasks) else NOT_MEASURED_IN_GRAPH
+            with graph_captures.device_work() as is_allowed:
+                was_launched = is_allowed and kernels.launch(self.tasks)
+            note = None if was_launched else NOT_MEASURED_IN_GRAPH
         except Exception as error:
             note = shortened(f"not measured: {describe_error(error)}")
-        if note is not None:
-            for measured in self.measured:
-                measured.discard(note)
+        finally:
+            for measured in self.measured if note is not None else ():
+                measured.discard(note or "")
 
 
 def _measured(

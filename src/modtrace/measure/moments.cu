@@ -274,10 +274,10 @@ static __device__ __forceinline__ void measure_part(const Task &task, u32 part, 
         parts[task.first_part + part] = found;
         __threadfence();
         is_last = atomicAdd(tickets + task.first_part, 1u) == task.parts - 1;
+        __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
     found = nothing();
     for (u32 at = threadIdx.x; at < task.parts; at += THREADS) found = fold(found, parts[task.first_part + at]);
     found = fold_block(found);

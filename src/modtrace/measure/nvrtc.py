@@ -117,9 +117,13 @@ def _open_library() -> Any:
     tried = []
     for path in _library_paths():
         try:
-            return ctypes.CDLL(path)
+            library = ctypes.CDLL(path)
         except OSError as error:
             tried.append(str(error))
+            continue
+        if hasattr(library, "nvrtcCompileProgram"):  # `libnvrtc-builtins` has not
+            return library
+        tried.append(f"{path} is another library")
     raise CompilationError(f"NVRTC is not found: {'; '.join(tried)}")
 
 

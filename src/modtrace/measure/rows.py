@@ -3,7 +3,9 @@
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 
 from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ..torch_internals.modes import unseen
+from ..torch_internals.transforms import outside_transforms
 from .cpu_kernel import RawStatistics
 
 Table = npt.NDArray[np.float64]
@@ -106,6 +109,19 @@ class HostRows(_Blocks):
         return block
 
 
+@contextmanager
+def plain_allocation() -> Iterator[None]:
+    """Makes tensors inside the block ordinary ones, which no mode and no transform of the user's sees."""
+    with unseen(), outside_transforms(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@cache
+def arriving_rows(device: torch.device) -> "ArrivingRows":
+    """Returns the rows of a device. They live as long as the process: a kernel may write one at any time."""
+    return ArrivingRows(device)
+
+
 class ArrivingRows(HostRows):
     """Rows in main memory that kernels on a device write themselves, at any time after their launch.
 
@@ -143,9 +159,10 @@ class ArrivingRows(HostRows):
         return table
 
     def free(self, rows: Sequence[int]) -> None:
-        are_awaited = _are_awaited(_gather(self.blocks, rows))
-        super().free([row for row, awaited in zip(rows, are_awaited, strict=True) if not awaited])
-        self._left += [row for row, awaited in zip(rows, are_awaited, strict=True) if awaited]
+        with self._lock:
+            are_awaited = _are_awaited(_gather(self.blocks, rows)).tolist()
+            super().free([row for row, awaited in zip(rows, are_awaited, strict=True) if not awaited])
+            self._left += [row for row, awaited in zip(rows, are_awaited, strict=True) if awaited]
 
     def _reclaim(self) -> bool:
         left, self._left = self._left, []
@@ -160,13 +177,13 @@ class ArrivingRows(HostRows):
         return is_allowed
 
     def _make_host_block(self) -> Table:
-        with graph_captures.device_work() as is_allowed, torch.inference_mode(False):
+        with graph_captures.device_work() as is_allowed, plain_allocation():
             if not is_allowed:
                 raise RuntimeError(BEING_CAPTURED)
             memory = torch.zeros((_BLOCK_ROWS, WIDTH), dtype=torch.float64, pin_memory=True)
+            block: Table = memory.numpy()
         self._memory.append(memory)
-        self._addresses.append(memory.data_ptr())
-        block: Table = memory.numpy()
+        self._addresses.append(block.ctypes.data)
         return block
 
 
@@ -221,11 +238,6 @@ class DeviceRows(_Blocks):
 
 #: The rows of one device.
 Rows = HostRows | DeviceRows
-
-
-def is_awaited(row: npt.NDArray[Any]) -> bool:
-    """Returns whether a kernel is still to write a part of this memory."""
-    return bool((row.view(np.uint64) == AWAITED).any())
 
 
 def _are_awaited(table: Table) -> npt.NDArray[np.bool_]:

@@ -4,7 +4,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -108,7 +108,8 @@ class ParameterTaps(ValueSource):
                     stack.enter_context(unseen())
                     stack.enter_context(torch.inference_mode(False))
                     stack.enter_context(torch.no_grad())
-                with self._together():
+                # An update is a tensor of its own: together they would take as much memory as the parameters.
+                with self._together() if look == self._look_before else nullcontext():
                     for one in self._parameters_of(optimizer, measured.active):
                         look(stepping, optimizer, one, has_closure)
         except Exception as error:
