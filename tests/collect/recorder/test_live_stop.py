@@ -174,7 +174,7 @@ def test_optimizer_compiled_with_other_code_is_warned_of(fresh_dynamo: None) -> 
             model(x).square().mean().backward()
             step()
             optimizer.zero_grad()
-    assert len(warned) == 1
+    assert [each.category for each in warned].count(modtrace.ModtraceWarning) == 1  # torch warns too
     assert NOT_STEPPED not in str(stopped.value)
 
 
