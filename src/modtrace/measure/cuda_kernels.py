@@ -17,6 +17,7 @@ from ..errors import describe_error
 from ..recording.statistics.number_formats import FLOAT8, float8_table
 from ..torch_internals.streams import current_stream
 from .dtypes import format_of
+from .native_moments import KINDS
 from .nvrtc import compile_program
 from .rows import AWAITED, WIDTH, plain_allocation
 
@@ -29,13 +30,7 @@ except ImportError:
 
 #: The numbers of dtypes in moments.cu. A complex number is two numbers.
 _KINDS = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    torch.float64: 3,
-    torch.complex64: 0,
-    torch.complex32: 2,
-    torch.complex128: 3,
+    **KINDS,
     torch.bool: 4,
     torch.uint8: 5,
     torch.int8: 6,

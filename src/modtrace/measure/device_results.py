@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
-from ..torch_internals.modes import unseen
-from ..torch_internals.transforms import outside_transforms
+from ..torch_internals.transforms import plain_ops
 from .want import Extra
 
 _NUMBERS = ("sumabs", "zero_count", "sum4", "argmax", "hash")
@@ -32,7 +31,7 @@ def read_results(extras: Iterable[Extra]) -> None:
     for extra in unique:
         _change(extra, wait)
     if waiting:
-        with unseen(), outside_transforms(), torch.no_grad(), graph_captures.device_work() as is_allowed:
+        with plain_ops(), graph_captures.device_work() as is_allowed:
             _replace(unique, _fetch(waiting) if is_allowed else {})
 
 

@@ -10,9 +10,9 @@ import torch
 
 from ..errors import describe_error
 from ..torch_internals.graph_captures import graph_captures
-from ..torch_internals.modes import tracing_state, unseen
+from ..torch_internals.modes import tracing_state
 from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
-from ..torch_internals.transforms import outside_transforms
+from ..torch_internals.transforms import plain_ops
 from .device_fingerprints import hash_on_device, sketch_on_device
 from .device_results import read_results
 from .device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
@@ -57,12 +57,7 @@ class Extras:
             extra.add_note(shortened(f"not measured: {describe_error(error)}"))
 
     def _measure_special(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
-        with (
-            unseen(),
-            outside_transforms(),
-            torch.no_grad(),
-            graph_captures.device_work(tensor) as is_allowed,
-        ):
+        with plain_ops(), graph_captures.device_work(tensor) as is_allowed:
             if not is_allowed:
                 extra.add_note(NOT_MEASURED_IN_GRAPH)
                 return

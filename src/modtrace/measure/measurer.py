@@ -12,9 +12,9 @@ import torch
 from ..errors import describe_error
 from ..torch_internals import tensors
 from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
-from ..torch_internals.modes import tracing_state, unseen
+from ..torch_internals.modes import tracing_state
 from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
-from ..torch_internals.transforms import outside_transforms
+from ..torch_internals.transforms import plain_ops
 from .cpu_kernel import measure_array, repeat
 from .cuda_kernels import CudaKernels, Task, find_kernels
 from .device_kernel import measure_on_device, once_each
@@ -118,12 +118,7 @@ class Measurer:
         return Measurement(host, row, shape, dtype, _both(note, form.note))
 
     def _measure_special(self, tensor: torch.Tensor) -> Measurement:
-        with (
-            unseen(),
-            outside_transforms(),
-            torch.no_grad(),
-            graph_captures.device_work(tensor) as is_allowed,
-        ):
+        with plain_ops(), graph_captures.device_work(tensor) as is_allowed:
             if not is_allowed:
                 return Measurement(None, -1, shape_of(tensor), tensor.dtype, NOT_MEASURED_IN_GRAPH)
             plain = find_plain(tensor)

@@ -14,7 +14,7 @@ import torch
 
 from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ..torch_internals.modes import unseen
-from ..torch_internals.transforms import outside_transforms
+from ..torch_internals.transforms import plain_ops
 from .cpu_kernel import RawStatistics
 
 Table = npt.NDArray[np.float64]
@@ -112,7 +112,7 @@ class HostRows(_Blocks):
 @contextmanager
 def plain_allocation() -> Iterator[None]:
     """Makes tensors inside the block ordinary ones, which no mode and no transform of the user's sees."""
-    with unseen(), outside_transforms(), torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), plain_ops():
         yield
 
 

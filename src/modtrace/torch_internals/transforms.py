@@ -1,11 +1,13 @@
 """Tensors inside the transforms of `torch.func`: `vmap`, `grad`, `functionalize`."""
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+
+from .modes import unseen
 
 #: Whether a tensor belongs to a running `torch.func` transform and must not be touched. 60 ns.
 is_functorch_tensor: Callable[[torch.Tensor], bool] = getattr(
@@ -19,6 +21,13 @@ def outside_transforms() -> AbstractContextManager[Any]:
     clear = getattr(pyfunctorch, "temporarily_clear_interpreter_stack", None)
     peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
     return nullcontext() if clear is None or peek is None or peek() is None else clear()
+
+
+@contextmanager
+def plain_ops() -> Iterator[None]:
+    """Hides ops inside the block from every mode, transform and `torch.jit.trace`, and from autograd."""
+    with unseen(), outside_transforms(), torch.no_grad():
+        yield
 
 
 def wrapped_by_functorch(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,8 @@ from ...measure.memory import logical_array, why_unread
 from ...measure.special import find_plain
 from ...measure.want import Extra
 from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
-from ...torch_internals.modes import unseen
 from ...torch_internals.tensors import has_own_dispatch, is_on_device, plain_kinds, version_of
-from ...torch_internals.transforms import outside_transforms
+from ...torch_internals.transforms import plain_ops
 
 _BLOB = "blob"
 _DROPPED = "not kept: the buffer of whole tensors was full, or they cannot be written any more"
@@ -101,12 +100,7 @@ class KeptTensors:
         """Returns the tensor to pass to the sink now; None if it is held, or if there is nothing to pass."""
         if is_plain(tensor, self._plain):
             return self._now_or_later(extra, tensor, name, lazy=lazy)
-        with (
-            unseen(),
-            outside_transforms(),
-            torch.no_grad(),
-            graph_captures.device_work(tensor) as is_allowed,
-        ):
+        with plain_ops(), graph_captures.device_work(tensor) as is_allowed:
             if not is_allowed:
                 extra.add_note(_CAPTURED, _BLOB)
                 return None
@@ -129,7 +123,7 @@ class KeptTensors:
             with self._lock:
                 self._held.pop(id(extra), None)  # it was to be put later
             return tensor
-        with unseen(), outside_transforms(), torch.no_grad():
+        with plain_ops():
             own = tensor.clone() if version is None else tensor.detach()
         held = _Held(extra, own, name, version, own.untyped_storage().nbytes())
         with self._lock:
@@ -143,7 +137,7 @@ class KeptTensors:
             return self._held.pop(next(iter(self._held))) if self._held else None
 
     def _settle(self, held: "_Held", is_allowed: bool) -> None:
-        with unseen(), outside_transforms(), torch.no_grad():
+        with plain_ops():
             reason = held.why_not()
             if reason is None and not is_allowed and is_on_device(held.tensor):
                 reason = _CAPTURED
