@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from modtrace.measure import cuda_kernels
+from modtrace.measure import cuda_kernels, measurer, rows
 from modtrace.measure.cuda_kernels import CudaKernels
+from modtrace.torch_internals.tensors import plain_kinds
 
 _HERE = Path(__file__).parent
 _SOURCES = Path(cuda_kernels.__file__).parent
@@ -32,6 +33,14 @@ class FakeCuda:
         self._library = ctypes.CDLL(str(self.path))
         cuda_kernels.driver.open(str(self.path))
         self.reset()
+
+    def __enter__(self) -> "FakeCuda":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """A device that there is has its own driver again."""
+        for kept in (cuda_kernels.find_kernels, cuda_kernels.why_no_kernels, rows.arriving_rows):
+            kept.cache_clear()
 
     def compile(self, source: str, options: Sequence[str]) -> bytes:
         """Takes the place of `compile_program`."""
@@ -81,3 +90,15 @@ class FakeCuda:
             arguments = (*_FLAGS, *options, "-I", str(_SOURCES), str(_HERE / source), "-o", str(path))
             subprocess.run([_COMPILER, *arguments], check=True)
         return path
+
+
+def as_device(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has tensors of main memory measured as those of a device with kernels."""
+    kernels, zeros = fake.kernels(), torch.zeros
+    rows.arriving_rows.cache_clear()
+    monkeypatch.setattr(cuda_kernels, "current_stream", fake.stream)
+    monkeypatch.setattr(torch, "zeros", lambda *args, pin_memory=False, **kwargs: zeros(*args, **kwargs))
+    monkeypatch.setattr(rows.ArrivingRows, "_has_ended_work", lambda self: True)
+    monkeypatch.setattr(measurer, "is_on_device", lambda tensor: True)
+    monkeypatch.setattr(measurer, "find_kernels", lambda device: kernels)
+    monkeypatch.setattr(measurer, "plain_kinds", lambda device="": plain_kinds(device) if device else ())

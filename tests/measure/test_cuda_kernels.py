@@ -31,9 +31,8 @@ SIZES = [0, 1, 3, 15, 16, 17, 255, 4096, 4099, 16_383, 16_385, 100_003]
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory):
-    yield FakeCuda(tmp_path_factory.mktemp("kernels"))
-    for kept in (cuda_kernels.find_kernels, cuda_kernels.why_no_kernels):
-        kept.cache_clear()  # a device that there is has its own driver again
+    with FakeCuda(tmp_path_factory.mktemp("kernels")) as driver:
+        yield driver
 
 
 @pytest.fixture

@@ -1,0 +1,119 @@
+"""A recording on CUDA, on a fake driver: what it launches, and that a training thread waits for nothing."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from helpers.cuda_on_cpu import FakeCuda, as_device, needs_compiler
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with FakeCuda(tmp_path_factory.mktemp("kernels")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def fake(driver, monkeypatch):
+    driver.reset()
+    as_device(driver, monkeypatch)
+    yield driver
+    assert driver.refused == 0
+
+
+class Training:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=False)
+        self.model(torch.ones(3, 4)).sum().backward()
+        self.optimizer.step()
+
+
+def recorded(training: Training, steps: int, **options) -> "tuple[modtrace.Recording, list[torch.Tensor]]":
+    with modtrace.record(training.model, strict=True, **options) as rec:
+        for _ in range(steps):
+            training.step()
+    return rec, [parameter.detach() for parameter in training.model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("roles", "together"),
+    [
+        (["parameter", "parameter_grad"], 1),
+        (["parameter", "parameter_grad", "update"], 1),  # an update is measured when it has been computed
+        (["buffer"], 2),  # float32, and the count of batches
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_there_together_takes_a_launch_for_each_dtype(fake, roles, together):
+    training = Training()
+    recorded(training, 1)  # programs are loaded
+    fake.reset()
+    rec, _ = recorded(training, 3, values=modtrace.Capture(roles=roles))
+    alone = 3 * 6 if "update" in roles else 0  # one for each parameter
+    assert (fake.copies, fake.launches) == (3 * together, 3 * together + alone)
+    assert rec.table("values").num_rows >= 3 * 3
+
+
+def test_default_takes_one_launch_for_each_tensor_and_one_for_all_parameters(fake):
+    training = Training()
+    recorded(training, 1)
+    fake.reset()
+    recorded(training, 3)
+    outputs = 4  # that of the model is that of its last layer
+    assert (fake.copies, fake.launches) == (3, 3 * (2 * outputs + 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"backward_times": True}], ids=["default", "backward times"])
+def test_values_and_bits_are_those_of_main_memory(fake, monkeypatch, options):
+    on_device, weights = recorded(Training(), 4, **options)
+    assert fake.launches > 30
+    monkeypatch.undo()
+    in_memory, expected = recorded(Training(), 4, **options)
+    assert all(map(torch.equal, weights, expected))
+    names = [
+        "step",
+        "phase",
+        "site_id",
+        "shape",
+        "dtype",
+        "count",
+        "nan_count",
+        "inf_count",
+        "note",
+    ]
+    found, known = on_device.table("values"), in_memory.table("values")
+    assert found.select(names).to_pylist() == known.select(names).to_pylist()
+    for name in ("min", "max", "sum", "sumsq"):
+        np.testing.assert_allclose(
+            found.column(name).to_pylist(), known.column(name).to_pylist(), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_thread_that_trains_does_not_wait_for_the_device(fake, tmp_path):
+    """The device runs nothing before the last step; a thread that waited for its rows would never get there."""
+    training = Training()
+    recorded(training, 1)
+    only_parameters = modtrace.Capture(roles=["parameter"])
+    with modtrace.record(
+        training.model, strict=True, values=only_parameters, to=tmp_path / "run.modtrace"
+    ) as rec:
+        training.step()
+        fake.defer()  # parameters live on: memory that is freed is used again at once here
+        for _ in range(5):
+            training.step()
+            time.sleep(0.12)  # so that the step's rows are to be written
+        fake.run()
+        fake.defer(False)
+    assert rec.table("values").num_rows == 6 * 6
+    assert rec.meta.marks == ()
