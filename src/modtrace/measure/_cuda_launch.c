@@ -104,7 +104,7 @@ typedef struct {
     uint64_t numbers, count, part_size;
     double repeats;
     uint64_t row;
-    uint32_t parts, first_part, divisor, unused;
+    uint32_t parts, first_part, divisor, padding;
 } Task;
 
 enum { THREADS = 256, VECTOR_BYTES = 16, PART_BYTES = 32768, MOST_PARTS = 2048 };

@@ -245,7 +245,7 @@ struct Task {
     u32 parts;
     u32 first_part; /* where what is found in its parts begins, and its counter is, among those of all tensors */
     u32 divisor;    /* numbers of an element; 0: they are not in row-major order */
-    u32 unused;
+    u32 padding;
 };
 
 static __device__ void write_row(const Moments &found, const Task &task) {
@@ -262,7 +262,7 @@ static __device__ void write_row(const Moments &found, const Task &task) {
 }
 
 /* Measures one part of a tensor, and writes the row if it is the last part that is measured. */
-static __device__ __forceinline__ void measure_part(const Task &task, u32 part, Moments *parts, u32 *tickets) {
+static __device__ __forceinline__ void measure_part(const Task &task, u32 part, Moments *parts, u32 *counters) {
     u64 start = part * task.part_size, end = start + task.part_size;
     Moments found = fold_block(measure(task.numbers, start, end < task.count ? end : task.count));
     if (task.parts <= 1) {
@@ -273,7 +273,7 @@ static __device__ __forceinline__ void measure_part(const Task &task, u32 part, 
     if (threadIdx.x == 0) {
         parts[task.first_part + part] = found;
         __threadfence();
-        is_last = atomicAdd(tickets + task.first_part, 1u) == task.parts - 1;
+        is_last = atomicAdd(counters + task.first_part, 1u) == task.parts - 1;
         __threadfence();
     }
     __syncthreads();
@@ -283,17 +283,17 @@ static __device__ __forceinline__ void measure_part(const Task &task, u32 part, 
     found = fold_block(found);
     if (threadIdx.x == 0) {
         write_row(found, task);
-        tickets[task.first_part] = 0;
+        counters[task.first_part] = 0;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) measure_one(Task task, Moments *parts, u32 *tickets) {
-    measure_part(task, blockIdx.x, parts, tickets);
+extern "C" __global__ void __launch_bounds__(THREADS) measure_one(Task task, Moments *parts, u32 *counters) {
+    measure_part(task, blockIdx.x, parts, counters);
 }
 
 /* `owners`: for each block the number of its task. */
 extern "C" __global__ void __launch_bounds__(THREADS)
-measure_many(const Task *tasks, const u32 *owners, Moments *parts, u32 *tickets) {
+measure_many(const Task *tasks, const u32 *owners, Moments *parts, u32 *counters) {
     Task task = tasks[owners[blockIdx.x]];
-    measure_part(task, blockIdx.x - task.first_part, parts, tickets);
+    measure_part(task, blockIdx.x - task.first_part, parts, counters);
 }
