@@ -19,6 +19,7 @@ class RecordOptions:
 
     steps: StepRange
     backward_times: bool
+    device_times: bool
     values: tuple[Capture, ...]  # empty: no values
     ops: Ops | None  # None: no ops
     overwrite: bool
@@ -48,6 +49,7 @@ class RecordOptions:
         return {
             "steps": str(self.steps),
             "backward_times": self.backward_times,
+            **({"device_times": True} if self.device_times else {}),
             "ops": None if self.ops is None else asdict(self.ops),
             **captures_to_json(self.values),
             **({} if self.compiled == BOUNDARY else {"compiled": self.compiled}),

@@ -104,6 +104,12 @@ class _RecordCommand(click.Command):
 )
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
 @click.option(
+    "--device-times",
+    is_flag=True,
+    help="Also when a CUDA device works on each call, and on each op with --ops: other times are those at which the "
+    "host issues work.",
+)
+@click.option(
     "--overwrite",
     is_flag=True,
     help="Replace a recording that is there: that of --to, or train.modtrace for train.py.",
@@ -124,6 +130,7 @@ def record(
     on_nonfinite: str | None,
     compiled: str,
     backward_times: bool,
+    device_times: bool,
     overwrite: bool,
     quiet: bool,
     module: str | None,
@@ -149,6 +156,7 @@ def record(
         "on_nonfinite": on_nonfinite,
         "compiled": compiled,
         "backward_times": backward_times,
+        "device_times": device_times,
         "overwrite": overwrite,
     }
     recording = _make_recording(place, options)

@@ -13,7 +13,7 @@ SCHEMA_VERSION = 2
 
 # One line a column: name, type, what it says. A `?` behind the type: null where unknown or not applicable.
 # Types: Arrow's; `dictionary` is a dictionary-encoded string (for strings that repeat).
-# Times are of `time.perf_counter_ns`; meta.json anchors them to the wall clock.
+# Times are of `time.perf_counter_ns`, also those of devices; meta.json anchors them to the wall clock.
 TABLES_TEXT = """
 table modules                     one row a module; the last row of a module_id wins (names are learnt late)
     module_id       int32         counts up in the order the modules were first seen
@@ -53,8 +53,8 @@ table calls                       one execution of one module in one phase
     start_ns        int64
     end_ns          int64?        null if the end was not seen
     overhead_ns     int64?        of end_ns - start_ns: what modtrace spent measuring values
-    device_start_ns int64?        later
-    device_end_ns   int64?        later
+    device_start_ns int64?        on request: when a device began what the call has issued; null where it works on none
+    device_end_ns   int64?        ... and when it had done it, and what the calls inside it have issued
     raised          bool          it ended by an exception (the early stop of a recompute is none)
     compiled        bool          it ran as a compiled region: what is inside is not seen
     flops           int64?        with ops, as the next three: of the call and of those inside it; null if an
@@ -95,8 +95,8 @@ table ops                         one operator as the dispatcher saw it
     compilation_id  int32?        later: row of `compilations` from which the region comes that it ran in
     kernel          dictionary?   later: what ran on the device, of several kernels the longest
     stream          int32?        later: of the device, on which it was queued
-    device_start_ns int64?        later: when the first of its kernels began
-    device_end_ns   int64?        later: when the last of them ended
+    device_start_ns int64?        on request: when the first of its kernels could begin
+    device_end_ns   int64?        ... and when the last of them had ended
 
 table tensors                     one tensor as an op or a call produced or first read it
     tensor_id       int64

@@ -21,7 +21,7 @@ grad_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own.grad.__get__
 output_nr_of: Callable[[torch.Tensor], int] = _Own.output_nr.__get__
 requires_grad_of: Callable[[torch.Tensor], bool] = _Own.requires_grad.__get__
 is_leaf: Callable[[torch.Tensor], bool] = _Own.is_leaf.__get__
-_device_of: Callable[[torch.Tensor], torch.device] = _Own.device.__get__
+device_of: Callable[[torch.Tensor], torch.device] = _Own.device.__get__
 #: The tensor that this one is a view of; None if it is no view.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own._base.__get__
 
@@ -53,7 +53,7 @@ def plain_kinds(device: str = "cpu") -> tuple[int, ...]:
 
 def is_on_device(tensor: torch.Tensor) -> bool:
     """Returns whether the numbers of a tensor are neither in main memory nor nowhere."""
-    return _device_of(tensor).type not in ("cpu", "meta")
+    return device_of(tensor).type not in ("cpu", "meta")
 
 
 def has_own_dispatch(kind: type) -> bool:

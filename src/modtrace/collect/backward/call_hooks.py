@@ -7,6 +7,7 @@ from typing import Any
 
 from ...torch_internals.autograd import current_node, graph_task_id, queue_callback, sequence_nr
 from ...torch_internals.dynamo import is_dynamo_compiling
+from ..log.device_times import DeviceTimes
 from ..log.listeners import Subscribers
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
@@ -18,8 +19,11 @@ from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_changes, read
 class CallHooks:
     """The hooks on the autograd nodes of one backward."""
 
-    def __init__(self, backward: Backward, subscribers: Subscribers, logs: ThreadLogs) -> None:
+    def __init__(
+        self, backward: Backward, subscribers: Subscribers, logs: ThreadLogs, device_times: DeviceTimes
+    ) -> None:
         self._backward = backward
+        self._device_times = device_times
         self._subscribers = subscribers
         self._logs = logs
         self._handles: list[Any] = []
@@ -111,7 +115,7 @@ class CallHooks:
         self._next_change = at + 1
         segment, index = self._changes.segments[at], self._changes.calls[at]
         if self._takes_times:
-            self._backward.calls.move(segment, index, now)
+            self._backward.calls.move(segment, index, now, self._device_times.record_for(grad_outputs))
         if self._events is not None:
             self._tell(self._events, segment, index, number, grad_outputs)
         span = self._backward.span

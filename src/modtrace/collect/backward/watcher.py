@@ -8,6 +8,7 @@ import torch
 
 from ...torch_internals.autograd import EngineEntry, graph_task_id, queue_callback, sequence_nr
 from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
+from ..log.device_times import DeviceTimes
 from ..log.listeners import Subscribers, tell_all
 from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
@@ -22,8 +23,15 @@ CloseDownTo = Callable[[ThreadLog, Segment | None], None]
 class BackwardWatcher:
     """Wraps the entry of the autograd engine for one tracker, and knows which backwards are running."""
 
-    def __init__(self, subscribers: Subscribers, logs: ThreadLogs, close_down_to: CloseDownTo) -> None:
+    def __init__(
+        self,
+        subscribers: Subscribers,
+        logs: ThreadLogs,
+        close_down_to: CloseDownTo,
+        device_times: DeviceTimes,
+    ) -> None:
         self._subscribers = subscribers
+        self._device_times = device_times
         self._logs = logs
         self._close_down_to = close_down_to
         self._entry = EngineEntry()
@@ -66,7 +74,7 @@ class BackwardWatcher:
 
     def _make(self, args: Any, kwargs: Any) -> tuple[Backward, CallHooks]:
         backward = Backward(self._logs.current, args, kwargs)
-        return backward, CallHooks(backward, self._subscribers, self._logs)
+        return backward, CallHooks(backward, self._subscribers, self._logs, self._device_times)
 
     def _begin(self, backward: Backward, hooks: CallHooks, outputs: Any) -> None:
         log = backward.log
@@ -95,7 +103,9 @@ class BackwardWatcher:
         backward.outputs = backward.owners = None
         self._running = [each for each in self._running if each is not backward]
         hooks.remove()
-        backward.end(raised)
+        began = backward.calls.began
+        is_timed = bool(began) and began[-1] is not None
+        backward.end(raised, self._device_times.record(began[-1].clock.device) if is_timed else None)
         with self._subscribers.guard(None):
             self._close_down_to(log, backward.segment)
             if log.segment is backward.segment:

@@ -1,18 +1,25 @@
 """The backward of each call as columns. It lasts from the call's first autograd node to the next node outside of it."""
 
+from typing import Any
+
 from .segments import Segment
 
 
 class BackwardCalls:
     """The calls of one run of the engine, in the order in which they began."""
 
-    __slots__ = ("_is_open", "_open", "_parents", "above", "end_ns", "index", "segment", "start_ns")
+    __slots__ = (
+        "_is_open", "_open", "_parents", "above", "began", "end_ns", "ended", "index", "segment", "start_ns",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.segment: list[Segment] = []
         self.index: list[int] = []  # of the forward call in its segment
         self.start_ns: list[int] = []
         self.end_ns: list[int] = []
+        #: The events of a device at the beginnings and ends, where times of devices are taken.
+        self.began: list[Any] = []
+        self.ended: list[Any] = []
         self.above: list[int] = []  # row of the call around it, -1 if there is none here
         self._open: list[int] = []  # rows, outermost first
         self._is_open: set[tuple[Segment, int]] = set()  # their calls
@@ -31,13 +38,14 @@ class BackwardCalls:
         """The rows of the calls whose backward has not ended."""
         return frozenset(self._open)
 
-    def move(self, segment: Segment | None, index: int, now_ns: int) -> None:
+    def move(self, segment: Segment | None, index: int, now_ns: int, on_device: Any = None) -> None:
         """Ends the calls that the engine leaves, and begins those that it enters, when it goes on to another call.
 
         Args:
             segment: the segment of the call; None for nodes outside of any module.
             index: the index of the call in its segment.
             now_ns: the present time.
+            on_device: the event that a device reaches then, if it was recorded.
         """
         entered: list[int] = []
         if segment is None:
@@ -56,18 +64,19 @@ class BackwardCalls:
                 break
             is_open.pop()
             self._is_open.discard((segments[row], indexes[row]))
-            self.end_ns[row] = now_ns
+            self.end_ns[row], self.ended[row] = now_ns, on_device
         for each in reversed(entered):
             assert segment is not None
-            self._begin(segment, each, now_ns)
+            self._begin(segment, each, now_ns, on_device)
 
-    def end(self, now_ns: int) -> None:
+    def end(self, now_ns: int, on_device: Any = None) -> None:
         """Ends every call that is open."""
         while self._open:
-            self.end_ns[self._open.pop()] = now_ns
+            row = self._open.pop()
+            self.end_ns[row], self.ended[row] = now_ns, on_device
         self._is_open.clear()
 
-    def _begin(self, segment: Segment, index: int, now_ns: int) -> None:
+    def _begin(self, segment: Segment, index: int, now_ns: int, on_device: Any) -> None:
         is_open = self._open
         self.above.append(is_open[-1] if is_open else -1)
         is_open.append(len(self.segment))
@@ -76,3 +85,5 @@ class BackwardCalls:
         self.index.append(index)
         self.start_ns.append(now_ns)
         self.end_ns.append(-1)
+        self.began.append(on_device)
+        self.ended.append(None)

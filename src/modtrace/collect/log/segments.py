@@ -113,8 +113,8 @@ class Segment:
 
     __slots__ = (
         "__weakref__", "_children", "_counts", "_events", "_open_calls", "_ranked", "_structure",
-        "around", "call_tensors", "context", "first_id", "first_seq", "handover", "holders", "inside", "last_seq",
-        "log", "outer", "owners", "phase", "region", "repeats", "task", "trigger", "trigger_seq", "watches",
+        "around", "call_tensors", "context", "device_events", "first_id", "first_seq", "handover", "holders",
+        "inside", "last_seq", "log", "outer", "owners", "phase", "region", "repeats", "task", "trigger", "trigger_seq", "watches",
         "with_grad",
     )  # fmt: skip
 
@@ -140,6 +140,7 @@ class Segment:
         self.handover: Any = None  # what it was given and has returned, if nothing else ran when it began
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
         self.call_tensors: Any = None  # the inputs and outputs of its calls, if a listener needs them
+        self.device_events: Any = None  # what a device reached when, if a user wants that
         self.inside = InsideCalls()
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None

@@ -219,9 +219,9 @@ class Backward:
         """Returns whether the node's own work is done and the engine sums gradients; None if that is not watched."""
         return self.adding_for == number if self.marks_additions else None
 
-    def end(self, raised: bool) -> None:
-        """Ends the backward, and the calls that are open in it."""
+    def end(self, raised: bool, on_device: Any = None) -> None:
+        """Ends the backward, and the calls that are open in it; `on_device` is the event that a device reaches then."""
         self.inside = None
         self.end_ns = time.perf_counter_ns()
         self.raised = self.calls.open if raised else frozenset()
-        self.calls.end(self.end_ns)
+        self.calls.end(self.end_ns, on_device)

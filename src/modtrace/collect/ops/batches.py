@@ -9,6 +9,7 @@ from ..backward.plan import calls_of_nodes
 from ..log.nesting import Ints
 from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
+from ..steps.device_columns import EventPairs
 from ..tensor_ids.tensor_ids import ROW_WIDTH
 from .arguments import Arguments
 from .boundary import AtRoot
@@ -22,8 +23,8 @@ class OpBatch:
     """Ops with the tensors that they used, or at least the arguments and outputs of outermost calls."""
 
     __slots__ = (
-        "arguments", "at_roots", "compiled_runs", "events", "first_tensor", "leaves", "measured", "op_runs", "owners",
-        "python_names", "sources", "start_ns", "tensors", "used",
+        "arguments", "at_roots", "compiled_runs", "device_events", "events", "first_tensor", "leaves", "measured", "op_runs",
+        "owners", "python_names", "sources", "start_ns", "tensors", "used",
     )  # fmt: skip
 
     def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:
@@ -35,6 +36,7 @@ class OpBatch:
         self.start_ns = self.events[START_NS] if self.events else int(at_roots[0].segment.times[0])
         self.owners = self._find_owners()
         self.leaves: list[Leaf] = []
+        self.device_events: EventPairs = {}  # by op, as far as times of devices are taken
         self.sources: dict[int, str] = {}  # by op, as far as asked for
         self.python_names: dict[int, str] = {}
         self.compiled_runs: list[CompiledRun] = []

@@ -29,6 +29,7 @@ from .boundary import OpBoundary
 from .call_costs import CallTable, add_costs
 from .compiled_run_rows import part_runs
 from .compiled_runs import CompiledRuns
+from .device_times import OpDeviceTimes
 from .leaves import OpLeaves
 from .mode import OpMode
 from .nodes import OpNodes
@@ -44,7 +45,14 @@ class OpRecorder:
     """Records the ops of one recording, from the mode that sees them to their rows."""
 
     def __init__(
-        self, tracker: ScopeTracker, options: Ops, sink: Sink, sites: SiteIds, reporter: FailureReporter
+        self,
+        tracker: ScopeTracker,
+        options: Ops,
+        sink: Sink,
+        sites: SiteIds,
+        reporter: FailureReporter,
+        *,
+        device_times: bool = False,
     ) -> None:
         """Creates a recorder, which sees nothing before `start()`.
 
@@ -54,6 +62,7 @@ class OpRecorder:
             sink: receives the rows.
             sites: the site ids of the recording, which values use too.
             reporter: receives failures and what is missed.
+            device_times: takes when a device works on each op.
         """
         self.mode = OpMode(tracker, reporter.ops_failed)
         self.early: list[OpBatch] = []  # that ran while no step was open
@@ -65,6 +74,7 @@ class OpRecorder:
         self._values: OpValues | None = None
         self._sources = SourceLines() if options.source else None
         self._python_names = PythonNames() if options.python_names else None
+        self._device_times = OpDeviceTimes(tracker.device_times) if device_times else None
         self.compiled_runs = CompiledRuns(tracker, self.mode)
         self._leaves = OpLeaves(tracker)
         self._boundary = OpBoundary(tracker, self.mode, self._leaves)
@@ -94,6 +104,9 @@ class OpRecorder:
             self.mode.before.append(self._sources.begins)
         if self._python_names is not None:
             self.mode.before.append(self._python_names.begins)
+        if self._device_times is not None:  # next to the op: what others do is not the op's
+            self.mode.before.append(self._device_times.begins)
+            self.mode.after.insert(0, self._device_times.ended)
         self._boundary.start()
         if self._saved_memory is not None:
             self._tracker.subscribers.add(self._saved_memory)
@@ -188,6 +201,8 @@ class OpRecorder:
             batch.sources = self._sources.take()
         if self._python_names is not None:
             batch.python_names = self._python_names.take()
+        if self._device_times is not None:
+            batch.device_events = self._device_times.take()
         if self._values is not None:
             batch.measured = self._values.take()
         return batch
@@ -257,6 +272,8 @@ class OpRecorder:
         rows = tables.of(steps, optimizer_ids, self._sites)
         if rows is None:
             return [], ()
+        if self._device_times is not None:
+            self._device_times.add_times(rows.tables["ops"], steps)
         table = CallTable(calls) if calls else None
         if table is not None:
             add_costs(table, rows)

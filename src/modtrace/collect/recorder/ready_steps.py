@@ -2,11 +2,15 @@
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.step_range import StepRange
+from ..steps.device_columns import device_events
 from ..steps.step import Step
 from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
 from .compilations import CompilationRecorder
 from .row_writer import let_go
+
+#: So many events of devices take as much memory as a measurement.
+_EVENTS_OF_SAMPLE = 8
 
 
 class ReadySteps:
@@ -53,6 +57,7 @@ class ReadySteps:
             self.steps.append(step)
             self.samples += sum(len(measured.sites) for measured in step.values)
             self.samples += sum(len(batch) for batch in step.ops)
+            self.samples += sum(1 for _ in device_events(step)) // _EVENTS_OF_SAMPLE
         else:
             let_go(step)
 

@@ -46,6 +46,7 @@ class Recorder(Listener):
         *,
         steps: StepRange = ALL_STEPS,
         backward_times: bool = False,
+        device_times: bool = False,
         values: Sequence[Capture] = (),
         ops: Ops | None = None,
         strict: bool = False,
@@ -56,6 +57,7 @@ class Recorder(Listener):
         """Creates a recorder, which records nothing before `start()`."""
         self.wants_backward_events = backward_times or ops is not None
         self.wants_additions = ops is not None
+        self._takes_device_times = device_times
         self._roots = roots_of(model)
         self._selected = steps
         self._strict = strict
@@ -78,7 +80,12 @@ class Recorder(Listener):
             inside=inside,
         )
         self._writer = RowWriter(
-            sink, self._reporter, self._values, flight_recorder, with_backward=self.wants_backward_events
+            sink,
+            self._reporter,
+            self._values,
+            flight_recorder,
+            with_backward=self.wants_backward_events,
+            with_device_times=device_times,
         )
         self._ready = ReadySteps(self._finder, self._values, self._writer.compilations, self._reporter, steps)
         self._op_options = ops
@@ -124,8 +131,17 @@ class Recorder(Listener):
         self._values.start(self._tracker, [module for _, module in self._roots])
         self._roots = []
         if self._op_options is not None:
-            self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
+            self._ops = OpRecorder(
+                self._tracker,
+                self._op_options,
+                self._sink,
+                self._sites,
+                self._reporter,
+                device_times=self._takes_device_times,
+            )
             self._ops.start(self._values, is_wanted=self._is_wanted())
+        if self._takes_device_times:
+            self._tracker.device_times.start(self)
         self._writer.compilations.start(self._tracker, None if self._ops is None else self._ops.compiled_runs)
         self._nonfinite.start(self._tracker.subscribers)
         self._signals.start()
@@ -137,6 +153,8 @@ class Recorder(Listener):
         self._writer.compilations.stop()
         self._nonfinite.stop()
         texts = [None if self._ops is None else self._ops.stop()]
+        if self._tracker is not None:
+            self._tracker.device_times.stop(self)
         process.release(self)
         texts.append(self._signals.stop())
         atexit.unregister(self.stop)
@@ -316,6 +334,8 @@ class Recorder(Listener):
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         with self._lock:
             step = self._finder.optimizer_ended(start_ns, end_ns, thread)
+            if self._takes_device_times and self._tracker is not None:
+                step.optimizer_events.append(self._tracker.device_times.optimizer_events())
             self._take_ops(step)
             self._values.take_optimizer(step, thread)
 
@@ -370,7 +390,8 @@ class Recorder(Listener):
         a tensor that replaced a parameter between two steps gets its name in the next call of its root, and the op that
         made it belongs to the earlier step. So are values that come from a device.
         """
-        may_write = self._ops is None and not self._values.waits_for_devices
+        waits_for_devices = self._values.waits_for_devices or self._takes_device_times
+        may_write = self._ops is None and not waits_for_devices
         if may_write and self._timer.is_due and self._writing.acquire(blocking=False):
             self._writing.release()
             self._timer.run(self.flush)

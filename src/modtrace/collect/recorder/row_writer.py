@@ -5,14 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ...errors import describe_error
 from ...recording.failure_reporter import FailureReporter
 from ...recording.protocols import Sink
 from ...recording.triggers.step_conditions import NonFiniteFinding
 from ...recording.triggers.trigger_kinds import OnSignal
 from ...recording.triggers.watch import Asked
+from ..log.device_times import DeviceTimes
 from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory, add_overheads, call_columns, optimizer_columns
+from ..steps.device_columns import add_device_times, device_events
 from ..steps.step import Step
 from ..steps.step_rows import scalar_columns, step_columns
 from ..values.measured import are_finite
@@ -68,10 +71,12 @@ class RowWriter:
         flight_recorder: StepHolder | None,
         *,
         with_backward: bool,
+        with_device_times: bool,
     ) -> None:
         """Creates a writer. `with_backward` includes the rows of backward calls."""
         self.compilations = CompilationRecorder(sink, reporter)
         self._with_backward = with_backward
+        self._with_device_times = with_device_times
         self._sink = sink
         self._reporter = reporter
         self._values = values
@@ -90,6 +95,8 @@ class RowWriter:
             ops: the recorder of ops; None if no ops are recorded.
             force: flushes the sink, also if there are no steps.
         """
+        if self._with_device_times:
+            self._read_device_times(steps, tracker.device_times)
         self._reporter.write_late()
         batches, optimizer_ids = self._read_calls(steps, tracker)
         self._write_modules(tracker)
@@ -136,7 +143,17 @@ class RowWriter:
         optimizers = optimizer_columns(steps, first_id)
         batches += [optimizers] if optimizers else []
         add_overheads(batches, steps)
-        return batches, range(first_id, first_id + optimizer_count)
+        optimizer_ids = range(first_id, first_id + optimizer_count)
+        if self._with_device_times:
+            add_device_times(batches, steps, optimizer_ids)
+        return batches, optimizer_ids
+
+    def _read_device_times(self, steps: list[Step], device_times: DeviceTimes) -> None:
+        """Waits until devices have done what was issued in some steps."""
+        device_times.read(event for step in steps for event in device_events(step))
+        if device_times.failure is not None:
+            why = describe_error(device_times.failure)
+            self._reporter.tell(f"a device gives no more times, which are null from then on: {why}")
 
     def _write_modules(self, tracker: ScopeTracker) -> None:
         self._names_revision, modules = tracker.names.rows_since(self._names_revision)

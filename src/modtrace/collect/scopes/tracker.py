@@ -21,6 +21,7 @@ from ..backward.graph_watch import watch_graph
 from ..backward.recompute import classify, find_around
 from ..backward.watcher import BackwardWatcher
 from ..log.call_context import CallContext, ContextTree
+from ..log.device_times import DeviceTimes
 from ..log.listeners import Subscribers, tell_all
 from ..log.segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
 from ..log.step_data import Handover
@@ -42,7 +43,8 @@ class ScopeTracker:
         self._hooks: GlobalHooks | None = None  # while it runs
         self._may_have_data = False  # the last outermost call was of a module without parameters
         self.optimizers = OptimizerWatch(self.subscribers, self.logs)
-        self.backwards = BackwardWatcher(self.subscribers, self.logs, self.close_down_to)
+        self.device_times = DeviceTimes(self.subscribers)
+        self.backwards = BackwardWatcher(self.subscribers, self.logs, self.close_down_to, self.device_times)
         self.call_tensors = CallTensorRecorder(self.subscribers)
         #: Returns what runs now on this thread. `partial` adds no Python frame.
         self.where = functools.partial(

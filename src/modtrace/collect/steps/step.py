@@ -21,6 +21,7 @@ class Step:
     segments: list[Segment] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
     optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
+    optimizer_events: list[Any] = field(default_factory=list)  # of a device, as many or none
     scalars: list[tuple[str, float]] = field(default_factory=list)
     #: module_ids of the outermost modules that began it or joined.
     entered: set[int] = field(default_factory=set)
@@ -102,6 +103,7 @@ class Step:
         step.segments = []  # `StepFollower` looks for the step of such a segment again
         self.backwards += step.backwards
         self.optimizer_steps += step.optimizer_steps
+        self.optimizer_events += step.optimizer_events
         self.scalars += step.scalars
         self.folded.update(step.folded)
         self.entered |= step.entered

@@ -1,0 +1,314 @@
+"""Takes the times at which a device reaches the beginning and the end of calls, backwards, optimizer steps and ops."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from ...torch_internals.device_events import TorchEvents
+from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.graph_captures import graph_captures
+from .call_context import CallContext
+from .device_clock import DeviceClock
+from .listeners import Listener, Subscribers
+from .thread_log import ThreadLog
+
+#: Events of one device, at most. When so many wait, what follows has no times.
+_MOST_EVENTS = 65_536
+
+#: From so many events on, those that have passed are read when one is wanted, before another is made.
+_MANY_EVENTS = 8_192
+
+#: The times of a step are given up when the device has passed no event for so long.
+_PATIENCE_S = 10.0
+
+
+class DeviceEvent:
+    """An event that was recorded on a stream, and its time once that is read."""
+
+    __slots__ = ("clock", "event", "stream", "time_ns")
+
+    def __init__(self, clock: DeviceClock, event: Any, stream: int) -> None:
+        self.clock = clock
+        self.stream = stream
+        self.event = event  # None: it has been read, and is used again
+        self.time_ns = np.nan  # on the clock of the device; NaN: not known
+
+
+class SegmentEvents:
+    """The events of the calls of one segment."""
+
+    __slots__ = ("by_event", "open")
+
+    def __init__(self) -> None:
+        self.by_event: dict[int, DeviceEvent] = {}  # by the number of the event in the segment's log
+        self.open: list[tuple[CallContext, DeviceEvent | None]] = []  # of the calls that run
+
+
+class _DeviceQueues:
+    """The events of one device: those that are free, and those that it has not passed, in their order."""
+
+    def __init__(self, clock: DeviceClock) -> None:
+        self.clock = clock
+        self.free: list[Any] = []
+        self.made = 0
+        #: By thread and stream, for each of which a device passes events in the order in which they were recorded.
+        self.waiting: dict[tuple[int, int], deque[DeviceEvent]] = {}
+
+
+class DeviceTimes(Listener):
+    """Records events while a user wants times of devices. Nothing here waits for a device but `read`.
+
+    An event is recorded right before the first kernel of a call is issued, and another one behind the last one, each on
+    the current stream of the device that the call works on. 5 us a call (estimated: no GPU has run it).
+    """
+
+    def __init__(self, subscribers: Subscribers) -> None:
+        self.is_on = False
+        self._subscribers = subscribers
+        self.failure: Exception | None = None  # since it happened, no times are taken
+        self._users: set[object] = set()
+        self._events = TorchEvents()
+        self._queues: dict[int, _DeviceQueues] = {}  # by device
+        self._optimizers: dict[int, list[DeviceEvent | None]] = {}  # by thread: of the last one's step
+        self._opening = threading.Lock()
+        self._reading = threading.Lock()
+
+    def start(self, user: object) -> None:
+        """Takes times for one more user, until `stop(user)`."""
+        self._users.add(user)
+        if len(self._users) == 1:
+            keep_out_of_dynamo(DeviceTimes.entering, DeviceTimes.leaving)
+            graph_captures.watch(self)
+            graph_captures.add(self)
+            # What other listeners measure is not the call's.
+            self._subscribers.add(self, "entering", "before_optimizer")
+            self._subscribers.add(self, "leaving", "after_optimizer", first=True)
+        self.is_on = self.failure is None
+
+    def stop(self, user: object) -> None:
+        """Takes no more times for a user; what was taken can still be read."""
+        was_used = bool(self._users)
+        self._users.discard(user)
+        if was_used and not self._users:
+            self.is_on = False
+            self._optimizers.clear()
+            self._subscribers.remove(self)
+            graph_captures.unwatch(self)
+
+    # Recording. These methods never raise.
+
+    def record(self, device: int) -> DeviceEvent | None:
+        """Records an event on the current stream of a device.
+
+        Returns:
+            the event. None: `device` is -1, a CUDA graph is being captured, or too many events wait.
+        """
+        if device < 0 or not self.is_on or graph_captures.may_be_open:
+            return None
+        try:
+            return self._record(device)
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    def record_for(self, values: Iterable[object]) -> DeviceEvent | None:
+        """Records an event on the current stream of the first device that has one of the values."""
+        return self.record(self._find_device(values)) if self.is_on else None
+
+    def _find_device(self, values: Iterable[object]) -> int:
+        try:
+            return self._events.device_of(values)
+        except Exception:  # raised by a class of the user's
+            return -1
+
+    def _record(self, device: int) -> DeviceEvent | None:
+        queues = self._queues.get(device) or self._open(device)
+        stream = None if queues is None else self._events.current_stream(device)
+        if queues is None or stream is None:
+            return None
+        try:
+            event = queues.free.pop()  # atomic
+        except IndexError:
+            event = self._new_event(queues, stream)
+        else:
+            self._events.record(event, device, stream)
+        if event is None:
+            return None
+        recorded = DeviceEvent(queues.clock, event, stream)
+        key = threading.get_ident(), stream
+        waiting = queues.waiting.get(key)
+        if waiting is None:
+            waiting = queues.waiting[key] = deque()
+        waiting.append(recorded)
+        return recorded
+
+    def _open(self, device: int) -> _DeviceQueues | None:
+        """Returns the queues of a device that is met for the first time; None while a graph is captured."""
+        with self._opening, graph_captures.device_work() as is_allowed:
+            if is_allowed and device not in self._queues:
+                self._queues[device] = _DeviceQueues(DeviceClock(self._events, device))
+        return self._queues.get(device)
+
+    def _new_event(self, queues: _DeviceQueues, stream: int) -> Any:
+        """Returns an event that was recorded just now; None if there are too many."""
+        event = None
+        if queues.made >= _MANY_EVENTS:
+            self._read_passed()
+            event = queues.free.pop() if queues.free else None
+        if event is None and queues.made >= _MOST_EVENTS:
+            return None
+        with graph_captures.device_work() as is_allowed:  # one is made
+            if not is_allowed:
+                return None
+            queues.made += event is None
+            return self._events.record(event, queues.clock.device, stream)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure, self.is_on = self.failure or error, False
+
+    # Modules and optimizers.
+
+    def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
+        segment = log.segment
+        if segment is None or log.context.outermost != id(module):
+            return
+        events: SegmentEvents | None = segment.device_events
+        if events is None:
+            events = segment.device_events = SegmentEvents()
+        recorded = self.record(self._device_of_call(events, module, args))
+        events.open.append((log.context, recorded))
+        if recorded is not None:
+            events.by_event[len(log.contexts) - 1] = recorded
+
+    def leaving(
+        self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any, raised: bool
+    ) -> None:
+        events: SegmentEvents | None = None if log.segment is None else log.segment.device_events
+        if events is None or log.context.outermost != id(module):
+            return
+        is_own = False
+        while events.open and not is_own:  # calls whose hook never ran have no end
+            context, began = events.open.pop()
+            is_own = context is log.context
+        if is_own and began is not None:
+            ended = self.record(began.clock.device)
+            if ended is not None:
+                events.by_event[len(log.contexts)] = ended  # the next event is the call's exit
+
+    def _device_of_call(self, events: SegmentEvents, module: nn.Module, args: Any) -> int:
+        """Returns the index of the device of a call: that of its first argument, its parameters, or its caller."""
+        device = self._find_device(args)
+        if device < 0:
+            device = self._find_device(module._parameters.values())
+        if device < 0 and events.open:
+            began = events.open[-1][1]
+            return -1 if began is None else began.clock.device
+        return self._find_device(module.parameters()) if device < 0 else device
+
+    def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._optimizers[threading.get_ident()] = [self.record_for(parameters)]
+
+    def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
+        events = self._optimizers.get(threading.get_ident())
+        if events and events[0] is not None:
+            events.append(self.record(events[0].clock.device))
+
+    def optimizer_events(self) -> tuple[DeviceEvent | None, DeviceEvent | None]:
+        """Returns the events of the optimizer that has just stepped on this thread."""
+        began, ended, *_ = [*self._optimizers.get(threading.get_ident(), []), None, None]
+        return began, ended
+
+    # Reading.
+
+    def read(self, wanted: Iterable[DeviceEvent]) -> None:
+        """Waits until devices have passed some events, and reads their times. It is never called during a step.
+
+        An event that a device does not pass, or that cannot be read because a CUDA graph is being captured, keeps NaN.
+        """
+        waiting = [event for event in wanted if event.event is not None]
+        clocks = {event.clock for event in waiting}
+        pause_s, until_s, left = 2e-5, time.monotonic() + _PATIENCE_S, len(waiting)
+        while waiting and self.failure is None:
+            self._read_passed()
+            waiting = [event for event in waiting if event.event is not None]
+            if len(waiting) < left:
+                left, until_s = len(waiting), time.monotonic() + _PATIENCE_S
+            if not waiting or graph_captures.may_be_open or time.monotonic() > until_s:
+                break
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1e-3)
+        self._compare(clocks)
+
+    def fetch(self) -> None:
+        """Reads what has passed, because a capture begins; before one, torch waits until devices have no work left."""
+        self._read_passed()
+
+    def _compare(self, clocks: Iterable[DeviceClock]) -> None:
+        with graph_captures.device_work() as is_allowed:
+            if not is_allowed or self.failure is not None or not self._reading.acquire(blocking=False):
+                return
+            try:
+                for clock in clocks:
+                    clock.compare()
+            except Exception as error:
+                self._fail(error)
+            finally:
+                self._reading.release()
+
+    def _read_passed(self) -> None:
+        """Reads the events that devices have passed, unless another thread does; it never waits for a device."""
+        if self.failure is not None or not self._reading.acquire(blocking=False):
+            return
+        try:
+            with graph_captures.device_work() as is_allowed:
+                for queues in list(self._queues.values()) if is_allowed else ():
+                    for waiting in list(queues.waiting.values()):
+                        self._read_queue(waiting, queues)
+        except Exception as error:  # the device has failed
+            self._fail(error)
+        finally:
+            self._reading.release()
+
+    def _read_queue(self, waiting: deque[DeviceEvent], queues: _DeviceQueues) -> None:
+        # If the newest has passed, all have: to ask is 1 us.
+        count = len(waiting)
+        have_passed = count > 0 and self._events.has_passed(waiting[count - 1].event)
+        for _ in range(count):
+            first = waiting[0]
+            if not have_passed and not self._events.has_passed(first.event):
+                return
+            first.time_ns = queues.clock.read(first.event)
+            waiting.popleft()
+            event, first.event = first.event, None
+            queues.free.append(event)
+
+
+def times_between(
+    began: Sequence[DeviceEvent | None], ended: Sequence[DeviceEvent | None]
+) -> npt.NDArray[np.float64]:
+    """Returns `[2, rows]`: the times of events on the clock of the host; NaN where one is not known.
+
+    The end of what has begun on another stream is not known.
+    """
+    times = np.array([_to_host(began), _to_host(ended)])
+    strays = [
+        first is not None and last is not None and (first.clock, first.stream) != (last.clock, last.stream)
+        for first, last in zip(began, ended, strict=True)
+    ]
+    times[1, np.array(strays, bool)] = np.nan
+    return times
+
+
+def _to_host(events: Sequence[DeviceEvent | None]) -> npt.NDArray[np.float64]:
+    times = np.array([np.nan if event is None else event.time_ns for event in events], np.float64)
+    for clock in {event.clock for event in events if event is not None}:
+        rows = [row for row, event in enumerate(events) if event is not None and event.clock is clock]
+        times[rows] = clock.to_host(times[rows])
+    return times

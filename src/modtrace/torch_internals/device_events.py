@@ -1,0 +1,96 @@
+"""Events on the streams of CUDA devices: the device notes the time when it has done what was issued before."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .modes import DisableTorchFunction, has_function_modes
+from .streams import current_stream
+from .tensors import device_of as device_of_tensor
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class TorchEvents:
+    """The events of all CUDA devices, as torch gives them. Events are used again; each stays on its device.
+
+    No method waits for a device. On ROCm torch names everything as on CUDA.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[int, int], Any] = {}  # by device and handle: torch takes 2 us to make one
+        self._aside: dict[int, Any] = {}
+
+    def device_of(self, values: Iterable[object]) -> int:
+        """Returns the index of the device of the first tensor that is on one; -1 if there is none. 0.4 us.
+
+        Of a list among the values, the first element counts.
+        """
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return -1
+        if has_function_modes():
+            with DisableTorchFunction():
+                return _first_device(values)
+        return _first_device(values)
+
+    def current_stream(self, device: int) -> int | None:
+        """Returns the handle of the current stream of a device; None if what is issued here is being captured."""
+        return None if torch.cuda.is_current_stream_capturing() else current_stream(device)
+
+    def record(self, event: Any, device: int, stream: int) -> Any:
+        """Records an event on the current stream of a device and returns it. Some 2 us.
+
+        Args:
+            event: an event of the device that is used again; None for a new one.
+            device: the index of the device.
+            stream: the handle of the stream that is current.
+        """
+        known = self._streams.get((device, stream))
+        if known is None:
+            known = self._streams[device, stream] = torch.cuda.current_stream(device)
+        return _record(event, known)
+
+    def record_aside(self, event: Any, device: int) -> Any:
+        """Records an event on a stream of our own, on which nothing else runs, and returns it."""
+        stream = self._aside.get(device)
+        if stream is None:
+            stream = self._aside[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        return _record(event, stream)
+
+    def has_passed(self, event: Any) -> bool:
+        """Returns whether the device has done what was issued before the event was recorded."""
+        return bool(event.query())
+
+    def elapsed_ns(self, first: Any, second: Any) -> float:
+        """Returns the time from one event to another of the same device; below 0 if that came before.
+
+        Both must have passed. CUDA has a resolution of 0.5 us, and returns milliseconds as a float of 32 bits, which
+        holds 1 us for 16 s.
+        """
+        return float(first.elapsed_time(second)) * 1e6
+
+
+def _record(event: Any, stream: Any) -> Any:
+    if event is None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+def _first_device(values: Iterable[object]) -> int:
+    for value in values:
+        if isinstance(value, (list, tuple)) and value:
+            value = value[0]
+        if isinstance(value, torch.Tensor):
+            device = _device_of(value)
+            if device.type == "cuda":
+                return device.index or 0
+    return -1
+
+
+def _device_of(tensor: torch.Tensor) -> torch.device:
+    if type(tensor) in _PLAIN:
+        return device_of_tensor(tensor)
+    with DisableTorchFunction():  # a subclass of the user's
+        return device_of_tensor(tensor)
