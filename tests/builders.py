@@ -118,12 +118,16 @@ class RecordingBuilder:
         raised: bool = False,
         compiled: bool = False,
         overhead_ns: int | None = None,
+        device: tuple[int, int] | None = None,
         flops: int | None = None,
         allocated_bytes: int | None = None,
         peak_bytes: int | None = None,
         saved_bytes: int | None = None,
     ) -> int:
-        """A call of a module within the current step; `forward` is the `forward_call_id` of a backward."""
+        """A call of a module within the current step; `forward` is the `forward_call_id` of a backward.
+
+        `device` is when a device began and ended it.
+        """
         rows = self._rows["calls"]
         row = {
             "call_id": len(rows),
@@ -138,6 +142,8 @@ class RecordingBuilder:
             "start_ns": start_ns,
             "end_ns": end_ns,
             "overhead_ns": overhead_ns,
+            "device_start_ns": device and device[0],
+            "device_end_ns": device and device[1],
             "raised": raised,
             "compiled": compiled,
             "flops": flops,
@@ -225,11 +231,12 @@ class RecordingBuilder:
         saved_bytes: int | None = 0,
         raised: bool = False,
         accumulation: bool | None = None,
+        device: tuple[int, int] | None = None,
     ) -> int:
         """An op of a call within the current step; without a call it ran outside of all of them.
 
         Its phase is the call's, and it is the call's next of its name, if nothing else is given; `forward` is
-        its `forward_op_id`.
+        its `forward_op_id`, and `device` when a device began and ended it.
         """
         rows = self._rows["ops"]
         if phase is None and call is not None:
@@ -257,6 +264,8 @@ class RecordingBuilder:
             "saved_bytes": saved_bytes,
             "raised": raised,
             "accumulation": accumulation,
+            "device_start_ns": device and device[0],
+            "device_end_ns": device and device[1],
         }
         rows.append(row)
         return len(rows) - 1

@@ -7,6 +7,7 @@ import numpy as np
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, Rows, column_of, take
+from ..step.device_times import has_device_times, on_device
 from ..step.inside import with_inside
 from ..step.ops import StepOps, read_step_ops
 from .columns import CONTAINER, LAYER_KINDS, NONE, Graph, LayerBoxes, Layers, Nodes
@@ -63,6 +64,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         nodes=nodes,
         edges=replace(edges.take(by_time), source=new[edges.source][by_time], target=target[by_time]),
         tensors=replace(tensors, producer=new[tensors.producer]),
+        device_times=has_device_times(ops.placed.calls),
     )
 
 
@@ -111,7 +113,7 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
         repeats=repeats,
         raised=take(calls.raised, at) > 0,
         compiled=_with_inner(compiled, tree.parent),
-        numbers=numbers_of_layers(tree, calls, nodes.layer, nodes.numbers, measured),
+        numbers=numbers_of_layers(tree, on_device(calls), nodes.layer, nodes.numbers, measured),
     )
 
 

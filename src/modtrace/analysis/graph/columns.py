@@ -202,6 +202,7 @@ class Graph:
     nodes: Nodes
     edges: Edges
     tensors: Tensors
+    device_times: bool = False  # durations are times of devices
 
     @cached_property
     def first_node(self) -> Rows:

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...recording.schema import schema
 from ..step.calls import Column, Rows
+from ..step.device_times import on_device
 from ..step.ops import StepOps
 from .columns import CALL, NODE_KINDS, NONE, Edges, Tensors
 from .costs import empty_numbers
@@ -56,7 +57,7 @@ def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
         phase=tree.phase[rows],
         start_ns=calls.start_ns[call],
         raised=calls.raised[call].astype(bool),
-        numbers=replace(empty_numbers(len(rows)), duration_ns=calls.duration_ns[call]),
+        numbers=replace(empty_numbers(len(rows)), duration_ns=on_device(calls).duration_ns[call]),
         names=types,
     )
 

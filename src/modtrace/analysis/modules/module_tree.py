@@ -13,6 +13,7 @@ from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import nonfinite_steps
 from ..step.calls import Rows, phase_codes, read_calls
 from ..step.chosen_step import ShownStep, choose_step
+from ..step.device_times import has_device_times, on_device, step_on_device
 from ..step.placement import NOWHERE, Placer, TreePlace, label_places, merge_wrappers, name_roots
 from ..step.times import NO_CALLS, CallTimes, PhaseTimes
 from .compilations import Compilations, read_compilations
@@ -70,6 +71,11 @@ class ModuleTree(ByPhase[PhaseTimes]):
     outside_ns: int | None  # the part of the step in which no call ran; None: not known
     backward_recorded: bool  # some step of the recording has backward calls, or was to have them
     ops_recorded: bool = False  # ops were to be recorded: recording each of them takes a part of the times
+    device_times: bool = (
+        False  # times are those of devices, not those at which the host has issued their work
+    )
+    device_step_ns: int | None = None  # from the first of these times in the step to the last
+    lacks_device_times: bool = False  # they were to be recorded, and none is known in the step
     notes: tuple[Note, ...] = ()  # why steps were written, or were not
     nonfinite_steps: tuple[int, ...] = ()  # of all steps, those in which NaN or infinite values were measured
     compilations: Compilations | None = None  # of all steps: what torch.compile did; None: nothing
@@ -95,7 +101,8 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     calls = read_calls(table, number, also=values.call_id)
     modules = merge_wrappers(data.table("modules").to_pylist())
     placer = Placer(modules)
-    times = CallTimes(calls, shown, placer)
+    on_clock = step_on_device(shown, calls)
+    times = CallTimes(on_device(calls), on_clock, placer)
     summaries = summarize_values(values, calls, times.placed, placer)
     return ModuleTree(
         command=data.meta.argv,
@@ -107,6 +114,9 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         outside_ns=times.outside_ns(),
         backward_recorded=_has_backward(data),
         ops_recorded=bool(data.meta.options.get("ops")),
+        device_times=has_device_times(calls),
+        device_step_ns=on_clock.duration_ns if on_clock is not None and on_clock is not shown else None,
+        lacks_device_times=bool(data.meta.options.get("device_times")) and not has_device_times(calls),
         nonfinite_steps=tuple(nonfinite_steps(measured, data.table("sites"))),
         compilations=read_compilations(data, modules),
     )

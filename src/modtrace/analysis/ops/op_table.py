@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from ...recording.protocols import RecordingData
 from ..step.chosen_step import ShownStep
-from ..step.ops import PlaceName, read_step_ops
+from ..step.device_times import has_device_times, step_on_device
+from ..step.ops import PlaceName, StepOps, read_step_ops
 from .compiled import CompiledInside, find_compiled_before, read_compiled
 from .groups import Group, GroupedBy, group_ops
 from .sums import PhaseSums, sum_ops
@@ -42,6 +43,8 @@ class OpTable:
     recorded: bool  # some step of the recording has ops
     rows: tuple[OpRow, ...]
     sums: PhaseSums  # of all rows
+    device_times: bool = False  # times are those of devices
+    device_step_ns: int | None = None  # from the first time of a device in the calls of the step to the last
     compiled: tuple[CompiledInside, ...] | None = None  # the ops inside of compiled code, which have no times
     compiled_before: tuple[str, ...] | None = None  # modules of which these are not known
 
@@ -77,11 +80,19 @@ def build_op_table(
         by=by,
         phase=phase,
         recorded=ops.recorded,
+        device_times=ops.device_times,
+        device_step_ns=_device_step_ns(ops),
         rows=tuple(sorted(rows, key=_cost)),
         sums=total,
         compiled_before=find_compiled_before(data, step=None if ops.step is None else ops.step.step),
         compiled=read_compiled(data, step=None if ops.step is None else ops.step.step, phase=phase),
     )
+
+
+def _device_step_ns(ops: StepOps) -> int | None:
+    calls = ops.placed.calls
+    on_clock = step_on_device(ops.step, calls)
+    return on_clock.duration_ns if on_clock is not None and has_device_times(calls) else None
 
 
 def _cost(row: OpRow) -> tuple[int, int, str, str]:

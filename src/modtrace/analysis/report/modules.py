@@ -84,7 +84,13 @@ def list_modules(tree: ModuleTree) -> ModuleRows:
 
 
 def tabulate_modules(
-    rows: ModuleRows, ops: OpTable, memory: MemoryTable, outputs: Outputs, origins: Collection[int]
+    rows: ModuleRows,
+    ops: OpTable,
+    memory: MemoryTable,
+    outputs: Outputs,
+    origins: Collection[int],
+    *,
+    device_times: bool = False,
 ) -> ReportTable:
     """Returns the table.
 
@@ -94,6 +100,7 @@ def tabulate_modules(
         memory: what the modules save for backward.
         outputs: dtype and shape of what each module returned.
         origins: the rows of modules in which NaN or infinite values came up.
+        device_times: the times of the tree are those of devices.
     """
     nodes = rows.nodes
     columns = [
@@ -107,7 +114,7 @@ def tabulate_modules(
         _count("count", "modules", [each.count for each in nodes]),
         _count("parameters", "parameters", [each.parameters for each in nodes], default=True, overlay=True),
         _count("calls", "calls", [each.calls for each in nodes], overlay=True),
-        *_times(nodes),
+        *_times(nodes, "device " if device_times else ""),
         *_costs(rows, ops),
         *_memory(rows, memory),
         *_values(nodes),
@@ -122,7 +129,7 @@ def _count(name: str, label: str, values: Sequence[int | None], **more: Any) -> 
     return number_column(name, label, "count", codes, aggregate="sum", **more)
 
 
-def _times(nodes: Sequence[ModuleNode]) -> Iterator[ReportColumn]:
+def _times(nodes: Sequence[ModuleNode], clock: str) -> Iterator[ReportColumn]:
     for measure, of, about in _TIMES:
         by_phase = {
             phase: optional(
@@ -136,11 +143,22 @@ def _times(nodes: Sequence[ModuleNode]) -> Iterator[ReportColumn]:
         known = {phase: each for phase, each in by_phase.items() if not np.isnan(each).all()}
         if len(known) > 1:
             yield _measured(
-                measure, measure, "seconds", _add(known.values()), about=about, default=of == _SELF
+                measure,
+                f"{clock}{measure}",
+                "seconds",
+                _add(known.values()),
+                about=about,
+                default=of == _SELF,
             )
         for phase, each in known.items():
             yield _measured(
-                measure, f"{measure} {phase}", "seconds", each, phase=phase, about=about, default=of != _SELF
+                measure,
+                f"{clock}{measure} {phase}",
+                "seconds",
+                each,
+                phase=phase,
+                about=about,
+                default=of != _SELF,
             )
 
 

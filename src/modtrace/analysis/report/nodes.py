@@ -70,7 +70,7 @@ def tabulate_nodes(
         number_column("order", "order", "count", _first_orders(graph), nodes.order),
         number_column("twin", "goes back to", "node", layers.repeats, twin),
         *_folded(graph),
-        *_numbers(layers.numbers, nodes.numbers),
+        *_numbers(layers.numbers, nodes.numbers, "device time" if graph.device_times else "time"),
         number_column("start", "start", "seconds", *_starts(graph)),
         text_column("shape", "shape", _of_tensors(graph, graph.tensors.shape_texts)),
         text_column("dtype", "dtype", dtypes, kind="dtype", overlay=True, measure="dtype"),
@@ -161,7 +161,7 @@ def _folded(graph: Graph) -> tuple[ReportColumn, ReportColumn]:
     )
 
 
-def _numbers(layers: Numbers, nodes: Numbers) -> list[ReportColumn]:
+def _numbers(layers: Numbers, nodes: Numbers, time_label: str) -> list[ReportColumn]:
     def joined(name: str) -> Column:
         return np.concatenate([getattr(layers, name), getattr(nodes, name)])
 
@@ -171,7 +171,7 @@ def _numbers(layers: Numbers, nodes: Numbers) -> list[ReportColumn]:
     more: dict[str, Any] = {"overlay": True, "aggregate": "sum"}
     return [
         number_column(
-            "time", "time", "seconds", seconds(np.where(took_ns, took_ns, NONE)), measure="time", **more
+            "time", time_label, "seconds", seconds(np.where(took_ns, took_ns, NONE)), measure="time", **more
         ),
         number_column("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **more),
         number_column("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **more),

@@ -96,6 +96,7 @@ class _ShownStep:
     cut: GraphCut
     timeline: Timeline | None  # of the steps around it
     compilations: Compilations | None
+    device_times: bool  # the times of modules are those of devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,8 @@ def _show_step(data: RecordingData, limits: Limits, steps: Column, step: int | N
     rows = list_modules(tree)
     graph = build_graph(data, step=number)
     timeline = _build_timeline(data, steps, limits.spans, number)
-    return _ShownStep(number, rows, graph, cut_graph(graph, limits.nodes), timeline, tree.compilations)
+    cut = cut_graph(graph, limits.nodes)
+    return _ShownStep(number, rows, graph, cut, timeline, tree.compilations, tree.device_times)
 
 
 def _choose_series(data: RecordingData, limits: Limits, kept: int | None) -> _ShownSeries:
@@ -138,7 +140,9 @@ def _tabulate_step(
     ops, memory = build_op_table(data, step=number), build_memory_table(data, step=number)
     outputs = _outputs(measured, number)
     tables = {
-        "modules": tabulate_modules(shown.rows, ops, memory, outputs, origins[0]),
+        "modules": tabulate_modules(
+            shown.rows, ops, memory, outputs, origins[0], device_times=shown.device_times
+        ),
         "nodes": tabulate_nodes(data, graph, cut, index, origins[1]),
         "edges": tabulate_edges(graph, cut),
         "parameters": tabulate_parameters(measured, graph, index),
@@ -180,7 +184,7 @@ def _name(command: Sequence[str]) -> str:
 
 def _build_timeline(data: RecordingData, steps: Column, most: int, kept: int | None) -> Timeline | None:
     """Returns the timeline of the steps around `kept` with at most `most` spans together; None if there is none."""
-    calls, ops = (_count_by_step(data, name, steps) for name in ("calls", "ops"))
+    calls, ops = (_count_spans(data, name, steps) for name in ("calls", "ops"))
     for spans, with_ops in ((calls + ops + 1, True), (calls + 1, False)):
         window = choose_window(steps, spans, most, kept)
         if window is not None:
@@ -188,8 +192,12 @@ def _build_timeline(data: RecordingData, steps: Column, most: int, kept: int | N
     return None
 
 
-def _count_by_step(data: RecordingData, table: str, steps: Column) -> Column:
-    return np.bincount(np.searchsorted(steps, column_of(data.table(table), "step")), minlength=len(steps))
+def _count_spans(data: RecordingData, name: str, steps: Column) -> Column:
+    """Returns the number of spans in each step: one a row, and one more for its times of a device."""
+    table = data.table(name)
+    spans = 1 + (column_of(table, "device_end_ns") >= 0)
+    row = np.searchsorted(steps, column_of(table, "step"))
+    return np.bincount(row, weights=spans, minlength=len(steps)).astype(np.int64)
 
 
 def _tell_cut(graph: Graph, cut: GraphCut) -> Iterator[str]:

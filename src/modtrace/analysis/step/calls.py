@@ -27,6 +27,8 @@ _COLUMNS = (
     "start_ns",
     "end_ns",
     "overhead_ns",
+    "device_start_ns",
+    "device_end_ns",
     "raised",
 )
 
@@ -43,6 +45,8 @@ class Calls:
     start_ns: Column
     duration_ns: Column  # without what modtrace spent measuring inside; 0 where the end was not seen
     overhead_ns: Column  # what it spent: the call ended after both together
+    device_start_ns: Column  # -1 where it is not known, as the end
+    device_end_ns: Column
     ended: Column
     raised: Column
     in_step: Column  # False: a call of an earlier step that one of this step refers to
@@ -94,6 +98,8 @@ def _to_calls(table: pa.Table, step: int | None) -> Calls:
         start_ns=start_ns,
         duration_ns=took_ns - overhead_ns,
         overhead_ns=overhead_ns,
+        device_start_ns=column_of(table, "device_start_ns"),
+        device_end_ns=column_of(table, "device_end_ns"),
         ended=ended,
         raised=column_of(table, "raised"),
         in_step=column_of(table, "step") == step,

@@ -12,6 +12,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_calls
 from .chosen_step import ShownStep, choose_step
+from .device_times import durations_on_device
 from .inside import with_inside
 from .placement import Module, Placer, merge_wrappers, name_roots, place_calls
 
@@ -36,6 +37,8 @@ _COLUMNS = (
     "nth",
     "start_ns",
     "end_ns",
+    "device_start_ns",
+    "device_end_ns",
     "flops",
     "bytes_read",
     "bytes_written",
@@ -104,6 +107,7 @@ class StepOps:
     start_ns: Column
     duration_ns: Column  # 0 where the end was not seen
     ended: Column
+    device_times: bool  # the two columns before are about the times of devices
     flops: Column
     bytes_read: Column
     bytes_written: Column
@@ -218,6 +222,8 @@ def _to_columns(
     call = RowFinder(placed.calls.call_id)(call_id)
     ended = np.asarray(table["end_ns"].is_valid())
     start_ns = column_of(table, "start_ns")
+    of_device = durations_on_device(table)
+    duration_ns = np.where(ended, column_of(table, "end_ns") - start_ns, 0)
     name, names = dictionary_codes(table["name"])
     return StepOps(
         step=step,
@@ -232,8 +238,9 @@ def _to_columns(
         names=names,
         nth=column_of(table, "nth"),
         start_ns=start_ns,
-        duration_ns=np.where(ended, column_of(table, "end_ns") - start_ns, 0),
-        ended=ended,
+        duration_ns=duration_ns if of_device is None else of_device[0],
+        ended=ended if of_device is None else of_device[1],
+        device_times=of_device is not None,
         flops=column_of(table, "flops"),
         bytes_read=column_of(table, "bytes_read"),
         bytes_written=column_of(table, "bytes_written"),

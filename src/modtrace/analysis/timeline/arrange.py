@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.phase import OPTIMIZER
 from ..step.calls import Column, RowFinder, Rows, iterate_levels
-from .spans import LANE_KINDS, STEPS, Detail, SpanRows
+from .spans import DEVICE, LANE_KINDS, STEPS, Detail, SpanRows
 
 _NEVER_NS = np.iinfo(np.int64).max
 
@@ -76,7 +76,7 @@ class Lane:
     """A group of spans that nest, drawn below each other."""
 
     kind: str  # one of LANE_KINDS
-    thread: int | None  # counts up in the order the threads were first seen; None for the steps
+    thread: int | None  # counts up in the order the threads were first seen; None for steps and devices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,8 +152,9 @@ def _find_ends(rows: SpanRows) -> Column:
 
 
 def _find_around(rows: SpanRows, lane: Rows, end_ns: Column) -> Rows:
-    """Returns the parent of each span. Parents of steps, and of optimizers inside optimizers, are found by times."""
-    by_time = np.isin(rows.lane, (LANE_KINDS.index(STEPS), LANE_KINDS.index(OPTIMIZER))) & (rows.parent < 0)
+    """Returns the parent of each span. Those of steps, of optimizers, and on devices are found by times."""
+    lanes = [LANE_KINDS.index(kind) for kind in (STEPS, OPTIMIZER, DEVICE)]
+    by_time = np.isin(rows.lane, lanes) & (rows.parent < 0)
     at = np.flatnonzero(by_time)
     found = find_parents(lane[at], rows.start_ns[at], end_ns[at])
     parent: Rows = rows.parent.copy()

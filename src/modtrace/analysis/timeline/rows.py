@@ -24,6 +24,7 @@ class CallRows:
     """Calls as spans, with the columns that place ops in them."""
 
     spans: SpanRows
+    on_device: SpanRows  # those of which it is known when a device worked on them
     call_id: Column
     origin: Rows  # the forward of a backward, the call that a recompute repeats; -1 for none
     phase: Column
@@ -34,6 +35,7 @@ class OpSpans:
     """Ops as spans; `origin` is, in backward, the op whose node ran."""
 
     spans: SpanRows
+    on_device: SpanRows
     origin: Rows
 
 
@@ -60,6 +62,7 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
     )
     return CallRows(
         spans=spans,
+        on_device=spans.on_device(column_of(table, "device_start_ns"), column_of(table, "device_end_ns")),
         call_id=calls.call_id[rows],
         origin=_renumber(calls.repeats, kept),
         phase=calls.phase[rows],
@@ -107,19 +110,21 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
     end_ns = np.where(ended, column_of(table, "end_ns"), start_ns)
     call = RowFinder(calls.call_id)(column_of(table, "call_id"))
     parent, lane = _put(call, column_of(table, "thread"), phase, start_ns, end_ns, calls.spans)
+    spans = SpanRows(
+        name=Detail("name", *dictionary_codes(table["name"])),
+        step=column_of(table, "step"),
+        thread=column_of(table, "thread"),
+        lane=lane,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        ended=ended,
+        parent=parent,
+        row_id=column_of(table, "op_id"),
+        details=_tell_ops(table, phase, call, calls.spans.name),
+    )
     return OpSpans(
-        spans=SpanRows(
-            name=Detail("name", *dictionary_codes(table["name"])),
-            step=column_of(table, "step"),
-            thread=column_of(table, "thread"),
-            lane=lane,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            ended=ended,
-            parent=parent,
-            row_id=column_of(table, "op_id"),
-            details=_tell_ops(table, phase, call, calls.spans.name),
-        ),
+        spans=spans,
+        on_device=spans.on_device(column_of(table, "device_start_ns"), column_of(table, "device_end_ns")),
         origin=RowFinder(column_of(table, "op_id"))(column_of(table, "forward_op_id")),
     )
 

@@ -12,8 +12,9 @@ from ..step.calls import Column, Rows, join_columns
 # Kinds of lanes.
 STEPS = "steps"
 OUTSIDE = "outside of modules"  # ops without a call, or seen at another time than their call
+DEVICE = "device"  # when devices worked on calls and ops; of no thread
 #: The kinds of lanes, in the order from top to bottom for each thread.
-LANE_KINDS = (STEPS, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER, OUTSIDE)
+LANE_KINDS = (STEPS, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER, OUTSIDE, DEVICE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,23 @@ class SpanRows:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def on_device(self, start_ns: Column, end_ns: Column) -> "SpanRows":
+        """Returns spans in the lane of devices, with other times; those with a negative time are left out."""
+        rows = np.flatnonzero((start_ns >= 0) & (end_ns >= 0))
+        no = np.full(len(rows), -1, np.int64)
+        return SpanRows(
+            name=self.name.take(rows),
+            step=self.step[rows],
+            thread=no,
+            lane=np.full(len(rows), LANE_KINDS.index(DEVICE)),
+            start_ns=start_ns[rows],
+            end_ns=end_ns[rows],
+            ended=np.ones(len(rows), bool),
+            parent=no,
+            row_id=self.row_id[rows],
+            details=tuple(detail.take(rows) for detail in self.details),
+        )
 
 
 def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:

@@ -11,9 +11,11 @@ from ...recording.protocols import RecordingData
 from ..step.calls import Column, Rows, column_of
 from ..step.chosen_step import name_steps
 from ..step.ops import has_ops
-from .arrange import Arranged, Lane, Spans, arrange
+from .arrange import SPAN_KINDS, Arranged, Lane, Spans, arrange
 from .rows import CallRows, OpSpans, read_call_rows, read_op_rows, read_step_rows
 from .spans import join_rows
+
+_CALL, _OP, _STEP = (SPAN_KINDS.index(kind) for kind in ("call", "op", "step"))
 
 #: What an arrow leads to from a forward.
 FLOW_KINDS = (BACKWARD, RECOMPUTE)
@@ -47,6 +49,7 @@ class Timeline:
     spans: Spans
     flows: Flows
     lacks_backward: bool  # a training step is shown, and the times of its backward were not recorded
+    lacks_device_times: bool = False  # they were to be recorded, and none is known
 
 
 def build_timeline(
@@ -70,9 +73,10 @@ def build_timeline(
     wanted = _choose(data, steps)
     calls = read_call_rows(data, wanted)
     of_ops = read_op_rows(data, wanted if ops else (), calls)
-    parts = (calls.spans, of_ops.spans, read_step_rows(data, wanted, (calls.spans, of_ops.spans)))
-    kind = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
-    arranged = arrange(join_rows(parts, parents=(0, 0, 2)), kind)
+    of_steps = read_step_rows(data, wanted, (calls.spans, of_ops.spans))
+    parts = (calls.spans, of_ops.spans, of_steps, calls.on_device, of_ops.on_device)
+    kind = np.repeat([_CALL, _OP, _STEP, _CALL, _OP], [len(part) for part in parts])
+    arranged = arrange(join_rows(parts, parents=(0, 0, 2, 3, 4)), kind)
     meta, start_ns = data.meta, arranged.start_ns
     return Timeline(
         command=meta.argv,
@@ -89,6 +93,7 @@ def build_timeline(
         spans=arranged.spans,
         flows=_find_flows(calls, of_ops if op_flows else None, arranged),
         lacks_backward=_lacks_backward(data, calls, wanted),
+        lacks_device_times=bool(data.meta.options.get("device_times")) and not len(calls.on_device),
     )
 
 

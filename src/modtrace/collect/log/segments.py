@@ -114,8 +114,8 @@ class Segment:
     __slots__ = (
         "__weakref__", "_children", "_counts", "_events", "_open_calls", "_ranked", "_structure",
         "around", "call_tensors", "context", "device_events", "first_id", "first_seq", "handover", "holders",
-        "inside", "last_seq", "log", "outer", "owners", "phase", "region", "repeats", "task", "trigger", "trigger_seq", "watches",
-        "with_grad",
+        "inside", "last_seq", "log", "outer", "owners", "phase", "region", "repeats", "task", "trigger",
+        "trigger_seq", "watches", "with_grad",
     )  # fmt: skip
 
     def __init__(self, log: "Any", context: CallContext, first_seq: int, task: int, with_grad: bool) -> None:

@@ -23,8 +23,8 @@ class OpBatch:
     """Ops with the tensors that they used, or at least the arguments and outputs of outermost calls."""
 
     __slots__ = (
-        "arguments", "at_roots", "compiled_runs", "device_events", "events", "first_tensor", "leaves", "measured", "op_runs",
-        "owners", "python_names", "sources", "start_ns", "tensors", "used",
+        "arguments", "at_roots", "compiled_runs", "device_events", "events", "first_tensor", "leaves", "measured",
+        "op_runs", "owners", "python_names", "sources", "start_ns", "tensors", "used",
     )  # fmt: skip
 
     def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:

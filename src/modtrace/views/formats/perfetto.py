@@ -23,9 +23,16 @@ _SEPARATOR = ",\n"
 
 
 def describe_missing(timeline: Timeline) -> str | None:
-    """Returns why the backward has no calls; None where it has some, or nothing ran backward."""
-    if not timeline.lacks_backward:
-        return None
+    """Returns what was not recorded: the times of backward calls, or those of devices; None if nothing lacks."""
+    lacking = "no device times are shown: nothing worked on a CUDA device that was timed."
+    parts = [
+        _describe_no_backward() if timeline.lacks_backward else "",
+        lacking if timeline.lacks_device_times else "",
+    ]
+    return " ".join(filter(None, parts)) or None
+
+
+def _describe_no_backward() -> str:
     options = choose_phrase(
         python="backward_times=True or ops=True", command_line="modtrace record --backward-times or --ops"
     )

@@ -53,6 +53,8 @@ _LEGEND: Legend = (
     ),
 )
 
+DEVICE_TIMES_NOTE = "device time: from when a device could begin an op until it had ended it"
+
 #: What columns that have no sum end with.
 _END = [Text("")]
 
@@ -93,7 +95,10 @@ def _columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
     columns = [
         *_name_columns(table, rows),
         Column("ops", [Text(str(each.ops)) for each in sums]),
-        Column("time", [Text(format_time(each.time_ns)) for each in sums]),
+        Column(
+            "device time" if table.device_times else "time",
+            [Text(format_time(each.time_ns)) for each in sums],
+        ),
         Column(
             "%", [Text("" if row.share is None else format_share(row.share), "dim") for row in rows] + _END
         ),
@@ -156,7 +161,9 @@ def _notes(table: OpTable, row: OpRow) -> Text:
     notes = [
         f"forward in step {row.call_step}" if row.call_step not in (None, step) else "",
         f"raised {sums.raised}x" if sums.raised else "",
-        f"end not seen {sums.unfinished}x" if sums.unfinished else "",
+        f"{'no device time' if table.device_times else 'end not seen'} {sums.unfinished}x"
+        if sums.unfinished
+        else "",
     ]
     return Text.join((Text(note, "yellow") for note in notes if note), "; ")
 
@@ -175,8 +182,10 @@ def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[T
     hidden = [row.sums.together.time_ns for row in table.rows[shown:]]
     if hidden:
         lines.append(Text(f"{count_of(len(hidden), 'more row')} with {format_time(sum(hidden))}", "dim"))
+    if table.device_times:
+        lines.append(Text(DEVICE_TIMES_NOTE, "dim"))
     if table.phase is None and table.step is not None and table.step.duration_ns is not None:
-        lines.append(Text(_describe_uncovered(table.sums.together.time_ns, table.step.duration_ns), "dim"))
+        lines.append(Text(_describe_uncovered(table, table.step.duration_ns), "dim"))
     if table.by == "module":
         lines.append(Text(OWN_NOTE, "dim"))
     lines += explain_columns(_LEGEND, columns.titles)
@@ -186,6 +195,12 @@ def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[T
     return lines
 
 
-def _describe_uncovered(ops_ns: int, step_ns: int) -> str:
+def _describe_uncovered(table: OpTable, step_ns: int) -> str:
     """Returns what the sum of all ops is of the step, and where the rest of the step went."""
-    return f"all: {format_time(ops_ns)} of {format_time(step_ns)}; the rest is Python between ops and recording them"
+    all_ns, rest = table.sums.together.time_ns, "Python between ops and recording them"
+    if table.device_times:
+        step_ns, rest = (
+            table.device_step_ns or step_ns,
+            "kernels of no op, or a device that waits for the host",
+        )
+    return f"all: {format_time(all_ns)} of {format_time(step_ns)}; the rest is {rest}"

@@ -40,12 +40,21 @@ OPS_NOTE = "times contain the recording of each op: without --ops (ops=True) the
 #: Shown where both have columns: a checkpointed block is recomputed when its backward first needs a tensor.
 RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
 
+#: Shown where times of devices were to be recorded.
+NO_DEVICE_TIMES = "no device times: nothing in this step worked on a CUDA device that was timed"
+
 #: Columns left out in this order where the width does not suffice.
-_DISPENSABLE = ("self", "%", *DISPENSABLE_VALUES, "params", "type", "calls", "recompute", "backward")
+_DISPENSABLE = (
+    "self", "%", *DISPENSABLE_VALUES, "params", "type", "calls",
+    "recompute", "device recompute", "backward", "device backward",
+)  # fmt: skip
 
 _TIMES_LEGEND: Legend = (
     ((("self",), "self: without the modules inside"), (("%",), "%: of the time of the step")),
 )
+
+#: Shown beside the columns of device times.
+DEVICE_TIMES_NOTE = "device: from when a device could begin what a call issued until it had done it"
 
 
 def render_module_tree(
@@ -162,14 +171,14 @@ class _Row:
 
 
 def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, below: bool) -> list[Column]:
-    rows = [row for line in lines for row in _rows_of(line, slots, below)]
+    rows = [row for line in lines for row in _rows_of(line, tree, slots, below)]
     columns = [
         Column("module", [_label_cell(row) for row in rows], right=False),
         Column("type", [_cell(row, printable(row.node.type)) for row in rows], right=False),
         Column("calls", [_cell(row, str(row.node.calls or "")) for row in rows]),
     ]
     for phase in _phases(tree):
-        columns += _phase_columns(phase, [_times_of(row, phase) for row in rows])
+        columns += _phase_columns(_title(phase, tree), [_times_of(row, phase) for row in rows])
     columns += [
         Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
         *value_columns([row.node.values if row.shows == "node" else row.slot for row in rows]),
@@ -183,11 +192,15 @@ def _phases(tree: ModuleTree) -> list[str]:
     return [phase for phase in MODULE_PHASES if tree.phase(phase).calls]
 
 
-def _rows_of(line: TreeLine, slots: bool, below: bool) -> Iterator[_Row]:
+def _title(phase: str, tree: ModuleTree) -> str:
+    return f"device {phase}" if tree.device_times else phase
+
+
+def _rows_of(line: TreeLine, tree: ModuleTree, slots: bool, below: bool) -> Iterator[_Row]:
     if line.node.role == "inside":
         yield _Row(line.guides, line.node, "heading")
         return
-    notes = _notes(line.node)
+    notes = _notes(line.node, "no device time" if tree.device_times else "end not seen")
     beside = _NO_NOTE if below or not notes else notes.pop(0)
     yield _Row(line.guides, line.node, "node", note=beside)
     for note in notes:
@@ -227,11 +240,11 @@ def _times_of(row: _Row, phase: str) -> PhaseTimes:
     return PhaseTimes(total_ns=extremes.get(row.shows) or 0)
 
 
-def _phase_columns(phase: str, times: Sequence[PhaseTimes]) -> list[Column]:
+def _phase_columns(title: str, times: Sequence[PhaseTimes]) -> list[Column]:
     totals = [format_time(each.total_ns) if each.calls or each.total_ns else "" for each in times]
     shares = ["" if each.share is None else format_share(each.share) for each in times]
     return [
-        Column(phase, [Text(total) for total in totals]),
+        Column(title, [Text(total) for total in totals]),
         Column("self", [Text(format_time(each.self_ns) if each.calls else "", "dim") for each in times]),
         Column("%", [Text(share, "dim") for share in shares]),
     ]
@@ -241,13 +254,13 @@ def _format_parameters(node: ModuleNode) -> str:
     return format_count(node.parameters) if node.parameters else ""
 
 
-def _notes(node: ModuleNode) -> list[Text]:
+def _notes(node: ModuleNode, untimed: str) -> list[Text]:
     raised = sum(node.phase(phase).raised for phase in MODULE_PHASES)
     unfinished = sum(node.phase(phase).unfinished for phase in MODULE_PHASES)
     notes = [
         f"shared with {printable(node.same_as)}" if node.same_as is not None else "",
         f"raised {raised}x" if raised else "",
-        f"end not seen {unfinished}x" if unfinished else "",
+        f"{untimed} {unfinished}x" if unfinished else "",
     ]
     return [*describe_nonfinite(node.values), *(Text(note, "yellow") for note in notes if note)]
 
@@ -259,7 +272,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
         Column("calls", [Text(str(row.forward.calls or "")) for row in rows]),
     ]
     for phase in _phases(tree):
-        columns += _phase_columns(phase, [row.phase(phase) for row in rows])
+        columns += _phase_columns(_title(phase, tree), [row.phase(phase) for row in rows])
     return columns
 
 
@@ -271,10 +284,15 @@ def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
     if tree.outside_ns is not None:
         lines.append(_describe_rest("outside of modules", tree.outside_ns, tree))
-    if {"recompute", "backward"} <= titles:
+    if {_title("recompute", tree), _title("backward", tree)} <= titles:
         lines.append(Text(RECOMPUTE_NOTE, "dim"))
     lines += explain_columns([*_TIMES_LEGEND, *VALUES_LEGEND], titles)
-    if tree.ops_recorded:
+    if tree.device_times:
+        step = f"; the step took it {format_time(tree.device_step_ns)}" if tree.device_step_ns else ""
+        lines.append(Text(f"{DEVICE_TIMES_NOTE}{step}", "dim"))
+    if tree.lacks_device_times:
+        lines.append(Text(NO_DEVICE_TIMES, "dim"))
+    if tree.ops_recorded and not tree.device_times:
         lines.append(Text(OPS_NOTE, "dim"))
     if tree.roots and not tree.backward_recorded:
         lines.append(Text(BACKWARD_HINT, "dim"))
@@ -282,6 +300,6 @@ def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
 
 
 def _describe_rest(name: str, time_ns: int, tree: ModuleTree) -> Text:
-    step_ns = tree.step.duration_ns if tree.step else None
+    step_ns = tree.device_step_ns if tree.device_times or not tree.step else tree.step.duration_ns
     share = f" {format_share(time_ns / step_ns):>7}" if step_ns else ""
     return Text(f"{name:<18}{format_time(time_ns):>8}{share}")
