@@ -126,6 +126,7 @@ def variants() -> dict[str, Variant]:
         "hooks that take std()": std_hooks,
         "calls alone": lambda model: recorded(model, values=None),
         "calls and backward times": lambda model: recorded(model, values=None, backward_times=True),
+        "calls with device times": lambda model: recorded(model, values=None, device_times=True),
         "outputs and gradients": lambda model: recorded(model, exclude=["**.weight", "**.bias"]),
         "default": lambda model: recorded(model),
         'default, steps="::10"': lambda model: recorded(model, steps="::10"),

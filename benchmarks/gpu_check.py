@@ -33,6 +33,7 @@ DTYPES = [
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "backward times": {"backward_times": True},
+    "device times": {"backward_times": True, "device_times": True},
     "ops": {"ops": True},
     "tier 2, hash, sketch, ops": {"values": modtrace.Capture(stats=2, hash=True, sketch=True), "ops": True},
 }
@@ -317,6 +318,53 @@ def check_nonfinite() -> str:
     return "the planted op is named"
 
 
+class WithLoss(nn.Module):
+    """A model whose step works on nothing outside of its calls and the optimizer's."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.net(ids).flatten(0, 1), ids.flatten())
+
+
+def check_device_times() -> str:
+    """Compares the times of a device with the wall time of steps that the device is too slow for."""
+    work, steps = gpu.Work(gpu.SIZES["1.34B"]), 10
+    model = WithLoss(work.model)
+
+    def step() -> None:
+        work.optimizer.zero_grad()
+        model(work.ids).backward()
+        work.optimizer.step()
+
+    with modtrace.record(model, values=None, backward_times=True, device_times=True, strict=True) as rec:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        wall_ns = (time.perf_counter_ns() - start) / steps
+    rows = {row["call_id"]: row for row in rec.table("calls").to_pylist()}
+    unknown = sum(row["device_end_ns"] is None for row in rows.values())
+    require(not unknown, f"{unknown} of {len(rows)} calls have no times")
+    for row in rows.values():
+        path, outer = (row["module_id"], row["phase"]), rows.get(row["parent_call_id"], row)
+        require(row["device_start_ns"] <= row["device_end_ns"], f"{path} ends before it begins")
+        require(row["device_start_ns"] >= row["start_ns"] - 1_000_000, f"{path} begins before it is issued")
+        is_inside = outer["device_start_ns"] <= row["device_start_ns"] <= outer["device_end_ns"]
+        is_inside = is_inside and row["device_end_ns"] <= outer["device_end_ns"]
+        require(is_inside, f"{path} is not inside the call around it")
+    outermost = [row for row in rows.values() if row["parent_call_id"] is None and row["step"] >= 3]
+    sum_ns = sum(row["device_end_ns"] - row["device_start_ns"] for row in outermost) / steps
+    require(0.9 <= sum_ns / wall_ns <= 1.1, f"{sum_ns / 1e6:.1f} of {wall_ns / 1e6:.1f} ms a step")
+    late_ms = max(row["device_start_ns"] - row["start_ns"] for row in rows.values()) / 1e6
+    return f"{sum_ns / 1e6:.1f} of {wall_ns / 1e6:.1f} ms a step, up to {late_ms:.1f} ms behind the host"
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "statistics equal the CPU's": check_statistics,
     "bits of training": check_bits,
@@ -326,6 +374,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "streams and threads": check_streams_and_threads,
     "captures of CUDA graphs": check_captures,
     "first non-finite value": check_nonfinite,
+    "times of the device": check_device_times,
 }
 
 NOT_TRIED = ["several devices", "ROCm", "other accelerators"]
