@@ -147,14 +147,25 @@ def test_a_module_runs_as_python_m_runs_it(tmp_path):
 
 
 def test_options_reach_the_recording(tmp_path):
-    options = ["--steps", "1:4:2", "--backward-times", "--include", "re:^0$", "--exclude", "1"]
-    run(tmp_path, "record", "--to", "run", *options, "train.py", script=TRAIN)
+    options = [
+        "--steps",
+        "1:4:2",
+        "--backward-times",
+        "--device-times",
+        "--include",
+        "re:^0$",
+        "--exclude",
+        "1",
+    ]
+    done = run(tmp_path, "record", "--to", "run", *options, "train.py", script=TRAIN)
+    assert "no device times: nothing worked on a CUDA device that was timed" in done.stderr
     rec = modtrace.open_recording(tmp_path / "run")
     assert rec.table("steps").column("step").to_pylist() == [1, 3]
     assert "backward" in set(rec.table("calls").column("phase").to_pylist())
     assert rec.meta.options == {
         "steps": "1:4:2",
         "backward_times": True,
+        "device_times": True,
         "ops": None,
         "values": "stats",
         "include": ["re:^0$"],

@@ -70,6 +70,7 @@ class SimulatedDevices:
         self.asked = 0  # calls of any method
         self.failing: str | None = None  # what raises
         self.is_capturing = False
+        self._aside_until_ns = 0
         self._busy_until_ns: dict[tuple[int, int], int] = defaultdict(int)
         self._stream = 0
 
@@ -90,6 +91,10 @@ class SimulatedDevices:
             yield
         finally:
             self._stream = before
+
+    def block_aside(self, seconds: float) -> None:
+        """Keeps the stream on which nothing else should run from being worked on."""
+        self._aside_until_ns = self.time.now_ns + int(seconds * 1e9)
 
     # What stands for `TorchEvents`.
 
@@ -114,7 +119,7 @@ class SimulatedDevices:
 
     def record_aside(self, event: SimulatedEvent | None, device: int) -> SimulatedEvent:
         self._ask("record_aside")
-        return self._record(event, device, self.time.now_ns + 8_000)
+        return self._record(event, device, max(self.time.now_ns + 8_000, self._aside_until_ns))
 
     def has_passed(self, event: SimulatedEvent) -> bool:
         self._ask("has_passed")
