@@ -98,6 +98,10 @@ class SimulatedDevices:
 
     # What stands for `TorchEvents`.
 
+    def is_in_use(self) -> bool:
+        self._ask("is_in_use")
+        return True
+
     def device_of(self, values) -> int:
         self._ask("device_of")
         for value in values:

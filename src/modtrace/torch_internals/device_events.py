@@ -22,13 +22,16 @@ class TorchEvents:
         self._streams: dict[tuple[int, int], Any] = {}  # by device and handle: torch takes 2 us to make one
         self._aside: dict[int, Any] = {}
 
+    def is_in_use(self) -> bool:
+        """Returns whether the program uses a device. 0.1 us."""
+        is_in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return is_in_use
+
     def device_of(self, values: Iterable[object]) -> int:
         """Returns the index of the device of the first tensor that is on one; -1 if there is none. 0.4 us.
 
         Of a list among the values, the first element counts.
         """
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return -1
         if has_function_modes():
             with DisableTorchFunction():
                 return _first_device(values)

@@ -52,9 +52,10 @@ def test_device_is_that_of_the_first_tensor_that_is_on_one(events):
     assert events.device_of({"a": on_cuda(3, parameter=True)}.values()) == 3
 
 
-def test_where_cuda_is_not_in_use_nothing_is_looked_at():
-    assert TorchEvents().device_of(iter([])) == -1
-    assert not torch.cuda.is_initialized()
+def test_cuda_is_in_use_once_torch_has_initialized_it(events, monkeypatch):
+    assert events.is_in_use()
+    monkeypatch.undo()
+    assert events.is_in_use() is torch.cuda.is_initialized()
 
 
 def test_function_modes_of_the_user_see_nothing(events):

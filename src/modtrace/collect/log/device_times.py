@@ -119,13 +119,13 @@ class DeviceTimes(Listener):
 
     def record_for(self, values: Iterable[object]) -> DeviceEvent | None:
         """Records an event on the current stream of the first device that has one of the values."""
-        return self.record(self._find_device(values)) if self.is_on else None
-
-    def _find_device(self, values: Iterable[object]) -> int:
+        if not self.is_on or not self._events.is_in_use():
+            return None
         try:
-            return self._events.device_of(values)
+            device = self._events.device_of(values)
         except Exception:  # raised by a class of the user's
-            return -1
+            return None
+        return self.record(device)
 
     def _record(self, device: int) -> DeviceEvent | None:
         queues = self._queues.get(device) or self._open(device)
@@ -176,12 +176,16 @@ class DeviceTimes(Listener):
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         segment = log.segment
-        if segment is None or log.context.outermost != id(module):
+        if segment is None or log.context.outermost != id(module) or not self._events.is_in_use():
             return
         events: SegmentEvents | None = segment.device_events
         if events is None:
             events = segment.device_events = SegmentEvents()
-        recorded = self.record(self._device_of_call(events, module, args))
+        try:
+            device = self._device_of_call(events, module, args)
+        except Exception:  # raised by a class of the user's
+            device = -1
+        recorded = self.record(device)
         events.open.append((log.context, recorded))
         if recorded is not None:
             events.by_event[len(log.contexts) - 1] = recorded
@@ -203,13 +207,14 @@ class DeviceTimes(Listener):
 
     def _device_of_call(self, events: SegmentEvents, module: nn.Module, args: Any) -> int:
         """Returns the index of the device of a call: that of its first argument, its parameters, or its caller."""
-        device = self._find_device(args)
+        device_of = self._events.device_of
+        device = device_of(args)
         if device < 0:
-            device = self._find_device(module._parameters.values())
+            device = device_of(module._parameters.values())
         if device < 0 and events.open:
             began = events.open[-1][1]
             return -1 if began is None else began.clock.device
-        return self._find_device(module.parameters()) if device < 0 else device
+        return device_of(module.parameters()) if device < 0 else device
 
     def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -232,14 +237,14 @@ class DeviceTimes(Listener):
 
         An event that a device does not pass, or that cannot be read because a CUDA graph is being captured, keeps NaN.
         """
-        waiting = [event for event in wanted if event.event is not None]
+        waiting = list(wanted)
         clocks = {event.clock for event in waiting}
-        pause_s, until_s, left = 2e-5, time.monotonic() + _PATIENCE_S, len(waiting)
-        while waiting and self.failure is None:
-            self._read_passed()
-            waiting = [event for event in waiting if event.event is not None]
-            if len(waiting) < left:
-                left, until_s = len(waiting), time.monotonic() + _PATIENCE_S
+        pause_s, until_s = 2e-5, 0.0
+        while self.failure is None:
+            if self._read_passed() or not until_s:
+                until_s = time.monotonic() + _PATIENCE_S
+            while waiting and waiting[-1].event is None:  # the last are the last to pass
+                waiting.pop()
             if not waiting or graph_captures.may_be_open or time.monotonic() > until_s:
                 break
             time.sleep(pause_s)
@@ -262,32 +267,38 @@ class DeviceTimes(Listener):
             finally:
                 self._reading.release()
 
-    def _read_passed(self) -> None:
-        """Reads the events that devices have passed, unless another thread does; it never waits for a device."""
+    def _read_passed(self) -> int:
+        """Reads the events that devices have passed, unless another thread does; it never waits for a device.
+
+        Returns:
+            how many it has read.
+        """
+        read = 0
         if self.failure is not None or not self._reading.acquire(blocking=False):
-            return
+            return read
         try:
             with graph_captures.device_work() as is_allowed:
                 for queues in list(self._queues.values()) if is_allowed else ():
-                    for waiting in list(queues.waiting.values()):
-                        self._read_queue(waiting, queues)
+                    read += sum(self._read_queue(queue, queues) for queue in list(queues.waiting.values()))
         except Exception as error:  # the device has failed
             self._fail(error)
         finally:
             self._reading.release()
+        return read
 
-    def _read_queue(self, waiting: deque[DeviceEvent], queues: _DeviceQueues) -> None:
+    def _read_queue(self, waiting: deque[DeviceEvent], queues: _DeviceQueues) -> int:
         # If the newest has passed, all have: to ask is 1 us.
         count = len(waiting)
         have_passed = count > 0 and self._events.has_passed(waiting[count - 1].event)
-        for _ in range(count):
+        for number in range(count):
             first = waiting[0]
             if not have_passed and not self._events.has_passed(first.event):
-                return
+                return number
             first.time_ns = queues.clock.read(first.event)
             waiting.popleft()
             event, first.event = first.event, None
             queues.free.append(event)
+        return count
 
 
 def times_between(

@@ -2,7 +2,7 @@
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.step_range import StepRange
-from ..steps.device_columns import device_events
+from ..steps.device_columns import count_device_events
 from ..steps.step import Step
 from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
@@ -57,7 +57,7 @@ class ReadySteps:
             self.steps.append(step)
             self.samples += sum(len(measured.sites) for measured in step.values)
             self.samples += sum(len(batch) for batch in step.ops)
-            self.samples += sum(1 for _ in device_events(step)) // _EVENTS_OF_SAMPLE
+            self.samples += count_device_events(step) // _EVENTS_OF_SAMPLE
         else:
             let_go(step)
 

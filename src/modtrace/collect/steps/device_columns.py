@@ -29,6 +29,15 @@ def device_events(step: Step) -> Iterator[DeviceEvent]:
         yield from filter(None, chain.from_iterable(batch.device_events.values()))
 
 
+def count_device_events(step: Step) -> int:
+    """Returns the number of events that were recorded for a step, nearly."""
+    segments = sum(
+        len(segment.device_events.by_event) for segment in step.segments if segment.device_events is not None
+    )
+    backwards = sum(len(backward.calls.began) for backward in step.backwards)
+    return segments + backwards + 2 * sum(len(batch.device_events) for batch in step.ops)
+
+
 def add_device_times(
     batches: Iterable[dict[str, Any]], steps: Sequence[Step], optimizer_ids: Sequence[int]
 ) -> None:
