@@ -355,7 +355,7 @@ def record(
             else is kept. Ops on other threads of the user's are not seen.
         steps: selects steps: `"START:STOP[:EVERY]"`, a range or a slice; None for all.
         backward_times: also records when each call's backward begins and ends (about 10 us per call).
-        device_times: also records when a CUDA device works on each call, and on each op with `ops` (some 5 us each).
+        device_times: also records when a CUDA device works on each call, and on each op with `ops` (some 10 us each).
             Other times are those at which the host issues work.
         overwrite: replaces a recording at `to`.
         strict: raises internal errors of modtrace instead of storing a mark in the recording.

@@ -65,7 +65,8 @@ class DeviceTimes(Listener):
     """Records events while a user wants times of devices. Nothing here waits for a device but `read`.
 
     An event is recorded right before the first kernel of a call is issued, and another one behind the last one, each on
-    the current stream of the device that the call works on. 5 us a call (estimated: no GPU has run it).
+    the current stream of the device that the call works on. A call takes 8 us for both on a shared 2-core machine with
+    events that do nothing; those of CUDA add 2 to 4 us (estimated: no GPU has run it).
     """
 
     def __init__(self, subscribers: Subscribers) -> None:
