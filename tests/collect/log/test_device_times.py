@@ -336,3 +336,17 @@ def test_two_recordings_share_events_and_one_without_the_option_has_no_times(dev
     )
     assert np.allclose(*both, rtol=0, atol=ERROR_NS)
     assert plain.table("calls")["device_end_ns"].null_count == 4
+
+
+def test_steps_on_disk_and_steps_that_were_held_have_times(devices, tmp_path):
+    model = three(devices)
+    with modtrace.record(model, tmp_path / "run", values=None, device_times=True, strict=True):
+        train(model, steps=3)
+    with modtrace.record(values=None, device_times=True, keep_last=2, strict=True) as held:
+        for _ in range(5):
+            model(torch.ones(2))
+            held.step()
+        held.dump()
+    on_disk = modtrace.open_recording(tmp_path / "run").table("calls")
+    assert (on_disk.num_rows, on_disk["device_end_ns"].null_count) == (3 * 4, 0)
+    assert (held.table("calls").num_rows, held.table("calls")["device_end_ns"].null_count) == (2 * 4, 0)
