@@ -27,12 +27,12 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own._base.__get__
 
 #: The set of dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`). Its 0.4 us tell whether a tensor is
 #: anything else than a strided one in CPU memory. None where torch lacks it.
-_dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
 
 
 def kind_of(tensor: torch.Tensor) -> int:
     """Returns the dispatch keys of the tensor as a number; -1 if torch does not tell."""
-    return -1 if _dispatch_keys is None else int(_dispatch_keys(tensor).raw_repr())
+    return -1 if dispatch_keys is None else int(dispatch_keys(tensor).raw_repr())
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def plain_kinds(device: str = "cpu") -> tuple[int, ...]:
 
     There are none where torch does not tell kinds.
     """
-    if _dispatch_keys is None:
+    if dispatch_keys is None:
         return ()
     with unseen():
         with torch.inference_mode(False):

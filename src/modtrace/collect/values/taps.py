@@ -178,13 +178,13 @@ class CallTaps(ValueSource):
                 for slot, tensor, note in _slots_of(values):
                     if tensor is None:
                         if seen.mark:
-                            sites.append((not_measured(note), seen.event, slot, seen.mark))
+                            sites += (not_measured(note), seen.event, slot, seen.mark)
                         continue
                     tap = self._tap_of(tensor, seen.measured)
                     if seen.mark:
                         name = seen.name(slot) if want.tensors or want.lazy else ""
                         tap.output = self._measurer.measure_wanted(tensor, want, name, tap.output)
-                        sites.append((tap.output, seen.event, slot, seen.mark))
+                        sites += (tap.output, seen.event, slot, seen.mark)
                     if seen.grad_mark:
                         self._watch_gradient(seen, tap, slot, tensor)
         except Exception as error:
@@ -243,7 +243,7 @@ class CallTaps(ValueSource):
                             return
                         gradient, tap = _seen_through(gradient, tap), tap.view
                     tap.task = task
-                    measured.sites.append((self._gradient_of(measured, gradient, tap), tap))
+                    measured.sites += (self._gradient_of(measured, gradient, tap), tap)
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, tap.segment.context.path)
@@ -266,7 +266,7 @@ class CallTaps(ValueSource):
         An addition passes its own gradient to both summands.
         """
         version = self._measurer.version_of(gradient)
-        known = measured.sites[-1][0] if measured.is_last(gradient, version) else None
+        known = measured.sites[-2] if measured.is_last(gradient, version) else None
         want = self._capture_masks.want(tap.mask)
         name = name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
         found = self._measurer.measure_wanted(gradient, want, name, known)
