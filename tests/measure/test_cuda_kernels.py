@@ -17,7 +17,7 @@ from modtrace.measure import cuda_kernels, measurer, rows
 from modtrace.measure.cpu_kernel import RawStatistics
 from modtrace.measure.cuda_kernels import Task
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.measurer import Measurer
+from modtrace.measure.measurer import Measurement, Measurer
 from modtrace.measure.memory import extent_of
 from modtrace.measure.rows import FIRST_INDEX, WIDTH, ArrivingRows
 from modtrace.torch_internals.modes import DisableTorchFunction
@@ -64,14 +64,15 @@ def rows_by_launcher(kernels, tensors: "list[torch.Tensor]", batch=None) -> "lis
     """Returns the rows; None if the launcher has launched nothing."""
     table, kinds = HostTable(len(tensors)), plain_kinds("cpu")
     device, dtype = tensors[0].device, tensors[0].dtype
-    launcher = cuda_kernels.launcher(kinds, lambda rows, row, *_: row, {device: kernels.path(table)})
+    launcher = cuda_kernels.launcher(kinds, Measurement, {device: kernels.path(table)})
     batches = None if batch is None else {device: {dtype: batch}}
     measured = [launcher.measure(tensor, batches) for tensor in tensors]
-    assert measured in (list(range(len(tensors))), [None] * len(tensors))
+    numbers = [found and found.row for found in measured]
+    assert numbers in (list(range(len(tensors))), [None] * len(tensors))
     if batch is not None and not kernels.launch(batch):
         assert not table.rows.any(), "nobody will write them"
         return None
-    return None if None in measured else list(table.rows)
+    return None if None in numbers else list(table.rows)
 
 
 def task_of(tensor: torch.Tensor, row: np.ndarray) -> Task:

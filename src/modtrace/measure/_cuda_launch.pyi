@@ -15,7 +15,7 @@ class Launcher:
         dispatch_keys: Callable[[Any], Any],
         tracing_state: Callable[[], Any],
         current_stream: Callable[[int], int],
-        make: Callable[..., Any],
+        kind: type,
         paths: Mapping[Any, tuple[Any, ...]],
     ) -> Launcher: ...
     def measure(self, tensor: Any, batches: Mapping[Any, Mapping[Any, Batch]] | None) -> Any: ...

@@ -86,18 +86,16 @@ def why_no_kernels() -> str | None:
     return None
 
 
-def launcher(
-    kinds: tuple[int, ...], make: Callable[..., Any], paths: dict[torch.device, tuple[Any, ...]]
-) -> Any:
+def launcher(kinds: tuple[int, ...], kind: type, paths: dict[torch.device, tuple[Any, ...]]) -> Any:
     """Returns a `Launcher` of _cuda_launch.c, which measures a tensor in 3 us where Python takes 5.
 
     Args:
         kinds: `kind_of` the tensors that it measures.
-        make: makes the measurement of rows, row, shape, dtype and note.
+        kind: the class of measurements: with rows, row, shape, dtype, note, start_ns and extra.
         paths: `CudaKernels.path` of each device.
     """
     types = torch.Tensor, torch.nn.Parameter
-    return driver.Launcher(types, kinds, dispatch_keys, tracing_state, current_stream, make, paths)
+    return driver.Launcher(types, kinds, dispatch_keys, tracing_state, current_stream, kind, paths)
 
 
 class _Program(NamedTuple):
@@ -196,7 +194,7 @@ class CudaKernels:
         return next(iter(self._problems.values()), None)
 
     def path(self, rows: ArrivingRows) -> tuple[Any, ...]:
-        """Returns a `Path` of _cuda_launch.c, which leads from a tensor on this device to a launch that writes a row."""
+        """Returns a `Path` of _cuda_launch.c: how tensors on this device are measured into rows."""
         forms = {dtype: format_of(dtype) for dtype in (*_KINDS, *_FLOAT8)}
         notes = {dtype: form.note for dtype, form in forms.items() if form is not None}
         return self.device.index, self._programs, notes, self._scratch, *rows.path()

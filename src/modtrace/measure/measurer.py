@@ -70,9 +70,14 @@ class Measurer:
     def measure(self, tensor: torch.Tensor) -> Measurement:
         """Measures a tensor. Call it inside `DisableTorchFunction()`."""
         try:
-            found = None if self._launcher is None else self._measure_at_once(tensor)
-            if found is not None:
-                return found
+            if self._launcher is not None and not graph_captures.may_be_open:
+                together = self._together.get(threading.get_ident()) if self._together else None
+                batches = None if together is None else together.batches
+                found: Measurement | None = self._launcher.measure(
+                    tensor, batches
+                )  # None: it is not contiguous, say
+                if found is not None:
+                    return found
             measure = self._plain.get(kind_of(tensor))
             # While `torch.jit.trace` runs, reading a shape would become part of the trace.
             if measure is not None and not is_uninitialized(tensor) and tracing_state() is None:
@@ -165,16 +170,6 @@ class Measurer:
         self._plain.update(dict.fromkeys(plain_kinds(device.type), self._measure_by_kernel))
         self._launcher = self._launcher or launcher(plain_kinds(device.type), Measurement, self._paths)
 
-    def _measure_at_once(self, tensor: torch.Tensor) -> Measurement | None:
-        """Returns the measurement of a contiguous tensor by a kernel that is there already; None of any other."""
-        if graph_captures.may_be_open:
-            return None
-        together = self._together.get(threading.get_ident()) if self._together else None
-        found: Measurement | None = self._launcher.measure(
-            tensor, None if together is None else together.batches
-        )
-        return found
-
     def _measure_by_kernel(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
     ) -> Measurement | None:
@@ -184,9 +179,9 @@ class Measurer:
             return None
         together = self._together.get(threading.get_ident()) if self._together else None
         if together is not None and note is None and together.prepare(tensor, arriving[0]):
-            found: Measurement | None = self._launcher.measure(tensor, together.batches)
-            if found is not None:
-                return found
+            measured: Measurement | None = self._launcher.measure(tensor, together.batches)
+            if measured is not None:
+                return measured
         extent = extent_of(tensor)
         return (
             None if extent is None or extent.shape is not None else self._launch(extent, tensor, shape, note)

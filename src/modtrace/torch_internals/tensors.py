@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -78,6 +79,40 @@ def any_hooked(values: Any) -> bool:
 def hooks_on(tensor: torch.Tensor) -> list[Any]:
     """Returns the hooks on the tensor."""
     return list((tensor._backward_hooks or {}).values())
+
+
+class TensorHook:
+    """The place of a hook among those of a tensor. It does not keep the tensor alive."""
+
+    __slots__ = ("__weakref__", "_hooks")
+
+    def __init__(self, hooks: "OrderedDict[Any, Any]") -> None:
+        self._hooks = weakref.ref(hooks)
+
+    def remove(self) -> None:
+        """Removes the hook, if it is there still."""
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.pop(self, None)
+
+
+def add_hook(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Any:
+    """Registers a hook as `Tensor.register_hook` does (2.13), and returns a handle with `remove`. 1 us in place of 3.
+
+    Call it inside `DisableTorchFunction()`, with a tensor that requires a gradient.
+    """
+    hooks: Any = tensor._backward_hooks
+    if hooks is None:
+        node = grad_fn_of(tensor)
+        register: Any = getattr(node, "_register_hook_dict", None)
+        if node is not None and register is None:
+            return tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        hooks = tensor._backward_hooks = OrderedDict()
+        if node is not None:
+            register(tensor)
+    handle = TensorHook(hooks)
+    hooks[handle] = hook
+    return handle
 
 
 def hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

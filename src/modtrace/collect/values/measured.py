@@ -29,10 +29,12 @@ class MeasuredOutputs:
 
     width = 4  # measurement, event, slot and mark
 
-    __slots__ = ("active", "intervals", "known", "segment", "sites", "taps", "thread")
+    __slots__ = ("active", "intervals", "known", "marks", "segment", "sites", "taps", "thread")
 
-    def __init__(self, segment: Segment, active: Mask) -> None:
+    def __init__(self, segment: Segment, active: Mask, marks: "dict[int, tuple[int, int]]") -> None:
         self.segment = segment
+        #: The marks of tensors and of their gradients, by the role code of the tensors, where every call has the same.
+        self.marks = marks
         self.active = active  # the captures that may look at its step
         self.thread: int = segment.log.number
         self.sites: Sites = []
