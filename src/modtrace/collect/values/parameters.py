@@ -48,8 +48,6 @@ class ParameterTaps(ValueSource):
         self._active = active
         self._wanted = {role: self._capture_masks.of_role(role) for role in _OF_OPTIMIZERS}
         self._wanted_of_any = functools.reduce(or_, self._wanted.values())
-        want = self._capture_masks.want(self._wanted_of_any)
-        self._are_named = bool(want.tensors or want.lazy)  # whole tensors alone have names
         self._stepping: dict[int, _Stepping] = {}  # by thread
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
         self._optimizers_seen = 0
@@ -149,9 +147,8 @@ class ParameterTaps(ValueSource):
 
     def _place_at(self, position: _Position, sites: list[ParameterSite], active: Mask) -> "_Place":
         wanted = {role: self._wanted[role] & active for role in _OF_OPTIMIZERS}
-        return _Place(
-            position, {role: (wanted_by(sites, mask), mask) for role, mask in wanted.items()}, sites
-        )
+        masks = {role: (wanted_by(sites, mask), mask) for role, mask in wanted.items()}
+        return _Place(position, masks, sites, {role: name_of(sites, role) for role in wanted})
 
     def _known(self, optimizer: Any) -> "_Optimizer":
         known = self._optimizers.get(optimizer)
@@ -186,7 +183,7 @@ class ParameterTaps(ValueSource):
         mask, wanted = place.masks[role]
         if not mask:
             return None
-        name = name_of(place.sites, role, below) if self._are_named else ""
+        name = name_of(place.sites, role, below) if below else place.names[role]
         found = self._measure(tensor, mask, name)
         store(stepping.measured, found, role, place.sites, wanted, below)
         return found
@@ -247,6 +244,7 @@ class _Place(NamedTuple):
         str, tuple[Mask, Mask]
     ]  # by role: the captures that want it there, and those that want the role
     sites: list[ParameterSite]
+    names: dict[str, str]  # by role, for whole tensors
 
 
 class _Optimizer:
