@@ -84,14 +84,14 @@ def hooks_on(tensor: torch.Tensor) -> list[Any]:
 class TensorHook:
     """The place of a hook among those of a tensor. It does not keep the tensor alive."""
 
-    __slots__ = ("__weakref__", "_hooks")
+    __slots__ = ("__weakref__", "hooks_dict_ref")
 
     def __init__(self, hooks: "OrderedDict[Any, Any]") -> None:
-        self._hooks = weakref.ref(hooks)
+        self.hooks_dict_ref = weakref.ref(hooks)  # as in the handles of torch
 
     def remove(self) -> None:
         """Removes the hook, if it is there still."""
-        hooks = self._hooks()
+        hooks = self.hooks_dict_ref()
         if hooks is not None:
             hooks.pop(self, None)
 
