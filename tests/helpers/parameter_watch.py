@@ -11,7 +11,7 @@ from modtrace.collect.scopes import process
 from modtrace.collect.scopes.tracker import ScopeTracker
 from modtrace.collect.values.buffers import BufferTaps
 from modtrace.collect.values.capture_masks import CaptureMasks
-from modtrace.collect.values.measured import MeasuredParameters
+from modtrace.collect.values.measured import MeasuredParameters, columns_of
 from modtrace.collect.values.micro_batches import MicroBatchTaps
 from modtrace.collect.values.parameter_sites import ParameterSites
 from modtrace.collect.values.parameters import ParameterTaps
@@ -115,7 +115,8 @@ class Watch(Keeper):
         return found
 
     def _add(self, measured: MeasuredParameters | None) -> None:
-        for found, role, slot, owner, mask in [] if measured is None else measured.sites:
+        sites = [] if measured is None else zip(*columns_of(measured.sites, measured.width), strict=True)
+        for found, role, slot, owner, mask in sites:
             path = None if owner is None else owner.path
             value = self._copies.get(found, found.note)
             self.rows.append(Seen(measured.phase, role, path, slot, value, mask))

@@ -225,9 +225,11 @@ static PyObject *measure(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
     return measure_task(&task, &program, args[2], args[3]);
 }
 
-enum { DTYPE, IS_CONTIGUOUS, NUMEL, DATA_PTR, STORAGE_OFFSET, UNTYPED_STORAGE, NBYTES, NAMES };
+enum { DTYPE, DEVICE, SHAPE, IS_CONTIGUOUS, NUMEL, DATA_PTR, STORAGE_OFFSET, UNTYPED_STORAGE, NBYTES, RAW_REPR,
+       ROWS, ROW, NOTE, START_NS, EXTRA, NAMES };
 static const char *const spelled[NAMES] = {
-    "dtype", "is_contiguous", "numel", "data_ptr", "storage_offset", "untyped_storage", "nbytes",
+    "dtype",          "device",          "shape",  "is_contiguous", "numel", "data_ptr",
+    "storage_offset", "untyped_storage", "nbytes", "raw_repr", "rows", "row", "note", "start_ns", "extra",
 };
 static PyObject *attributes[NAMES];
 
@@ -263,33 +265,6 @@ static int read_tensor(PyObject *tensor, const Program *program, Task *task) {
     return held >= (offset + numel) * program->parts * program->number_bytes && address % program->number_bytes == 0;
 }
 
-/* measure_tensor(tensor, row, programs, device, current_stream, scratch_of_streams): returns None, and launches nothing, if
-   the tensor is not contiguous, or its dtype or the current stream is not in the dictionaries. */
-static PyObject *measure_tensor(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs) {
-    Task task;
-    Program program;
-    if (nargs != 6) return PyErr_Format(PyExc_TypeError, "measure_tensor() takes 6 arguments, not %zd", nargs);
-    PyObject *dtype = PyObject_GetAttr(args[0], attributes[DTYPE]);
-    if (dtype == NULL) return NULL;
-    PyObject *found = PyDict_GetItemWithError(args[2], dtype);
-    Py_DECREF(dtype);
-    if (found == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    if (!read_program(found, &program)) return NULL;
-    int is_read = read_tensor(args[0], &program, &task);
-    if (is_read <= 0) return is_read ? NULL : Py_NewRef(Py_None);
-    task.row = PyLong_AsUnsignedLongLong(args[1]);
-    if (PyErr_Occurred()) return NULL;
-    PyObject *stream = PyObject_CallFunctionObjArgs(args[4], args[3], NULL);
-    if (stream == NULL) return NULL;
-    PyObject *scratch = PyDict_GetItemWithError(args[5], stream), *result = NULL;
-    if (scratch != NULL)
-        result = measure_task(&task, &program, stream, scratch);
-    else if (!PyErr_Occurred())
-        result = Py_NewRef(Py_None);
-    Py_DECREF(stream);
-    return result;
-}
-
 /* Tensors of one dtype that are measured together. */
 typedef struct {
     PyObject_HEAD
@@ -297,7 +272,11 @@ typedef struct {
     size_t count, capacity;
     uint64_t blocks; /* of all, and one more */
     Program program;
+    PyObject *tensors;  /* their memory must not be freed before the launch */
+    PyObject *measured; /* their measurements */
 } Batch;
+
+static PyTypeObject *batch_type;
 
 static int append(Batch *batch, Task *task) {
     if (batch->count + 1 >= batch->capacity) {
@@ -320,39 +299,46 @@ static PyObject *batch_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &tuple) || !read_program(tuple, &program)) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Batch *batch = (Batch *)allocate(type, 0);
-    if (batch != NULL) batch->program = program, batch->blocks = 1;
+    if (batch == NULL) return NULL;
+    batch->program = program;
+    batch->blocks = 1;
+    batch->tensors = PyList_New(0);
+    batch->measured = PyList_New(0);
+    if (batch->tensors == NULL || batch->measured == NULL) Py_CLEAR(batch);
     return (PyObject *)batch;
 }
 
 static void batch_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     free(((Batch *)self)->tasks);
+    Py_XDECREF(((Batch *)self)->tensors);
+    Py_XDECREF(((Batch *)self)->measured);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
-/* add(tensor, row): returns False, and adds nothing, if the tensor is not contiguous. */
-static PyObject *batch_add(PyObject *self, PyObject *args) {
-    Batch *batch = (Batch *)self;
-    PyObject *tensor;
-    unsigned long long row;
-    Task task;
-    if (!PyArg_ParseTuple(args, "OK", &tensor, &row)) return NULL;
-    int is_read = read_tensor(tensor, &batch->program, &task);
-    if (is_read < 0) return NULL;
-    if (!is_read) Py_RETURN_FALSE;
-    task.row = row;
-    if (!append(batch, &task)) return NULL;
-    await((uint64_t *)(uintptr_t)row);
-    Py_RETURN_TRUE;
+/* Removes what was appended to a list behind its first entries. */
+static void shorten(PyObject *list, Py_ssize_t size) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (PyList_SetSlice(list, size, PyList_Size(list), NULL)) PyErr_Clear();
+    PyErr_Restore(type, value, trace);
 }
 
-/* add_task(task) */
-static PyObject *batch_add_task(PyObject *self, PyObject *tuple) {
-    Task task;
-    if (!read_task(tuple, &task) || !append((Batch *)self, &task)) return NULL;
-    await((uint64_t *)(uintptr_t)task.row);
-    Py_RETURN_NONE;
+/* Adds a tensor with its measurement. Returns 0 with an exception set if there is no memory for that. */
+static int add_to_batch(Batch *batch, Task *task, PyObject *tensor, PyObject *measured) {
+    Py_ssize_t size = PyList_Size(batch->tensors);
+    if (PyList_Append(batch->tensors, tensor) || PyList_Append(batch->measured, measured) || !append(batch, task)) {
+        shorten(batch->tensors, size);
+        shorten(batch->measured, size);
+        return 0;
+    }
+    await((uint64_t *)(uintptr_t)task->row);
+    return 1;
+}
+
+static PyObject *batch_get_measured(PyObject *self, void *Py_UNUSED(closure)) {
+    return Py_NewRef(((Batch *)self)->measured);
 }
 
 /* sizes() -> (bytes of the table, number of blocks). The table has a row for itself, the tasks and one more, which writes
@@ -392,8 +378,6 @@ static PyObject *batch_launch(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef batch_methods[] = {
-    {"add", batch_add, METH_VARARGS, "add(tensor, row): returns False, and adds nothing, if the tensor is not contiguous."},
-    {"add_task", batch_add_task, METH_O, "add_task(task): a task is (numbers, count, repeats, divisor, row)."},
     {"sizes", batch_sizes, METH_NOARGS, "sizes(): returns the bytes of the table, and the number of blocks."},
     {"launch", batch_launch, METH_VARARGS,
      "launch(stream, table, device_table, parts, counters): measures all with one launch; returns False, and launches "
@@ -401,24 +385,231 @@ static PyMethodDef batch_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyGetSetDef batch_properties[] = {
+    {"measured", batch_get_measured, NULL, "The measurements of its tensors.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyType_Slot batch_slots[] = {
     {Py_tp_doc, "Batch(program): tensors of one dtype that are measured together."},
     {Py_tp_new, batch_new},
     {Py_tp_dealloc, batch_dealloc},
     {Py_tp_methods, batch_methods},
+    {Py_tp_getset, batch_properties},
     {0, NULL},
 };
 
 static PyType_Spec batch_spec = {"modtrace.measure._cuda_launch.Batch", sizeof(Batch), 0, Py_TPFLAGS_DEFAULT, batch_slots};
 
+/* Measures tensors of known kinds, from Python to the launch. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *types;          /* the only classes of tensors that are measured: subclasses may redefine anything */
+    PyObject *kinds;          /* numbers of their dispatch keys */
+    PyObject *dispatch_keys;  /* returns those of a tensor */
+    PyObject *tracing_state;  /* returns None unless a tracer would see that a shape is read */
+    PyObject *current_stream; /* returns that of a device */
+    PyTypeObject *kind;       /* `Measurement` */
+    PyObject *paths;          /* for each device a tuple, see `Path` */
+} Launcher;
+
+static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *types, *kinds, *keys, *tracing, *stream, *kind, *paths;
+    if (!PyArg_ParseTuple(args, "O!O!OOOO!O!", &PyTuple_Type, &types, &PyTuple_Type, &kinds, &keys, &tracing, &stream,
+                          &PyType_Type, &kind, &PyDict_Type, &paths))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Launcher *launcher = (Launcher *)allocate(type, 0);
+    if (launcher == NULL) return NULL;
+    launcher->types = Py_NewRef(types);
+    launcher->kinds = Py_NewRef(kinds);
+    launcher->dispatch_keys = Py_NewRef(keys);
+    launcher->tracing_state = Py_NewRef(tracing);
+    launcher->current_stream = Py_NewRef(stream);
+    launcher->kind = (PyTypeObject *)Py_NewRef(kind);
+    launcher->paths = Py_NewRef(paths);
+    return (PyObject *)launcher;
+}
+
+static void launcher_dealloc(PyObject *self) {
+    Launcher *launcher = (Launcher *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    Py_DECREF(launcher->types);
+    Py_DECREF(launcher->kinds);
+    Py_DECREF(launcher->dispatch_keys);
+    Py_DECREF(launcher->tracing_state);
+    Py_DECREF(launcher->current_stream);
+    Py_DECREF(launcher->kind);
+    Py_DECREF(launcher->paths);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+/* Returns 1 if a tensor is of a known kind and nobody traces; 0 otherwise, -1 with an exception set. */
+static int is_known(const Launcher *launcher, PyObject *tensor) {
+    int is_type = 0;
+    for (Py_ssize_t at = 0; !is_type && at < PyTuple_Size(launcher->types); at++)
+        is_type = (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(launcher->types, at);
+    if (!is_type) return 0;
+    PyObject *tracing = PyObject_CallFunctionObjArgs(launcher->tracing_state, NULL);
+    if (tracing == NULL) return -1;
+    Py_DECREF(tracing);
+    if (tracing != Py_None) return 0;
+    PyObject *keys = PyObject_CallFunctionObjArgs(launcher->dispatch_keys, tensor, NULL);
+    PyObject *number = keys == NULL ? NULL : PyObject_CallMethodObjArgs(keys, attributes[RAW_REPR], NULL);
+    int is_kind = number == NULL ? -1 : PySequence_Contains(launcher->kinds, number);
+    Py_XDECREF(keys);
+    Py_XDECREF(number);
+    return is_kind;
+}
+
+/* How tensors on one device are measured. References are borrowed. */
+typedef struct {
+    PyObject *index;            /* of the device */
+    PyObject *programs, *notes; /* by dtype */
+    PyObject *scratch;          /* by stream */
+    PyObject *rows;             /* `ArrivingRows`, with its free rows and the addresses of its blocks */
+    PyObject *free, *addresses;
+    Py_ssize_t block_rows, row_bytes;
+} Path;
+
+/* Makes a measurement without a call of `__init__`, which takes 0.5 us. */
+static PyObject *make_measurement(
+    const Launcher *launcher, const Path *path, PyObject *row, PyObject *shape, PyObject *dtype, PyObject *note) {
+    PyObject *made = PyType_GenericAlloc(launcher->kind, 0), *zero = made == NULL ? NULL : PyLong_FromLong(0);
+    if (zero == NULL || PyObject_SetAttr(made, attributes[ROWS], path->rows) || PyObject_SetAttr(made, attributes[ROW], row) ||
+        PyObject_SetAttr(made, attributes[SHAPE], shape) || PyObject_SetAttr(made, attributes[DTYPE], dtype) ||
+        PyObject_SetAttr(made, attributes[NOTE], note) || PyObject_SetAttr(made, attributes[START_NS], zero) ||
+        PyObject_SetAttr(made, attributes[EXTRA], Py_None))
+        Py_CLEAR(made);
+    Py_XDECREF(zero);
+    return made;
+}
+
+/* Takes a free row. Returns its number as a new reference; NULL if there is none, or with an exception set. */
+static PyObject *take_row(const Path *path, uint64_t *address) {
+    Py_ssize_t last = PyList_Size(path->free) - 1;
+    if (last < 0) return NULL;
+    PyObject *row = PyList_GetItem(path->free, last);
+    Py_ssize_t number = row == NULL ? -1 : PyLong_AsSsize_t(row);
+    PyObject *block = number < 0 ? NULL : PyList_GetItem(path->addresses, number / path->block_rows);
+    if (block == NULL) return NULL;
+    *address = PyLong_AsUnsignedLongLong(block) + (uint64_t)(number % path->block_rows * path->row_bytes);
+    if (PyErr_Occurred()) return NULL;
+    Py_INCREF(row);
+    if (PyList_SetSlice(path->free, last, last + 1, NULL)) Py_CLEAR(row);
+    return row;
+}
+
+/* Gives a row back that nothing writes to. */
+static void untake_row(const Path *path, PyObject *row) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (PyList_Append(path->free, row)) PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+}
+
+/* Returns 1 if a kernel is launched, 0 if it is not, -1 with an exception set. */
+static int launch_on_stream(const Launcher *launcher, const Path *path, Task *task, const Program *program) {
+    PyObject *stream = PyObject_CallFunctionObjArgs(launcher->current_stream, path->index, NULL), *found = NULL;
+    PyObject *scratch = stream == NULL ? NULL : PyDict_GetItemWithError(path->scratch, stream);
+    if (scratch != NULL) found = measure_task(task, program, stream, scratch);
+    Py_XDECREF(stream);
+    if (found == NULL) return PyErr_Occurred() ? -1 : 0;
+    int is_launched = found == Py_True;
+    Py_DECREF(found);
+    return is_launched;
+}
+
+/* Measures a tensor, at once or with the others of its batch. Returns None, and launches nothing, if that takes more than
+   this: Python does it then. */
+static PyObject *measure_on(
+    const Launcher *launcher, PyObject *tensor, PyObject *batches, const Path *path, PyObject *dtype) {
+    Task task;
+    Program program;
+    PyObject *found = PyDict_GetItemWithError(path->programs, dtype), *result = NULL;
+    Batch *batch = NULL;
+    PyObject *note = PyDict_GetItemWithError(path->notes, dtype);
+    if (found == NULL || note == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    if (batches != NULL) {
+        batch = (Batch *)PyDict_GetItemWithError(batches, dtype);
+        if (batch == NULL || Py_TYPE(batch) != batch_type) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    if (!read_program(found, &program)) return NULL;
+    int is_read = read_tensor(tensor, &program, &task);
+    if (is_read <= 0) return is_read ? NULL : Py_NewRef(Py_None);
+    PyObject *shape = PyObject_GetAttr(tensor, attributes[SHAPE]), *row = NULL;
+    if (shape != NULL && PyTuple_Check(shape)) row = take_row(path, &task.row);
+    if (row != NULL) result = make_measurement(launcher, path, row, shape, dtype, note);
+    if (result != NULL) {
+        int is_measured = batch != NULL ? add_to_batch(batch, &task, tensor, result)
+                                        : launch_on_stream(launcher, path, &task, &program);
+        if (is_measured <= 0) Py_CLEAR(result);
+    }
+    if (result == NULL && row != NULL) untake_row(path, row);
+    Py_XDECREF(shape);
+    Py_XDECREF(row);
+    if (result == NULL && !PyErr_Occurred()) result = Py_NewRef(Py_None);
+    return result;
+}
+
+static PyObject *launcher_measure(PyObject *self, PyObject *args) {
+    Launcher *launcher = (Launcher *)self;
+    PyObject *tensor, *batches, *result = NULL;
+    if (!PyArg_ParseTuple(args, "OO", &tensor, &batches)) return NULL;
+    if (batches != Py_None && !PyDict_Check(batches)) return PyErr_Format(PyExc_TypeError, "measure(): batches is no dict");
+    int known = is_known(launcher, tensor);
+    if (known <= 0) return known ? NULL : Py_NewRef(Py_None);
+    PyObject *device = PyObject_GetAttr(tensor, attributes[DEVICE]), *dtype = PyObject_GetAttr(tensor, attributes[DTYPE]);
+    PyObject *found = device == NULL || dtype == NULL ? NULL : PyDict_GetItemWithError(launcher->paths, device);
+    PyObject *of_device = NULL;
+    Path path;
+    if (found != NULL && batches != Py_None) {
+        of_device = PyDict_GetItemWithError(batches, device);
+        if (of_device == NULL || !PyDict_Check(of_device)) found = NULL;
+    }
+    if (found == NULL)
+        result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    else if (PyArg_ParseTuple(found, "OO!O!O!OO!O!nn", &path.index, &PyDict_Type, &path.programs, &PyDict_Type,
+                              &path.notes, &PyDict_Type, &path.scratch, &path.rows, &PyList_Type, &path.free,
+                              &PyList_Type, &path.addresses, &path.block_rows, &path.row_bytes) &&
+             path.block_rows > 0)
+        result = measure_on(launcher, tensor, of_device, &path, dtype);
+    Py_XDECREF(device);
+    Py_XDECREF(dtype);
+    return result;
+}
+
+static PyMethodDef launcher_methods[] = {
+    {"measure", launcher_measure, METH_VARARGS,
+     "measure(tensor, batches): returns the measurement of a contiguous tensor, which is launched at once or, where "
+     "`batches` is no None, with its batch; returns None, and launches nothing, for any other tensor."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot launcher_slots[] = {
+    {Py_tp_doc, "Launcher(types, kinds, dispatch_keys, tracing_state, current_stream, kind, paths): measures tensors."},
+    {Py_tp_new, launcher_new},
+    {Py_tp_dealloc, launcher_dealloc},
+    {Py_tp_methods, launcher_methods},
+    {0, NULL},
+};
+
+static PyType_Spec launcher_spec = {
+    "modtrace.measure._cuda_launch.Launcher", sizeof(Launcher), 0, Py_TPFLAGS_DEFAULT, launcher_slots};
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
+    PyObject *type = PyType_FromSpec(spec);
+    if (spec == &batch_spec) batch_type = (PyTypeObject *)type;
+    int status = type == NULL || PyModule_AddObject(module, name, type);
+    if (status) Py_XDECREF(type);
+    return status;
+}
+
 static int execute(PyObject *module) {
     for (int name = 0; name < NAMES; name++)
         if (attributes[name] == NULL && (attributes[name] = PyUnicode_InternFromString(spelled[name])) == NULL) return -1;
-    PyObject *type = PyType_FromSpec(&batch_spec);
-    if (type == NULL) return -1;
-    int status = PyModule_AddObject(module, "Batch", type);
-    if (status) Py_DECREF(type);
-    return status;
+    return -(add_type(module, "Batch", &batch_spec) || add_type(module, "Launcher", &launcher_spec));
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
@@ -428,9 +619,6 @@ static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, image, names): returns the context and the functions of an image."},
     {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL,
      "measure(task, program, stream, scratch): returns False, and launches nothing, if the stream is being captured."},
-    {"measure_tensor", (PyCFunction)(void (*)(void))measure_tensor, METH_FASTCALL,
-     "measure_tensor(tensor, row, programs, device, current_stream, scratch_of_streams): the same of a contiguous tensor; "
-     "returns None, and launches nothing, if it is none, or its dtype or the stream is not known."},
     {NULL, NULL, 0, NULL},
 };
 

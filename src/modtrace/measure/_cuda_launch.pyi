@@ -6,18 +6,22 @@ def load(device: int, image: bytes, names: tuple[str, ...]) -> tuple[int, ...]: 
 def measure(
     task: tuple[Any, ...], program: tuple[int, ...], stream: int, scratch: tuple[int, int]
 ) -> bool: ...
-def measure_tensor(
-    tensor: Any,
-    row: int,
-    programs: Mapping[Any, tuple[int, ...]],
-    device: int,
-    current_stream: Callable[[int], int],
-    scratch_of_streams: Mapping[int, tuple[int, int]],
-) -> bool | None: ...
+
+class Launcher:
+    def __new__(
+        cls,
+        types: tuple[type, ...],
+        kinds: tuple[int, ...],
+        dispatch_keys: Callable[[Any], Any],
+        tracing_state: Callable[[], Any],
+        current_stream: Callable[[int], int],
+        kind: type,
+        paths: Mapping[Any, tuple[Any, ...]],
+    ) -> Launcher: ...
+    def measure(self, tensor: Any, batches: Mapping[Any, Mapping[Any, Batch]] | None) -> Any: ...
 
 class Batch:
     def __new__(cls, program: tuple[int, ...]) -> Batch: ...
-    def add(self, tensor: Any, row: int) -> bool: ...
-    def add_task(self, task: tuple[Any, ...]) -> None: ...
+    measured: list[Any]
     def sizes(self) -> tuple[int, int]: ...
     def launch(self, stream: int, table: int, device_table: int, parts: int, counters: int) -> bool: ...

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from ..torch_internals.modes import tracing_state
 from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
 from ..torch_internals.transforms import plain_ops
 from .cpu_kernel import measure_array, repeat
-from .cuda_kernels import CudaKernels, Task, find_kernels
+from .cuda_kernels import CudaKernels, Task, find_kernels, launcher
 from .device_kernel import measure_on_device, once_each
 from .dtypes import Format, format_of
 from .first_index import first_nonfinite
@@ -64,10 +64,20 @@ class Measurer:
         self._arriving: dict[torch.device, tuple[CudaKernels, ArrivingRows]] = {}
         self._devices: dict[torch.device, DeviceRows] = {}
         self._together: dict[int, _Together] = {}  # by thread
+        self._paths: dict[torch.device, tuple[Any, ...]] = {}
+        self._launcher: Any = None  # of _cuda_launch.c
 
     def measure(self, tensor: torch.Tensor) -> Measurement:
         """Measures a tensor. Call it inside `DisableTorchFunction()`."""
         try:
+            if self._launcher is not None and not graph_captures.may_be_open:
+                together = self._together.get(threading.get_ident()) if self._together else None
+                batches = None if together is None else together.batches
+                found: Measurement | None = self._launcher.measure(
+                    tensor, batches
+                )  # None: it is not contiguous, say
+                if found is not None:
+                    return found
             measure = self._plain.get(kind_of(tensor))
             # While `torch.jit.trace` runs, reading a shape would become part of the trace.
             if measure is not None and not is_uninitialized(tensor) and tracing_state() is None:
@@ -138,8 +148,7 @@ class Measurer:
         kernels = find_kernels(device)
         if kernels is not None and kernels.may_measure(tensor.dtype):
             if device not in self._arriving:
-                self._arriving[device] = kernels, arriving_rows(device)
-                self._plain.update(dict.fromkeys(plain_kinds(device.type), self._measure_by_kernel))
+                self._meet(device, kernels)
             measured = self._measure_by_kernel(tensor, shape, note) or self._measure_copy(tensor, shape, note)
             if measured is not None:
                 return measured
@@ -154,32 +163,29 @@ class Measurer:
             raise
         return Measurement(rows, row, shape, tensor.dtype, _both(note, form.note))
 
+    def _meet(self, device: torch.device, kernels: CudaKernels) -> None:
+        """Measures tensors on a device by its kernels from now on."""
+        rows = arriving_rows(device)
+        self._arriving[device], self._paths[device] = (kernels, rows), kernels.path(rows)
+        self._plain.update(dict.fromkeys(plain_kinds(device.type), self._measure_by_kernel))
+        self._launcher = self._launcher or launcher(plain_kinds(device.type), Measurement, self._paths)
+
     def _measure_by_kernel(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
     ) -> Measurement | None:
         """Returns the measurement of a tensor by a kernel of our own; None if its memory is not dense, or captured."""
         arriving = None if graph_captures.may_be_open else self._arriving.get(tensor.device)
-        if arriving is None:
+        if arriving is None or not arriving[0].may_measure(tensor.dtype):
             return None
-        kernels, rows = arriving
         together = self._together.get(threading.get_ident()) if self._together else None
-        row = rows.take()
-        measured = _measured(rows, row, shape, tensor.dtype, note)
-        try:
-            if together is None:
-                is_measured = kernels.measure_tensor(tensor, rows.address(row))
-            else:
-                is_measured = together.add(kernels, tensor, rows.address(row), measured)
-        except BaseException:  # Ctrl-C may come behind the launch
-            rows.free([row])
-            raise
-        if is_measured:
-            return measured
-        rows.untake(row)
-        extent = extent_of(tensor) if kernels.may_measure(tensor.dtype) else None
-        if extent is None or extent.shape is not None:
-            return None
-        return self._launch(extent, tensor, shape, note)
+        if together is not None and note is None and together.prepare(tensor, arriving[0]):
+            measured: Measurement | None = self._launcher.measure(tensor, together.batches)
+            if measured is not None:
+                return measured
+        extent = extent_of(tensor)
+        return (
+            None if extent is None or extent.shape is not None else self._launch(extent, tensor, shape, note)
+        )
 
     def _measure_copy(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
@@ -238,57 +244,39 @@ class _Together:
     """The tensors that are measured at the end of `together()`."""
 
     def __init__(self) -> None:
-        self._batches: dict[torch.dtype, dict[CudaKernels, _Batch | None]] = {}
+        #: `Batch`es of _cuda_launch.c; None where the dtype has no kernel.
+        self.batches: dict[torch.device, dict[torch.dtype, Any]] = {}
+        self._kernels: dict[torch.device, CudaKernels] = {}
 
-    def add(
-        self, kernels: CudaKernels, tensor: torch.Tensor, row_address: int, measured: Measurement
-    ) -> bool:
-        """Returns False, and adds nothing, if the tensor is not contiguous, or its dtype has no kernel."""
-        batches = self._batches.setdefault(tensor.dtype, {})
-        if kernels not in batches:
-            new = kernels.new_batch(tensor.dtype)
-            batches[kernels] = None if new is None else _Batch(new, [], [])
-        batch = batches[kernels]
-        if batch is None:
-            return False
-        batch.tensors.append(tensor)
-        batch.measured.append(measured)
-        is_added = False
-        try:
-            is_added = bool(batch.tasks.add(tensor, row_address))
-        finally:
-            if not is_added:
-                batch.tensors.pop()
-                batch.measured.pop()
-        return is_added
+    def prepare(self, tensor: torch.Tensor, kernels: CudaKernels) -> bool:
+        """Returns whether there is a batch for tensors like this one from now on."""
+        device, dtype = tensor.device, tensor.dtype
+        self._kernels[device] = kernels
+        batches = self.batches.setdefault(device, {})
+        if dtype not in batches:
+            batches[dtype] = kernels.new_batch(dtype)
+        return batches[dtype] is not None
 
     def launch(self) -> None:
         """Launches a kernel for each dtype and device. Where that fails, a note says so."""
-        every = [each for batches in self._batches.values() for each in batches.items()]
         with ExitStack() as stack:  # each is launched, also if Ctrl-C interrupts another; the last one first
-            for kernels, batch in reversed(every):
-                if batch is not None:
-                    stack.callback(batch.launch, kernels)
+            for device, batches in reversed(self.batches.items()):
+                for batch in reversed(batches.values()):
+                    if batch is not None:
+                        stack.callback(_launch, self._kernels[device], batch)
 
 
-class _Batch(NamedTuple):
-    """Tensors of one dtype on one device."""
-
-    tasks: Any  # `Batch` of _cuda_launch.c
-    measured: list[Measurement]
-    tensors: list[torch.Tensor]  # their memory must not be freed before the launch
-
-    def launch(self, kernels: CudaKernels) -> None:
-        note: str | None = "not measured: interrupted"
-        try:
-            with graph_captures.device_work() as is_allowed:
-                was_launched = is_allowed and kernels.launch(self.tasks)
-            note = None if was_launched else NOT_MEASURED_IN_GRAPH
-        except Exception as error:
-            note = shortened(f"not measured: {describe_error(error)}")
-        finally:
-            for measured in self.measured if note is not None else ():
-                measured.discard(note or "")
+def _launch(kernels: CudaKernels, batch: Any) -> None:
+    note: str | None = "not measured: interrupted"
+    try:
+        with graph_captures.device_work() as is_allowed:
+            was_launched = is_allowed and kernels.launch(batch)
+        note = None if was_launched else NOT_MEASURED_IN_GRAPH
+    except Exception as error:
+        note = shortened(f"not measured: {describe_error(error)}")
+    finally:
+        for measured in batch.measured if note is not None else ():
+            measured.discard(note or "")
 
 
 def _measured(

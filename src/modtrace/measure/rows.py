@@ -135,6 +135,10 @@ class ArrivingRows(HostRows):
         self._left: list[int] = []  # free as soon as they have arrived
         self._memory: list[torch.Tensor] = []  # of the blocks
 
+    def path(self) -> tuple[Any, ...]:
+        """Returns where C code finds a free row: these, their numbers, the addresses of blocks, and two sizes."""
+        return self, self._free, self._addresses, _BLOCK_ROWS, _ROW_BYTES
+
     def read(self, rows: Sequence[int]) -> Table:
         """Returns the rows, `[rows, WIDTH]`, when all have arrived. It is never called during a step.
 

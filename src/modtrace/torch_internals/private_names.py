@@ -194,6 +194,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.Tensor._base": "gradients of views: nothing of modtrace can be imported",
     "torch._C._dispatch_keys": "telling plain tensors by one number: each takes a slower way",
     "torch.Tensor._backward_hooks": "hooks on tensors that a model returns",
+    "torch._C._FunctionBase._register_hook_dict": "hooking the gradient of a tensor in 1 us: it takes 3",
     "torch.Tensor._post_accumulate_grad_hooks": "telling whether a recording has left such a hook",
     "torch.Tensor._cdata": "gradients of a parameter after torch.utils.swap_tensors",
     "torch.UntypedStorage._cdata": "the memory that ops save for backward",

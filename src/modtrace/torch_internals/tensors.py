@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -27,12 +28,12 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own._base.__get__
 
 #: The set of dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`). Its 0.4 us tell whether a tensor is
 #: anything else than a strided one in CPU memory. None where torch lacks it.
-_dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
 
 
 def kind_of(tensor: torch.Tensor) -> int:
     """Returns the dispatch keys of the tensor as a number; -1 if torch does not tell."""
-    return -1 if _dispatch_keys is None else int(_dispatch_keys(tensor).raw_repr())
+    return -1 if dispatch_keys is None else int(dispatch_keys(tensor).raw_repr())
 
 
 @functools.cache
@@ -41,7 +42,7 @@ def plain_kinds(device: str = "cpu") -> tuple[int, ...]:
 
     There are none where torch does not tell kinds.
     """
-    if _dispatch_keys is None:
+    if dispatch_keys is None:
         return ()
     with unseen():
         with torch.inference_mode(False):
@@ -78,6 +79,40 @@ def any_hooked(values: Any) -> bool:
 def hooks_on(tensor: torch.Tensor) -> list[Any]:
     """Returns the hooks on the tensor."""
     return list((tensor._backward_hooks or {}).values())
+
+
+class TensorHook:
+    """The place of a hook among those of a tensor. It does not keep the tensor alive."""
+
+    __slots__ = ("__weakref__", "hooks_dict_ref")
+
+    def __init__(self, hooks: "OrderedDict[Any, Any]") -> None:
+        self.hooks_dict_ref = weakref.ref(hooks)  # as in the handles of torch
+
+    def remove(self) -> None:
+        """Removes the hook, if it is there still."""
+        hooks = self.hooks_dict_ref()
+        if hooks is not None:
+            hooks.pop(self, None)
+
+
+def add_hook(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Any:
+    """Registers a hook as `Tensor.register_hook` does (2.13), and returns a handle with `remove`. 1 us in place of 3.
+
+    Call it inside `DisableTorchFunction()`, with a tensor that requires a gradient.
+    """
+    hooks: Any = tensor._backward_hooks
+    if hooks is None:
+        node = grad_fn_of(tensor)
+        register: Any = getattr(node, "_register_hook_dict", None)
+        if node is not None and register is None:
+            return tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        hooks = tensor._backward_hooks = OrderedDict()
+        if node is not None:
+            register(tensor)
+    handle = TensorHook(hooks)
+    hooks[handle] = hook
+    return handle
 
 
 def hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

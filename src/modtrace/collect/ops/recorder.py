@@ -279,7 +279,7 @@ class OpRecorder:
             add_costs(table, rows)
         parted = part_runs(rows, [batch for step in steps for batch in step.ops])
         filled = [(name, each) for name, each in parted.items() if len(next(iter(each.values())))]
-        return filled, read_values(steps, op_sites(table, rows))
+        return filled, read_values(steps, op_sites(table, rows), self._sites)
 
 
 def _describe_elsewhere(thread: int) -> str | None:

@@ -125,9 +125,8 @@ class OpTables:
         site = np.full(len(found.tensors), -1, np.int32)
         leaves = [leaf for batch in found.batches for leaf in batch.leaves]
         owners = [-1 if leaf.owner is None else leaf.owner.module_id for leaf in leaves]
-        ids = sites.get(
-            owners, [-1] * len(leaves), [(leaf.role, leaf.slot, None, -1) for leaf in leaves]
-        ).tolist()
+        names = sites.names((leaf.role, leaf.slot, None, -1) for leaf in leaves)
+        ids = sites.get(owners, [-1] * len(leaves), names.tolist()).tolist()
         leaf_ids = np.array([leaf.tensor_id for leaf in leaves], np.int64)
         rows = np.searchsorted(found.tensor_ids, leaf_ids)
         is_here = np.append(found.tensor_ids, NO_TENSOR)[rows] == leaf_ids

@@ -11,8 +11,9 @@ from ...recording.role import OP_OUTPUT
 from ..log.nesting import Ints
 from ..steps.step import Step
 from ..tensor_ids.tensor_ids import NO_OP
-from ..values.rows import ValuePart, columns_of
-from ..values.sites import SiteName
+from ..values.measured import columns_of
+from ..values.rows import ValuePart
+from ..values.sites import SiteIds, SiteName
 from .call_costs import CallTable
 from .leaves import Leaf
 from .mode import SCHEMA
@@ -32,12 +33,12 @@ class OpSites(NamedTuple):
     call_nth: Ints
 
 
-def read_values(steps: Iterable[Step], ops: OpSites) -> Iterator[ValuePart]:
+def read_values(steps: Iterable[Step], ops: OpSites, sites: SiteIds) -> Iterator[ValuePart]:
     """Yields the rows of the measurements of the ops in each step."""
     for step in steps:
         for batch in step.ops:
             if batch.measured is not None:
-                yield _read(batch.measured, batch.leaves, step.number or 0, ops)
+                yield _read(batch.measured, batch.leaves, step.number or 0, ops, sites)
 
 
 def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
@@ -55,12 +56,14 @@ def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
     return OpSites(op_id[order], names, ops.nth[order], ops.calls.phase[order], call_id, module_id, nth)
 
 
-def _read(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> ValuePart:
+def _read(
+    measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites, sites: SiteIds
+) -> ValuePart:
     """Returns the rows of the outputs of ops, and of leaves.
 
     The row of a leaf names the op that read the leaf first, if there is one.
     """
-    samples, op_ids, wheres, masks = columns_of(measured.sites, 4)
+    samples, op_ids, wheres, masks = columns_of(measured.sites, measured.width)
     by_number = {leaf.tensor_id: leaf for leaf in leaves}
     op_id = np.array(op_ids, np.int64)
     at = np.where(op_id == NO_OP, len(ops.op_id), np.searchsorted(ops.op_id, op_id))
@@ -74,4 +77,5 @@ def _read(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites
         else:
             named.append((leaf.role, leaf.slot, None, -1))
             module_id[row], nth[row] = -1 if leaf.owner is None else leaf.owner.module_id, -1
-    return ValuePart(step, samples, named, masks, phase, module_id, nth, call_id, op_id)
+    numbers = sites.names(named)
+    return ValuePart(step, samples, numbers, np.array(masks, np.int64), phase, module_id, nth, call_id, op_id)

@@ -17,29 +17,35 @@ from ..log.thread_log import ThreadLog
 from ..scopes.tracker import ScopeTracker
 from ..tensor_ids.tensor_ids import NO_OP
 from ..values.capture_masks import Mask
+from ..values.measured import Sites
 from ..values.recorder import ValueRecorder
 from .mode import OpMode, tensors_in
 from .schemas import OpSchema
 
 
 class MeasuredOps:
-    """The measurements of the ops of one batch."""
+    """The measurements of the ops of one batch.
+
+    A site is a measurement, the op, the slot of its output, and the captures that want it. Of a leaf it has the op that
+    reads the leaf first, or NO_OP if an outermost call has returned it before any op has read it, and the tensor's
+    number.
+    """
+
+    width = 4
 
     __slots__ = ("intervals", "sites", "thread")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
-        #: With the op, and the slot of its output; of a leaf with the op that reads it first, and the tensor's number.
-        #: NO_OP: an outermost call has returned the leaf before any op has read it.
-        #: Last the captures that want it.
-        self.sites: list[tuple[Measurement, int, str | int, Mask]] = []
+        self.sites: Sites = []
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
 
     def part_at(self, op: int) -> "MeasuredOps":
         """Removes the measurements of this op and of those after it, and returns them."""
         later = MeasuredOps(self.thread)
-        first = next((at for at, site in enumerate(self.sites) if site[1] >= op), len(self.sites))
-        self.sites, later.sites = self.sites[:first], self.sites[first:]
+        ops = self.sites[1 :: self.width]
+        first = next((at for at, measured_op in enumerate(ops) if measured_op >= op), len(ops))
+        self.sites, later.sites = self.sites[: self.width * first], self.sites[self.width * first :]
         self.intervals, later.intervals = self.intervals[: 2 * first], self.intervals[2 * first :]
         return later
 
@@ -154,7 +160,7 @@ class OpValues:
                     tensor, mask, join("" if context is None else context.path, name + slot)
                 )
             found.start_ns = start_ns
-            self._measured.sites.append((found, op, where, mask))
+            self._measured.sites += (found, op, where, mask)
             if self._mode.is_inside and type(tensor) is torch.Tensor and type(where) is str:
                 version = self._measurer.version_of(tensor)
                 if version is not None:

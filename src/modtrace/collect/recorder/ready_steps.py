@@ -55,7 +55,7 @@ class ReadySteps:
         self._compilations.settle(step, has_calls=step.number in self._selected)
         if step.number in self._selected:
             self.steps.append(step)
-            self.samples += sum(len(measured.sites) for measured in step.values)
+            self.samples += sum(len(measured.sites) // measured.width for measured in step.values)
             self.samples += sum(len(batch) for batch in step.ops)
             self.samples += count_device_events(step) // _EVENTS_OF_SAMPLE
         else:

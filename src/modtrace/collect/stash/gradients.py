@@ -10,7 +10,7 @@ import torch
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, graph_task_id, queue_callback
 from ...torch_internals.deep_graphs import cut_below
 from ...torch_internals.modes import DisableTorchFunction, unseen
-from ...torch_internals.tensors import hooks_on
+from ...torch_internals.tensors import add_hook, hooks_on
 from ...torch_internals.transforms import is_batched_tensor
 from ..backward.graph_walk import base_made_in, edges_to_written_bases, root_nodes, walk_graph, will_run
 from ..identity_map import IdentityMap
@@ -153,7 +153,7 @@ class OutputGradients(Listener):
 
     def _hook(self, tensor: torch.Tensor) -> Watch:
         watch = Watch(next(self._numbers), self._on_gradient)
-        watch.handle = _register_hook(tensor, watch)
+        watch.handle = add_hook(tensor, watch)
         self._watches[watch] = None
         return watch
 
@@ -259,6 +259,3 @@ class _Base(NamedTuple):
 
     watch: Watch
     shape: torch.Size
-
-
-_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook

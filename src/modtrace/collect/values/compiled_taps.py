@@ -202,7 +202,7 @@ class CompiledTaps(ValueSource):
                 sample = self._measurer.measure_wanted(
                     graph_captures.clone(tensor) if want.lazy else tensor, want, name
                 )
-        measured.sites.append((sample, named, call, slot, mark))
+        measured.sites += (sample, named, call, slot, mark)
         return sample if want is USUAL else None
 
 

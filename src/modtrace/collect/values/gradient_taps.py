@@ -9,7 +9,7 @@ import torch
 from ...measure.measurer import Measurement
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling
-from ...torch_internals.tensors import output_nr_of
+from ...torch_internals.tensors import add_hook, output_nr_of
 from ..backward.graph_walk import edges_to_written_bases, node_of, root_nodes, walk_graph
 from ..log.segments import Segment
 from .capture_masks import ROLE_BITS, Mask
@@ -78,13 +78,14 @@ class GradientTap:
 
     def hook(self, tensor: torch.Tensor) -> None:
         """Registers the hook, which receives the gradient of the tensor from now on."""
-        self.handle = _register_hook(tensor, self)
+        self.handle = add_hook(tensor, self)
         node = node_of(tensor)
         if node is not None:
             self.output_nr = output_nr_of(tensor)
-            known = _metadata_of(node).setdefault(_METADATA_KEY, [])
-            known[:] = [ref for ref in known if ref() is not None]  # the same node may be returned for ever
-            known.append(weakref.ref(self))
+            metadata = _metadata_of(node)
+            known = metadata.get(_METADATA_KEY, ())
+            # The same node may be returned for ever.
+            metadata[_METADATA_KEY] = [*(ref for ref in known if ref() is not None), weakref.ref(self)]
 
     def unhook(self) -> None:
         """Removes the hook."""
@@ -125,7 +126,6 @@ def _metadata_of(node: Any) -> dict[str, Any]:
 
 
 _METADATA_KEY = "modtrace.gradient_taps"
-_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
 
 
 def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> list[Any]:

@@ -2,8 +2,9 @@
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -15,22 +16,28 @@ from ...recording.role import GRAD_OUTPUT, ROLES
 from ...torch_internals.tensors import base_of
 from ..backward.graph_walk import base_made_in
 from ..log.call_context import CallContext
-from ..log.segments import InsideCall, Segment
-from ..names.module_names import NamedModule
+from ..log.segments import Segment
 from .capture_masks import ROLE_CODE, ROLE_CODES, Mask
 from .gradient_taps import GradientTap
+
+#: Measurements with their sites, `width` entries for each: a tuple for each would be one more object.
+Sites = list[Any]
 
 
 class MeasuredOutputs:
     """The measurements of the arguments and outputs of one segment's calls."""
 
-    __slots__ = ("active", "intervals", "known", "segment", "sites", "taps", "thread")
+    width = 4  # measurement, event, slot and mark
 
-    def __init__(self, segment: Segment, active: Mask) -> None:
+    __slots__ = ("active", "intervals", "known", "marks", "segment", "sites", "taps", "thread")
+
+    def __init__(self, segment: Segment, active: Mask, marks: "dict[int, tuple[int, int]]") -> None:
         self.segment = segment
+        #: The marks of tensors and of their gradients, by the role code of the tensors, where every call has the same.
+        self.marks = marks
         self.active = active  # the captures that may look at its step
         self.thread: int = segment.log.number
-        self.sites: list[tuple[Measurement, int, str, int]] = []  # with event, slot and mark
+        self.sites: Sites = []
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
         self.known: dict[int, GradientTap] = {}  # by id of the tensor; only while the segment runs
         self.taps: list[GradientTap] = []  # with a hook
@@ -72,11 +79,13 @@ def name_of_tensor(path: str, mark: int, slot: str) -> str:
 class MeasuredGradients:
     """The measurements of the gradients that one backward computed."""
 
+    width = 2  # measurement and tap
+
     __slots__ = ("handles", "intervals", "last", "last_version", "sites", "thread", "written")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
-        self.sites: list[tuple[Measurement, GradientTap]] = []
+        self.sites: Sites = []
         self.intervals: list[int] = []
         self.handles: list[Any] = []  # of taps that were hooked in again for this backward
         self.last: weakref.ref[torch.Tensor] | None = None
@@ -99,32 +108,34 @@ class MeasuredGradients:
 class _MeasuredInPhase:
     """Measurements of one phase, of no call of a segment."""
 
+    width = 5
+
     __slots__ = ("active", "intervals", "phase", "sites", "thread")
 
     def __init__(self, thread: int, phase: str, active: Mask) -> None:
         self.thread = thread
         self.phase = phase
         self.active = active  # the captures that may look at its step
-        self.sites: list[Any] = []
+        self.sites: Sites = []
         self.intervals: list[int] = []
 
 
 class MeasuredInside(_MeasuredInPhase):
-    """The measurements inside of compiled code, in one segment or in one backward."""
+    """The measurements inside of compiled code, in one segment or in one backward.
+
+    A site is a measurement, its module (`NamedModule`), the call (`InsideCall`; None: forgotten), slot and mark.
+    """
 
     __slots__ = ()
-
-    #: With the call, which may have been forgotten, slot and mark.
-    sites: list[tuple[Measurement, NamedModule, InsideCall | None, str, int]]
 
 
 class MeasuredParameters(_MeasuredInPhase):
-    """The measurements of parameters and what belongs to them, or of buffers, at one moment."""
+    """The measurements of parameters and what belongs to them, or of buffers, at one moment.
+
+    A site is a measurement, role, slot, owner (`NamedModule`; None: no module) and the captures that want it.
+    """
 
     __slots__ = ()
-
-    #: With role, slot, owner and the captures that want it.
-    sites: list[tuple[Measurement, str, str, NamedModule | None, Mask]]
 
 
 def not_measured(note: str | None) -> Measurement:
@@ -140,30 +151,46 @@ Measured = MeasuredOutputs | MeasuredGradients | MeasuredInside | MeasuredParame
 class HasSites(Protocol):
     """Holds measurements, each with its site."""
 
-    sites: list[Any]
+    sites: Sites
+    width: int  # entries of a site, the measurement first
     intervals: list[int]
+
+
+def columns_of(sites: Sites, width: int) -> list[list[Any]]:
+    """Returns the sites as columns. Another thread may be adding to them."""
+    kept = sites[:]
+    return [kept[at::width] for at in range(width)]
 
 
 def free_rows(measured: Iterable[HasSites]) -> None:
     """Frees the rows of measurements that have been written or are not wanted."""
     given = list(measured)
-    taken = _rows_of(given)
-    for each in given:
-        each.sites.clear()
-    for rows, numbers in taken.items():
+    taken = list(_rows_of(given))
+    for some in given:
+        some.sites.clear()
+    for rows, numbers in taken:
         rows.free(numbers)
 
 
 def are_finite(measured: Iterable[HasSites]) -> bool:
     """Returns whether no measured tensor holds NaN or infinities. It reads the counts of each, and no tensor."""
-    return not any(rows.read(numbers)[:, COUNTS].any() for rows, numbers in _rows_of(measured).items())
+    return not any(rows.read(numbers)[:, COUNTS].any() for rows, numbers in _rows_of(measured))
 
 
-def _rows_of(measured: Iterable[HasSites]) -> dict[Rows, list[int]]:
-    """Returns the rows of some measurements, each once."""
-    taken: dict[Rows, dict[int, None]] = {}
-    for each in measured:
-        for sample, *_ in each.sites:
-            if sample.rows is not None:
-                taken.setdefault(sample.rows, {})[sample.row] = None
-    return {rows: list(numbers) for rows, numbers in taken.items()}
+def _rows_of(measured: Iterable[HasSites]) -> Iterator[tuple[Rows, list[int]]]:
+    """Yields the rows of some measurements, each once."""
+    samples = list(dict.fromkeys(chain.from_iterable(some.sites[:: some.width] for some in measured)))
+    for rows, here in group_by_rows(samples):
+        yield rows, list(dict.fromkeys(samples[at].row for at in here))
+
+
+def group_by_rows(samples: Sequence[Measurement]) -> Iterator[tuple[Rows, Sequence[int]]]:
+    """Yields which samples have their numbers in the rows of one device. Most are all on one."""
+    owners = [sample.rows for sample in samples]
+    for rows in dict.fromkeys(owners):
+        if rows is not None:
+            is_only = owners.count(rows) == len(owners)
+            yield (
+                rows,
+                range(len(owners)) if is_only else [at for at, owner in enumerate(owners) if owner is rows],
+            )

@@ -13,7 +13,14 @@ from ...recording.role import PARAMETER_GRAD
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.modes import DisableTorchFunction
-from ...torch_internals.tensors import forget_removed_hooks, insides_of, is_leaf, requires_grad_of, was_hooked
+from ...torch_internals.tensors import (
+    add_hook,
+    forget_removed_hooks,
+    insides_of,
+    is_leaf,
+    requires_grad_of,
+    was_hooked,
+)
 from ..identity_map import IdentityMap
 from ..log.segments import Segment
 from ..log.thread_log import Backward
@@ -132,7 +139,7 @@ class MicroBatchTaps(ValueSource):
             hook, is_first = _GradientHook(sites, active, self._on_gradient), not was_hooked(parameter)
             hook.insides = insides_of(parameter)
             try:
-                hook.handle = _register_hook(parameter, hook)
+                hook.handle = add_hook(parameter, hook)
             except Exception:  # of a subclass of the user's: its micro-batches have no rows
                 return
             hook.was_first = is_first or hook.stands_behind_ours()
@@ -165,9 +172,6 @@ class MicroBatchTaps(ValueSource):
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, hook.sites[0].path)
-
-
-_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
 
 
 def _can_be_hooked(parameter: torch.Tensor) -> bool:

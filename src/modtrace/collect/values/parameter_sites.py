@@ -84,7 +84,7 @@ def store(
     for site in sites:
         mask = site.mask & wanted
         if mask:
-            measured.sites.append((found, role, site.slot + below, site.owner, mask))
+            measured.sites += (found, role, site.slot + below, site.owner, mask)
 
 
 def name_of(sites: Sequence[ParameterSite], role: str, below: str = "") -> str:

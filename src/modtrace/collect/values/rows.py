@@ -10,18 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 from ...measure.measurer import Measurement
-from ...measure.rows import FIRST_INDEX, Rows
-from ...measure.want import Want
+from ...measure.rows import FIRST_INDEX
+from ...measure.want import Extra, Want
+from ...recording.arrow.arrays import Coded
 from ...recording.phase import BACKWARD, PHASE_CODE, RECOMPUTE
-from ...recording.role import ROLES
 from ..log.nesting import Ints
 from ..log.segments import InsideCall, Segment
 from ..steps.call_rows import NthMemory
 from ..steps.step import Step
-from .capture_masks import ROLE_BITS, ROLE_CODES, CaptureMasks, Mask
+from .capture_masks import ROLE_BITS, ROLE_CODE, ROLE_CODES, CaptureMasks, Mask
 from .extra_columns import extra_columns, extra_notes
-from .measured import Measured, MeasuredGradients, MeasuredInside, MeasuredOutputs, MeasuredParameters
-from .sites import SiteIds, SiteName
+from .measured import (
+    Measured,
+    MeasuredGradients,
+    MeasuredInside,
+    MeasuredOutputs,
+    MeasuredParameters,
+    columns_of,
+    group_by_rows,
+)
+from .sites import SiteIds
 
 Columns = dict[str, Any]
 
@@ -49,7 +57,7 @@ def value_columns(
         more_parts: the rows of what ops returned.
     """
     calls = _CallsOfSegments(memory)
-    parts = [_read(measured, step.number or 0, calls) for step in steps for measured in step.values]
+    parts = [_read(measured, step.number or 0, calls, sites) for step in steps for measured in step.values]
     parts = [*_without_repeats(parts), *more_parts]
     parts = [
         part for part in (_wanted(part, capture_masks.in_step(part.step)) for part in parts) if part.samples
@@ -58,35 +66,48 @@ def value_columns(
         return None
     samples = list(chain.from_iterable(part.samples for part in parts))
     step = np.concatenate([np.full(len(part.samples), part.step, np.int32) for part in parts])
-    start_ns = np.array([each.start_ns for each in samples])
+    start_ns = np.array([sample.start_ns for sample in samples])
     order = np.lexsort((start_ns, step))  # stable: sites of one tensor stay
     samples = [samples[at] for at in order.tolist()]
     step = step[order]
-    module_id, nth, call_id, phase, op_id = (
-        np.concatenate(each)[order]
-        for each in zip(
-            *((part.module_id, part.nth, part.call_id, part.phase, part.op_id) for part in parts), strict=True
-        )
+    named, masks, phase, module_id, nth, call_id, op_id = (
+        np.concatenate(column)[order] for column in zip(*(part[2:9] for part in parts), strict=True)
     )
-    names = list(chain.from_iterable(part.named for part in parts))
-    named = [names[at] for at in order.tolist()]
-    masks = np.concatenate([np.array(part.masks, np.int64) for part in parts])[order].tolist()
-    extras = [each.extra for each in samples]
-    wants = _wants(extras, masks, step.tolist(), capture_masks)
+    kinds = _kinds_of(samples)
+    extras = [sample.extra for sample in samples]
+    wants = _wants(extras, masks, step, capture_masks)
     return {
         "step": step,
         "phase": np.ma.masked_array(phase, phase < 0),
-        "site_id": sites.get(module_id.tolist(), nth.tolist(), named),
+        "site_id": sites.get(module_id.tolist(), nth.tolist(), named.tolist()),
         "call_id": np.ma.masked_array(call_id, call_id < 0),
         "op_id": np.ma.masked_array(op_id, op_id < 0),
-        "order": _orders(step, np.array([id(each) for each in samples])),
-        "shape": [each.shape for each in samples],
-        "dtype": [_word(each.dtype) for each in samples],
-        "numel": np.array([0 if each.dtype is None else math.prod(each.shape) for each in samples], np.int64),
-        "note": extra_notes([each.note for each in samples], extras, wants),
+        "order": _orders(step, np.array([id(sample) for sample in samples])),
+        **kinds,
         **_statistics(samples),
-        **extra_columns(extras, wants),
+        **({} if wants is None else _extra_columns(kinds["note"], extras, wants)),
     }
+
+
+def _kinds_of(samples: Sequence[Measurement]) -> Columns:
+    """Returns the columns of what many tensors share: their shapes, dtypes and notes."""
+    kinds: dict[Any, int] = {}
+    codes = [kinds.setdefault((each.shape, each.dtype, each.note), len(kinds)) for each in samples]
+    shapes, dtypes, notes = zip(*kinds, strict=True)
+    numels = [0 if dtype is None else math.prod(shape) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    of_rows = np.array(codes, np.int64)
+    return {
+        "shape": Coded(shapes, of_rows),
+        "dtype": Coded([_word(dtype) for dtype in dtypes], of_rows),
+        "numel": np.array(numels, np.int64)[of_rows],
+        "note": Coded(notes, of_rows),
+    }
+
+
+def _extra_columns(
+    notes: Sequence[str | None], extras: Sequence[Extra | None], wants: Sequence[Want | None]
+) -> Columns:
+    return {"note": extra_notes(notes, extras, wants), **extra_columns(extras, wants)}
 
 
 def _without_repeats(parts: "list[ValuePart]") -> "list[ValuePart]":
@@ -106,38 +127,41 @@ def _only_new(part: "ValuePart", known: set[tuple[Any, ...]]) -> "ValuePart":
 
 
 def _call_sites(part: "ValuePart") -> Iterable[tuple[tuple[Any, ...], bool]]:
-    """Yields (step, module_id, nth, role, slot) of each gradient, and whether its call was a recompute."""
-    sites = zip(part.module_id.tolist(), part.nth.tolist(), part.named, part.recomputed, strict=False)
-    for module_id, nth, (role, slot, *_), again in sites:
-        yield (part.step, module_id, nth, role, slot), again and nth >= 0
+    """Yields (step, module_id, nth, name) of each gradient, and whether its call was a recompute."""
+    sites = zip(
+        part.module_id.tolist(), part.nth.tolist(), part.named.tolist(), part.recomputed, strict=False
+    )
+    for module_id, nth, named, again in sites:
+        yield (part.step, module_id, nth, named), again and nth >= 0
 
 
 def _wanted(part: "ValuePart", active: Mask) -> "ValuePart":
     """Returns the rows that a capture in `active` wants."""
-    if all(mask & active for mask in part.masks):
-        return part
-    return _only(part, [at for at, mask in enumerate(part.masks) if mask & active])
+    is_wanted = part.masks & active != 0
+    return part if is_wanted.all() else _only(part, np.flatnonzero(is_wanted).tolist())
 
 
 def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
     """Returns the rows at the positions in `here`."""
-    columns = (each[here] for each in (part.phase, part.module_id, part.nth, part.call_id, part.op_id))
-    lists = ([each[at] for at in here] for each in (part.samples, part.named, part.masks))
-    return ValuePart(part.step, *lists, *columns)  # type: ignore[arg-type]
+    columns: Any = (column[here] for column in part[2:9])
+    return ValuePart(part.step, [part.samples[at] for at in here], *columns)
 
 
 def _wants(
-    extras: Sequence[Any], masks: Sequence[Mask], steps: Sequence[int], capture_masks: CaptureMasks
-) -> list[Want | None]:
-    """Returns, for each row with extra results, what the captures want in its step; None for others."""
+    extras: Sequence[Extra | None], masks: Ints, steps: npt.NDArray[np.int32], capture_masks: CaptureMasks
+) -> list[Want | None] | None:
+    """Returns, for each row with extra results, what the captures want in its step; None if no row has any."""
+    with_extra = [at for at, extra in enumerate(extras) if extra is not None]
+    if not with_extra:
+        return None
     active: dict[int, Mask] = {}
     wants: list[Want | None] = [None] * len(extras)
-    for at, extra in enumerate(extras):
-        if extra is not None:
-            step = steps[at]
-            if step not in active:
-                active[step] = capture_masks.in_step(step)
-            wants[at] = capture_masks.want(masks[at] & active[step])
+    for at, step, mask in zip(
+        with_extra, steps[with_extra].tolist(), masks[with_extra].tolist(), strict=True
+    ):
+        if step not in active:
+            active[step] = capture_masks.in_step(step)
+        wants[at] = capture_masks.want(mask & active[step])
     return wants
 
 
@@ -146,8 +170,8 @@ class ValuePart(NamedTuple):
 
     step: int
     samples: Sequence[Measurement]
-    named: Sequence[SiteName]
-    masks: Sequence[Mask]  # the captures that wanted it when it was measured
+    named: Ints  # numbers of `SiteIds.names`
+    masks: Ints  # the captures that wanted it when it was measured
     phase: npt.NDArray[np.int8]
     module_id: Ints
     nth: Ints
@@ -156,73 +180,80 @@ class ValuePart(NamedTuple):
     recomputed: Sequence[bool] = ()  # of gradients: whether a recompute was given the tensor, or returned it
 
 
-def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> ValuePart:
+def _read(measured: Measured, step: int, calls: "_CallsOfSegments", sites: SiteIds) -> ValuePart:
     if isinstance(measured, MeasuredOutputs):
-        return _read_outputs(measured, step, calls)
+        return _read_outputs(measured, step, calls, sites)
     if isinstance(measured, MeasuredGradients):
-        return _read_gradients(measured, step, calls)
+        return _read_gradients(measured, step, calls, sites)
     if isinstance(measured, MeasuredInside):
-        return _read_inside(measured, step, calls)
-    return _read_parameters(measured, step)
+        return _read_inside(measured, step, calls, sites)
+    return _read_parameters(measured, step, sites)
 
 
-def _read_outputs(measured: MeasuredOutputs, step: int, calls: "_CallsOfSegments") -> ValuePart:
-    samples, events, slots, marks = columns_of(measured.sites, 4)
-    phase = np.full(len(samples), PHASE_CODE[measured.segment.phase], np.int8)
+def _read_outputs(
+    measured: MeasuredOutputs, step: int, calls: "_CallsOfSegments", sites: SiteIds
+) -> ValuePart:
+    samples, events, slots, marks = columns_of(measured.sites, measured.width)
     found = calls.find(measured.segment, events)
-    return ValuePart(step, samples, *_named(slots, marks), phase, *found, _none(samples))
+    phase = _constant(samples, PHASE_CODE[measured.segment.phase], np.int8)
+    return ValuePart(step, samples, *_named(slots, marks, sites), phase, *found, _constant(samples))
 
 
-def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegments") -> ValuePart:
-    sites = [
+def _read_gradients(
+    measured: MeasuredGradients, step: int, calls: "_CallsOfSegments", sites: SiteIds
+) -> ValuePart:
+    given, taps = columns_of(measured.sites, measured.width)
+    of_taps = [
         (sample, tap.segment, event, slot, mark)
-        for sample, tap in measured.sites
+        for sample, tap in zip(given, taps, strict=True)
         for event, slot, mark in tap.sites()
     ]
-    samples, segments, events, slots, marks = columns_of(sites, 5)
+    samples, segments, events, slots, marks = zip(*of_taps, strict=True) if of_taps else ((),) * 5
     found = np.full((3, len(samples)), -1, np.int64)
-    keys = np.array([id(segment) for segment in segments], np.int64)
+    of_events, numbers = np.array(events, np.int64), np.array([id(segment) for segment in segments], np.int64)
     for segment in dict.fromkeys(segments):
-        here = np.flatnonzero(keys == id(segment))
-        found[:, here] = calls.find(segment, [events[at] for at in here.tolist()])
-    phase = np.full(len(samples), PHASE_CODE[BACKWARD], np.int8)
+        here = numbers == id(segment)
+        found[:, here] = calls.find(segment, of_events[here])
     recomputed = [segment.phase == RECOMPUTE for segment in segments]
-    named, masks = _named(slots, marks)
+    phase = _constant(samples, PHASE_CODE[BACKWARD], np.int8)
     return ValuePart(
-        step, samples, named, masks, phase, found[0], found[1], found[2], _none(samples), recomputed
+        step,
+        samples,
+        *_named(slots, marks, sites),
+        phase,
+        found[0],
+        found[1],
+        found[2],
+        _constant(samples),
+        recomputed,
     )
 
 
-def _read_inside(measured: MeasuredInside, step: int, calls: "_CallsOfSegments") -> ValuePart:
-    samples, owners, inside, slots, marks = columns_of(measured.sites, 5)
+def _read_inside(measured: MeasuredInside, step: int, calls: "_CallsOfSegments", sites: SiteIds) -> ValuePart:
+    samples, owners, inside, slots, marks = columns_of(measured.sites, measured.width)
     module_id = np.array([owner.module_id for owner in owners], np.int64)
-    phase = np.full(len(samples), PHASE_CODE[measured.phase], np.int8)
-    nth, none = calls.number_inside(inside), _none(samples)
-    return ValuePart(step, samples, *_named(slots, marks), phase, module_id, nth, none, none)
+    phase = _constant(samples, PHASE_CODE[measured.phase], np.int8)
+    nth, none = calls.number_inside(inside), _constant(samples)
+    return ValuePart(step, samples, *_named(slots, marks, sites), phase, module_id, nth, none, none)
 
 
-def _read_parameters(measured: MeasuredParameters, step: int) -> ValuePart:
-    samples, roles, slots, owners, masks = columns_of(measured.sites, 5)
+def _read_parameters(measured: MeasuredParameters, step: int, sites: SiteIds) -> ValuePart:
+    samples, roles, slots, owners, masks = columns_of(measured.sites, measured.width)
     module_id = np.array([-1 if owner is None else owner.module_id for owner in owners], np.int64)
-    phase = np.full(len(samples), PHASE_CODE[measured.phase], np.int8)
-    named = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
-    none = _none(samples)
-    return ValuePart(step, samples, named, masks, phase, module_id, none, none, none)
+    phase = _constant(samples, PHASE_CODE[measured.phase], np.int8)
+    named = sites.names_in_calls((ROLE_CODE[role] for role in roles), slots)
+    none = _constant(samples)
+    return ValuePart(step, samples, named, np.array(masks, np.int64), phase, module_id, none, none, none)
 
 
-def _named(slots: Sequence[str], marks: Sequence[int]) -> tuple[list[SiteName], list[Mask]]:
-    """Returns the names of the sites, and the captures that want them."""
-    roles = [ROLES[mark & ROLE_CODES] for mark in marks]
-    named: list[SiteName] = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
-    return named, [mark >> ROLE_BITS for mark in marks]
+def _named(slots: Sequence[str], marks: Sequence[int], sites: SiteIds) -> tuple[Ints, Ints]:
+    """Returns the numbers of the sites' names, and the captures that want them."""
+    numbers = np.array(marks, np.int64)
+    return sites.names_in_calls((numbers & ROLE_CODES).tolist(), slots), numbers >> ROLE_BITS
 
 
-def _none(samples: Sequence[Measurement]) -> Ints:
-    return np.full(len(samples), -1, np.int64)
-
-
-def columns_of(sites: Sequence[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:
-    return list(zip(*sites, strict=True)) if sites else [()] * width
+def _constant(samples: Sequence[Measurement], value: int = -1, kind: Any = np.int64) -> Any:
+    return np.full(len(samples), value, kind)
 
 
 class _CallsOfSegments:
@@ -232,7 +263,7 @@ class _CallsOfSegments:
         self._memory = memory
         self._known: dict[Segment, tuple[Ints, Ints, Ints]] = {}
 
-    def find(self, segment: Segment, events: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+    def find(self, segment: Segment, events: "Sequence[int] | Ints") -> tuple[Ints, Ints, Ints]:
         """Returns module_id, nth and call_id of each event; -1 where they are not known."""
         known = self._known.get(segment)
         if known is None:
@@ -273,11 +304,7 @@ def _statistics(samples: Sequence[Measurement]) -> Columns:
     """Returns the columns of the statistics; null where nothing was measured."""
     table = np.full((len(samples), len(_STATISTICS)), np.nan)
     measured = np.array([sample.rows is not None for sample in samples])
-    by_rows: dict[Rows, list[int]] = {}
-    for at, sample in enumerate(samples):
-        if sample.rows is not None:
-            by_rows.setdefault(sample.rows, []).append(at)
-    for rows, here in by_rows.items():
+    for rows, here in group_by_rows(samples):
         table[here] = rows.read([samples[at].row for at in here])
     empty = table[:, 0] == 0
     finite = table[:, 5] + table[:, 6] == 0  # nobody has written the index of the first then

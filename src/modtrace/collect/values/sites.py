@@ -6,33 +6,61 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...recording.role import ROLES
+
 SiteName = tuple[str, str, str | None, int]  # role, slot, op and its n-th; None and -1 where no op is meant
-_Site = tuple[int, int, SiteName]  # module_id, nth; -1 for null
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers keys in the order in which they are met."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+    def of(self, keys: Iterable[Any]) -> npt.NDArray[np.int64]:
+        """Returns the number of each key."""
+        return np.array(list(map(self.__getitem__, keys)), np.int64)
 
 
 class SiteIds:
     """The ids of all sites seen so far. A site has the same id in every step."""
 
     def __init__(self) -> None:
-        self._ids: dict[_Site, int] = {}
+        self._names = _Numbers()  # by `SiteName`
+        self._in_calls = _Numbers()  # by role code and slot
+        self._name_in_call: list[int] = []  # for each of them
+        self._sites = _Numbers()  # by module_id, nth and the number of the name; -1 for null
         self._written = 0
 
+    def names(self, named: Iterable[SiteName]) -> npt.NDArray[np.int64]:
+        """Returns the numbers of names."""
+        return self._names.of(named)
+
+    def names_in_calls(self, role_codes: Iterable[int], slots: Iterable[str]) -> npt.NDArray[np.int64]:
+        """Returns the numbers of the names of tensors that modules have, not ops. 0.1 us for each."""
+        numbers = self._in_calls.of(zip(role_codes, slots, strict=True))
+        for code, slot in list(self._in_calls)[len(self._name_in_call) :]:
+            self._name_in_call.append(self._names[ROLES[code], slot, None, -1])
+        return np.array(self._name_in_call, np.int64)[numbers]
+
     def get(
-        self, module_ids: Iterable[int], nths: Iterable[int], named: Iterable[SiteName]
+        self, module_ids: Iterable[int], nths: Iterable[int], names: Iterable[int]
     ) -> npt.NDArray[np.int32]:
-        """Returns the ids of sites. A site that was not seen before gets a new one."""
-        ids = self._ids
-        sites = zip(module_ids, nths, named, strict=True)
-        return np.array([ids.setdefault(site, len(ids)) for site in sites], np.int32)
+        """Returns the ids of sites. A site that was not seen before gets a new one. 0.15 us for each."""
+        return self._sites.of(zip(module_ids, nths, names, strict=True)).astype(np.int32)
 
     def take_new(self) -> dict[str, Any] | None:
         """Returns the rows of the sites that are new since the last call; None if there are none."""
-        first, self._written = self._written, len(self._ids)
+        first, self._written = self._written, len(self._sites)
         if first == self._written:
             return None
-        new = list(self._ids)[first:]
-        module_id, nth, named = (list(column) for column in zip(*new, strict=True))
-        role, slot, op, op_nth = (list(column) for column in zip(*named, strict=True))
+        new = list(self._sites)[first:]
+        module_id, nth, names = (list(column) for column in zip(*new, strict=True))
+        known = list(self._names)
+        role, slot, op, op_nth = (
+            list(column) for column in zip(*(known[name] for name in names), strict=True)
+        )
         return {
             "site_id": np.arange(first, self._written, dtype=np.int32),
             "module_id": _null_below_zero(module_id, np.int32),

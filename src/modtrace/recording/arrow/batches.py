@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..phase import PHASES
 from ..schema import schema
-from .arrays import absent_column, from_list, from_numpy, from_rows, from_strings
+from .arrays import Coded, absent_column, from_coded, from_list, from_numpy, from_rows, from_strings
 
 _PHASE_TYPE = pa.dictionary(pa.int8(), pa.string())
 
@@ -112,6 +112,8 @@ def _to_array(values: Any, wanted: pa.DataType) -> pa.Array:
         if values.dtype.kind not in "OUS":
             return from_numpy(values, wanted)
         values = values.tolist()
+    if isinstance(values, Coded):
+        return from_coded(values, wanted)
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.Array):
