@@ -1,17 +1,14 @@
 """Measures any tensor into a row, or notes why it cannot; never raises, and changes nothing."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from ..errors import describe_error
 from ..torch_internals import tensors
-from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
+from ..torch_internals.graph_captures import graph_captures
 from ..torch_internals.modes import tracing_state
 from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
 from ..torch_internals.transforms import plain_ops
@@ -22,17 +19,14 @@ from .dtypes import Format, format_of
 from .first_index import first_nonfinite
 from .memory import Extent, array_over, extent_of, is_held, logical_array, too_many, why_unread
 from .native_moments import KINDS, measure_into
+from .notes import NOT_MEASURED_IN_GRAPH, shortened
 from .rows import ArrivingRows, DeviceRows, HostRows, Rows, arriving_rows
 from .special import find_plain, is_uninitialized, shape_of
+from .together import Together
 from .want import Extra
-
-_MOST_OF_A_NOTE = 120
 
 #: The note if no capture wants statistics.
 NOT_ASKED_FOR = "statistics not asked for"
-
-#: The note if work on the tensor would end the capture of a CUDA graph, or become part of it.
-NOT_MEASURED_IN_GRAPH = f"not measured: {BEING_CAPTURED}"
 
 _T = TypeVar("_T")
 
@@ -57,13 +51,14 @@ class Measurement:
 class Measurer:
     """Measures tensors into rows, each on its own device."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: Together | None = None) -> None:
         #: What measures a tensor by its `kind_of`, if it may be read as it is.
         self._plain = dict.fromkeys(plain_kinds(), self._measure_memory)
         self._host = HostRows()
         self._arriving: dict[torch.device, tuple[CudaKernels, ArrivingRows]] = {}
         self._devices: dict[torch.device, DeviceRows] = {}
-        self._together: dict[int, _Together] = {}  # by thread
+        self._together = together or Together()
+        self.together = self._together.block
 
     def measure(self, tensor: torch.Tensor) -> Measurement:
         """Measures a tensor. Call it inside `DisableTorchFunction()`."""
@@ -162,14 +157,17 @@ class Measurer:
         if arriving is None:
             return None
         kernels, rows = arriving
-        together = self._together.get(threading.get_ident()) if self._together else None
+        launches = self._together.launches
         row = rows.take()
         measured = _measured(rows, row, shape, tensor.dtype, note)
         try:
-            if together is None:
-                is_measured = kernels.measure_tensor(tensor, rows.address(row))
+            address = rows.address(row)
+            if launches is None:
+                is_measured = kernels.measure_tensor(tensor, address)
             else:
-                is_measured = together.add(kernels, tensor, rows.address(row), measured)
+                is_measured = launches.add(
+                    kernels, tensor, measured, lambda tasks: bool(tasks.add(tensor, address))
+                )
         except BaseException:  # Ctrl-C may come behind the launch
             rows.free([row])
             raise
@@ -214,81 +212,6 @@ class Measurer:
             return _measured(rows, row, shape, dtype, note)
         rows.untake(row)
         return None
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Measures tensors that this thread gives inside the block at its end, with one launch for each dtype.
-
-        Nothing may write to them before. What is no contiguous tensor on a device with kernels is measured at once.
-        """
-        me = threading.get_ident()
-        outer, together = self._together.get(me), _Together()
-        self._together[me] = together
-        try:
-            yield
-        finally:
-            if outer is None:
-                del self._together[me]
-            else:
-                self._together[me] = outer
-            together.launch()
-
-
-class _Together:
-    """The tensors that are measured at the end of `together()`."""
-
-    def __init__(self) -> None:
-        self._batches: dict[torch.dtype, dict[CudaKernels, _Batch | None]] = {}
-
-    def add(
-        self, kernels: CudaKernels, tensor: torch.Tensor, row_address: int, measured: Measurement
-    ) -> bool:
-        """Returns False, and adds nothing, if the tensor is not contiguous, or its dtype has no kernel."""
-        batches = self._batches.setdefault(tensor.dtype, {})
-        if kernels not in batches:
-            new = kernels.new_batch(tensor.dtype)
-            batches[kernels] = None if new is None else _Batch(new, [], [])
-        batch = batches[kernels]
-        if batch is None:
-            return False
-        batch.tensors.append(tensor)
-        batch.measured.append(measured)
-        is_added = False
-        try:
-            is_added = bool(batch.tasks.add(tensor, row_address))
-        finally:
-            if not is_added:
-                batch.tensors.pop()
-                batch.measured.pop()
-        return is_added
-
-    def launch(self) -> None:
-        """Launches a kernel for each dtype and device. Where that fails, a note says so."""
-        every = [each for batches in self._batches.values() for each in batches.items()]
-        with ExitStack() as stack:  # each is launched, also if Ctrl-C interrupts another; the last one first
-            for kernels, batch in reversed(every):
-                if batch is not None:
-                    stack.callback(batch.launch, kernels)
-
-
-class _Batch(NamedTuple):
-    """Tensors of one dtype on one device."""
-
-    tasks: Any  # `Batch` of _cuda_launch.c
-    measured: list[Measurement]
-    tensors: list[torch.Tensor]  # their memory must not be freed before the launch
-
-    def launch(self, kernels: CudaKernels) -> None:
-        note: str | None = "not measured: interrupted"
-        try:
-            with graph_captures.device_work() as is_allowed:
-                was_launched = is_allowed and kernels.launch(self.tasks)
-            note = None if was_launched else NOT_MEASURED_IN_GRAPH
-        except Exception as error:
-            note = shortened(f"not measured: {describe_error(error)}")
-        finally:
-            for measured in self.measured if note is not None else ():
-                measured.discard(note or "")
 
 
 def _measured(
@@ -341,8 +264,3 @@ def _answer(ask: Callable[[], _T]) -> _T | None:
 
 def _both(note: str | None, more: str | None) -> str | None:
     return more if note is None else shortened(note if more is None else f"{note}; {more}")
-
-
-def shortened(note: str | None) -> str | None:
-    """Returns the first line. Notes are dictionary-encoded, so there must not be many different ones."""
-    return None if note is None else " ".join(note.split("\n", 1)[0].split())[:_MOST_OF_A_NOTE]

@@ -149,6 +149,9 @@ def free_rows(measured: Iterable[HasSites]) -> None:
     given = list(measured)
     taken = _rows_of(given)
     for each in given:
+        for sample, *_ in each.sites:
+            if sample.extra is not None:
+                sample.extra.free()
         each.sites.clear()
     for rows, numbers in taken.items():
         rows.free(numbers)
