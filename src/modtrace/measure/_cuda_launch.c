@@ -104,7 +104,7 @@ typedef struct {
     uint64_t numbers, count, part_size, inner;
     double repeats;
     uint64_t row;
-    uint32_t parts, first_part, first_total, divisor, channels, wanted, words, padding;
+    uint32_t parts, first_part, first_total, divisor, channels, wanted, width, padding;
 } Task;
 
 enum { THREADS = 256, VECTOR_BYTES = 16 };
@@ -114,21 +114,21 @@ static const uint64_t AWAITED = 0x7FF8A3A17ED00001;
 
 static void await(const Task *task) {
     uint64_t *row = (uint64_t *)(uintptr_t)task->row;
-    for (uint32_t at = 0; at < task->words; at++) row[at] = AWAITED;
+    for (uint32_t at = 0; at < task->width; at++) row[at] = AWAITED;
 }
 
-static void forget(const Task *task) { memset((void *)(uintptr_t)task->row, 0, task->words * sizeof(uint64_t)); }
+static void forget(const Task *task) { memset((void *)(uintptr_t)task->row, 0, task->width * sizeof(uint64_t)); }
 
 /* The functions of a dtype, as a tuple in Python: cuda_kernels.py explains its fields. */
 typedef struct {
     unsigned long long context, measure_one, measure_many, number_bytes, part_bytes;
-    unsigned parts, most_parts, row_words, total_words;
+    unsigned parts, most_parts, row_width, total_width;
 } Program;
 
 static int read_program(PyObject *tuple, Program *program) {
     if (!PyArg_ParseTuple(tuple, "KKKKKIIII", &program->context, &program->measure_one, &program->measure_many,
                           &program->number_bytes, &program->part_bytes, &program->parts, &program->most_parts,
-                          &program->row_words, &program->total_words))
+                          &program->row_width, &program->total_width))
         return 0;
     if (is_open && program->measure_one && program->measure_many && 0 < program->number_bytes &&
         program->number_bytes <= VECTOR_BYTES && program->number_bytes <= program->part_bytes && program->most_parts)
@@ -137,7 +137,7 @@ static int read_program(PyObject *tuple, Program *program) {
     return 0;
 }
 
-static uint32_t words_of_channels(const Task *task) { return (task->channels + 1) / 2; }
+static uint32_t width_of_channels(const Task *task) { return (task->channels + 1) / 2; }
 
 /* Cuts a tensor into parts, by its count and the size of a number alone, and sets the size of its row. */
 static void cut(Task *task, const Program *program) {
@@ -146,7 +146,7 @@ static void cut(Task *task, const Program *program) {
     each = each ? each : 1;
     task->part_size = each * unit;
     task->parts = units ? (uint32_t)((units + each - 1) / each) : 1;
-    task->words = program->row_words + words_of_channels(task);
+    task->width = program->row_width + width_of_channels(task);
 }
 
 /* The status of a launch that was left out, because the stream is being captured in a CUDA graph. */
@@ -320,7 +320,7 @@ static int append(Batch *batch, Task *task) {
     task->first_part = (uint32_t)batch->blocks - 1;
     task->first_total = (uint32_t)batch->totals;
     batch->blocks += task->parts;
-    batch->totals += batch->program.total_words + words_of_channels(task);
+    batch->totals += batch->program.total_width + width_of_channels(task);
     batch->tasks[batch->count++] = *task;
     return 1;
 }
@@ -331,7 +331,7 @@ static PyObject *batch_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &tuple) || !read_program(tuple, &program)) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Batch *batch = (Batch *)allocate(type, 0);
-    if (batch != NULL) batch->program = program, batch->blocks = 1, batch->totals = program.total_words;
+    if (batch != NULL) batch->program = program, batch->blocks = 1, batch->totals = program.total_width;
     return (PyObject *)batch;
 }
 
@@ -370,7 +370,7 @@ static PyObject *batch_add_task(PyObject *self, PyObject *tuple) {
    one more, which writes that row and has the first totals, and for each block the number of its task. */
 static PyObject *batch_sizes(PyObject *self, PyObject *Py_UNUSED(args)) {
     Batch *batch = (Batch *)self;
-    unsigned long long bytes = batch->program.row_words * sizeof(uint64_t) + (batch->count + 1) * sizeof(Task) +
+    unsigned long long bytes = batch->program.row_width * sizeof(uint64_t) + (batch->count + 1) * sizeof(Task) +
                                batch->blocks * sizeof(uint32_t);
     return Py_BuildValue("(KKK)", bytes, (unsigned long long)batch->blocks, (unsigned long long)batch->totals);
 }
@@ -383,7 +383,7 @@ static PyObject *batch_launch(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "KKKKK", &stream, &table, &on_device, &parts, &totals)) return NULL;
     if (!table) return PyErr_Format(PyExc_ValueError, "launch(): no table");
     uint64_t *own_row = (uint64_t *)(uintptr_t)table;
-    size_t row_bytes = batch->program.row_words * sizeof(uint64_t);
+    size_t row_bytes = batch->program.row_width * sizeof(uint64_t);
     Task *tasks = (Task *)((char *)own_row + row_bytes), own = {.row = (uintptr_t)own_row};
     uint32_t *owners = (uint32_t *)(tasks + batch->count + 1);
     if (batch->count) memcpy(tasks, batch->tasks, batch->count * sizeof *tasks);
@@ -406,7 +406,8 @@ static PyObject *batch_launch(PyObject *self, PyObject *args) {
 static PyMethodDef batch_methods[] = {
     {"add", batch_add, METH_VARARGS, "add(tensor, row): returns False, and adds nothing, if the tensor is not contiguous."},
     {"add_task", batch_add_task, METH_O, "add_task(task): a task is (numbers, count, repeats, divisor, row, wanted, channels, inner)."},
-    {"sizes", batch_sizes, METH_NOARGS, "sizes(): returns the bytes of the table, the number of blocks, and the words of the totals."},
+    {"sizes", batch_sizes, METH_NOARGS,
+     "sizes(): returns the bytes of the table, the number of blocks, and the words of the totals."},
     {"launch", batch_launch, METH_VARARGS,
      "launch(stream, table, device_table, parts, totals): measures all with one launch; returns False, and launches "
      "nothing, if the stream is being captured."},

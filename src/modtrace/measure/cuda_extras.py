@@ -21,7 +21,7 @@ from .dtypes import Format, format_of
 from .rows import Table, arriving_rows
 from .tier2 import why_no_channels
 from .together import Together
-from .want import CHANNEL_MAX, HASH, HISTOGRAM, SKETCH, Arriving, Extra, Want
+from .want import CHANNEL_MAX, HASH, HISTOGRAM, SKETCH, ArrivingResults, Extra, Want
 
 #: What is wanted, as fingerprint.cu numbers it.
 _WANTED = {HASH: 1, SKETCH: 2}
@@ -65,7 +65,7 @@ class CudaExtras:
         kernels: CudaKernels,
         dense: torch.Tensor,
         task: Task,
-        arriving: Arriving,
+        arriving: ArrivingResults,
         want: Want,
         extra: Extra,
     ) -> bool:
@@ -92,7 +92,7 @@ class CudaExtras:
         return was_launched
 
     def _start(
-        self, kernels: CudaKernels, dense: torch.Tensor, task: Task, arriving: Arriving, extra: Extra
+        self, kernels: CudaKernels, dense: torch.Tensor, task: Task, arriving: ArrivingResults, extra: Extra
     ) -> bool:
         launches, dtype = self._together.launches, dense.dtype
         self.has_launched = True
@@ -107,7 +107,7 @@ class CudaExtras:
 class _Held:
     """Results that an extra holds while they wait for their launch."""
 
-    arriving: Arriving
+    arriving: ArrivingResults
     extra: Extra
 
     def discard(self, note: str) -> None:
@@ -116,7 +116,7 @@ class _Held:
         self.extra.add_note(note)
 
 
-_Planned = tuple[torch.Tensor, Task, Arriving]
+_Planned = tuple[torch.Tensor, Task, ArrivingResults]
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -131,8 +131,8 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _width_of(kernel: Kernel, channels: int) -> int:
     """Returns the words of the rows for a kernel's results. Those with channels have few different sizes."""
-    words = kernel.row_words + (channels + 1) // 2
-    return 1 << (words - 1).bit_length() if channels else words
+    width = kernel.row_width + (channels + 1) // 2
+    return 1 << (width - 1).bit_length() if channels else width
 
 
 # Tier 2. The words of a row are those of tier2.cu.
@@ -156,7 +156,7 @@ def _plan_tier2(tensor: torch.Tensor, form: Format, parts: Sequence[str], want: 
     return dense, task, _Tier2Row(held, shape, tuple(once.shape), dim)
 
 
-class _Tier2Row(Arriving):
+class _Tier2Row(ArrivingResults):
     """The results of tier2.cu."""
 
     __slots__ = ("_channel_dim", "_once", "_shape")
@@ -168,16 +168,16 @@ class _Tier2Row(Arriving):
         super().__init__(parts)
         self._shape, self._once, self._channel_dim = shape, once, channel_dim
 
-    def put(self, extra: Extra, words: Table) -> None:
-        integers = words.view(np.int64)
+    def put(self, extra: Extra, row: Table) -> None:
+        integers = row.view(np.int64)
         if HISTOGRAM in self.parts:
             zeros, argmax = integers[BINS : BINS + 2].tolist()
-            extra.sumabs, extra.sum4 = words[BINS + 2 : BINS + 4].tolist()
+            extra.sumabs, extra.sum4 = row[BINS + 2 : BINS + 4].tolist()
             extra.zero_count, extra.histogram = zeros, integers[:BINS].copy()
             extra.argmax = None if argmax < 0 else index_in_shape(self._shape, self._once, argmax)
         if CHANNEL_MAX in self.parts:
             size, once = self._shape[self._channel_dim], self._once[self._channel_dim]
-            largest = words[BINS + 4 :].view(np.float32)[:once]
+            largest = row[BINS + 4 :].view(np.float32)[:once]
             extra.channel_max[self._channel_dim] = np.repeat(largest, size // once)
 
     def hold(self, extra: Extra) -> None:
@@ -208,17 +208,17 @@ def _plan_fingerprint(
     return dense, task, _FingerprintRow(held)
 
 
-class _FingerprintRow(Arriving):
+class _FingerprintRow(ArrivingResults):
     """The results of fingerprint.cu."""
 
     __slots__ = ()
 
-    def put(self, extra: Extra, words: Table) -> None:
-        low, high = words[SKETCH_SIZE:].view(np.int64).tolist()
+    def put(self, extra: Extra, row: Table) -> None:
+        low, high = row[SKETCH_SIZE:].view(np.int64).tolist()
         if HASH in self.parts:
             extra.hash = high << 32 | low
         if SKETCH in self.parts:
-            extra.sketch = words[:SKETCH_SIZE].copy()
+            extra.sketch = row[:SKETCH_SIZE].copy()
 
     def hold(self, extra: Extra) -> None:
         for part in self.parts:

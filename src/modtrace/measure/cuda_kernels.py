@@ -59,8 +59,8 @@ class Kernel(NamedTuple):
     part_bytes: int  # the least of a tensor that a block measures
     most_parts: int
     found_bytes: int  # of what is found in a part
-    row_words: int  # of the result
-    total_words: int  # of what the parts of a tensor add up to
+    row_width: int  # of the result
+    total_width: int  # of what the parts of a tensor add up to
     most_channels: int = 0  # two more in a word of each
     definitions: Callable[[], str] = str  # returns what stands in front of the source
 
@@ -72,7 +72,7 @@ def _tables_of_sketch() -> str:
 
 #: The kernels. That their parts have the same sizes on every card gives the same bits on every card. Those of the
 #: sketch have 512 bytes each, which the last block reads alone: few of them, which an H100 runs all at once.
-MOMENTS = Kernel("moments.cu", 2**15, 2048, found_bytes=56, row_words=WIDTH, total_words=1)
+MOMENTS = Kernel("moments.cu", 2**15, 2048, found_bytes=56, row_width=WIDTH, total_width=1)
 TIER2 = Kernel("tier2.cu", 2**16, 512, 40, BINS + 4, BINS + 1, MOST_CHANNELS)
 FINGERPRINT = Kernel(
     "fingerprint.cu", 2**16, 512, 8 * SKETCH_SIZE, SKETCH_SIZE + 2, 2, definitions=_tables_of_sketch
@@ -121,8 +121,8 @@ class _Program(NamedTuple):
     part_bytes: int
     parts: int  # numbers of an element
     most_parts: int
-    row_words: int
-    total_words: int
+    row_width: int
+    total_width: int
 
 
 class _Scratch(NamedTuple):
@@ -163,10 +163,10 @@ class _Table(NamedTuple):
     row: npt.NDArray[np.uint64]
 
     @classmethod
-    def allocate(cls, size_bytes: int, row_words: int) -> "_Table":
+    def allocate(cls, size_bytes: int, row_width: int) -> "_Table":
         with plain_allocation():
             memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
-            row = memory.numpy()[: 8 * row_words].view(np.uint64)
+            row = memory.numpy()[: 8 * row_width].view(np.uint64)
         return cls(memory, size_bytes, row.ctypes.data, row)
 
     @property
@@ -289,7 +289,7 @@ class CudaKernels:
         for table in self._tables:
             if table.size_bytes >= size_bytes and table.is_free:
                 return table
-        table = _Table.allocate(2 * size_bytes, self.kernel.row_words)
+        table = _Table.allocate(2 * size_bytes, self.kernel.row_width)
         self._tables.append(table)
         return table
 
@@ -318,12 +318,12 @@ class CudaKernels:
         of = self.kernel
         number_bytes = np.dtype(form.raw).itemsize
         return _Program(
-            *functions, number_bytes, of.part_bytes, form.parts, of.most_parts, of.row_words, of.total_words
+            *functions, number_bytes, of.part_bytes, form.parts, of.most_parts, of.row_width, of.total_width
         )
 
     def _new_scratch(self, stream: int) -> _Scratch:
         of = self.kernel
-        parts_bytes, totals = of.found_bytes * of.most_parts, of.total_words + of.most_channels // 2
+        parts_bytes, totals = of.found_bytes * of.most_parts, of.total_width + of.most_channels // 2
         with plain_allocation():
             memory = torch.zeros(parts_bytes + 8 * totals, dtype=torch.uint8, device=self.device)
             address = memory.data_ptr()

@@ -10,7 +10,7 @@ import torch
 from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ..torch_internals.transforms import plain_ops
 from .rows import ArrivingRows
-from .want import Arriving, Extra
+from .want import ArrivingResults, Extra
 
 #: Two threads do not read one row, which one of them would free.
 _reading = threading.Lock()
@@ -34,7 +34,7 @@ def read_results(extras: Iterable[Extra]) -> None:
 
 def _read_rows(extras: Iterable[Extra]) -> None:
     """Puts what has arrived into the extras, and frees the rows."""
-    by_rows: dict[ArrivingRows, list[tuple[Extra, Arriving]]] = {}
+    by_rows: dict[ArrivingRows, list[tuple[Extra, ArrivingResults]]] = {}
     for extra in extras:
         for arriving in extra.arriving:
             by_rows.setdefault(arriving.rows, []).append((extra, arriving))
@@ -47,8 +47,8 @@ def _read_rows(extras: Iterable[Extra]) -> None:
                 extra.lose(arriving)
                 extra.add_note(f"not read from {rows.device}: {type(error).__name__}")
         else:
-            for (extra, arriving), words in zip(waiting, table, strict=True):
-                arriving.put(extra, words)
+            for (extra, arriving), row in zip(waiting, table, strict=True):
+                arriving.put(extra, row)
                 extra.arriving.remove(arriving)
         rows.free(numbers)
 

@@ -159,7 +159,7 @@ struct Task {
     u32 divisor;     /* numbers of an element; 0: they are not in row-major order */
     u32 channels;    /* whose largest magnitudes are wanted */
     u32 wanted;      /* what else, where a kernel measures more than one thing */
-    u32 words;       /* of the row */
+    u32 width;       /* of the row */
     u32 padding;
 };
 

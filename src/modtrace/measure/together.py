@@ -13,7 +13,7 @@ from .cuda_kernels import CudaKernels
 from .notes import NOT_MEASURED_IN_GRAPH, shortened
 
 
-class Awaited(Protocol):
+class Discardable(Protocol):
     """The result of a launch."""
 
     def discard(self, note: str) -> None:
@@ -57,7 +57,7 @@ class Launches:
         self._batches: dict[torch.dtype, dict[CudaKernels, _Batch | None]] = {}
 
     def add(
-        self, kernels: CudaKernels, tensor: torch.Tensor, result: Awaited, add: Callable[[Any], bool]
+        self, kernels: CudaKernels, tensor: torch.Tensor, result: Discardable, add: Callable[[Any], bool]
     ) -> bool:
         """Adds a tensor by `add`, which is given a `Batch` of _cuda_launch.c, and whose answer is returned.
 
@@ -94,7 +94,7 @@ class _Batch(NamedTuple):
     """Tensors of one dtype on one device."""
 
     tasks: Any  # `Batch` of _cuda_launch.c
-    results: list[Awaited]
+    results: list[Discardable]
     tensors: list[torch.Tensor]  # their memory must not be freed before the launch
 
     def launch(self, kernels: CudaKernels) -> None:

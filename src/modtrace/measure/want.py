@@ -51,7 +51,7 @@ class ExtraNote(NamedTuple):
     about: Any = None  # of `channel_max` the dimension, of `user` the function
 
 
-class Arriving(ABC):
+class ArrivingResults(ABC):
     """Results that a kernel on a device writes into a row. An extra holds them until they have been read."""
 
     __slots__ = ("parts", "row", "rows")
@@ -68,7 +68,7 @@ class Arriving(ABC):
         """Stands in the fields of the extra, which are not missing any more."""
 
     @abstractmethod
-    def put(self, extra: "Extra", words: Table) -> None:
+    def put(self, extra: "Extra", row: Table) -> None:
         """Puts the results into the extra, from the row's words."""
 
     @abstractmethod
@@ -104,14 +104,14 @@ class Extra(_Referable):
     user: list[tuple[Callable[[torch.Tensor], Any], Any]] = field(default_factory=list)
     blob: str | None = None  # where it lies
     notes: tuple[ExtraNote, ...] = ()
-    arriving: list[Arriving] = field(default_factory=list)
+    arriving: list[ArrivingResults] = field(default_factory=list)
 
-    def hold(self, arriving: Arriving) -> None:
+    def hold(self, arriving: ArrivingResults) -> None:
         """Holds results until they are read, or freed."""
         arriving.hold(self)
         self.arriving.append(arriving)
 
-    def lose(self, arriving: Arriving) -> None:
+    def lose(self, arriving: ArrivingResults) -> None:
         """Forgets results that will not be read. Their row is not freed."""
         arriving.lose(self)
         self.arriving.remove(arriving)
