@@ -31,6 +31,11 @@ _WANTED = {HASH: 1, SKETCH: 2}
 _MOST_COPIED_BYTES = 2**26
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Returns whether kernels may measure tensors on a device."""
+    return find_kernels(device, TIER2) is not None
+
+
 class CudaExtras:
     """Launches the kernels for one recorder, on any thread."""
 

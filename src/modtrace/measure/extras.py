@@ -13,7 +13,7 @@ from ..torch_internals.graph_captures import graph_captures
 from ..torch_internals.modes import tracing_state
 from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
 from ..torch_internals.transforms import plain_ops
-from .cuda_extras import CudaExtras
+from .cuda_extras import CudaExtras, has_kernels
 from .device_fingerprints import hash_on_device, sketch_on_device
 from .device_results import read_tensors
 from .device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
@@ -34,6 +34,7 @@ class Extras:
 
     def __init__(self, functions: UserFunctions, together: Together | None = None) -> None:
         self._plain = plain_kinds()
+        self._with_kernels: tuple[int, ...] = ()  # the kinds of plain tensors on the device that was met last
         self._functions = functions
         self._kernels = CudaExtras(together or Together())
         self._on_devices: weakref.WeakSet[Extra] = weakref.WeakSet()  # whose results may lie on a device
@@ -60,10 +61,20 @@ class Extras:
         try:
             if is_plain(tensor, self._plain):
                 self._measure(tensor, want, extra, None)
-            else:
+            elif want.functions or not self._are_launched(tensor, want, extra):
                 self._measure_special(tensor, want, extra)
         except Exception as error:  # a subclass of the user's
             extra.add_note(shortened(f"not measured: {describe_error(error)}"))
+
+    def _are_launched(self, tensor: torch.Tensor, want: Want, extra: Extra) -> bool:
+        """Returns whether kernels measure all that is missing of a plain tensor, for which no op is run."""
+        if graph_captures.may_be_open or not is_plain(tensor, self._with_kernels):
+            return False
+        if not tensor.is_contiguous() or not is_held(tensor):
+            return False
+        form = format_of(tensor.dtype)
+        extra.add_note(None if form is None else form.note)
+        return not self._kernels.measure(tensor, _missing_parts(want, extra), want, extra)
 
     def _measure_special(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
         with plain_ops(), graph_captures.device_work(tensor) as is_allowed:
@@ -72,6 +83,7 @@ class Extras:
                 return
             if is_on_device(tensor):
                 self._on_devices.add(extra)
+                self._with_kernels = plain_kinds(tensor.device.type) if has_kernels(tensor.device) else ()
             plain = find_plain(tensor)
             if plain.tensor is not None:
                 self._measure(plain.tensor, want, extra, plain.note)
