@@ -18,7 +18,7 @@ from modtrace.measure.dtypes import format_of
 from modtrace.measure.extras import Extras
 from modtrace.measure.fingerprints import hash_array
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import channel_max_array, tier2_array
+from modtrace.measure.tier2 import channel_max_array, sample_array, tier2_array
 from modtrace.measure.together import Together
 from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, Want
@@ -207,6 +207,7 @@ def test_sums_beyond_float32_are_made_in_float64(fake):
         (Want(hash=True), 1, {"histogram", "sketch"}),
         (Want(sketch=True), 1, {"histogram", "hash"}),
         (Want(hash=True, sketch=True), 1, {"histogram"}),
+        (Want(sample=8), 1, {"histogram", "hash", "sketch"}),
         (Want(), 0, {"histogram", "hash", "sketch"}),
     ],
     ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else "",
@@ -233,6 +234,20 @@ def test_what_is_on_its_way_is_not_measured_again(fake):
     read_results([extra])
     for dim in (-1, 0):
         check(extra, tensor, dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sample_is_that_of_main_memory(fake, dtype):
+    extras, launches = new_extras(), 0
+    for size in (0, 1, 5, 6, 64, 4099, 70_001):
+        for tensor in (random_bits(size, size, dtype), random_bits(1, 2 * size, dtype)[::2]):
+            for samples in (1, 5, 64):
+                found = measured(extras, tensor, Want(sample=samples)).sample[samples]
+                launches += 1
+                expected = sample_array(logical_array(tensor), format_of(dtype), samples)
+                np.testing.assert_array_equal(found, expected)
+                assert found.dtype == np.float32
+    assert fake.launches == launches
 
 
 # Many at once.

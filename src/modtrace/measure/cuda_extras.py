@@ -1,9 +1,9 @@
-"""Measures tier 2, hash and sketch of tensors on CUDA devices, with one launch for tier 2 and one for the others.
+"""Measures tier 2, hash and sketch, and samples of tensors on CUDA devices, with one launch for each of these three.
 
 Results arrive in rows, which `read_results` reads. Nobody waits for the device before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -16,12 +16,13 @@ from ..recording.statistics.tier2 import BINS
 from ..torch_internals.graph_captures import graph_captures
 from .blocks import index_in_shape
 from .cuda_kernels import FINGERPRINT, TIER2, CudaKernels, Kernel, Task, find_kernels
+from .cuda_kernels import SAMPLE as SAMPLE_KERNEL
 from .device_kernel import once_each
 from .dtypes import Format, format_of
 from .rows import Table, arriving_rows
-from .tier2 import why_no_channels
+from .tier2 import MOST_CHANNELS, why_no_channels
 from .together import Together
-from .want import CHANNEL_MAX, HASH, HISTOGRAM, SKETCH, ArrivingResults, Extra, Want
+from .want import CHANNEL_MAX, HASH, HISTOGRAM, SAMPLE, SKETCH, ArrivingResults, Extra, Want
 
 #: What is wanted, as fingerprint.cu numbers it.
 _WANTED = {HASH: 1, SKETCH: 2}
@@ -56,7 +57,7 @@ class CudaExtras:
             the parts that no kernel measures.
         """
         left = list(parts)
-        for kernel, plan in ((TIER2, _plan_tier2), (FINGERPRINT, _plan_fingerprint)):
+        for kernel, plan in _PLANS.items():
             form, kernels = format_of(tensor.dtype), find_kernels(tensor.device, kernel)
             if form is None or kernels is None or not kernels.may_measure(tensor.dtype):
                 continue
@@ -232,3 +233,41 @@ class _FingerprintRow(ArrivingResults):
     def lose(self, extra: Extra) -> None:
         for part in self.parts:
             setattr(extra, part, None)
+
+
+# The sample.
+
+
+def _plan_sample(tensor: torch.Tensor, form: Format, parts: Sequence[str], want: Want) -> _Planned | None:
+    samples = min(want.sample, tensor.numel()) * form.parts
+    dense = _dense(tensor) if SAMPLE in parts and samples <= MOST_CHANNELS else None
+    if dense is None:
+        return None
+    task = Task(dense.data_ptr(), dense.numel() * form.parts, 1, form.parts, 0, channels=samples, inner=1)
+    return dense, task, _SampleRow(samples, want.sample)
+
+
+class _SampleRow(ArrivingResults):
+    """The results of sample.cu."""
+
+    __slots__ = ("_samples", "_wanted")
+
+    def __init__(self, samples: int, wanted: int) -> None:
+        super().__init__((SAMPLE,))
+        self._samples, self._wanted = samples, wanted
+
+    def put(self, extra: Extra, row: Table) -> None:
+        extra.sample[self._wanted] = row[1:].view(np.float32)[: self._samples].copy()
+
+    def hold(self, extra: Extra) -> None:
+        extra.sample[self._wanted] = self
+
+    def lose(self, extra: Extra) -> None:
+        del extra.sample[self._wanted]
+
+
+_PLANS: dict[Kernel, Callable[[torch.Tensor, Format, Sequence[str], Want], _Planned | None]] = {
+    TIER2: _plan_tier2,
+    FINGERPRINT: _plan_fingerprint,
+    SAMPLE_KERNEL: _plan_sample,
+}
