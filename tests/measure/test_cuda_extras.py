@@ -11,6 +11,7 @@ from helpers.any_numbers import of_magnitudes, random_bits
 from helpers.cuda_on_cpu import KERNELS, FakeCuda, as_device, needs_compiler
 from helpers.dtypes import DTYPES
 from helpers.float64_reference import to_numbers
+from helpers.tensor_kinds import KINDS, silently
 from modtrace.measure import cuda_extras, rows
 from modtrace.measure.cuda_kernels import CudaKernels
 from modtrace.measure.device_results import read_results
@@ -198,6 +199,24 @@ def test_sums_beyond_float32_are_made_in_float64(fake):
     tensor = torch.randn(5000)
     tensor[1234:1240] = 3e38
     check(measured(new_extras(), tensor), tensor)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, (_, expected) in KINDS.items() if expected.statistics is not None]
+)
+def test_each_kind_of_tensor_is_measured_as_in_main_memory(fake, monkeypatch, kind):
+    want = ALL._replace(sample=4)
+    extras = new_extras()
+    there = [measured(extras, silently(KINDS[kind][0]), want) for _ in range(2)]
+    monkeypatch.undo()
+    here = measured(new_extras(), silently(KINDS[kind][0]), want)
+    for extra in there:
+        assert [note.text for note in extra.notes] == [note.text for note in here.notes]
+        assert (extra.zero_count, extra.argmax, extra.hash) == (here.zero_count, here.argmax, here.hash)
+        for name in ("histogram", "channel_max", "sample"):
+            np.testing.assert_equal(getattr(extra, name), getattr(here, name))
+        for name in ("sumabs", "sum4", "sketch"):
+            np.testing.assert_allclose(getattr(extra, name), getattr(here, name), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

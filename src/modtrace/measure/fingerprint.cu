@@ -4,7 +4,9 @@
    The hash is made of integers: every order of summation gives the same bits. In the sketch at most 64 numbers are added
    up in float32 before float64 takes over, each at its place. No sum leaves a thread before the end of its part: a thread
    owns as many buckets as a vector has numbers, and of each block of 64 numbers it reads the vector that belongs there,
-   whose bytes it swaps. */
+   whose bytes it swaps.
+
+   No GPU has run this yet. */
 
 enum { LANES = 64, BLOCKS = 4096, WORDS = 65536, SLOTS = LANES / VECTOR, AT_ONCE = THREADS / SLOTS };
 enum { AHEAD = VECTOR > 8 ? 2 : 4 }; /* vectors that a thread reads first: with 16 numbers each, 4 take 170 registers */

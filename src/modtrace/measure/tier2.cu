@@ -3,10 +3,14 @@
    likewise.
 
    What is counted or compared is taken from bits, and added up in any order: counts and maxima are exact. Sums are made
-   in float64, each at its place, so that even the fourth power of a float32 neither overflows nor is lost. */
+   in float64, each at its place, so that even the fourth power of a float32 neither overflows nor is lost.
 
-/* Neighbours often have the same exponent, and additions to one counter wait for each other: 8 tables take turns. The
-   same memory then holds the maxima of channels, at most 8,192 of them in one pass over a part (32 kB in all). */
+   No GPU has run this yet: how its 5 operations of float64 and one addition in shared memory for each number compare with
+   the time to read it is known from tables alone. An H100 reads 2.9 TB/s, and makes 64 of the former a cycle and SM. */
+
+/* Neighbours often have the same exponent, and additions to one counter wait for each other: 8 tables take turns. (32 of
+   them would take as long to empty as the numbers of a part take to count.) The same memory then holds the maxima of
+   channels, at most 8,192 of them in one pass over a part (32 kB in all). */
 enum { BINS = 256, TABLES = 8, CELLS = 8192 };
 
 /* The words of a row and of a tensor's totals, in front of the maxima of channels, two in a word. */
