@@ -134,6 +134,15 @@ def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(fake, dtype, s
     assert len({bits_of(extra) for extra in found}) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64], ids=str)
+def test_parts_of_large_tensors_span_rows_of_words_and_chunks(fake, monkeypatch, dtype):
+    """They do from 32 MiB on; with 3 parts a smaller one will do."""
+    kernels = {kernel: fake.kernels(kernel=kernel._replace(most_parts=3)) for kernel in KERNELS}
+    monkeypatch.setattr(cuda_extras, "find_kernels", lambda device, kernel: kernels[kernel])
+    tensor = torch.randn(1_100_001).mul(30).to(dtype)
+    check(measured(new_extras(), tensor), tensor)
+
+
 def bits_of(extra: Extra) -> bytes:
     sums = np.array([extra.sumabs, extra.sum4])
     integers = np.array([extra.zero_count, extra.argmax])
@@ -195,9 +204,14 @@ def test_nan_that_rows_are_filled_with_is_measured_as_any_other(fake):
 
 
 def test_sums_beyond_float32_are_made_in_float64(fake):
-    """Between others, where a float32 would be infinite."""
-    tensor = torch.randn(5000)
+    tensor = torch.full((20_000,), 1.5e38)
     tensor[1234:1240] = 3e38
+    check(measured(new_extras(), tensor), tensor)
+
+
+def test_nothing_is_added_behind_the_last_number(fake):
+    """In this format no bits are zero."""
+    tensor = torch.zeros(65, dtype=torch.uint8).view(torch.float8_e8m0fnu)
     check(measured(new_extras(), tensor), tensor)
 
 
