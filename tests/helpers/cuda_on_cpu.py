@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modtrace.measure import cuda_extras, cuda_kernels, extras, measurer, rows
-from modtrace.measure.cuda_kernels import FINGERPRINT, MOMENTS, SAMPLE, TIER2, CudaKernels, Kernel
+from modtrace.measure.cuda_kernels import FINGERPRINT, MOMENTS, SAMPLES, TIER2, CudaKernels, Kernel
 from modtrace.torch_internals.tensors import plain_kinds
 
 _HERE = Path(__file__).parent
@@ -19,7 +19,7 @@ _SOURCES = Path(cuda_kernels.__file__).parent
 _FLAGS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
 _COMPILER = shutil.which("g++") or shutil.which("clang++")
 
-KERNELS = (MOMENTS, TIER2, FINGERPRINT, SAMPLE)
+KERNELS = (MOMENTS, TIER2, FINGERPRINT, SAMPLES)
 
 needs_compiler = pytest.mark.skipif(
     _COMPILER is None or cuda_kernels.driver is None, reason="there is no compiler of C++"

@@ -15,8 +15,7 @@ from ..recording.statistics.fingerprints import SKETCH_SIZE
 from ..recording.statistics.tier2 import BINS
 from ..torch_internals.graph_captures import graph_captures
 from .blocks import index_in_shape
-from .cuda_kernels import FINGERPRINT, TIER2, CudaKernels, Kernel, Task, find_kernels
-from .cuda_kernels import SAMPLE as SAMPLE_KERNEL
+from .cuda_kernels import FINGERPRINT, SAMPLES, TIER2, CudaKernels, Kernel, Task, find_kernels
 from .device_kernel import once_each
 from .dtypes import Format, format_of
 from .rows import Table, arriving_rows
@@ -45,7 +44,9 @@ class CudaExtras:
         self.has_launched = False
 
     def measure(self, tensor: torch.Tensor, parts: Sequence[str], want: Want, extra: Extra) -> list[str]:
-        """Launches the kernels for a strided tensor, if its device has them. Call it without modes and transforms.
+        """Launches the kernels for a strided tensor, if its device has them.
+
+        Call it without modes and transforms, unless the tensor is contiguous: then no op is run.
 
         Args:
             tensor: the tensor. It may be freed at once, as after any op.
@@ -118,7 +119,8 @@ class _Held:
 
     def discard(self, note: str) -> None:
         """Forgets the row, which nothing writes."""
-        self.extra.lose(self.arriving)
+        if self.arriving in self.extra.arriving:  # Ctrl-C may have come before it was held
+            self.extra.lose(self.arriving)
         self.extra.add_note(note)
 
 
@@ -269,5 +271,5 @@ class _SampleRow(ArrivingResults):
 _PLANS: dict[Kernel, Callable[[torch.Tensor, Format, Sequence[str], Want], _Planned | None]] = {
     TIER2: _plan_tier2,
     FINGERPRINT: _plan_fingerprint,
-    SAMPLE_KERNEL: _plan_sample,
+    SAMPLES: _plan_sample,
 }

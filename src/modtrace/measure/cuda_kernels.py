@@ -77,7 +77,7 @@ TIER2 = Kernel("tier2.cu", 2**16, 512, 40, BINS + 4, BINS + 1, MOST_CHANNELS)
 FINGERPRINT = Kernel(
     "fingerprint.cu", 2**16, 512, 8 * SKETCH_SIZE, SKETCH_SIZE + 2, 2, definitions=_tables_of_sketch
 )
-SAMPLE = Kernel("sample.cu", 2**16, 1, found_bytes=8, row_width=1, total_width=1)
+SAMPLES = Kernel("sample.cu", 2**16, 1, found_bytes=8, row_width=1, total_width=1)
 
 
 @cache
