@@ -61,8 +61,8 @@ class Kernel(NamedTuple):
     found_bytes: int  # of what is found in a part
     row_width: int  # of the result
     total_width: int  # of what the parts of a tensor add up to
-    most_channels: int = 0  # two more in a word of each
-    definitions: Callable[[], str] = str  # returns what stands in front of the source
+    most_channels: int = 0  # whose maxima stand behind that, two in a word
+    definitions: Callable[[], str] = str  # returns what stands in front of the source; `str()` is empty
 
 
 def _tables_of_sketch() -> str:
@@ -70,8 +70,8 @@ def _tables_of_sketch() -> str:
     return f"#define BLOCK_SIGNS {signs}\n#define BLOCK_SWAPS {swaps}\n"
 
 
-#: The kernels. That their parts have the same sizes on every card gives the same bits on every card. Those of the
-#: sketch have 512 bytes each, which the last block reads alone: few of them, which an H100 runs all at once.
+#: The kernels. A tensor is cut in the same way on every card, which gives the same bits on every card. For a sketch the
+#: last block reads 512 bytes of each part alone, so that there are few parts: as many as an H100 runs at once.
 MOMENTS = Kernel("moments.cu", 2**15, 2048, found_bytes=56, row_width=WIDTH, total_width=1)
 TIER2 = Kernel("tier2.cu", 2**16, 512, 40, BINS + 4, BINS + 1, MOST_CHANNELS)
 FINGERPRINT = Kernel(

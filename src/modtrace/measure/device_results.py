@@ -12,7 +12,7 @@ from ..torch_internals.transforms import plain_ops
 from .rows import ArrivingRows
 from .want import ArrivingResults, Extra
 
-#: Two threads do not read one row, which one of them would free.
+#: Two threads do not read one row, which one of them would free. A fork, where it may be held for ever, has no device.
 _reading = threading.Lock()
 
 _NUMBERS = ("sumabs", "zero_count", "sum4", "argmax", "hash")
@@ -27,8 +27,9 @@ def read_results(extras: Iterable[Extra]) -> None:
     all rows have come; where there are tensors it waits for the devices, too.
     """
     unique = list({id(extra): extra for extra in extras}.values())
-    with _reading:
-        _read_rows(unique)
+    if any(extra.arriving for extra in unique):
+        with _reading:
+            _read_rows(unique)
     read_tensors(unique)
 
 
