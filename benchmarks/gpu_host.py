@@ -31,17 +31,17 @@ DRIVER = r"""
 #include <stdint.h>
 #include <string.h>
 typedef struct {
-    uint64_t numbers, count, part_size;
+    uint64_t numbers, count, part_size, inner;
     double repeats;
     uint64_t row;
-    uint32_t parts, first_part, divisor, padding;
+    uint32_t parts, first_part, first_total, divisor, channels, wanted, width, padding;
 } Task;
 enum { ONE = 1, MANY };
 static uint64_t launches;
 uint64_t count_launches(void) { return launches; }
 static void write_row(const Task *task) {
     double *row = (double *)(uintptr_t)task->row;
-    memset(row, 0, 8 * sizeof *row);
+    memset(row, 0, task->width * sizeof *row);
     row[0] = task->count * task->repeats;
 }
 int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, 0; }

@@ -105,9 +105,14 @@ template <typename T> static T __shfl_down_sync(unsigned, T value, unsigned by) 
 }
 
 static void __threadfence() {}
-static unsigned atomicAdd(unsigned *address, unsigned by) {
-    unsigned before = *address;
+template <typename T> static T atomicAdd(T *address, T by) {
+    T before = *address;
     *address += by;
+    return before;
+}
+static unsigned atomicMax(unsigned *address, unsigned other) {
+    unsigned before = *address;
+    *address = other > before ? other : before;
     return before;
 }
 
@@ -126,3 +131,10 @@ static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static double __dadd_rn(double a, double b) { return a + b; }
 static double __dmul_rn(double a, double b) { return a * b; }
 static double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+static long long __double_as_longlong(double value) { return same_bits<long long>(value); }
+static float __double2float_rn(double value) { return (float)value; }
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    uint64_t bytes = (uint64_t)y << 32 | x, chosen = 0;
+    for (int at = 0; at < 4; at++) chosen |= (bytes >> 8 * (selector >> 4 * at & 7) & 0xFF) << 8 * at;
+    return (unsigned)chosen;
+}

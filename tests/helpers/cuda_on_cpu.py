@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from modtrace.measure import cuda_kernels, measurer, rows
-from modtrace.measure.cuda_kernels import CudaKernels
+from modtrace.measure import cuda_extras, cuda_kernels, extras, measurer, rows
+from modtrace.measure.cuda_kernels import FINGERPRINT, MOMENTS, SAMPLES, TIER2, CudaKernels, Kernel
 from modtrace.torch_internals.tensors import plain_kinds
 
 _HERE = Path(__file__).parent
 _SOURCES = Path(cuda_kernels.__file__).parent
 _FLAGS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
 _COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+KERNELS = (MOMENTS, TIER2, FINGERPRINT, SAMPLES)
 
 needs_compiler = pytest.mark.skipif(
     _COMPILER is None or cuda_kernels.driver is None, reason="there is no compiler of C++"
@@ -44,10 +46,12 @@ class FakeCuda:
 
     def compile(self, source: str, options: Sequence[str]) -> bytes:
         """Takes the place of `compile_program`."""
-        return str(self._compile("moments_on_cpu.cpp", tuple(options))).encode() + b"\0"
+        path = self._folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cu"
+        path.write_text(source)
+        return str(self._compile("kernels_on_cpu.cpp", (f'-DSOURCE="{path}"', *options))).encode() + b"\0"
 
-    def kernels(self, device: int = 0) -> CudaKernels:
-        return CudaKernels(torch.device("cpu", device), self.compile)
+    def kernels(self, device: int = 0, kernel: Kernel = MOMENTS) -> CudaKernels:
+        return CudaKernels(torch.device("cpu", device), kernel, self.compile)
 
     def reset(self, seed: int = 0) -> None:
         """Forgets all launches; blocks run in another order for each seed."""
@@ -94,11 +98,13 @@ class FakeCuda:
 
 def as_device(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has tensors of main memory measured as those of a device with kernels."""
-    kernels, zeros = fake.kernels(), torch.zeros
+    kernels, zeros = {kernel: fake.kernels(kernel=kernel) for kernel in KERNELS}, torch.zeros
     rows.arriving_rows.cache_clear()
     monkeypatch.setattr(cuda_kernels, "current_stream", fake.stream)
     monkeypatch.setattr(torch, "zeros", lambda *args, pin_memory=False, **kwargs: zeros(*args, **kwargs))
     monkeypatch.setattr(rows.ArrivingRows, "_has_ended_work", lambda self: True)
-    monkeypatch.setattr(measurer, "is_on_device", lambda tensor: True)
-    monkeypatch.setattr(measurer, "find_kernels", lambda device: kernels)
-    monkeypatch.setattr(measurer, "plain_kinds", lambda device="": plain_kinds(device) if device else ())
+    for module in (measurer, extras):
+        monkeypatch.setattr(module, "is_on_device", lambda tensor: True)
+        monkeypatch.setattr(module, "plain_kinds", lambda device="": plain_kinds(device) if device else ())
+    for module in (measurer, cuda_extras):
+        monkeypatch.setattr(module, "find_kernels", lambda device, kernel=MOMENTS: kernels[kernel])

@@ -1,6 +1,6 @@
 /* Stands for libcuda.so.1 where there is no GPU: checks every launch as a driver would, and runs the kernel on the CPU,
    either at once or when it is told to, its blocks and threads in a random order. An image of a program is the path of a
-   library that `moments_on_cpu.cpp` has been compiled to. */
+   library that `kernels_on_cpu.cpp` has been compiled to. */
 
 #include <algorithm>
 #include <cstdint>
@@ -160,7 +160,7 @@ int cuLaunchKernel(void *handle, unsigned x, unsigned y, unsigned z, unsigned th
     }
     fake_launches++;
     Order launch{function, x, {}, 0, nullptr, 0};
-    const size_t one[] = {56, 8, 8}, many[] = {8, 8, 8, 8};
+    const size_t one[] = {80, 8, 8}, many[] = {8, 8, 8, 8};
     const size_t *sizes = function->is_many ? many : one;
     for (size_t at = 0; at < (function->is_many ? 4u : 3u); at++)
         launch.arguments.emplace_back((char *)arguments[at], (char *)arguments[at] + sizes[at]);

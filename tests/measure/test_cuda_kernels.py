@@ -182,7 +182,7 @@ def test_a_dtype_without_a_program_is_left_to_torch(fake):
     def refuses(source, options):
         raise RuntimeError("no NVRTC here")
 
-    kernels = cuda_kernels.CudaKernels(torch.device("cpu", 0), refuses)
+    kernels = cuda_kernels.CudaKernels(torch.device("cpu", 0), compiles=refuses)
     tensor = torch.ones(3)
     assert not kernels.measure(task_of(tensor, np.zeros(WIDTH)), tensor.dtype)
     assert kernels.problem == "RuntimeError: no NVRTC here"
@@ -410,7 +410,7 @@ def test_torch_measures_where_no_kernel_can_be_compiled(fake, measured_on_device
     def refuses(source, options):
         raise RuntimeError("no NVRTC here")
 
-    kernels = cuda_kernels.CudaKernels(torch.device("cpu", 0), refuses)
+    kernels = cuda_kernels.CudaKernels(torch.device("cpu", 0), compiles=refuses)
     monkeypatch.setattr(measurer, "find_kernels", lambda device: kernels)
     tensor = VIEWS[view](torch.randn(4, 6, 5))
     for _ in range(3):

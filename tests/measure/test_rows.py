@@ -1,5 +1,6 @@
 """Rows that are taken, read and free again."""
 
+import ctypes
 import threading
 
 import numpy as np
@@ -43,6 +44,19 @@ def test_rows_are_read_in_the_order_asked_for(numbered):
     order = np.random.default_rng(0).permutation(3000).tolist()
     assert numbered.read([rows[at] for at in order]) == order
     assert numbered.read([rows[2999], rows[0], rows[2999]]) == [2999, 0, 2999]
+
+
+@pytest.mark.parametrize("width", [1, WIDTH, 66, 260, 16_384])
+def test_rows_of_any_width_lie_apart_and_are_read_as_they_were_written(width):
+    rows, written = HostRows(width), []
+    while len(rows.blocks) < 3:
+        row = rows.take()
+        numbers = np.arange(width) + 1000.0 * row
+        ctypes.memmove(rows.address(row), numbers.ctypes.data, numbers.nbytes)
+        written.append((row, numbers))
+    assert rows.blocks[0].nbytes <= 2**19
+    numbers, tables = zip(*written, strict=True)
+    np.testing.assert_array_equal(rows.read(numbers), tables)
 
 
 def test_of_no_rows_nothing_is_read(numbered):

@@ -99,31 +99,54 @@ static PyObject *load(PyObject *Py_UNUSED(module), PyObject *args) {
     return found;
 }
 
-/* As in moments.cu. */
+/* As in numbers.cuh. */
 typedef struct {
-    uint64_t numbers, count, part_size;
+    uint64_t numbers, count, part_size, inner;
     double repeats;
     uint64_t row;
-    uint32_t parts, first_part, divisor, padding;
+    uint32_t parts, first_part, first_total, divisor, channels, wanted, width, padding;
 } Task;
 
-enum { THREADS = 256, VECTOR_BYTES = 16, PART_BYTES = 32768, MOST_PARTS = 2048 };
+enum { THREADS = 256, VECTOR_BYTES = 16 };
 
 /* What a row holds until the kernel has written it, as in rows.py. */
 static const uint64_t AWAITED = 0x7FF8A3A17ED00001;
-enum { WIDTH = 8 };
 
-static void await(uint64_t *row) {
-    for (int at = 0; at < WIDTH; at++) row[at] = AWAITED;
+static void await(const Task *task) {
+    uint64_t *row = (uint64_t *)(uintptr_t)task->row;
+    for (uint32_t at = 0; at < task->width; at++) row[at] = AWAITED;
 }
 
-/* Cuts a tensor into parts, by its count and the size of a number alone. */
-static void cut(Task *task, uint64_t number_bytes) {
-    uint64_t unit = PART_BYTES / number_bytes, units = (task->count + unit - 1) / unit;
-    uint64_t each = (units + MOST_PARTS - 1) / MOST_PARTS;
+static void forget(const Task *task) { memset((void *)(uintptr_t)task->row, 0, task->width * sizeof(uint64_t)); }
+
+/* The functions of a dtype, as a tuple in Python: cuda_kernels.py explains its fields. */
+typedef struct {
+    unsigned long long context, measure_one, measure_many, number_bytes, part_bytes;
+    unsigned parts, most_parts, row_width, total_width;
+} Program;
+
+static int read_program(PyObject *tuple, Program *program) {
+    if (!PyArg_ParseTuple(tuple, "KKKKKIIII", &program->context, &program->measure_one, &program->measure_many,
+                          &program->number_bytes, &program->part_bytes, &program->parts, &program->most_parts,
+                          &program->row_width, &program->total_width))
+        return 0;
+    if (is_open && program->measure_one && program->measure_many && 0 < program->number_bytes &&
+        program->number_bytes <= VECTOR_BYTES && program->number_bytes <= program->part_bytes && program->most_parts)
+        return 1;
+    PyErr_Format(PyExc_ValueError, "no such function, or size of a number");
+    return 0;
+}
+
+static uint32_t width_of_channels(const Task *task) { return (task->channels + 1) / 2; }
+
+/* Cuts a tensor into parts, by its count and the size of a number alone, and sets the size of its row. */
+static void cut(Task *task, const Program *program) {
+    uint64_t unit = program->part_bytes / program->number_bytes, units = (task->count + unit - 1) / unit;
+    uint64_t each = (units + program->most_parts - 1) / program->most_parts;
     each = each ? each : 1;
     task->part_size = each * unit;
     task->parts = units ? (uint32_t)((units + each - 1) / each) : 1;
+    task->width = program->row_width + width_of_channels(task);
 }
 
 /* The status of a launch that was left out, because the stream is being captured in a CUDA graph. */
@@ -170,49 +193,35 @@ static PyObject *was_launched(int status) {
     Py_RETURN_TRUE;
 }
 
-/* The functions of a dtype, as a tuple in Python. */
-typedef struct {
-    unsigned long long context, measure_one, measure_many, number_bytes;
-    unsigned parts; /* numbers of an element */
-} Program;
-
-static int read_program(PyObject *tuple, Program *program) {
-    if (!PyArg_ParseTuple(tuple, "KKKKI", &program->context, &program->measure_one, &program->measure_many,
-                          &program->number_bytes, &program->parts))
+/* Reads a tuple (numbers, count, repeats, divisor, row, wanted, channels, inner). */
+static int read_task(PyObject *tuple, Task *task) {
+    unsigned long long numbers, count, row, inner;
+    memset(task, 0, sizeof *task);
+    if (!PyArg_ParseTuple(tuple, "KKdIKIIK", &numbers, &count, &task->repeats, &task->divisor, &row, &task->wanted,
+                          &task->channels, &inner))
         return 0;
-    if (is_open && program->measure_one && program->measure_many && 0 < program->number_bytes &&
-        program->number_bytes <= VECTOR_BYTES)
-        return 1;
-    PyErr_Format(PyExc_ValueError, "no such function, or size of a number");
+    task->numbers = numbers;
+    task->count = count;
+    task->inner = inner;
+    task->row = row;
+    if (row && (inner || !task->channels)) return 1;
+    PyErr_Format(PyExc_ValueError, "no row, or channels of no numbers");
     return 0;
 }
 
-/* Reads a tuple (numbers, count, repeats, divisor, row). */
-static int read_task(PyObject *tuple, Task *task) {
-    unsigned long long numbers, count, row;
-    unsigned divisor;
-    memset(task, 0, sizeof *task);
-    if (!PyArg_ParseTuple(tuple, "KKdIK", &numbers, &count, &task->repeats, &divisor, &row)) return 0;
-    task->numbers = numbers;
-    task->count = count;
-    task->divisor = divisor;
-    task->row = row;
-    return 1;
-}
-
-/* Launches the kernel for one tensor; `scratch` is (address of the parts, address of their counter). */
+/* Launches the kernel for one tensor; `scratch` is (address of the parts, address of the totals). */
 static PyObject *measure_task(Task *task, const Program *program, PyObject *stream, PyObject *scratch) {
-    unsigned long long parts, counter;
-    void *handle = PyLong_AsVoidPtr(stream), *row = (void *)(uintptr_t)task->row;
-    if (PyErr_Occurred() || !PyArg_ParseTuple(scratch, "KK", &parts, &counter)) return NULL;
-    if (row == NULL) return PyErr_Format(PyExc_ValueError, "no row");
-    cut(task, program->number_bytes);
-    void *arguments[] = {task, &parts, &counter};
+    unsigned long long parts, totals;
+    void *handle = PyLong_AsVoidPtr(stream);
+    if (PyErr_Occurred() || !PyArg_ParseTuple(scratch, "KK", &parts, &totals)) return NULL;
+    if (!task->row) return PyErr_Format(PyExc_ValueError, "no row");
+    cut(task, program);
+    void *arguments[] = {task, &parts, &totals};
     Order order = {(void *)(uintptr_t)program->measure_one, (void *)(uintptr_t)program->context, handle, task->parts,
                    arguments, 0, NULL, 0};
-    await(row);
+    await(task);
     int status = launch(&order);
-    if (status) memset(row, 0, WIDTH * sizeof(uint64_t));
+    if (status) forget(task);
     return was_launched(status);
 }
 
@@ -270,10 +279,10 @@ typedef struct {
     PyObject_HEAD
     Task *tasks;
     size_t count, capacity;
-    uint64_t blocks; /* of all, and one more */
+    uint64_t blocks, totals; /* of all, and of one more */
     Program program;
     PyObject *tensors;  /* their memory must not be freed before the launch */
-    PyObject *measured; /* their measurements */
+    PyObject *results;  /* what is made of their rows: not used here */
 } Batch;
 
 static PyTypeObject *batch_type;
@@ -286,9 +295,11 @@ static int append(Batch *batch, Task *task) {
         batch->tasks = tasks;
         batch->capacity = capacity;
     }
-    cut(task, batch->program.number_bytes);
+    cut(task, &batch->program);
     task->first_part = (uint32_t)batch->blocks - 1;
+    task->first_total = (uint32_t)batch->totals;
     batch->blocks += task->parts;
+    batch->totals += batch->program.total_width + width_of_channels(task);
     batch->tasks[batch->count++] = *task;
     return 1;
 }
@@ -302,9 +313,10 @@ static PyObject *batch_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     if (batch == NULL) return NULL;
     batch->program = program;
     batch->blocks = 1;
+    batch->totals = program.total_width;
     batch->tensors = PyList_New(0);
-    batch->measured = PyList_New(0);
-    if (batch->tensors == NULL || batch->measured == NULL) Py_CLEAR(batch);
+    batch->results = PyList_New(0);
+    if (batch->tensors == NULL || batch->results == NULL) Py_CLEAR(batch);
     return (PyObject *)batch;
 }
 
@@ -312,7 +324,7 @@ static void batch_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     free(((Batch *)self)->tasks);
     Py_XDECREF(((Batch *)self)->tensors);
-    Py_XDECREF(((Batch *)self)->measured);
+    Py_XDECREF(((Batch *)self)->results);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -326,67 +338,80 @@ static void shorten(PyObject *list, Py_ssize_t size) {
 }
 
 /* Adds a tensor with its measurement. Returns 0 with an exception set if there is no memory for that. */
-static int add_to_batch(Batch *batch, Task *task, PyObject *tensor, PyObject *measured) {
+static int add_to_batch(Batch *batch, Task *task, PyObject *tensor, PyObject *result) {
     Py_ssize_t size = PyList_Size(batch->tensors);
-    if (PyList_Append(batch->tensors, tensor) || PyList_Append(batch->measured, measured) || !append(batch, task)) {
+    if (PyList_Append(batch->tensors, tensor) || PyList_Append(batch->results, result) || !append(batch, task)) {
         shorten(batch->tensors, size);
-        shorten(batch->measured, size);
+        shorten(batch->results, size);
         return 0;
     }
-    await((uint64_t *)(uintptr_t)task->row);
+    await(task);
     return 1;
 }
 
-static PyObject *batch_get_measured(PyObject *self, void *Py_UNUSED(closure)) {
-    return Py_NewRef(((Batch *)self)->measured);
+/* add(task, tensor, result) */
+static PyObject *batch_add(PyObject *self, PyObject *args) {
+    PyObject *tuple, *tensor, *result;
+    Task task;
+    if (!PyArg_ParseTuple(args, "O!OO", &PyTuple_Type, &tuple, &tensor, &result) || !read_task(tuple, &task)) return NULL;
+    if (!add_to_batch((Batch *)self, &task, tensor, result)) return NULL;
+    Py_RETURN_NONE;
 }
 
-/* sizes() -> (bytes of the table, number of blocks). The table has a row for itself, the tasks and one more, which writes
-   that row, and for each block the number of its task. */
+static PyObject *batch_get_results(PyObject *self, void *Py_UNUSED(closure)) {
+    return Py_NewRef(((Batch *)self)->results);
+}
+
+/* sizes() -> (bytes of the table, number of blocks, words of the totals). The table has a row for itself, the tasks and
+   one more, which writes that row and has the first totals, and for each block the number of its task. */
 static PyObject *batch_sizes(PyObject *self, PyObject *Py_UNUSED(args)) {
     Batch *batch = (Batch *)self;
-    unsigned long long bytes = WIDTH * sizeof(uint64_t) + (batch->count + 1) * sizeof(Task) + batch->blocks * sizeof(uint32_t);
-    return Py_BuildValue("(KK)", bytes, (unsigned long long)batch->blocks);
+    unsigned long long bytes = batch->program.row_width * sizeof(uint64_t) + (batch->count + 1) * sizeof(Task) +
+                               batch->blocks * sizeof(uint32_t);
+    return Py_BuildValue("(KKK)", bytes, (unsigned long long)batch->blocks, (unsigned long long)batch->totals);
 }
 
-/* launch(stream, table, device_table, parts, counters): returns False, and launches nothing, if the stream is being
+/* launch(stream, table, device_table, parts, totals): returns False, and launches nothing, if the stream is being
    captured. Nobody may write to `table` before its first row has been written. */
 static PyObject *batch_launch(PyObject *self, PyObject *args) {
     Batch *batch = (Batch *)self;
-    unsigned long long stream, table, on_device, parts, counters;
-    if (!PyArg_ParseTuple(args, "KKKKK", &stream, &table, &on_device, &parts, &counters)) return NULL;
+    unsigned long long stream, table, on_device, parts, totals;
+    if (!PyArg_ParseTuple(args, "KKKKK", &stream, &table, &on_device, &parts, &totals)) return NULL;
     if (!table) return PyErr_Format(PyExc_ValueError, "launch(): no table");
     uint64_t *own_row = (uint64_t *)(uintptr_t)table;
-    Task *tasks = (Task *)(own_row + WIDTH), own = {.row = (uintptr_t)own_row};
+    size_t row_bytes = batch->program.row_width * sizeof(uint64_t);
+    Task *tasks = (Task *)((char *)own_row + row_bytes), own = {.row = (uintptr_t)own_row};
     uint32_t *owners = (uint32_t *)(tasks + batch->count + 1);
     if (batch->count) memcpy(tasks, batch->tasks, batch->count * sizeof *tasks);
-    cut(&own, batch->program.number_bytes);
+    cut(&own, &batch->program);
     own.first_part = (uint32_t)batch->blocks - 1;
     tasks[batch->count] = own;
     for (size_t at = 0; at <= batch->count; at++)
         for (uint32_t part = 0; part < tasks[at].parts; part++) *owners++ = (uint32_t)at;
-    await(own_row);
-    uint64_t first = on_device + WIDTH * sizeof(uint64_t), second = first + (batch->count + 1) * sizeof(Task);
-    void *arguments[] = {&first, &second, &parts, &counters};
+    await(&own);
+    uint64_t first = on_device + row_bytes, second = first + (batch->count + 1) * sizeof(Task);
+    void *arguments[] = {&first, &second, &parts, &totals};
     Order order = {(void *)(uintptr_t)batch->program.measure_many, (void *)(uintptr_t)batch->program.context,
                    (void *)(uintptr_t)stream, (unsigned)batch->blocks, arguments, on_device, own_row,
                    (size_t)((char *)owners - (char *)own_row)};
     int status = launch(&order);
-    for (size_t at = 0; status && at <= batch->count; at++)
-        memset((void *)(uintptr_t)tasks[at].row, 0, WIDTH * sizeof(uint64_t));
+    for (size_t at = 0; status && at <= batch->count; at++) forget(&tasks[at]);
     return was_launched(status);
 }
 
 static PyMethodDef batch_methods[] = {
-    {"sizes", batch_sizes, METH_NOARGS, "sizes(): returns the bytes of the table, and the number of blocks."},
+    {"add", batch_add, METH_VARARGS,
+     "add(task, tensor, result): a task is (numbers, count, repeats, divisor, row, wanted, channels, inner)."},
+    {"sizes", batch_sizes, METH_NOARGS,
+     "sizes(): returns the bytes of the table, the number of blocks, and the words of the totals."},
     {"launch", batch_launch, METH_VARARGS,
-     "launch(stream, table, device_table, parts, counters): measures all with one launch; returns False, and launches "
+     "launch(stream, table, device_table, parts, totals): measures all with one launch; returns False, and launches "
      "nothing, if the stream is being captured."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef batch_properties[] = {
-    {"measured", batch_get_measured, NULL, "The measurements of its tensors.", NULL},
+    {"results", batch_get_results, NULL, "The results of its tensors.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

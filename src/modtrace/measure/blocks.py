@@ -66,10 +66,15 @@ def index_in_whole(array: Raw, once: Raw, index: int, parts: int) -> int:
     Args:
         parts: 2 if the last axis has the parts of complex numbers, else 1; an index is of an element.
     """
-    if once is array:
-        return index
     dims = array.ndim - (parts == 2)
+    return index_in_shape(array.shape[:dims], once.shape[:dims], index)
+
+
+def index_in_shape(shape: Sequence[int], once: Sequence[int], index: int) -> int:
+    """Returns the row-major index in `shape` of an element of `once`, which has size 1 in each expanded dimension."""
+    if shape == once:
+        return index
     found = 0
-    for size, at in zip(array.shape[:dims], np.unravel_index(index, once.shape[:dims]), strict=True):
+    for size, at in zip(shape, np.unravel_index(index, once), strict=True):
         found = found * size + int(at)
     return found

@@ -14,14 +14,17 @@ import numpy.typing as npt
 import torch
 
 from ..errors import describe_error
+from ..recording.statistics.fingerprints import SKETCH_SIZE, block_signs, block_swaps
 from ..recording.statistics.number_formats import FLOAT8, float8_table
+from ..recording.statistics.tier2 import BINS
 from ..torch_internals.modes import tracing_state
 from ..torch_internals.streams import current_stream
 from ..torch_internals.tensors import dispatch_keys
-from .dtypes import format_of
+from .dtypes import Format, format_of
 from .native_moments import KINDS
 from .nvrtc import compile_program
 from .rows import AWAITED, WIDTH, ArrivingRows, plain_allocation
+from .tier2 import MOST_CHANNELS
 
 #: The compiled part. None: there was no C compiler at installation, or the system is not one of POSIX.
 driver: Any
@@ -30,7 +33,7 @@ try:
 except ImportError:
     driver = None
 
-#: The numbers of dtypes in moments.cu. A complex number is two numbers.
+#: The numbers of dtypes in numbers.cuh. A complex number is two numbers.
 _KINDS = {
     **KINDS,
     torch.bool: 4,
@@ -50,14 +53,39 @@ _DRIVER = "libcuda.so.1"
 _STREAM_PER_THREAD = 2
 _FUNCTIONS = ("measure_one", "measure_many")
 
-#: The most bytes of what is found in one part of a tensor, `Moments` of moments.cu, and `MOST_PARTS` of _cuda_launch.c.
-_PART_BYTES, _MOST_PARTS = 56, 2048
+
+class Kernel(NamedTuple):
+    """What one launch measures of a tensor, and how it is cut into parts. Words have 8 bytes."""
+
+    source: str  # the file that it is in
+    part_bytes: int  # the least of a tensor that a block measures
+    most_parts: int
+    found_bytes: int  # of what is found in a part
+    row_width: int  # of the result
+    total_width: int  # of what the parts of a tensor add up to
+    most_channels: int = 0  # whose maxima stand behind that, two in a word
+    definitions: Callable[[], str] = str  # returns what stands in front of the source; `str()` is empty
+
+
+def _tables_of_sketch() -> str:
+    signs, swaps = (",".join(map(hex, table.tolist())) for table in (block_signs(), block_swaps()))
+    return f"#define BLOCK_SIGNS {signs}\n#define BLOCK_SWAPS {swaps}\n"
+
+
+#: The kernels. A tensor is cut in the same way on every card, which gives the same bits on every card. For a sketch the
+#: last block reads 512 bytes of each part alone, so that there are few parts: as many as an H100 runs at once.
+MOMENTS = Kernel("moments.cu", 2**15, 2048, found_bytes=56, row_width=WIDTH, total_width=1)
+TIER2 = Kernel("tier2.cu", 2**16, 512, 40, BINS + 4, BINS + 1, MOST_CHANNELS)
+FINGERPRINT = Kernel(
+    "fingerprint.cu", 2**16, 512, 8 * SKETCH_SIZE, SKETCH_SIZE + 2, 2, definitions=_tables_of_sketch
+)
+SAMPLES = Kernel("sample.cu", 2**16, 1, found_bytes=8, row_width=1, total_width=1)
 
 
 @cache
-def find_kernels(device: torch.device) -> "CudaKernels | None":
-    """Returns the kernels of a device; None if it has none."""
-    return CudaKernels(device) if device.type == "cuda" and why_no_kernels() is None else None
+def find_kernels(device: torch.device, kernel: Kernel = MOMENTS) -> "CudaKernels | None":
+    """Returns a kernel for each dtype on a device; None if it has none."""
+    return CudaKernels(device, kernel) if device.type == "cuda" and why_no_kernels() is None else None
 
 
 def describe_path(device: torch.device) -> str:
@@ -99,38 +127,46 @@ def launcher(kinds: tuple[int, ...], kind: type, paths: dict[torch.device, tuple
 
 
 class _Program(NamedTuple):
-    """The kernels for a dtype."""
+    """A kernel for a dtype, as _cuda_launch.c reads it."""
 
     context: int
     measure_one: int
     measure_many: int
     number_bytes: int
+    part_bytes: int
     parts: int  # numbers of an element
+    most_parts: int
+    row_width: int
+    total_width: int
 
 
 class _Scratch(NamedTuple):
     """The addresses of memory in which the blocks of a launch leave what they find. Launches of a stream share it."""
 
     parts: int
-    counter: int
+    totals: int  # 0 before and after each launch
 
 
 class _ScratchOfMany(NamedTuple):
     """The same of launches for many tensors, with the table of the tensors."""
 
     memory: torch.Tensor
-    table_bytes: int
-    blocks: int
-    addresses: tuple[int, int, int]  # of the table, the parts and the counters
+    sizes: tuple[int, int, int]  # bytes of the table, blocks, words of the totals
+    addresses: tuple[int, int, int]  # of the table, the parts and the totals
 
     @classmethod
-    def allocate(cls, device: torch.device, table_bytes: int, blocks: int) -> "_ScratchOfMany":
+    def allocate(
+        cls, device: torch.device, found_bytes: int, sizes: tuple[int, int, int]
+    ) -> "_ScratchOfMany":
+        table_bytes, blocks, totals = sizes
         table_bytes += -table_bytes % 8
         with plain_allocation():
-            memory = torch.zeros(table_bytes + (_PART_BYTES + 4) * blocks, dtype=torch.uint8, device=device)
+            memory = torch.zeros(
+                table_bytes + found_bytes * blocks + 8 * totals, dtype=torch.uint8, device=device
+            )
             table = memory.data_ptr()
         parts = table + table_bytes
-        return cls(memory, table_bytes, blocks, (table, parts, parts + _PART_BYTES * blocks))
+        return cls(memory, sizes, (table, parts, parts + found_bytes * blocks))
 
 
 class _Table(NamedTuple):
@@ -142,10 +178,10 @@ class _Table(NamedTuple):
     row: npt.NDArray[np.uint64]
 
     @classmethod
-    def allocate(cls, size_bytes: int) -> "_Table":
+    def allocate(cls, size_bytes: int, row_width: int) -> "_Table":
         with plain_allocation():
             memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
-            row = memory.numpy()[: 8 * WIDTH].view(np.uint64)
+            row = memory.numpy()[: 8 * row_width].view(np.uint64)
         return cls(memory, size_bytes, row.ctypes.data, row)
 
     @property
@@ -161,19 +197,29 @@ class Task(NamedTuple):
     repeats: int
     parts: int  # numbers of an element; 0: the index of the first one that is not finite is not known
     row_address: int
+    wanted: int = 0  # as fingerprint.cu numbers it
+    channels: int = 0  # whose largest magnitudes are wanted
+    inner: int = 0  # numbers of a channel that lie side by side
 
 
 class CudaKernels:
-    """The kernels of one CUDA device."""
+    """A kernel on one CUDA device, for each dtype."""
 
-    def __init__(self, device: torch.device, compiles: Callable[..., bytes] | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        kernel: Kernel = MOMENTS,
+        compiles: Callable[..., bytes] | None = None,
+    ) -> None:
         """Compiles nothing before the first tensor of a dtype.
 
         Args:
             device: a CUDA device with an index.
+            kernel: what it measures.
             compiles: returns the code for the source and the options of a program, in place of NVRTC.
         """
         self.device = device
+        self.kernel = kernel
         self._problems: dict[torch.dtype, str] = {}  # why there is no kernel
         self._compiles = compiles or partial(_compile_for, device)
         self._programs: dict[torch.dtype, _Program] = {}
@@ -235,10 +281,10 @@ class CudaKernels:
             RuntimeError: the driver refuses.
         """
         stream = current_stream(self.device.index)
-        table_bytes, blocks = batch.sizes()
+        sizes: tuple[int, int, int] = batch.sizes()
         with self._launching:  # two threads may use one stream, whose table is overwritten by each launch
-            scratch = self._scratch_of_many(stream, table_bytes, blocks)
-            table = self._free_table(table_bytes)
+            scratch = self._scratch_of_many(stream, sizes)
+            table = self._free_table(sizes[0])
             return bool(batch.launch(stream, table.address, *scratch.addresses))
 
     def _free_table(self, size_bytes: int) -> _Table:
@@ -246,15 +292,16 @@ class CudaKernels:
         for table in self._tables:
             if table.size_bytes >= size_bytes and table.is_free:
                 return table
-        table = _Table.allocate(2 * size_bytes)
+        table = _Table.allocate(2 * size_bytes, self.kernel.row_width)
         self._tables.append(table)
         return table
 
-    def _scratch_of_many(self, stream: int, table_bytes: int, blocks: int) -> "_ScratchOfMany":
+    def _scratch_of_many(self, stream: int, sizes: tuple[int, int, int]) -> "_ScratchOfMany":
         scratch = self._of_many.get(stream)
-        if scratch is None or scratch.table_bytes < table_bytes or scratch.blocks < blocks:
+        if scratch is None or any(has < needs for has, needs in zip(scratch.sizes, sizes, strict=True)):
+            table_bytes, blocks, totals = sizes
             scratch = self._of_many[stream] = _ScratchOfMany.allocate(
-                self.device, 2 * table_bytes, 2 * blocks
+                self.device, self.kernel.found_bytes, (2 * table_bytes, 2 * blocks, 2 * totals)
             )
         return scratch
 
@@ -263,21 +310,28 @@ class CudaKernels:
         with self._lock:
             if dtype not in self._programs and dtype not in self._problems and form is not None:
                 try:
-                    code = self._compiles(_source(), _definitions(dtype))
-                    context, one, many = driver.load(self.device.index, code, _FUNCTIONS)
-                    self._programs[dtype] = _Program(
-                        context, one, many, np.dtype(form.raw).itemsize, form.parts
-                    )
+                    code = self._compiles(_source(self.kernel), _definitions(dtype))
+                    functions = driver.load(self.device.index, code, _FUNCTIONS)
+                    self._programs[dtype] = self._program(form, functions)
                 except Exception as error:  # no NVRTC, a driver that is older than it: torch's ops do as well
                     self._problems[dtype] = describe_error(error)
         return self._programs.get(dtype)
 
+    def _program(self, form: Format, functions: tuple[int, int, int]) -> _Program:
+        of = self.kernel
+        number_bytes = np.dtype(form.raw).itemsize
+        return _Program(
+            *functions, number_bytes, of.part_bytes, form.parts, of.most_parts, of.row_width, of.total_width
+        )
+
     def _new_scratch(self, stream: int) -> _Scratch:
+        of = self.kernel
+        parts_bytes, totals = of.found_bytes * of.most_parts, of.total_width + of.most_channels // 2
         with plain_allocation():
-            memory = torch.zeros(_PART_BYTES * _MOST_PARTS + 4, dtype=torch.uint8, device=self.device)
+            memory = torch.zeros(parts_bytes + 8 * totals, dtype=torch.uint8, device=self.device)
             address = memory.data_ptr()
         self._memory.append(memory)
-        scratch = self._scratch[stream] = _Scratch(address, address + _PART_BYTES * _MOST_PARTS)
+        scratch = self._scratch[stream] = _Scratch(address, address + parts_bytes)
         return scratch
 
 
@@ -293,5 +347,6 @@ def _definitions(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 @cache
-def _source() -> str:
-    return Path(__file__).with_name("moments.cu").read_text()
+def _source(kernel: Kernel) -> str:
+    files = (Path(__file__).with_name(name).read_text() for name in ("numbers.cuh", kernel.source))
+    return "\n".join((kernel.definitions(), *files))

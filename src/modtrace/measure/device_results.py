@@ -1,5 +1,6 @@
-"""Reads results from devices, in one transfer for all of a kind."""
+"""Reads results from devices: from rows into which kernels write them, and in one transfer for all of a kind."""
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -8,7 +9,11 @@ import torch
 
 from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ..torch_internals.transforms import plain_ops
-from .want import Extra
+from .rows import ArrivingRows
+from .want import ArrivingResults, Extra
+
+#: Two threads do not read one row, which one of them would free. A fork, where it may be held for ever, has no device.
+_reading = threading.Lock()
 
 _NUMBERS = ("sumabs", "zero_count", "sum4", "argmax", "hash")
 _ARRAYS = ("histogram", "sketch")
@@ -16,12 +21,45 @@ _OF_ARRAYS = {torch.float64, torch.float32, torch.int64}  # of what is measured;
 
 
 def read_results(extras: Iterable[Extra]) -> None:
-    """Replaces tensors that hold results by numbers, arrays and lists. An extra without any takes 1.5 us.
+    """Replaces what waits for its row, and tensors that hold results, by numbers, arrays and lists.
 
-    A result that cannot be read becomes None, and a note says why. This waits for the devices. While a CUDA graph is
-    captured, there are none: they were read when the capture began.
+    An extra without any takes 1.5 us. A result that cannot be read becomes None, and a note says why. This waits until
+    all rows have come; where there are tensors it waits for the devices, too.
     """
-    unique = list({id(each): each for each in extras}.values())
+    unique = list({id(extra): extra for extra in extras}.values())
+    if any(extra.arriving for extra in unique):
+        with _reading:
+            _read_rows(unique)
+    read_tensors(unique)
+
+
+def _read_rows(extras: Iterable[Extra]) -> None:
+    """Puts what has arrived into the extras, and frees the rows."""
+    by_rows: dict[ArrivingRows, list[tuple[Extra, ArrivingResults]]] = {}
+    for extra in extras:
+        for arriving in extra.arriving:
+            by_rows.setdefault(arriving.rows, []).append((extra, arriving))
+    for rows, waiting in by_rows.items():
+        numbers = [arriving.row for _, arriving in waiting]
+        try:
+            table = rows.read(numbers)
+        except RuntimeError as error:  # a device that has failed
+            for extra, arriving in waiting:
+                extra.lose(arriving)
+                extra.add_note(f"not read from {rows.device}: {type(error).__name__}")
+        else:
+            for (extra, arriving), row in zip(waiting, table, strict=True):
+                arriving.put(extra, row)
+                extra.arriving.remove(arriving)
+        rows.free(numbers)
+
+
+def read_tensors(extras: Iterable[Extra]) -> None:
+    """Replaces tensors that hold results by numbers, arrays and lists, which waits for the devices.
+
+    While a CUDA graph is captured, there are none: they were read when the capture began.
+    """
+    unique = list({id(extra): extra for extra in extras}.values())
     waiting: dict[int, torch.Tensor] = {}
 
     def wait(tensor: torch.Tensor) -> torch.Tensor:

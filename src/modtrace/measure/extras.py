@@ -13,31 +13,41 @@ from ..torch_internals.graph_captures import graph_captures
 from ..torch_internals.modes import tracing_state
 from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
 from ..torch_internals.transforms import plain_ops
+from .cuda_extras import CudaExtras, has_kernels
 from .device_fingerprints import hash_on_device, sketch_on_device
-from .device_results import read_results
+from .device_results import read_tensors
 from .device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
 from .dtypes import Format, Raw, format_of
 from .fingerprints import fingerprint_array, hash_array, sketch_array
-from .measurer import NOT_MEASURED_IN_GRAPH, shortened, why_not
+from .measurer import why_not
 from .memory import is_held, logical_array, too_many
+from .notes import NOT_MEASURED_IN_GRAPH, shortened
 from .special import find_plain, is_uninitialized
 from .tier2 import channel_max_array, sample_array, tier2_array
+from .together import Together
 from .user_functions import UserFunctions, name_of
-from .want import Extra, Want
+from .want import CHANNEL_MAX, HASH, HISTOGRAM, SAMPLE, SKETCH, Extra, Want
 
 
 class Extras:
     """Measures extra results for one recorder, on any thread."""
 
-    def __init__(self, functions: UserFunctions) -> None:
+    def __init__(self, functions: UserFunctions, together: Together | None = None) -> None:
         self._plain = plain_kinds()
+        self._with_kernels: tuple[int, ...] = ()  # the kinds of plain tensors on the device that was met last
         self._functions = functions
+        self._kernels = CudaExtras(together or Together())
         self._on_devices: weakref.WeakSet[Extra] = weakref.WeakSet()  # whose results may lie on a device
         graph_captures.add(self)
 
+    @property
+    def has_launched(self) -> bool:
+        """True if kernels were launched: reading their results waits until they have come."""
+        return self._kernels.has_launched
+
     def fetch(self) -> None:
-        """Copies all results that lie on devices to the host."""
-        read_results(list(self._on_devices))
+        """Copies all results that lie on devices to the host. Those that arrive by themselves need no copy."""
+        read_tensors(list(self._on_devices))
         self._on_devices.clear()
 
     def measure(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
@@ -51,10 +61,20 @@ class Extras:
         try:
             if is_plain(tensor, self._plain):
                 self._measure(tensor, want, extra, None)
-            else:
+            elif want.functions or not self._are_launched(tensor, want, extra):
                 self._measure_special(tensor, want, extra)
         except Exception as error:  # a subclass of the user's
             extra.add_note(shortened(f"not measured: {describe_error(error)}"))
+
+    def _are_launched(self, tensor: torch.Tensor, want: Want, extra: Extra) -> bool:
+        """Returns whether kernels measure all that is missing of a plain tensor, for which no op is run."""
+        if graph_captures.may_be_open or not is_plain(tensor, self._with_kernels):
+            return False
+        if not tensor.is_contiguous() or not is_held(tensor):
+            return False
+        form = format_of(tensor.dtype)
+        extra.add_note(None if form is None else form.note)
+        return not self._kernels.measure(tensor, _missing_parts(want, extra), want, extra)
 
     def _measure_special(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
         with plain_ops(), graph_captures.device_work(tensor) as is_allowed:
@@ -63,6 +83,7 @@ class Extras:
                 return
             if is_on_device(tensor):
                 self._on_devices.add(extra)
+                self._with_kernels = plain_kinds(tensor.device.type) if has_kernels(tensor.device) else ()
             plain = find_plain(tensor)
             if plain.tensor is not None:
                 self._measure(plain.tensor, want, extra, plain.note)
@@ -77,9 +98,25 @@ class Extras:
             extra.add_note(shortened(note))
             if parts and form is not None:
                 extra.add_note(form.note)
-                _measure_parts(tensor, form, parts, want, extra)
+                self._measure_parts(tensor, form, parts, want, extra)
         if want.functions and is_held(tensor):
             self._call_functions(tensor, want, extra)
+
+    def _measure_parts(
+        self, tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra
+    ) -> None:
+        bounded = []
+        for part in parts:
+            reason = None if part == SAMPLE else too_many(tensor, once=part in (HISTOGRAM, CHANNEL_MAX))
+            if reason is None:
+                bounded.append(part)
+            else:
+                extra.note_absence(part, reason, want)
+        if is_on_device(tensor):
+            left = self._kernels.measure(tensor, bounded, want, extra)
+            _measure_device(tensor, left, want, extra)
+        else:
+            _measure_host(tensor, form, bounded, want, extra)
 
     def _call_functions(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
         reason = too_many(tensor)
@@ -99,35 +136,18 @@ def is_plain(tensor: torch.Tensor, kinds: tuple[int, ...]) -> bool:
     return kind_of(tensor) in kinds and not is_uninitialized(tensor) and tracing_state() is None
 
 
-# Parts: what is measured in one pass, named by the field of `Extra` that holds it.
-
-_HISTOGRAM, _CHANNEL_MAX, _SAMPLE, _HASH, _SKETCH = "histogram", "channel_max", "sample", "hash", "sketch"
 _FINGERPRINT = "hash and sketch"
 
 
 def _missing_parts(want: Want, extra: Extra) -> list[str]:
     is_missing = {
-        _HISTOGRAM: want.stats > 1 and extra.histogram is None,
-        _CHANNEL_MAX: want.stats > 1 and want.channel_dim not in extra.channel_max,
-        _SAMPLE: want.sample and want.sample not in extra.sample,
-        _HASH: want.hash and extra.hash is None,
-        _SKETCH: want.sketch and extra.sketch is None,
+        HISTOGRAM: want.stats > 1 and extra.histogram is None,
+        CHANNEL_MAX: want.stats > 1 and want.channel_dim not in extra.channel_max,
+        SAMPLE: want.sample and want.sample not in extra.sample,
+        HASH: want.hash and extra.hash is None,
+        SKETCH: want.sketch and extra.sketch is None,
     }
     return [part for part, missing in is_missing.items() if missing]
-
-
-def _measure_parts(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:
-    bounded = []
-    for part in parts:
-        reason = None if part == _SAMPLE else too_many(tensor, once=part in (_HISTOGRAM, _CHANNEL_MAX))
-        if reason is None:
-            bounded.append(part)
-        else:
-            _note_absence(part, reason, want, extra)
-    if is_on_device(tensor):
-        _measure_device(tensor, bounded, want, extra)
-    else:
-        _measure_host(tensor, form, bounded, want, extra)
 
 
 def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:
@@ -135,8 +155,8 @@ def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Wa
     if array is None:
         extra.add_note(why_not(tensor))
         return
-    if _HASH in parts and _SKETCH in parts:  # one pass is hardly dearer than either
-        parts = [each for each in parts if each not in (_HASH, _SKETCH)] + [_FINGERPRINT]
+    if HASH in parts and SKETCH in parts:  # one pass is hardly dearer than either
+        parts = [each for each in parts if each not in (HASH, SKETCH)] + [_FINGERPRINT]
     with np.errstate(all="ignore"):  # the user's error handler does not receive ours
         for part in parts:
             _add(part, partial(_ON_HOST[part], array, form, want), want, extra)
@@ -153,12 +173,13 @@ def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> Non
     except Exception as error:
         found = describe_error(error)
     if isinstance(found, str):
-        _note_absence(part, found, want, extra)
-    elif part == _HISTOGRAM:
+        for missing in (HASH, SKETCH) if part == _FINGERPRINT else (part,):
+            extra.note_absence(missing, found, want)
+    elif part == HISTOGRAM:
         extra.sumabs, extra.zero_count, extra.sum4, extra.argmax, extra.histogram = found
-    elif part == _CHANNEL_MAX:
+    elif part == CHANNEL_MAX:
         extra.channel_max[want.channel_dim] = found
-    elif part == _SAMPLE:
+    elif part == SAMPLE:
         extra.sample[want.sample] = found
     elif part == _FINGERPRINT:
         extra.hash, extra.sketch = found
@@ -166,25 +187,19 @@ def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> Non
         setattr(extra, part, found)
 
 
-def _note_absence(part: str, reason: str, want: Want, extra: Extra) -> None:
-    about = want.channel_dim if part == _CHANNEL_MAX else want.sample if part == _SAMPLE else None
-    for each in (_HASH, _SKETCH) if part == _FINGERPRINT else (part,):
-        extra.add_note(shortened(f"no {each}: {reason}"), each, about)
-
-
 _ON_HOST: dict[str, Callable[[Raw, Format, Want], Any]] = {
-    _HISTOGRAM: lambda array, form, want: tier2_array(array, form),
-    _CHANNEL_MAX: lambda array, form, want: channel_max_array(array, form, want.channel_dim),
-    _SAMPLE: lambda array, form, want: sample_array(array, form, want.sample),
-    _HASH: lambda array, form, want: hash_array(array),
-    _SKETCH: lambda array, form, want: sketch_array(array, form),
+    HISTOGRAM: lambda array, form, want: tier2_array(array, form),
+    CHANNEL_MAX: lambda array, form, want: channel_max_array(array, form, want.channel_dim),
+    SAMPLE: lambda array, form, want: sample_array(array, form, want.sample),
+    HASH: lambda array, form, want: hash_array(array),
+    SKETCH: lambda array, form, want: sketch_array(array, form),
     _FINGERPRINT: lambda array, form, want: fingerprint_array(array, form),
 }
 
 _ON_DEVICE: dict[str, Callable[[torch.Tensor, Want], Any]] = {
-    _HISTOGRAM: lambda tensor, want: tier2_on_device(tensor),
-    _CHANNEL_MAX: lambda tensor, want: channel_max_on_device(tensor, want.channel_dim),
-    _SAMPLE: lambda tensor, want: sample_on_device(tensor, want.sample),
-    _HASH: lambda tensor, want: hash_on_device(tensor),
-    _SKETCH: lambda tensor, want: sketch_on_device(tensor),
+    HISTOGRAM: lambda tensor, want: tier2_on_device(tensor),
+    CHANNEL_MAX: lambda tensor, want: channel_max_on_device(tensor, want.channel_dim),
+    SAMPLE: lambda tensor, want: sample_on_device(tensor, want.sample),
+    HASH: lambda tensor, want: hash_on_device(tensor),
+    SKETCH: lambda tensor, want: sketch_on_device(tensor),
 }

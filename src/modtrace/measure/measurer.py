@@ -1,17 +1,14 @@
 """Measures any tensor into a row, or notes why it cannot; never raises, and changes nothing."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from ..errors import describe_error
 from ..torch_internals import tensors
-from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
+from ..torch_internals.graph_captures import graph_captures
 from ..torch_internals.modes import tracing_state
 from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
 from ..torch_internals.transforms import plain_ops
@@ -22,17 +19,14 @@ from .dtypes import Format, format_of
 from .first_index import first_nonfinite
 from .memory import Extent, array_over, extent_of, is_held, logical_array, too_many, why_unread
 from .native_moments import KINDS, measure_into
+from .notes import NOT_MEASURED_IN_GRAPH, shortened
 from .rows import ArrivingRows, DeviceRows, HostRows, Rows, arriving_rows
 from .special import find_plain, is_uninitialized, shape_of
+from .together import Together
 from .want import Extra
-
-_MOST_OF_A_NOTE = 120
 
 #: The note if no capture wants statistics.
 NOT_ASKED_FOR = "statistics not asked for"
-
-#: The note if work on the tensor would end the capture of a CUDA graph, or become part of it.
-NOT_MEASURED_IN_GRAPH = f"not measured: {BEING_CAPTURED}"
 
 _T = TypeVar("_T")
 
@@ -57,13 +51,14 @@ class Measurement:
 class Measurer:
     """Measures tensors into rows, each on its own device."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: Together | None = None) -> None:
         #: What measures a tensor by its `kind_of`, if it may be read as it is.
         self._plain = dict.fromkeys(plain_kinds(), self._measure_memory)
         self._host = HostRows()
         self._arriving: dict[torch.device, tuple[CudaKernels, ArrivingRows]] = {}
         self._devices: dict[torch.device, DeviceRows] = {}
-        self._together: dict[int, _Together] = {}  # by thread
+        self._together = together or Together()
+        self.together = self._together.block
         self._paths: dict[torch.device, tuple[Any, ...]] = {}
         self._launcher: Any = None  # of _cuda_launch.c
 
@@ -71,11 +66,11 @@ class Measurer:
         """Measures a tensor. Call it inside `DisableTorchFunction()`."""
         try:
             if self._launcher is not None and not graph_captures.may_be_open:
-                together = self._together.get(threading.get_ident()) if self._together else None
-                batches = None if together is None else together.batches
+                launches = self._together.launches
+                batches = None if launches is None else launches.batches
                 found: Measurement | None = self._launcher.measure(
                     tensor, batches
-                )  # None: it is not contiguous, say
+                )  # None: not contiguous, say
                 if found is not None:
                     return found
             measure = self._plain.get(kind_of(tensor))
@@ -177,9 +172,9 @@ class Measurer:
         arriving = None if graph_captures.may_be_open else self._arriving.get(tensor.device)
         if arriving is None or not arriving[0].may_measure(tensor.dtype):
             return None
-        together = self._together.get(threading.get_ident()) if self._together else None
-        if together is not None and note is None and together.prepare(tensor, arriving[0]):
-            measured: Measurement | None = self._launcher.measure(tensor, together.batches)
+        launches = self._together.launches
+        if launches is not None and note is None and launches.prepare(tensor, arriving[0]):
+            measured: Measurement | None = self._launcher.measure(tensor, launches.batches)
             if measured is not None:
                 return measured
         extent = extent_of(tensor)
@@ -220,63 +215,6 @@ class Measurer:
             return _measured(rows, row, shape, dtype, note)
         rows.untake(row)
         return None
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Measures tensors that this thread gives inside the block at its end, with one launch for each dtype.
-
-        Nothing may write to them before. What is no contiguous tensor on a device with kernels is measured at once.
-        """
-        me = threading.get_ident()
-        outer, together = self._together.get(me), _Together()
-        self._together[me] = together
-        try:
-            yield
-        finally:
-            if outer is None:
-                del self._together[me]
-            else:
-                self._together[me] = outer
-            together.launch()
-
-
-class _Together:
-    """The tensors that are measured at the end of `together()`."""
-
-    def __init__(self) -> None:
-        #: `Batch`es of _cuda_launch.c; None where the dtype has no kernel.
-        self.batches: dict[torch.device, dict[torch.dtype, Any]] = {}
-        self._kernels: dict[torch.device, CudaKernels] = {}
-
-    def prepare(self, tensor: torch.Tensor, kernels: CudaKernels) -> bool:
-        """Returns whether there is a batch for tensors like this one from now on."""
-        device, dtype = tensor.device, tensor.dtype
-        self._kernels[device] = kernels
-        batches = self.batches.setdefault(device, {})
-        if dtype not in batches:
-            batches[dtype] = kernels.new_batch(dtype)
-        return batches[dtype] is not None
-
-    def launch(self) -> None:
-        """Launches a kernel for each dtype and device. Where that fails, a note says so."""
-        with ExitStack() as stack:  # each is launched, also if Ctrl-C interrupts another; the last one first
-            for device, batches in reversed(self.batches.items()):
-                for batch in reversed(batches.values()):
-                    if batch is not None:
-                        stack.callback(_launch, self._kernels[device], batch)
-
-
-def _launch(kernels: CudaKernels, batch: Any) -> None:
-    note: str | None = "not measured: interrupted"
-    try:
-        with graph_captures.device_work() as is_allowed:
-            was_launched = is_allowed and kernels.launch(batch)
-        note = None if was_launched else NOT_MEASURED_IN_GRAPH
-    except Exception as error:
-        note = shortened(f"not measured: {describe_error(error)}")
-    finally:
-        for measured in batch.measured if note is not None else ():
-            measured.discard(note or "")
 
 
 def _measured(
@@ -329,8 +267,3 @@ def _answer(ask: Callable[[], _T]) -> _T | None:
 
 def _both(note: str | None, more: str | None) -> str | None:
     return more if note is None else shortened(note if more is None else f"{note}; {more}")
-
-
-def shortened(note: str | None) -> str | None:
-    """Returns the first line. Notes are dictionary-encoded, so there must not be many different ones."""
-    return None if note is None else " ".join(note.split("\n", 1)[0].split())[:_MOST_OF_A_NOTE]

@@ -29,8 +29,8 @@ WIDTH = FIRST_INDEX + 1
 #: The columns that count what is not finite.
 COUNTS = [RawStatistics._fields.index(name) for name in ("nan_count", "inf_count")]
 
-#: Rows allocated at a time: 66 kB.
-_BLOCK_ROWS = 1024
+#: Rows allocated at a time, and the most bytes of them: 66 kB of the rows of statistics, 1,024 of which are a block.
+_MOST_ROWS, _MOST_BYTES = 1024, 2**19
 
 #: What a word of a row holds until a kernel has written it: a NaN that no arithmetic gives. As in _cuda_launch.c.
 AWAITED = 0x7FF8_A3A1_7ED0_0001
@@ -42,8 +42,9 @@ _PATIENCE_S = 10.0
 class _Blocks:
     """Numbers of free rows, and blocks of rows, which are added when no row is free. It is thread-safe."""
 
-    def __init__(self, make_block: Callable[[], Any]) -> None:
+    def __init__(self, make_block: Callable[[], Any], width: int = WIDTH) -> None:
         self.blocks: list[Any] = []
+        self._block_rows = min(_MOST_ROWS, max(1, _MOST_BYTES // (8 * width)))
         self._make_block = make_block
         self._free: list[int] = []
         self._lock = threading.RLock()
@@ -55,9 +56,9 @@ class _Blocks:
             with self._lock:
                 if self._free or self._reclaim():  # another thread has just added a block
                     return self.take()
-                first = len(self.blocks) * _BLOCK_ROWS
+                first = len(self.blocks) * self._block_rows
                 self.blocks.append(self._make_block())
-                self._free.extend(range(first + _BLOCK_ROWS - 1, first, -1))
+                self._free.extend(range(first + self._block_rows - 1, first, -1))
                 return first
 
     def free(self, rows: Sequence[int]) -> None:
@@ -66,7 +67,7 @@ class _Blocks:
 
     def untake(self, row: int) -> None:
         """Frees a row that nothing writes to after all."""
-        block, place = divmod(row, _BLOCK_ROWS)
+        block, place = divmod(row, self._block_rows)
         self.blocks[block][place] = 0
         self._free.append(row)
 
@@ -78,33 +79,34 @@ class _Blocks:
 class HostRows(_Blocks):
     """Rows in main memory."""
 
-    def __init__(self) -> None:
-        super().__init__(self._make_host_block)
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__(self._make_host_block, width)
+        self.width = width
         self._addresses: list[int] = []  # of the blocks
 
     def put(self, statistics: RawStatistics) -> int:
         """Writes a row, and returns its number. It takes 0.3 us."""
         row = self.take()
-        block, place = divmod(row, _BLOCK_ROWS)
+        block, place = divmod(row, self._block_rows)
         _pack_into(self.blocks[block], _ROW_BYTES * place, *statistics)
         return row
 
     def put_first_index(self, row: int, index: int) -> None:
         """Writes the index of the first element that is not finite into a row."""
-        block, place = divmod(row, _BLOCK_ROWS)
+        block, place = divmod(row, self._block_rows)
         self.blocks[block][place, FIRST_INDEX] = index
 
     def address(self, row: int) -> int:
         """Returns the address of a row in memory."""
-        block, place = divmod(row, _BLOCK_ROWS)
-        return self._addresses[block] + _ROW_BYTES * place
+        block, place = divmod(row, self._block_rows)
+        return self._addresses[block] + 8 * self.width * place
 
     def read(self, rows: Sequence[int]) -> Table:
-        """Returns the rows, `[rows, WIDTH]`."""
+        """Returns the rows, `[rows, width]`."""
         return _gather(self.blocks, rows)
 
     def _make_host_block(self) -> Table:
-        block = np.zeros((_BLOCK_ROWS, WIDTH))
+        block = np.zeros((self._block_rows, self.width))
         self._addresses.append(block.ctypes.data)
         return block
 
@@ -117,9 +119,9 @@ def plain_allocation() -> Iterator[None]:
 
 
 @cache
-def arriving_rows(device: torch.device) -> "ArrivingRows":
+def arriving_rows(device: torch.device, width: int = WIDTH) -> "ArrivingRows":
     """Returns the rows of a device. They live as long as the process: a kernel may write one at any time."""
-    return ArrivingRows(device)
+    return ArrivingRows(device, width)
 
 
 class ArrivingRows(HostRows):
@@ -129,18 +131,18 @@ class ArrivingRows(HostRows):
     rows are read without a call of the device's driver, which might end the capture of a CUDA graph.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, device: torch.device, width: int = WIDTH) -> None:
+        super().__init__(width)
         self.device = device
         self._left: list[int] = []  # free as soon as they have arrived
         self._memory: list[torch.Tensor] = []  # of the blocks
 
     def path(self) -> tuple[Any, ...]:
         """Returns where C code finds a free row: these, their numbers, the addresses of blocks, and two sizes."""
-        return self, self._free, self._addresses, _BLOCK_ROWS, _ROW_BYTES
+        return self, self._free, self._addresses, self._block_rows, 8 * self.width
 
     def read(self, rows: Sequence[int]) -> Table:
-        """Returns the rows, `[rows, WIDTH]`, when all have arrived. It is never called during a step.
+        """Returns the rows, `[rows, width]`, when all have arrived. It is never called during a step.
 
         Raises:
             RuntimeError: the device has failed, or it has ended its work without writing them.
@@ -184,7 +186,7 @@ class ArrivingRows(HostRows):
         with graph_captures.device_work() as is_allowed, plain_allocation():
             if not is_allowed:
                 raise RuntimeError(BEING_CAPTURED)
-            memory = torch.zeros((_BLOCK_ROWS, WIDTH), dtype=torch.float64, pin_memory=True)
+            memory = torch.zeros((self._block_rows, self.width), dtype=torch.float64, pin_memory=True)
             block: Table = memory.numpy()
         self._memory.append(memory)
         self._addresses.append(block.ctypes.data)
@@ -202,7 +204,7 @@ class DeviceRows(_Blocks):
 
     def row(self, number: int) -> torch.Tensor:
         """Returns the row with this number, `[WIDTH]` of float64, to be written."""
-        block, place = divmod(number, _BLOCK_ROWS)
+        block, place = divmod(number, self._block_rows)
         written: torch.Tensor = self.blocks[block][place]
         return written
 
@@ -237,7 +239,7 @@ class DeviceRows(_Blocks):
 
     def _make_device_block(self) -> torch.Tensor:
         with torch.inference_mode(False):
-            return torch.zeros((_BLOCK_ROWS, WIDTH), dtype=torch.float64, device=self.device)
+            return torch.zeros((self._block_rows, WIDTH), dtype=torch.float64, device=self.device)
 
 
 #: The rows of one device.
@@ -252,11 +254,12 @@ def _are_awaited(table: Table) -> npt.NDArray[np.bool_]:
 def _gather(blocks: Sequence[Table], rows: Sequence[int]) -> Table:
     if not rows:
         return np.zeros((0, WIDTH))
+    block_rows, width = blocks[0].shape
     numbers = np.array(rows)
-    table = np.empty((len(numbers), WIDTH))
-    for at in np.unique(numbers // _BLOCK_ROWS).tolist():
-        here = numbers // _BLOCK_ROWS == at
-        table[here] = blocks[at][numbers[here] % _BLOCK_ROWS]
+    table = np.empty((len(numbers), width))
+    for at in np.unique(numbers // block_rows).tolist():
+        here = numbers // block_rows == at
+        table[here] = blocks[at][numbers[here] % block_rows]
     return table
 
 

@@ -11,7 +11,7 @@ from ..errors import describe_error
 from ..torch_internals.modes import unseen
 from ..torch_internals.transforms import outside_transforms
 from .json_values import to_json_value
-from .measurer import shortened
+from .notes import shortened
 from .want import Extra
 
 Function = Callable[[torch.Tensor], Any]

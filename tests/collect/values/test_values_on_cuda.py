@@ -12,6 +12,8 @@ from helpers.cuda_on_cpu import FakeCuda, as_device, needs_compiler
 
 pytestmark = needs_compiler
 
+EXTRAS = {"stats": 2, "hash": True, "sketch": True}
+
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
@@ -100,11 +102,44 @@ def test_values_and_bits_are_those_of_main_memory(fake, monkeypatch, options):
         )
 
 
-def test_thread_that_trains_does_not_wait_for_the_device(fake, tmp_path):
+def test_tier_2_takes_one_launch_more_hash_and_sketch_another_and_nothing_is_copied_back(fake, monkeypatch):
+    training, capture = Training(), modtrace.Capture(**EXTRAS)
+    recorded(training, 1, values=capture)
+    fake.reset()
+    monkeypatch.setattr(
+        torch.Tensor, "cpu", None, raising=False
+    )  # whoever calls it gets an error, and no value
+    rec, _ = recorded(training, 3, values=capture)
+    outputs = 4
+    assert (fake.copies, fake.launches) == (3 * 3, 3 * 3 * (2 * outputs + 1))
+    columns = ("sumabs", "zero_count", "sum4", "argmax", "channel_max", "histogram", "hash", "sketch")
+    values = rec.table("values")
+    assert [values.column(name).null_count for name in columns] == [0] * len(columns)
+
+
+def test_tier_2_hash_and_sketch_are_those_of_main_memory(fake, monkeypatch):
+    capture = modtrace.Capture(
+        **EXTRAS, channel_dim=0, roles=["output", "grad_output", "parameter", "buffer"]
+    )
+    on_device, weights = recorded(Training(), 3, values=capture)
+    assert fake.launches > 30
+    monkeypatch.undo()
+    in_memory, expected = recorded(Training(), 3, values=capture)
+    assert all(map(torch.equal, weights, expected))
+    found, known = on_device.table("values"), in_memory.table("values")
+    exact = ["site_id", "zero_count", "argmax", "channel_max", "histogram", "hash", "note"]
+    assert found.select(exact).to_pylist() == known.select(exact).to_pylist()
+    for name, tolerance in (("sumabs", 1e-12), ("sum4", 1e-12), ("sketch", 1e-6)):
+        columns = (np.array(table.column(name).to_pylist()) for table in (found, known))
+        np.testing.assert_allclose(*columns, rtol=tolerance, atol=1e-6 if name == "sketch" else 0)
+
+
+@pytest.mark.parametrize("extras", [{}, EXTRAS], ids=["statistics", "extras"])
+def test_thread_that_trains_does_not_wait_for_the_device(fake, tmp_path, extras):
     """The device runs nothing before the last step; a thread that waited for its rows would never get there."""
     training = Training()
-    recorded(training, 1)
-    only_parameters = modtrace.Capture(roles=["parameter"])
+    only_parameters = modtrace.Capture(roles=["parameter"], **extras)
+    recorded(training, 1, values=only_parameters)
     with modtrace.record(
         training.model, strict=True, values=only_parameters, to=tmp_path / "run.modtrace"
     ) as rec:

@@ -167,6 +167,9 @@ def free_rows(measured: Iterable[HasSites]) -> None:
     given = list(measured)
     taken = list(_rows_of(given))
     for some in given:
+        for sample in some.sites[:: some.width]:
+            if sample.extra is not None:
+                sample.extra.free()
         some.sites.clear()
     for rows, numbers in taken:
         rows.free(numbers)

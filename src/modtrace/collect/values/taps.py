@@ -11,6 +11,7 @@ from torch import nn
 
 from ...measure.extras import Extras
 from ...measure.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_for
+from ...measure.together import Together
 from ...measure.user_functions import UserFunctions
 from ...measure.want import USUAL, Extra, Want
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT
@@ -330,17 +331,18 @@ class CaptureMeasurer:
             raised: receives the name and the error of a user's function that has raised.
         """
         self.find_measured: Callable[[torch.Tensor], Measurement | None] | None = None
-        self._measurer = Measurer()
+        together = Together()
+        self._measurer = Measurer(together)
         self.version_of = self._measurer.version_of
-        self.together = self._measurer.together
+        self.together = together.block
         self._capture_masks = capture_masks
-        self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()))
+        self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()), together)
         self.kept = KeptTensors(put)
 
     @property
     def has_met_device(self) -> bool:
         """True if tensors on a device were measured."""
-        return self._measurer.has_met_device
+        return self._measurer.has_met_device or self._extras.has_launched
 
     def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
         """Measures what captures want of a tensor; `name` is the name of the whole tensor."""

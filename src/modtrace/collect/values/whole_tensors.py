@@ -8,8 +8,9 @@ import torch
 
 from ...measure.dtypes import format_of
 from ...measure.extras import is_plain
-from ...measure.measurer import shortened, why_not
+from ...measure.measurer import why_not
 from ...measure.memory import logical_array, why_unread
+from ...measure.notes import shortened
 from ...measure.special import find_plain
 from ...measure.want import Extra
 from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
