@@ -89,7 +89,8 @@ class LiveRecording(Recording):
         """Keeps numbers of the user's with the step that is running: `rec.log(loss=loss)`.
 
         Args:
-            scalars: numbers, or tensors with one element (which are read at once: on a GPU this waits for it).
+            scalars: numbers, or tensors with one element. One on a CUDA device is read when its step is written, and
+                nobody waits for it; see docs/devices.md.
 
         Raises:
             TypeError: a value is no number.

@@ -91,6 +91,11 @@ class Measurer:
         """True if tensors on a device were measured: reading their rows waits until they have come."""
         return bool(self._arriving or self._devices)
 
+    @staticmethod
+    def has_kernels(device: torch.device) -> bool:
+        """Returns whether tensors on a device are measured by kernels, whose rows arrive without a wait."""
+        return find_kernels(device) is not None
+
     #: Returns the number of writes to a tensor that torch has counted; None if it does not count them.
     version_of = staticmethod(tensors.version_of)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 import modtrace
 from helpers.cuda_on_cpu import FakeCuda, as_device, needs_compiler
+from modtrace.measure import rows
 
 pytestmark = needs_compiler
 
@@ -152,3 +153,36 @@ def test_thread_that_trains_does_not_wait_for_the_device(fake, tmp_path, extras)
         fake.defer(False)
     assert rec.table("values").num_rows == 6 * 6
     assert rec.meta.marks == ()
+
+
+def test_number_of_a_device_is_read_when_its_step_is_written(fake, tmp_path):
+    training, logged = Training(), [torch.tensor(value) for value in (1.5, -0.25, float("nan"), float("inf"))]
+    recorded(training, 1)
+    logged += [torch.tensor([7]), torch.tensor(2.0, dtype=torch.bfloat16), torch.tensor(True)]
+    with modtrace.record(training.model, strict=True, values=None, to=tmp_path / "run.modtrace") as rec:
+        rec.log(early=logged[0])
+        training.step()
+        fake.defer()
+        for value in logged:
+            rec.log(loss=value, twice=2.0)
+            rec.step()
+            training.step()
+            time.sleep(0.02)
+        fake.run()
+        fake.defer(False)
+        with pytest.raises(TypeError, match="a scalar is a number or a tensor with one element"):
+            rec.log(loss=torch.ones(2))
+    found = rec.table("scalars").to_pylist()
+    losses = [row["value"] for row in found if row["name"] == "loss"]
+    np.testing.assert_equal(losses, [float(value) for value in logged])
+    assert [row["value"] for row in found if row["name"] == "early"] == [1.5]
+
+
+def test_numbers_of_steps_that_are_not_recorded_leave_no_rows(fake):
+    training = Training()
+    with modtrace.record(training.model, strict=True, values=None, steps="::1000") as rec:
+        for _ in range(1100):
+            training.step()
+            rec.log(loss=torch.ones(()))
+    assert rec.table("scalars").num_rows == 2
+    assert len(rows.arriving_rows(torch.device("cpu")).blocks) == 1

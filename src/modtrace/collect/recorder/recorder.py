@@ -25,7 +25,6 @@ from ..ops.recorder import OpRecorder
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
-from ..steps.step_rows import to_scalars
 from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
@@ -234,7 +233,7 @@ class Recorder(Listener):
         """Adds scalars to the open step."""
         if not self._check_active("log()"):
             return
-        values = to_scalars(scalars, self._reporter.tell)
+        values = self._writer.scalars.read(scalars)
         with self._lock:
             self._finder.log(values)
 
@@ -391,6 +390,7 @@ class Recorder(Listener):
         made it belongs to the earlier step. So are values that come from a device.
         """
         waits_for_devices = self._values.waits_for_devices or self._takes_device_times
+        waits_for_devices = waits_for_devices or self._writer.scalars.has_met_device
         may_write = self._ops is None and not waits_for_devices
         if may_write and self._timer.is_due and self._writing.acquire(blocking=False):
             self._writing.release()

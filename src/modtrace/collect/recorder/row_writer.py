@@ -16,8 +16,9 @@ from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory, add_overheads, call_columns, optimizer_columns
 from ..steps.device_columns import add_device_times, device_events
+from ..steps.scalars import Scalars, free_scalars
 from ..steps.step import Step
-from ..steps.step_rows import scalar_columns, step_columns
+from ..steps.step_rows import step_columns
 from ..values.measured import are_finite
 from ..values.recorder import ValueRecorder, free_values
 from .compilations import CompilationRecorder
@@ -75,6 +76,7 @@ class RowWriter:
     ) -> None:
         """Creates a writer. `with_backward` includes the rows of backward calls."""
         self.compilations = CompilationRecorder(sink, reporter)
+        self.scalars = Scalars(reporter.tell)
         self._with_backward = with_backward
         self._with_device_times = with_device_times
         self._sink = sink
@@ -106,7 +108,7 @@ class RowWriter:
             self._sink.write("calls", columns)
         step_rows = step_columns(steps) if steps else None
         self._values.write(steps, self._memory, of_ops)
-        scalars = scalar_columns(steps)
+        scalars = self.scalars.columns(steps)
         if scalars is not None:
             self._sink.write("scalars", scalars)
         if step_rows is not None:
@@ -164,6 +166,7 @@ class RowWriter:
 def let_go(step: Step) -> None:
     """Frees the data of a step that is written or not wanted."""
     free_values([step])
+    free_scalars([step])
     step.ops, step.saved = [], []
     for segment in step.segments:
         segment.holders -= 1

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...measure.measurer import Measurement
 from ..log.segments import Segment
 from ..log.thread_log import Backward
 from .cleared_gradients import GradientEvidence
@@ -22,7 +23,7 @@ class Step:
     backwards: list[Backward] = field(default_factory=list)
     optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
     optimizer_events: list[Any] = field(default_factory=list)  # of a device, as many or none
-    scalars: list[tuple[str, float]] = field(default_factory=list)
+    scalars: list[tuple[str, float | Measurement]] = field(default_factory=list)
     #: module_ids of the outermost modules that began it or joined.
     entered: set[int] = field(default_factory=set)
     roots: list["weakref.ref[Any]"] = field(default_factory=list)

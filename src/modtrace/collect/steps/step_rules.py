@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ...measure.measurer import Measurement
 from ...recording.options.step_range import StepRange
 from ..log.segments import Segment
 from ..log.step_data import find_data_calls
@@ -25,7 +26,7 @@ class StepFinder:
         self._eval: Step | None = None
         self._manual = False
         self._optimizer_start: int | None = None
-        self._early_scalars: list[tuple[str, float]] = []
+        self._early_scalars: list[tuple[str, float | Measurement]] = []
 
     def drop(self, segment: Segment) -> None:
         """Removes a call that an interrupt kept from beginning."""
@@ -158,7 +159,7 @@ class StepFinder:
         """Returns the step with a segment, among those that `take_ended` has not returned."""
         return next((step for step in self._pending if segment in step.segments), None)
 
-    def log(self, scalars: dict[str, float]) -> None:
+    def log(self, scalars: dict[str, float | Measurement]) -> None:
         """Adds scalars to the open step, or to the next one if none is open."""
         step = self.current
         target = self._early_scalars if step is None else step.scalars
