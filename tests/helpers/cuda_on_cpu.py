@@ -31,7 +31,6 @@ class FakeCuda:
         self._folder = folder
         self.path = self._compile("fake_cuda.cpp", ())
         self._library = ctypes.CDLL(str(self.path))
-        cuda_kernels.driver.open(str(self.path))
         self.reset()
 
     def __enter__(self) -> "FakeCuda":
@@ -50,7 +49,11 @@ class FakeCuda:
         return CudaKernels(torch.device("cpu", device), self.compile)
 
     def reset(self, seed: int = 0) -> None:
-        """Forgets all launches; blocks run in another order for each seed."""
+        """Forgets all launches; blocks run in another order for each seed.
+
+        Whatever uses the driver now uses this one: the process has one driver, and tests of other files open theirs.
+        """
+        cuda_kernels.driver.open(str(self.path))
         self._library.fake_reset(seed)
 
     def capture(self, stream: int) -> None:
