@@ -146,12 +146,7 @@ class Measurer:
         rows = self._devices.get(device)
         if rows is None:
             rows = self._devices[device] = DeviceRows(device)
-        row = rows.take()
-        try:
-            measure_on_device(tensor, rows.row(row))
-        except BaseException:
-            rows.free([row])
-            raise
+        row = measure_on_device(tensor, rows)
         return Measurement(rows, row, shape, tensor.dtype, _both(note, form.note))
 
     def _measure_by_kernel(
