@@ -59,7 +59,7 @@ def once_each(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def _measure(chunk: torch.Tensor, row: torch.Tensor) -> None:
     """Writes what `Parts` is about into a row: one launch for each statement but the views."""
-    numbers = torch.empty((4, len(chunk)), dtype=torch.float64, device=chunk.device)
+    numbers = torch.empty((4, chunk.numel()), dtype=torch.float64, device=chunk.device)
     wide, squares, nans, nonfinite = numbers.unbind()
     wide.copy_(chunk)
     torch.aminmax(wide, out=(row[1], row[2]))
