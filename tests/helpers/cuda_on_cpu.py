@@ -70,8 +70,12 @@ class FakeCuda:
         """Lets the next launch fail."""
         self._library.fake_fail(status)
 
+    def surround(self, begin: object = None, end: object = None) -> None:
+        """Calls two C functions around each kernel and copy: `begin(stream, is_copy)` and `end()`."""
+        self._library.fake_surround(begin, end)
+
     def stream(self, device: int) -> int:
-        """Returns the only stream of a device."""
+        """Returns the default stream of a device."""
         return (ctypes.c_uint64 * 2).in_dll(self._library, "fake_streams")[device]
 
     @property
