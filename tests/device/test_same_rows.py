@@ -8,9 +8,9 @@ import torch
 import modtrace
 from device.canonical_rows import assert_alike, canonical_rows
 from device.programs import PROGRAMS, Program, on
-from device.simulated import WHY_MISSING, simulated
+from device.simulated import IS_SKIPPED, WHY_MISSING, simulated
 
-pytestmark = pytest.mark.skipif(WHY_MISSING is not None, reason=str(WHY_MISSING))
+pytestmark = pytest.mark.skipif(IS_SKIPPED, reason=str(WHY_MISSING))
 
 OPTIONS = {
     "default": {},

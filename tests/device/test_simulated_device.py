@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-from device.simulated import WHY_MISSING, simulated
+from device.simulated import IS_SKIPPED, WHY_MISSING, simulated
 
-pytestmark = pytest.mark.skipif(WHY_MISSING is not None, reason=str(WHY_MISSING))
+pytestmark = pytest.mark.skipif(IS_SKIPPED, reason=str(WHY_MISSING))
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from torch import nn
 
 import modtrace
 from device.programs import on
-from device.simulated import WHY_MISSING, Counts, simulated
+from device.simulated import IS_SKIPPED, WHY_MISSING, Counts, simulated
 from helpers.cuda_on_cpu import FakeCuda, needs_compiler
 from modtrace.measure import cuda_kernels, measurer, rows
 from modtrace.measure.cuda_kernels import CudaKernels
 
 pytestmark = [
     needs_compiler,
-    pytest.mark.skipif(WHY_MISSING is not None, reason=str(WHY_MISSING)),
+    pytest.mark.skipif(IS_SKIPPED, reason=str(WHY_MISSING)),
 ]
 
 
