@@ -92,7 +92,7 @@ LEFT_OUT = [
     ),
     LeftOut(
         "they differ on a device, one thread of which runs all backwards, and nobody has looked into it yet: forward "
-        "ops are unknown where no module has run, as are calls of double backwards, torch.func and two backwards at once",
+        "ops are unknown where no module has run, as are calls of double backwards, torch.func and simultaneous ones",
         (
             "test_ops_forward_ops.py::test_backward_of_a_custom_function_has_no_forward_op",
             "test_ops_forward_ops.py::test_detach_of_what_is_saved_does_not_take_the_node_of_a_view",
