@@ -1,7 +1,8 @@
 """Checks on a CUDA device what the tests check on simulated ones, and what recording costs there: `make gpu-check`.
 
 It prints one line for each check, with pass, fail or not tried, and the table of `benchmarks/gpu.py`. It needs torch,
-numpy and pyarrow alone, and takes some minutes.
+numpy and pyarrow alone, and takes some minutes. Without a GPU it runs what it can on the simulated device of
+`tests/device`, which needs a compiler of C++; each line says so.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import gpu
@@ -37,6 +39,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ops": {"ops": True},
     "tier 2, hash, sketch, ops": {"values": modtrace.Capture(stats=2, hash=True, sketch=True), "ops": True},
 }
+
+
+#: The type of device that is checked; "sim" where there is no GPU.
+DEVICE = "cuda" if torch.cuda.is_available() else "sim"
 
 
 class Failed(Exception):
@@ -82,7 +88,7 @@ def check_statistics() -> str:
     for name, tensor in tensors():
         with DisableTorchFunction():
             for _ in range(2):  # the first tensor takes another way
-                found = _row(on_device, tensor.cuda() if tensor.is_contiguous() else _moved(tensor))
+                found = _row(on_device, tensor.to(DEVICE) if tensor.is_contiguous() else _moved(tensor))
             expected = _row(on_cpu, tensor)
         exact = [0, 1, 2, 5, 6]
         require(
@@ -102,7 +108,7 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor on the device with the same strides."""
     storage = torch.empty(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=tensor.dtype)
     storage.set_(tensor.untyped_storage())
-    return storage.cuda().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return storage.to(DEVICE).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _row(measurer: Measurer, tensor: torch.Tensor) -> np.ndarray:
@@ -138,28 +144,35 @@ class Small(nn.Module):
 def train(kind: str, precision: str, fused: bool, options: "dict[str, Any] | None") -> list[Any]:
     """Returns losses, parameters and the generator of three steps."""
     torch.manual_seed(0)
-    model = Small(kind).cuda()
+    model = Small(kind).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=not fused)
-    scaler = torch.amp.GradScaler(enabled=precision == "fp16")
-    ids = torch.randint(0, gpu.VOCABULARY, (2, 16)).cuda()
+    scaler = torch.amp.GradScaler(DEVICE, enabled=precision == "fp16")
+    ids = torch.randint(0, gpu.VOCABULARY, (2, 16)).to(DEVICE)
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
     losses = []
     with nullcontext() if options is None else modtrace.record(model, strict=True, **options):
         for _ in range(3):
             optimizer.zero_grad()
-            with nullcontext() if dtype is None else torch.autocast("cuda", dtype):
+            with nullcontext() if dtype is None else torch.autocast(DEVICE, dtype):
                 loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
             losses.append(loss.detach())
-    return [*losses, *(p.detach() for p in model.parameters()), torch.cuda.get_rng_state()]
+    return [
+        *losses,
+        *(p.detach() for p in model.parameters()),
+        torch.get_device_module(DEVICE).get_rng_state(),
+    ]
 
 
 def check_bits() -> str:
     count = 0
+    is_simulated = DEVICE == "sim"
     kinds = itertools.product(
-        ("plain", "reentrant", "non-reentrant"), ("float32", "bf16", "fp16"), (False, True)
+        ("plain", "reentrant", "non-reentrant"),
+        ("float32", "bf16") if is_simulated else ("float32", "bf16", "fp16"),
+        (False,) if is_simulated else (False, True),
     )
     for kind, precision, fused in kinds:
         plain = train(kind, precision, fused, None)
@@ -174,7 +187,7 @@ def check_bits() -> str:
 def check_calls_and_values() -> str:
     """Compares a recording with that of the same run on the CPU."""
     frames = []
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", DEVICE):
         torch.manual_seed(0)
         model = Small("plain").to(device)
         model.eval()
@@ -184,11 +197,11 @@ def check_calls_and_values() -> str:
                 model(ids).float().logsumexp(-1).mean().backward()
                 rec.step()
         frames.append(rec.frame("values"))
-    cpu, cuda = frames
+    cpu, device = frames
     keys = ["step", "site_id", "count", "nan_count", "inf_count"]
-    require(len(cpu) > 50 and cpu[keys].equals(cuda[keys]), "other rows than on the CPU")
+    require(len(cpu) > 50 and cpu[keys].equals(device[keys]), "other rows than on the CPU")
     for name in ("min", "max"):
-        require(np.allclose(cpu[name], cuda[name], rtol=2e-3, atol=2e-3), f"{name} differs")
+        require(np.allclose(cpu[name], device[name], rtol=2e-3, atol=2e-3), f"{name} differs")
     return f"{len(cpu)} values"
 
 
@@ -377,34 +390,57 @@ CHECKS: dict[str, Callable[[], str]] = {
     "times of the device": check_device_times,
 }
 
+#: What the simulated device cannot show: it has no CUDA graphs, no profiler and no models of `benchmarks/gpu.py`.
+NEEDS_GPU = {
+    "no wait for the device",
+    "launches of a default step",
+    "streams and threads",
+    "captures of CUDA graphs",
+    "first non-finite value",
+}
+
 NOT_TRIED = ["several devices", "ROCm", "other accelerators"]
 
 
 def main() -> None:
-    if not torch.cuda.is_available():
-        print("no CUDA device: nothing was tried")
-        return
-    device = torch.device("cuda", 0)
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels: {why_no_kernels() or 'own'}",
-        flush=True,
-    )
+    where = "" if DEVICE == "cuda" else " on the simulated device"
+    print(_describe_device(), flush=True)
     failed = 0
     for name, check in CHECKS.items():
+        if DEVICE == "sim" and name in NEEDS_GPU:
+            print(f"not tried  {name}: no GPU", flush=True)
+            continue
         start = time.perf_counter()
         try:
-            line = f"pass  {name}: {check()}"
+            line = f"pass  {name}{where}: {check()}"
         except Exception as error:
             failed += 1
-            line = f"FAIL  {name}: {type(error).__name__}: {error}"
+            line = f"FAIL  {name}{where}: {type(error).__name__}: {error}"
             if not isinstance(error, Failed):
                 traceback.print_exc()
         print(f"{line} ({time.perf_counter() - start:.0f} s)", flush=True)
-    kernels = find_kernels(device)
-    print(f"kernels: {'none' if kernels is None else kernels.problem or 'compiled by NVRTC'}")
+    if DEVICE == "cuda":
+        kernels = find_kernels(torch.device("cuda", 0))
+        print(f"kernels: {'none' if kernels is None else kernels.problem or 'compiled by NVRTC'}")
     for name in NOT_TRIED:
         print(f"not tried  {name}")
     sys.exit(bool(failed))
+
+
+def _describe_device() -> str:
+    """Returns what is checked. Without a GPU it makes the simulated device; where that is impossible it exits."""
+    if DEVICE == "cuda":
+        kernels = why_no_kernels() or "own"
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels: {kernels}"
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from device.simulated import WHY_MISSING, simulated
+
+    if WHY_MISSING is not None:
+        print(f"no CUDA device, and no simulated one ({WHY_MISSING}): nothing was tried")
+        sys.exit(0)
+    simulated()
+    gpu.VOCABULARY = 100  # its kernels are those of the CPU
+    return f"no CUDA device: what can be is tried on a simulated one, torch {torch.__version__}, kernels: torch's"
 
 
 if __name__ == "__main__":

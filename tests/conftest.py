@@ -20,11 +20,16 @@ def pytest_addoption(parser):
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files anew; read them then"
     )
+    parser.addoption("--on-sim", action="store_true", help="run on the simulated accelerator of tests/device")
 
 
 def pytest_configure(config):
     if config.getoption("--update-golden"):
         golden.is_updating = True
+    if config.getoption("--on-sim"):
+        from device import everywhere
+
+        config.pluginmanager.register(everywhere)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -33,7 +33,6 @@ class FakeCuda:
         self._folder = folder
         self.path = self._compile("fake_cuda.cpp", ())
         self._library = ctypes.CDLL(str(self.path))
-        cuda_kernels.driver.open(str(self.path))
         self.reset()
 
     def __enter__(self) -> "FakeCuda":
@@ -54,7 +53,11 @@ class FakeCuda:
         return CudaKernels(torch.device("cpu", device), kernel, self.compile)
 
     def reset(self, seed: int = 0) -> None:
-        """Forgets all launches; blocks run in another order for each seed."""
+        """Forgets all launches; blocks run in another order for each seed.
+
+        Whatever uses the driver now uses this one: the process has one driver, and tests of other files open theirs.
+        """
+        cuda_kernels.driver.open(str(self.path))
         self._library.fake_reset(seed)
 
     def capture(self, stream: int) -> None:
@@ -71,8 +74,12 @@ class FakeCuda:
         """Lets the next launch fail."""
         self._library.fake_fail(status)
 
+    def surround(self, begin: object = None, end: object = None) -> None:
+        """Calls two C functions around each kernel and copy: `begin(stream, is_copy)` and `end()`."""
+        self._library.fake_surround(begin, end)
+
     def stream(self, device: int) -> int:
-        """Returns the only stream of a device."""
+        """Returns the default stream of a device."""
         return (ctypes.c_uint64 * 2).in_dll(self._library, "fake_streams")[device]
 
     @property

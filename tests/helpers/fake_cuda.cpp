@@ -29,6 +29,7 @@ struct Function {
     int is_many;
 };
 struct Order { /* a launch, or a copy */
+    uint64_t stream;
     Function *function;
     unsigned blocks;
     std::vector<std::vector<char>> arguments;
@@ -44,11 +45,18 @@ static std::deque<Order> queue;
 static uint64_t captured_stream;
 static int is_deferring, fails_next;
 static std::mt19937 randomness;
+static void (*begin_work)(uint64_t stream, int is_copy); /* around all that runs on a device */
+static void (*end_work)();
+
+/* Each device has its streams: 0x1000 and 0x2000 are the default ones. */
+static bool is_stream_of_current(const void *stream) {
+    return !current.empty() && (uint64_t)stream >> 12 == (uint64_t)current.back()->device + 1;
+}
 
 extern "C" {
 /* What tests read and set. */
 uint64_t fake_launches, fake_copies, fake_refused;
-uint64_t fake_streams[DEVICES] = {0x1000, 0x2000}; /* the only stream of each device */
+uint64_t fake_streams[DEVICES] = {0x1000, 0x2000}; /* the default stream of each device */
 
 void fake_reset(unsigned seed) {
     std::lock_guard<std::mutex> guard(lock);
@@ -61,8 +69,16 @@ void fake_reset(unsigned seed) {
 void fake_capture(uint64_t stream) { captured_stream = stream; }
 void fake_defer(int whether) { is_deferring = whether; }
 void fake_fail(int status) { fails_next = status; }
+void fake_surround(void (*begin)(uint64_t, int), void (*end)()) { begin_work = begin, end_work = end; }
 
+static void run_alone(Order &launch);
 static void run(Order &launch) {
+    if (begin_work) begin_work(launch.stream, launch.function == nullptr);
+    run_alone(launch);
+    if (end_work) end_work();
+}
+
+static void run_alone(Order &launch) {
     if (launch.function == nullptr) {
         memcpy((void *)launch.to, launch.from, launch.bytes); /* what lies there now */
         return;
@@ -130,12 +146,12 @@ int cuGetErrorName(int status, const char **name) {
 
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     std::lock_guard<std::mutex> guard(lock);
-    if (current.empty() || (uint64_t)stream != fake_streams[current.back()->device]) {
+    if (!is_stream_of_current(stream)) {
         fake_refused++;
         return INVALID_HANDLE;
     }
     fake_copies++;
-    queue.push_back({nullptr, 0, {}, to, from, bytes});
+    queue.push_back({(uint64_t)stream, nullptr, 0, {}, to, from, bytes});
     if (!is_deferring) {
         run(queue.back());
         queue.pop_back();
@@ -150,7 +166,7 @@ int cuLaunchKernel(void *handle, unsigned x, unsigned y, unsigned z, unsigned th
     int status = fails_next;
     fails_next = 0;
     if (current.empty() || current.back() != function->program->context) status = INVALID_CONTEXT;
-    else if ((uint64_t)stream != fake_streams[current.back()->device]) status = INVALID_HANDLE;
+    else if (!is_stream_of_current(stream)) status = INVALID_HANDLE;
     else if ((uint64_t)stream == captured_stream) status = STREAM_CAPTURE_UNSUPPORTED;
     else if (x == 0 || y != 1 || z != 1 || threads != THREADS || threads_y != 1 || threads_z != 1 || shared_bytes || extra)
         status = INVALID_VALUE;
@@ -159,7 +175,7 @@ int cuLaunchKernel(void *handle, unsigned x, unsigned y, unsigned z, unsigned th
         return status;
     }
     fake_launches++;
-    Order launch{function, x, {}, 0, nullptr, 0};
+    Order launch{(uint64_t)stream, function, x, {}, 0, nullptr, 0};
     const size_t one[] = {80, 8, 8}, many[] = {8, 8, 8, 8};
     const size_t *sizes = function->is_many ? many : one;
     for (size_t at = 0; at < (function->is_many ? 4u : 3u); at++)

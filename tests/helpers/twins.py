@@ -44,7 +44,12 @@ def outcome(run: Run, recording: Any = None) -> list[Any]:
 def bits(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         flat = value.detach().contiguous().flatten()
-        return value.dtype, tuple(value.shape), value.requires_grad, flat.view(torch.uint8).numpy().tobytes()
+        return (
+            value.dtype,
+            tuple(value.shape),
+            value.requires_grad,
+            flat.view(torch.uint8).cpu().numpy().tobytes(),
+        )
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape, value.tobytes()
     return value

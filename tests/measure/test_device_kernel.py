@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.any_numbers import from_valid_bytes
 from helpers.devices import Devices, no_waiting
@@ -15,10 +16,10 @@ from helpers.float64_reference import assert_near_reference, statistics, to_numb
 from modtrace.measure import device_kernel
 from modtrace.measure.cpu_kernel import RawStatistics
 from modtrace.measure.device_kernel import measure_on_device
-from modtrace.measure.rows import FIRST_INDEX, WIDTH, DeviceRows
+from modtrace.measure.rows import FIRST_INDEX, DeviceRows
 
 
-@pytest.fixture(scope="module", params=[2**24, 100], ids=["one chunk", "chunks of 100"])
+@pytest.fixture(scope="module", params=[2**23, 100], ids=["one chunk", "chunks of 100"])
 def chunk(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_kernel, "_CHUNK", request.param)
@@ -26,10 +27,18 @@ def chunk(request):
 
 
 def measured(tensor: torch.Tensor) -> RawStatistics:
-    row = torch.full((WIDTH,), 99.0, dtype=torch.float64)  # what the row's last tensor has left
-    with torch.no_grad():
-        measure_on_device(tensor, row)
-    return RawStatistics(*row[:FIRST_INDEX].tolist())
+    rows = DeviceRows(torch.device("cpu"))
+    for _ in range(3):  # the last one finds what others have left in its rows
+        with torch.no_grad():
+            number = measure_on_device(tensor, rows)
+        found = RawStatistics(*rows.read([number])[0, :FIRST_INDEX].tolist())
+        rows.free([number])
+        taken = [rows.take() for _ in range(5)]
+        for row in taken:
+            rows.row(row).fill_(99)
+        rows.free(taken)
+    assert len(set(rows._free)) == len(rows._free) == len(rows.blocks) * 1024, "all rows are free again"
+    return found
 
 
 def check(tensor: torch.Tensor) -> None:
@@ -91,25 +100,55 @@ def test_statistics_are_those_of_the_kernel_in_memory(chunk):
     assert measured(tensor) == statistics(tensor) == (601, -300, 300, 0, 18090100, 0, 0)
 
 
-def test_device_rows_keep_what_the_kernel_wrote():
+def test_rows_are_read_in_any_order_and_freed_with_all_their_parts(chunk):
     rows = DeviceRows(torch.device("cpu"))
-    numbers = [rows.take() for _ in range(3)]
-    for number in numbers:
-        measure_on_device(torch.full((2,), float(number)), rows.row(number))
-    table = rows.read(list(reversed(numbers)))
-    assert table[:, :FIRST_INDEX].tolist() == [
-        [2.0, n, n, 2 * n, 2 * n * n, 0, 0] for n in map(float, reversed(numbers))
+    tensors = [torch.full((size,), float(size)) for size in (2, 350, 1, 100)]
+    numbers = [measure_on_device(tensor, rows) for tensor in tensors]
+    order = [3, 0, 2, 1, 3]
+    table = rows.read([numbers[at] for at in order])
+    assert [tuple(row) for row in table.tolist()] == [
+        (n, n, n, n * n, n * n * n, 0, 0, -1) for n in (float(len(tensors[at])) for at in order)
     ]
+    rows.free(numbers)
+    assert sorted(rows.take() for _ in range(1024)) == list(range(1024))
+
+
+class Launches(TorchDispatchMode):
+    """The ops that run a kernel: those that make views or memory run none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view and func is not torch.ops.aten.empty.memory_format:
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensor_of_one_chunk_takes_8_launches(dtype):
+    rows = DeviceRows(torch.device("cpu"))
+    rows.free([rows.take()])
+    tensor = torch.ones(40, dtype=dtype)
+    for view, launches in (
+        (tensor, 8),
+        (tensor.view(4, 10).t(), 8),
+        (tensor[:1].expand(4), 8),
+        (tensor[:0], 0),
+    ):
+        with Launches() as mode:
+            measure_on_device(view, rows)
+        assert len(mode.names) == launches, mode.names
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nothing_waits_for_the_device(dtype):
     tensors = [torch.ones(5, dtype=dtype), torch.empty(0, dtype=dtype), torch.ones(1, dtype=dtype).expand(4)]
-    rows = [torch.zeros(WIDTH, dtype=torch.float64) for _ in tensors]
+    rows = DeviceRows(torch.device("cpu"))
     with no_waiting():
-        for tensor, row in zip(tensors, rows, strict=True):
-            measure_on_device(tensor, row)
-    assert [row[0].item() for row in rows] == ([10, 0, 8] if dtype.is_complex else [5, 0, 4])
+        numbers = [measure_on_device(tensor, rows) for tensor in tensors]
+    assert rows.read(numbers)[:, 0].tolist() == ([10, 0, 8] if dtype.is_complex else [5, 0, 4])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -117,7 +156,7 @@ def test_no_tensor_of_another_device_takes_part(chunk, dtype):
     """A copy from the host would wait, too; and what would have to be read fails on meta."""
     ones = torch.ones(250, dtype=dtype, device="meta")
     for tensor in (ones, ones[:0], ones[:1].expand(4), ones.view(10, 25)[:, ::2]):
-        row = torch.zeros(WIDTH, dtype=torch.float64, device="meta")
+        rows = DeviceRows(torch.device("meta"))
         with Devices() as devices:
-            measure_on_device(tensor, row)
+            measure_on_device(tensor, rows)
         assert devices.types == {"meta"}

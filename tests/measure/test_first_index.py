@@ -12,7 +12,7 @@ from modtrace.measure import device_kernel, measurer
 from modtrace.measure.cpu_kernel import RawStatistics
 from modtrace.measure.device_kernel import measure_on_device
 from modtrace.measure.dtypes import CHUNK
-from modtrace.measure.rows import FIRST_INDEX, WIDTH
+from modtrace.measure.rows import FIRST_INDEX, DeviceRows
 
 Layout = Callable[[torch.Tensor], torch.Tensor]
 
@@ -79,7 +79,7 @@ def test_finite_tensor_is_not_read_again(by: None, layout: str, monkeypatch: pyt
     assert measure(tensor).note is None
 
 
-@pytest.mark.parametrize("chunk", [2**24, 100])
+@pytest.mark.parametrize("chunk", [2**23, 100])
 @pytest.mark.parametrize(
     ("dtype", "expected"), [(torch.float32, 156), (torch.complex64, 156), (torch.float16, 156)]
 )
@@ -87,14 +87,10 @@ def test_first_element_on_a_device_is_found_without_waiting(
     chunk: int, dtype: torch.dtype, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_kernel, "_CHUNK", chunk)
-    row = torch.full((WIDTH,), 99.0, dtype=torch.float64)
-    tensor = planted(dtype)
+    rows, tensor = DeviceRows(torch.device("cpu")), planted(dtype)
     with no_waiting():
-        measure_on_device(tensor, row)
-    assert row[FIRST_INDEX] == expected
-    with no_waiting():
-        measure_on_device(tensor.permute(2, 0, 1), row)
-    assert row[FIRST_INDEX] == -1
+        numbers = [measure_on_device(view, rows) for view in (tensor, tensor.permute(2, 0, 1))]
+    assert rows.read(numbers)[:, FIRST_INDEX].tolist() == [expected, -1]
 
 
 def test_statistics_are_kept_where_the_first_element_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:

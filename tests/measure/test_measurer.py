@@ -14,8 +14,8 @@ from torch import nn
 from helpers.float64_reference import measure, read, statistics
 from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
+from modtrace.measure import device_kernel, native_moments
 from modtrace.measure import measurer as measurer_module
-from modtrace.measure import native_moments
 from modtrace.measure.measurer import Measurer
 from modtrace.measure.rows import FIRST_INDEX, DeviceRows, HostRows
 from modtrace.torch_internals.modes import DisableTorchFunction, unseen
@@ -332,13 +332,13 @@ def test_each_kind_of_tensor_is_measured_on_a_device(kind):
 
 
 def test_a_row_is_free_again_when_the_device_lacks_an_op(monkeypatch):
-    def fails(tensor, row):
+    def fails(chunk, row):
         raise NotImplementedError("no such kernel")
 
     measurer = OnDevice()
     with DisableTorchFunction():
         rows = measurer.measure(torch.ones(3)).rows
-        monkeypatch.setattr(measurer_module, "measure_on_device", fails)
+        monkeypatch.setattr(device_kernel, "_measure", fails)
         failed = [measurer.measure(torch.ones(3)) for _ in range(2000)]
     assert {each.note for each in failed} == {"not measured: NotImplementedError: no such kernel"}
     assert len(rows.blocks) == 1

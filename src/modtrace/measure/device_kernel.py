@@ -1,45 +1,38 @@
 """Computes the statistics of a tensor on a device without waiting for it.
 
-Decisions that depend on the data are made on the device.
+Decisions that depend on the data are made on the device, or by the host when it reads the row.
 """
 
 import torch
 
-#: Elements per chunk; intermediate results take at most a few times this many bytes.
-_CHUNK = 2**24
+from .rows import FIRST_INDEX, DeviceRows, Parts
+
+#: Numbers per chunk; intermediate results take 32 times as many bytes.
+_CHUNK = 2**23
 
 
-def measure_on_device(tensor: torch.Tensor, row: torch.Tensor) -> None:
-    """Writes the statistics of a strided tensor into a row on the same device.
+def measure_on_device(tensor: torch.Tensor, rows: DeviceRows) -> int:
+    """Writes the statistics of a strided tensor into rows on the same device, and returns the number that reads them.
 
-    The index of the first non-finite number is -1 if the elements are in another order than row-major.
-
-    Sums are accumulated in float64. It is some thirty launches a chunk: CUDA has kernels of its own. Call it without
-    modes, gradients or transforms.
+    Sums are accumulated in float64. It is eight launches a chunk: CUDA has kernels of its own. Call it without modes,
+    gradients or transforms.
 
     Args:
         tensor: any floating, complex, integer or boolean dtype that the device can convert.
-        row: `[8]`, float64: count, min, max, sum, sum of squares, NaN and infinite elements, index of the first of
-            those.
+        rows: those of its device.
     """
     flat, repeats = _numbers(tensor)
-    if not flat.numel():
-        row.zero_()
-        row[1:3].fill_(torch.nan)
-        return
-    parts = torch.stack([_measure(chunk, at * _CHUNK) for at, chunk in enumerate(torch.split(flat, _CHUNK))])
-    row[0].fill_(flat.numel())
-    torch.amin(parts[:, 0], dim=0, out=row[1])
-    torch.amax(parts[:, 1], dim=0, out=row[2])
-    torch.sum(parts[:, 2:6], dim=0, out=row[3:7])
-    if repeats != 1:
-        row[0].mul_(repeats)
-        row[3:7].mul_(repeats)
-    if tensor.is_contiguous():
-        torch.amin(parts[:, 6], dim=0, out=row[7])
-        row[7].div_(2 if tensor.is_complex() else 1, rounding_mode="floor")
-    else:
-        row[7].fill_(-1)
+    taken = [rows.take()]
+    try:
+        for at, chunk in enumerate(torch.split(flat, _CHUNK) if flat.numel() else ()):
+            if at:
+                taken.append(rows.take())
+            _measure(chunk, rows.row(taken[-1]))
+    except BaseException:
+        rows.free(taken)
+        raise
+    divisor = (2 if tensor.is_complex() else 1) if tensor.is_contiguous() else 0
+    return rows.join(Parts(tuple(taken), flat.numel(), _CHUNK, repeats, divisor))
 
 
 def _numbers(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -64,14 +57,15 @@ def once_each(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return tensor, repeats
 
 
-def _measure(chunk: torch.Tensor, start: int) -> torch.Tensor:
-    """Returns the statistics of a chunk; `start` is the index of its first number."""
-    if not chunk.is_floating_point() or chunk.element_size() == 1:  # float8: few ops know it
-        chunk = chunk.to(torch.float64 if chunk.element_size() > 2 else torch.float32)
-    low, high = torch.aminmax(chunk)
-    wide = chunk.to(torch.float64)
-    nans, infs = wide.isnan(), wide.isinf()
-    is_any = (nans | infs).view(torch.uint8)
-    first = torch.where(is_any.amax() > 0, is_any.argmax() + start, torch.inf)  # argmax: of the first one
-    numbers = (low, high, wide.sum(), torch.dot(wide, wide), nans.sum(), infs.sum(), first)
-    return torch.stack([number.to(torch.float64) for number in numbers])
+def _measure(chunk: torch.Tensor, row: torch.Tensor) -> None:
+    """Writes what `Parts` is about into a row: one launch for each statement but the views."""
+    numbers = torch.empty((4, chunk.numel()), dtype=torch.float64, device=chunk.device)
+    wide, squares, nans, nonfinite = numbers.unbind()
+    wide.copy_(chunk)
+    torch.aminmax(wide, out=(row[1], row[2]))
+    torch.mul(wide, wide, out=squares)
+    torch.ne(wide, wide, out=nans)
+    torch.sub(wide, wide, out=nonfinite)  # 0, or NaN
+    torch.ne(nonfinite, 0, out=nonfinite)
+    torch.argmax(nonfinite, out=row.view(torch.int64)[FIRST_INDEX])  # of the first one
+    torch.sum(numbers, dim=1, out=row[3:FIRST_INDEX])

@@ -155,12 +155,7 @@ class Measurer:
         rows = self._devices.get(device)
         if rows is None:
             rows = self._devices[device] = DeviceRows(device)
-        row = rows.take()
-        try:
-            measure_on_device(tensor, rows.row(row))
-        except BaseException:
-            rows.free([row])
-            raise
+        row = measure_on_device(tensor, rows)
         return Measurement(rows, row, shape, tensor.dtype, _both(note, form.note))
 
     def _meet(self, device: torch.device, kernels: CudaKernels) -> None:

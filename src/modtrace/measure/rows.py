@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -193,12 +193,27 @@ class ArrivingRows(HostRows):
         return block
 
 
+class Parts(NamedTuple):
+    """What the host knows of a tensor whose statistics lie in rows of a device.
+
+    The rows lack what this says: their first column is not written, they have the sums of each element once, all that
+    is not finite in place of what is infinite, and the index as an integer, which counts from the start of the part.
+    """
+
+    rows: tuple[int, ...]  # of the parts of the tensor, in its order; it is read by the first
+    numbers: int  # in the tensor, those of a repeated element once
+    part_size: int  # numbers in each part but the last
+    repeats: int  # how often each number counts
+    divisor: int  # numbers of an element; 0: the index is not one in the tensor
+
+
 class DeviceRows(_Blocks):
     """Rows in the memory of a device, which are written and read in the order of its streams."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(self._make_device_block)
         self.device = device
+        self._parts: dict[int, Parts] = {}  # by first row
         self._fetched: list[Table] | None = None  # the blocks on the host, while a CUDA graph is captured
         graph_captures.add(self)
 
@@ -207,6 +222,15 @@ class DeviceRows(_Blocks):
         block, place = divmod(number, self._block_rows)
         written: torch.Tensor = self.blocks[block][place]
         return written
+
+    def join(self, parts: Parts) -> int:
+        """Returns the row that has the statistics of a tensor when it is read. It frees them all."""
+        self._parts[parts.rows[0]] = parts
+        return parts.rows[0]
+
+    def free(self, rows: Sequence[int]) -> None:
+        joined = [self._parts.pop(row, None) for row in rows]
+        super().free([*rows, *(row for parts in joined if parts is not None for row in parts.rows[1:])])
 
     def read(self, rows: Sequence[int]) -> Table:
         """Returns the rows, `[rows, WIDTH]`, after all work of the device so far. It is never called during a step.
@@ -222,7 +246,18 @@ class DeviceRows(_Blocks):
                 self._fetched, blocks = None, self._copy_blocks()
         if blocks is None:
             raise RuntimeError(f"statistics were not read from {self.device}: {BEING_CAPTURED}")
-        return _gather(blocks, rows)
+        return self._joined(_gather(blocks, rows), rows, blocks)
+
+    def _joined(self, table: Table, rows: Sequence[int], blocks: Sequence[Table]) -> Table:
+        """Returns the table with what the host knows of the tensors."""
+        known = [(at, self._parts[row]) for at, row in enumerate(rows) if row in self._parts]
+        if known:
+            for at, parts in known:
+                if len(parts.rows) > 1:
+                    table[at] = _fold(_gather(blocks, parts.rows), parts.part_size)
+            places = [at for at, _ in known]
+            table[places] = _complete(table[places], [parts for _, parts in known])
+        return table
 
     def fetch(self) -> None:
         """Copies all rows to the host."""
@@ -251,6 +286,31 @@ def _are_awaited(table: Table) -> npt.NDArray[np.bool_]:
     return awaited
 
 
+def _fold(table: Table, part_size: int) -> npt.NDArray[np.float64]:
+    """Returns one row for the parts of a tensor."""
+    row = np.empty(WIDTH)
+    row[_MIN], row[_MAX] = table[:, _MIN].min(), table[:, _MAX].max()  # NaN if one of them is
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        row[_SUMS] = table[:, _SUMS].sum(axis=0)
+    first = int(np.argmax(table[:, _NONFINITE] > 0))
+    row.view(np.int64)[FIRST_INDEX] = first * part_size + table.view(np.int64)[first, FIRST_INDEX]
+    return row
+
+
+def _complete(table: Table, parts: Sequence[Parts]) -> Table:
+    """Returns rows of tensors, one for each, as a kernel of modtrace's own would have written them."""
+    counts, _, repeats, divisors = np.array([known[1:] for known in parts]).T
+    indices = table.view(np.int64)[:, FIRST_INDEX] // np.maximum(divisors, 1)
+    has_index = (divisors > 0) & (table[:, _NONFINITE] > 0)
+    table[:, FIRST_INDEX] = np.where(has_index, indices, -1)
+    table[:, _NONFINITE] -= table[:, _NONFINITE - 1]
+    table[:, 0] = counts
+    table[counts == 0] = _OF_NOTHING
+    table[:, 0] *= repeats
+    table[:, _SUMS] *= repeats[:, None]
+    return table
+
+
 def _gather(blocks: Sequence[Table], rows: Sequence[int]) -> Table:
     if not rows:
         return np.zeros((0, WIDTH))
@@ -263,5 +323,8 @@ def _gather(blocks: Sequence[Table], rows: Sequence[int]) -> Table:
     return table
 
 
+_MIN, _MAX, _SUMS = 1, 2, slice(3, FIRST_INDEX)  # the sums, and what is not finite
+_NONFINITE = FIRST_INDEX - 1  # behind the count of NaN
+_OF_NOTHING = (0, np.nan, np.nan, 0, 0, 0, 0, -1)
 _ROW_BYTES = 8 * WIDTH
 _pack_into = struct.Struct(f"{FIRST_INDEX}d").pack_into

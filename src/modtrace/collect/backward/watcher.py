@@ -73,7 +73,9 @@ class BackwardWatcher:
             self._end(backward, hooks, raised)
 
     def _make(self, args: Any, kwargs: Any) -> tuple[Backward, CallHooks]:
-        backward = Backward(self._logs.current, args, kwargs)
+        log, task = self._logs.current, graph_task_id()
+        outer = log.backward or (self.running(log, task) if task >= 0 else None)
+        backward = Backward(log, outer, args, kwargs)
         return backward, CallHooks(backward, self._subscribers, self._logs, self._device_times)
 
     def _begin(self, backward: Backward, hooks: CallHooks, outputs: Any) -> None:
@@ -99,7 +101,7 @@ class BackwardWatcher:
 
     def _end(self, backward: Backward, hooks: CallHooks, raised: bool) -> None:
         log = backward.log
-        log.backward = backward.outer
+        log.backward = backward.outer_of_thread
         backward.outputs = backward.owners = None
         self._running = [each for each in self._running if each is not backward]
         hooks.remove()
@@ -146,7 +148,9 @@ class BackwardWatcher:
         Such nodes were made after the surrounding backward began. All other nodes outside of spans belong to no call.
         """
         outer = None if backward is None else backward.outer
-        if backward is None or outer is None or backward.inside is None or number < outer.first_seq:
+        if backward is None or outer is None or outer.log is not owner or backward.inside is None:
+            return None
+        if number < outer.first_seq:
             return None
         return owner.call_of(backward.inside._sequence_nr())
 
@@ -163,10 +167,10 @@ class BackwardWatcher:
         if self.has_one_owner(log):
             return log
         number = node._sequence_nr()
-        own = log.span_of(number)
-        if isinstance(own, Segment) and own.task >= 0:
-            return log  # what this thread recomputed itself
-        backward = self.running(log, task)
+        own, backward = log.span_of(number), self.running(log, task)
+        outer = None if backward is None else backward.outer
+        if isinstance(own, Segment) and outer is not None and own.task == outer.task:
+            return log  # what this thread recomputed itself, in the backward around this one
         known = set(self._owners_of(task, backward).below(node))
         if backward is not None:
             known |= backward.reached_logs

@@ -188,10 +188,15 @@ class ThreadLogs:
 class Backward:
     """The facts of one run of the autograd engine."""
 
-    def __init__(self, log: ThreadLog, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, log: ThreadLog, outer: "Backward | None", args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
         self.log = log
         self.calls: BackwardCalls = BackwardCalls()
-        self.outer: Backward | None = log.backward
+        self.outer = (
+            outer  # the one that runs this one in a node; the program may have begun it on another thread
+        )
+        self.outer_of_thread = log.backward
         self.outer_call = -1 if self.outer is None else self.outer.calls.innermost
         self.task = -1  # learnt from the first of our hooks that runs in it
         self.accumulate = bool(kwargs.get("accumulate_grad", True))  # backward(), not autograd.grad()

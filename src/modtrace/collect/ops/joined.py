@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..log.nesting import Ints
-from ..log.thread_log import ThreadLog
 from ..tensor_ids.tensor_ids import BITS, FRESH, GEOMETRY, NO_OP, PRODUCER, ROW_WIDTH
 from .arguments import Arguments
 from .batches import OpBatch
@@ -143,6 +142,4 @@ def _joined(parts: Sequence[Sequence[int]]) -> Ints:
 
 def _are_alike(one: OpRun, other: OpRun) -> bool:
     """Returns whether two runs are on the same thread, and their nodes were made on the same thread."""
-    own = one.where if type(one.where) is ThreadLog else None
-    others = other.where if type(other.where) is ThreadLog else None
-    return one.thread == other.thread and own is others
+    return one.thread == other.thread and one.node_thread == other.node_thread

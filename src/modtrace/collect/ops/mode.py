@@ -54,6 +54,16 @@ class OpRun(NamedTuple):
     backward: Any  # the Backward it runs in
     thread: int
 
+    @property
+    def node_thread(self) -> int:
+        """The thread that has numbered the nodes for which the ops work: on a device it is not the one they run on."""
+        where = self.where
+        if type(where) is ThreadLog:
+            return where.number
+        if type(where) is Location and where.numbered_by is not None:
+            return where.numbered_by
+        return self.thread
+
 
 class OpKeeper(Protocol):
     """Receives the tensors of each op; used by `verify`."""
@@ -281,10 +291,9 @@ class OpMode(UnwrappedMode):
         if not self._has_one_owner or backward.inside is not None or (flags and not backward.create_graph):
             found = tracker.where()
             is_its_own = found.phase == BACKWARD and found.parameter is None
-            more = _adding_flags(found.accumulation)
+            more = _flags_of_node(node, found.accumulation)
             return _without_tensor(found), backward, number if is_its_own else NO_NODE, more
-        more = _adding_flags(backward.is_adding(number))
-        return log, backward, number, more | CUSTOM_NODE if is_custom_function(node) else more
+        return log, backward, number, _flags_of_node(node, backward.is_adding(number))
 
     def _write(self, schema: OpSchema, args: Any, kwargs: Any, op: int | None) -> None:
         """Records the writes of an op to its arguments.
@@ -338,5 +347,6 @@ def _without_tensor(found: Location) -> Location:
     return found if found.parameter is None else found._replace(parameter=None)
 
 
-def _adding_flags(is_adding: bool | None) -> int:
-    return 0 if is_adding is None else ADDING if is_adding else NOT_ADDING
+def _flags_of_node(node: Any, is_adding: bool | None) -> int:
+    flags = 0 if is_adding is None else ADDING if is_adding else NOT_ADDING
+    return flags | CUSTOM_NODE if is_custom_function(node) else flags

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..log.nesting import Ints
-from ..log.thread_log import ThreadLog
 from .joined import JoinedOps
 from .mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PACKS, SCHEMA, SEQUENCE, OpRun
 
@@ -114,7 +113,7 @@ class OpNodes:
             made = events[is_forward]
             self._add(run.thread, _Made(made[:, SEQUENCE] - 1, made[:, OP], writes[made[:, SCHEMA]]))
         if worked_for.any():
-            owner = run.where.number if type(run.where) is ThreadLog else run.thread
+            owner = run.node_thread
             found.thread[rows] = owner
             is_custom = (events[:, FLAGS] & CUSTOM_NODE) != 0
             forward = np.where(is_custom, NO_NODE, self._find(owner, events[:, NODE]))

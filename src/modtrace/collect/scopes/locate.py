@@ -35,6 +35,7 @@ class Location(NamedTuple):
     accumulation: bool | None = None  # the engine adds gradients that meet; None: cannot tell without events
     nested_in: CallRef | None = None  # ... of a leaf in a backward that a node of this call runs
     met_in: CallRef | None = None  # ... those of different calls: the innermost one that holds them all
+    numbered_by: int | None = None  # the thread that gave the running node its number
 
 
 NOWHERE = Location(None, None)
@@ -96,10 +97,11 @@ def _locate_in_backward(
     span = owner.span_of(number)
     if span is not None:
         call = span.call_at(number)
-        return Location(call, BACKWARD, call is not None, accumulation=added, met_in=met_in)
+        known = call is not None
+        return Location(call, BACKWARD, known, accumulation=added, met_in=met_in, numbered_by=owner.number)
     call = backwards.recomputed_by(owner, backward, number)
     known = call is not None or number >= owner.forgotten_seq
-    return Location(call, BACKWARD, known, accumulation=added, met_in=met_in)
+    return Location(call, BACKWARD, known, accumulation=added, met_in=met_in, numbered_by=owner.number)
 
 
 def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef | None:
