@@ -91,7 +91,7 @@ def fake(devices, monkeypatch, tmp_path_factory):
     with FakeCuda(tmp_path_factory.mktemp("kernels")) as fake:
         fake.surround(devices.library.sim_begin_work, devices.library.sim_end_work)
         kernels = {
-            torch.device("sim", index): CudaKernels(torch.device("sim", index), fake.compile)
+            torch.device("sim", index): CudaKernels(torch.device("sim", index), compiles=fake.compile)
             for index in range(devices.count)
         }
         monkeypatch.setattr(measurer, "find_kernels", kernels.__getitem__)
