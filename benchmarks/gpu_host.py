@@ -82,7 +82,7 @@ def open_driver(folder: Path) -> Any:
     subprocess.run([compiler, "-O2", "-w", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     cuda_kernels.driver.open(str(library))
     kernels, zeros = (
-        cuda_kernels.CudaKernels(torch.device("cpu", 0), lambda source, options: b"\0"),
+        cuda_kernels.CudaKernels(torch.device("cpu", 0), compiles=lambda source, options: b"\0"),
         torch.zeros,
     )
     replaced: list[tuple[Any, str, Any]] = [

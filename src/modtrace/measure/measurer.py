@@ -1,5 +1,6 @@
 """Measures any tensor into a row, or notes why it cannot; never raises, and changes nothing."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -66,7 +67,8 @@ class Measurer:
         """Measures a tensor. Call it inside `DisableTorchFunction()`."""
         try:
             if self._launcher is not None and not graph_captures.may_be_open:
-                launches = self._together.launches
+                by_thread = self._together.by_thread
+                launches = by_thread.get(threading.get_ident()) if by_thread else None
                 batches = None if launches is None else launches.batches
                 found: Measurement | None = self._launcher.measure(
                     tensor, batches

@@ -24,12 +24,12 @@ class Together:
     """The tensors that each thread measures together."""
 
     def __init__(self) -> None:
-        self._launches: dict[int, Launches] = {}  # by thread
+        self.by_thread: dict[int, Launches] = {}
 
     @property
     def launches(self) -> "Launches | None":
         """What this thread collects; None outside of a block."""
-        return self._launches.get(threading.get_ident()) if self._launches else None
+        return self.by_thread.get(threading.get_ident()) if self.by_thread else None
 
     @contextmanager
     def block(self) -> Iterator[None]:
@@ -38,15 +38,15 @@ class Together:
         Nothing may write to them before. What no kernel measures as it lies in memory is measured at once.
         """
         me = threading.get_ident()
-        outer, launches = self._launches.get(me), Launches()
-        self._launches[me] = launches
+        outer, launches = self.by_thread.get(me), Launches()
+        self.by_thread[me] = launches
         try:
             yield
         finally:
             if outer is None:
-                del self._launches[me]
+                del self.by_thread[me]
             else:
-                self._launches[me] = outer
+                self.by_thread[me] = outer
             launches.launch()
 
 

@@ -53,6 +53,8 @@ class GraphCaptures:
     def _reset(self) -> None:
         self._changed = threading.Condition()  # of what follows; it is never held for longer than a moment
         self._open: list[_OpenCapture] = []
+        #: False if no capture has begun that has not ended. It is read without a lock.
+        self.may_be_open = False
         self._beginning: int | None = None  # the thread that is about to begin a capture
         self._working: list[int] = []  # the threads on which we work on a device, once for each nested use
         self._on_devices: weakref.WeakSet[OnDevices] = weakref.WeakSet()
@@ -86,18 +88,13 @@ class GraphCaptures:
 
     def _set_open(self, captures: "list[_OpenCapture]") -> None:
         """Changes what is captured now, and lets the garbage collector run only while that is nothing."""
-        self._open = captures
+        self._open, self.may_be_open = captures, bool(captures)
         if captures and not self._has_paused_collector and gc.isenabled():
             gc.disable()
             self._has_paused_collector = True
         elif self._has_paused_collector and not captures:
             gc.enable()
             self._has_paused_collector = False
-
-    @property
-    def may_be_open(self) -> bool:
-        """False if no capture has begun that has not ended. It takes no lock."""
-        return bool(self._open)
 
     def add(self, results: OnDevices) -> None:
         """Fetches these results before each capture, as long as they live."""

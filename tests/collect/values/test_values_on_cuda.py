@@ -77,6 +77,17 @@ def test_default_takes_one_launch_for_each_tensor_and_one_for_all_parameters(fak
     assert (fake.copies, fake.launches) == (3, 3 * (2 * outputs + 1))
 
 
+def test_every_op_with_statistics_takes_one_launch_for_each_tensor(fake):
+    training = Training()
+    recorded(training, 1, ops=True)
+    fake.reset()
+    rec, _ = recorded(training, 3, ops=True)
+    values = rec.table("values").to_pylist()
+    measured = {(row["step"], row["order"]) for row in values if row["count"] is not None}
+    together = 3 * 2 * 6  # the parameters and their gradients, once a step
+    assert (fake.copies, fake.launches) == (3, len(measured) - together + 3)
+
+
 @pytest.mark.parametrize("options", [{}, {"backward_times": True}], ids=["default", "backward times"])
 def test_values_and_bits_are_those_of_main_memory(fake, monkeypatch, options):
     on_device, weights = recorded(Training(), 4, **options)
