@@ -129,6 +129,10 @@ def variants() -> dict[str, Variant]:
         "calls with device times": lambda model: recorded(model, values=None, device_times=True),
         "outputs and gradients": lambda model: recorded(model, exclude=["**.weight", "**.bias"]),
         "default": lambda model: recorded(model),
+        'default, on_nonfinite="stop"': lambda model: recorded(model, on_nonfinite="stop"),
+        "tier 2, hash and sketch": lambda model: recorded(
+            model, values=modtrace.Capture(stats=2, hash=True, sketch=True)
+        ),
         'default, steps="::10"': lambda model: recorded(model, steps="::10"),
         'idle, steps="1000:"': lambda model: recorded(model, steps="1000:"),
         "every op, no values": lambda model: recorded(model, values=None, ops=True),
@@ -136,25 +140,35 @@ def variants() -> dict[str, Variant]:
     }
 
 
-def timed(work: Work, variant: Variant) -> tuple[float, float]:
-    """Returns wall time and issue time of a step, in milliseconds. Beginning and ending a recording are left out."""
+class Timed(NamedTuple):
+    """What a step takes. Beginning and ending a recording are left out."""
+
+    wall_ms: float
+    issued_ms: float
+    memory_bytes: int  # the most that was allocated on the device
+
+
+def timed(work: Work, variant: Variant) -> Timed:
     with variant(work.model):
         work.step()
         torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         for _ in range(work.size.steps):
             work.step()
         issued = time.perf_counter()
         torch.cuda.synchronize()
         end = time.perf_counter()
-    return (end - start) / work.size.steps * 1e3, (issued - start) / work.size.steps * 1e3
+    wall_s, issued_s = end - start, issued - start
+    memory_bytes = torch.cuda.max_memory_allocated()
+    return Timed(wall_s / work.size.steps * 1e3, issued_s / work.size.steps * 1e3, memory_bytes)
 
 
 def table(name: str, only: list[str]) -> None:
     work = Work(SIZES[name])
     for _ in range(3):
         work.step()
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[Timed]] = {}
     chosen = {
         key: variant for key, variant in variants().items() if not only or key in only or key == "plain"
     }
@@ -163,17 +177,22 @@ def table(name: str, only: list[str]) -> None:
     for _ in range(work.size.rounds):
         for key, variant in chosen.items():
             found.setdefault(key, []).append(timed(work, variant))
-    plain = [wall for wall, _ in found["plain"]]
-    print(
-        f"{name}: {sum(p.numel() for p in work.model.parameters()) / 1e6:.0f}M, {torch.cuda.get_device_name()}"
-    )
+    plain = found["plain"]
+    parameters = sum(parameter.numel() for parameter in work.model.parameters())
+    print(f"{name}: {parameters / 1e6:.0f}M, {torch.cuda.get_device_name()}")
     for key, times in found.items():
-        ratio = statistics.median(wall / base for (wall, _), base in zip(times, plain, strict=True))
-        wall, issued = (statistics.median(column) for column in zip(*times, strict=True))
-        print(f"  {key:28} {ratio:6.3f}  {wall:8.2f} ms, issued in {issued:8.2f} ms", flush=True)
+        ratio = statistics.median(of.wall_ms / base.wall_ms for of, base in zip(times, plain, strict=True))
+        wall_ms, issued_ms = (statistics.median(column) for column in list(zip(*times, strict=True))[:2])
+        more = max(of.memory_bytes for of in times) - max(of.memory_bytes for of in plain)
+        print(
+            f"  {key:30} {ratio:6.3f}  {wall_ms:8.2f} ms, issued in {issued_ms:8.2f} ms, {more / 2**20:+7.1f} MiB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit(print("benchmarks/gpu.py: there is no CUDA device, so nothing is timed; see gpu_host.py"))
     names = [each for each in sys.argv[1:] if each in SIZES] or list(SIZES)
     for each in names:
         table(each, [each for each in sys.argv[1:] if each not in SIZES])
