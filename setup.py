@@ -61,8 +61,8 @@ _POSIX_MODULES = [
         optional=True,
     ),
     Extension(
-        "modtrace.measure._cuda_launch",
-        ["src/modtrace/measure/_cuda_launch.c"],
+        "modtrace.measure.cuda._cuda_launch",
+        ["src/modtrace/measure/cuda/_cuda_launch.c"],
         libraries=["dl"] if sys.platform == "linux" else [],
         py_limited_api=True,
         optional=True,
@@ -73,22 +73,25 @@ setup(
     cmdclass={"build": CleanBuild, "build_ext": BuildWithFlags},
     ext_modules=[
         Extension(
-            "modtrace.measure._moments",
-            ["src/modtrace/measure/_moments.c"],
+            "modtrace.measure.moments._moments",
+            ["src/modtrace/measure/moments/_moments.c"],
             depends=["src/modtrace/measure/_floats.h"],
             py_limited_api=True,
             optional=True,
         ),
         Extension(
-            "modtrace.measure._fingerprint",
-            ["src/modtrace/measure/_fingerprint.c"],
-            depends=["src/modtrace/measure/_fingerprint_loops.h", "src/modtrace/measure/_floats.h"],
+            "modtrace.measure.fingerprints._fingerprint",
+            ["src/modtrace/measure/fingerprints/_fingerprint.c"],
+            depends=[
+                "src/modtrace/measure/fingerprints/_fingerprint_loops.h",
+                "src/modtrace/measure/_floats.h",
+            ],
             py_limited_api=True,
             optional=True,
         ),
         Extension(
-            "modtrace.measure._tier2",
-            ["src/modtrace/measure/_tier2.c"],
+            "modtrace.measure.tier2._tier2",
+            ["src/modtrace/measure/tier2/_tier2.c"],
             depends=["src/modtrace/measure/_floats.h"],
             py_limited_api=True,
             optional=True,

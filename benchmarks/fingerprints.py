@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from measure import machine, render_table
-from modtrace.measure import fingerprints
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.fingerprints import Shard, fingerprint_array, hash_array, sketch_array
-from modtrace.measure.measurer import Measurer
+from modtrace.measure.fingerprints import fingerprints
+from modtrace.measure.fingerprints.fingerprints import Shard, fingerprint_array, hash_array, sketch_array
+from modtrace.measure.measurers.measurer import Measurer
 from modtrace.measure.memory import logical_array
 from modtrace.torch_internals.modes import DisableTorchFunction
 

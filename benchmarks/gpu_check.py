@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.measure.cuda_kernels import find_kernels, why_no_kernels
-from modtrace.measure.measurer import Measurer
+from modtrace.measure.cuda.cuda_kernels import find_kernels, why_no_kernels
+from modtrace.measure.measurers.measurer import Measurer
 from modtrace.torch_internals.modes import DisableTorchFunction
 
 DTYPES = [

@@ -23,7 +23,8 @@ import torch
 
 import modtrace
 from modtrace.collect.recorder.row_writer import RowWriter
-from modtrace.measure import cuda_kernels, measurer
+from modtrace.measure.cuda import cuda_kernels
+from modtrace.measure.measurers import measurer
 from modtrace.torch_internals.tensors import plain_kinds
 
 #: Has the functions that _cuda_launch.c asks for. `Task` is as there.

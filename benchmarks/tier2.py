@@ -6,11 +6,11 @@ import torch
 from values import _best_us as best_us
 
 from measure import begin, machine, render_table
-from modtrace.measure import native_tier2
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.measurer import Measurer
+from modtrace.measure.measurers.measurer import Measurer
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import channel_max_array, sample_array, tier2_array
+from modtrace.measure.tier2 import native_tier2
+from modtrace.measure.tier2.tier2 import channel_max_array, sample_array, tier2_array
 from modtrace.torch_internals.modes import DisableTorchFunction
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -18,8 +18,8 @@ from torch.utils._debug_mode import DebugMode
 
 import modtrace
 from measure import Round, begin, estimate, machine, render_table, time_rounds
-from modtrace.measure import native_moments
-from modtrace.measure.measurer import Measurer
+from modtrace.measure.measurers.measurer import Measurer
+from modtrace.measure.moments import native_moments
 from modtrace.torch_internals.modes import DisableTorchFunction
 
 #: Parameters by their names, so that outputs and gradients alone are left.

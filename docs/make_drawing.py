@@ -31,6 +31,11 @@ ABOUT = {
     "model_graph": "what is visible of a graph",
     "replay": "proves a recording",
     "measure": "numbers of one tensor",
+    "measure/measurers": "measures as is wanted",
+    "measure/cuda": "launches kernels",
+    "measure/moments": "counts, extremes, sums",
+    "measure/tier2": "histograms, samples",
+    "measure/fingerprints": "hashes and sketches",
     "errors": "",
     "surface": "words of Python or of options",
     "optional": "libraries that may be missing",
@@ -77,9 +82,14 @@ ABOUT = {
 }
 
 #: What lies in the folder of a layer that also has packages.
-OWN_FILES = {"recording": "schema, meta, roles, paths", "store": "writers and readers of files"}
+OWN_FILES = {
+    "measure": "memory, dtypes, special tensors",
+    "recording": "schema, meta, roles, paths",
+    "store": "writers and readers of files",
+}
 
 _COLORS = {
+    "measure": "#fef9c3",
     "collect": "#e0f2fe",
     "analysis": "#dcfce7",
     "views": "#fef3c7",

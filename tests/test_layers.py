@@ -68,6 +68,13 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "triggers": {"options", "statistics", "arrow"},
         "in_memory": {"options", "arrow"},
     },
+    "measure": {
+        "moments": set(),
+        "tier2": set(),
+        "fingerprints": set(),
+        "cuda": {"moments", "tier2"},
+        "measurers": {"moments", "tier2", "fingerprints", "cuda"},
+    },
     "collect": {
         "structures": set(),
         "tensor_ids": set(),

@@ -15,9 +15,10 @@ pytestmark = pytest.mark.skipif(not FOLDER, reason="make sanitize runs this")
 MODULES = [
     "cli._blocked_call",
     "collect.tensor_ids._tensor_ids",
-    "measure._fingerprint",
-    "measure._moments",
-    "measure._tier2",
+    "measure.cuda._cuda_launch",
+    "measure.fingerprints._fingerprint",
+    "measure.moments._moments",
+    "measure.tier2._tier2",
     "torch_internals._released_in_turn",
 ]
 
@@ -38,7 +39,9 @@ FAULTS = {
 }
 SETTING = """
 import numpy as np
-from modtrace.measure import _fingerprint, _moments, _tier2
+from modtrace.measure.fingerprints import _fingerprint
+from modtrace.measure.moments import _moments
+from modtrace.measure.tier2 import _tier2
 a, found, some = np.zeros(1000, np.float32), np.zeros(300), np.zeros(4096, np.uint64)
 into, signs, swaps = found.ctypes.data, some.ctypes.data, some.ctypes.data
 """

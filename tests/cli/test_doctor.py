@@ -121,9 +121,12 @@ def test_doctor_gives_json_and_exit_code_0(
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
-        ("measure._moments", {"kernel": "measuring values takes three times as long", "tensor_ids": None}),
         (
-            "measure._tier2",
+            "measure.moments._moments",
+            {"kernel": "measuring values takes three times as long", "tensor_ids": None},
+        ),
+        (
+            "measure.tier2._tier2",
             {"kernel": "counting exponents (stats=2) takes ten times as long", "tensor_ids": None},
         ),
         (

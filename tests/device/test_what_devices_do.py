@@ -11,8 +11,10 @@ import modtrace
 from device.programs import on
 from device.simulated import IS_SKIPPED, WHY_MISSING, Counts, simulated
 from helpers.cuda_on_cpu import FakeCuda, needs_compiler
-from modtrace.measure import cuda_kernels, measurer, rows
-from modtrace.measure.cuda_kernels import CudaKernels
+from modtrace.measure.cuda import cuda_kernels
+from modtrace.measure.cuda.cuda_kernels import CudaKernels
+from modtrace.measure.measurers import measurer
+from modtrace.measure.moments import rows
 
 pytestmark = [
     needs_compiler,

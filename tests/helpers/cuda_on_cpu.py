@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from modtrace.measure import cuda_extras, cuda_kernels, extras, measurer, rows
-from modtrace.measure.cuda_kernels import FINGERPRINT, MOMENTS, SAMPLES, TIER2, CudaKernels, Kernel
+from modtrace.measure.cuda import cuda_kernels
+from modtrace.measure.cuda.cuda_kernels import FINGERPRINT, MOMENTS, SAMPLES, TIER2, CudaKernels, Kernel
+from modtrace.measure.measurers import cuda_extras, extras, measurer
+from modtrace.measure.moments import rows
 from modtrace.torch_internals.tensors import plain_kinds
 
 _HERE = Path(__file__).parent

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from helpers import kernels
-from modtrace.measure import device_fingerprints, fingerprints
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.fingerprints import Shard
+from modtrace.measure.fingerprints import device_fingerprints, fingerprints
+from modtrace.measure.fingerprints.fingerprints import Shard
 from modtrace.measure.memory import logical_array
 
 #: Of a tensor at an offset, or of a block: the hash, and the sketch.

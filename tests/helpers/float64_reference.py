@@ -5,9 +5,9 @@ import math
 import numpy as np
 import torch
 
-from modtrace.measure.cpu_kernel import RawStatistics
-from modtrace.measure.measurer import Measurement, Measurer
-from modtrace.measure.rows import FIRST_INDEX
+from modtrace.measure.measurers.measurer import Measurement, Measurer
+from modtrace.measure.moments.cpu_kernel import RawStatistics
+from modtrace.measure.moments.rows import FIRST_INDEX
 from modtrace.torch_internals.modes import DisableTorchFunction
 
 SUM_TOLERANCE, SQUARES_TOLERANCE = 1e-6, 2e-6

@@ -16,7 +16,7 @@ from modtrace.collect.values.micro_batches import MicroBatchTaps
 from modtrace.collect.values.parameter_sites import ParameterSites
 from modtrace.collect.values.parameters import ParameterTaps
 from modtrace.collect.values.source import Measuring
-from modtrace.measure.measurer import Measurement
+from modtrace.measure.measurers.measurer import Measurement
 from modtrace.recording.options.capture import Capture
 from modtrace.torch_internals.modes import unseen
 

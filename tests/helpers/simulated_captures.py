@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from modtrace.measure import extras, measurer, rows
+from modtrace.measure.measurers import extras, measurer
+from modtrace.measure.moments import rows
 from modtrace.torch_internals import graph_captures as graph_captures_module
 from modtrace.torch_internals.graph_captures import graph_captures
 

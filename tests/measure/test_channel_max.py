@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from helpers.dtypes import FLOATS
 from helpers.kernels import both_kernels
-from modtrace.measure import tier2, tier2_kernel
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import channel_max_array
+from modtrace.measure.tier2 import tier2, tier2_kernel
+from modtrace.measure.tier2.tier2 import channel_max_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

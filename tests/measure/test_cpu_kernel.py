@@ -26,9 +26,9 @@ from helpers.float64_reference import (
     to_numbers,
 )
 from helpers.kernels import both_kernels
-from modtrace.measure import measurer
-from modtrace.measure.cpu_kernel import EMPTY, RawStatistics, measure_array, repeat
 from modtrace.measure.dtypes import CHUNK, Format, Scratch, format_of
+from modtrace.measure.measurers import measurer
+from modtrace.measure.moments.cpu_kernel import EMPTY, RawStatistics, measure_array, repeat
 from modtrace.recording.statistics.moments import Stats, merge
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

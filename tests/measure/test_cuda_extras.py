@@ -12,17 +12,18 @@ from helpers.cuda_on_cpu import KERNELS, FakeCuda, as_device, needs_compiler
 from helpers.dtypes import DTYPES
 from helpers.float64_reference import to_numbers
 from helpers.tensor_kinds import KINDS, silently
-from modtrace.measure import cuda_extras, rows
-from modtrace.measure.cuda_kernels import CudaKernels
-from modtrace.measure.device_results import read_results
+from modtrace.measure.cuda.cuda_kernels import CudaKernels
+from modtrace.measure.cuda.together import Together
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.extras import Extras
-from modtrace.measure.fingerprints import hash_array
+from modtrace.measure.fingerprints.fingerprints import hash_array
+from modtrace.measure.measurers import cuda_extras
+from modtrace.measure.measurers.device_results import read_results
+from modtrace.measure.measurers.extras import Extras
+from modtrace.measure.measurers.user_functions import UserFunctions
+from modtrace.measure.measurers.want import Extra, Want
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import channel_max_array, sample_array, tier2_array
-from modtrace.measure.together import Together
-from modtrace.measure.user_functions import UserFunctions
-from modtrace.measure.want import Extra, Want
+from modtrace.measure.moments import rows
+from modtrace.measure.tier2.tier2 import channel_max_array, sample_array, tier2_array
 from modtrace.recording.statistics.fingerprints import SKETCH_SIZE, bucket_and_sign
 from modtrace.torch_internals import graph_captures as graph_captures_module
 from modtrace.torch_internals.graph_captures import graph_captures

@@ -13,13 +13,15 @@ from helpers.dtypes import DTYPES
 from helpers.float64_reference import measure as measure_on_cpu
 from helpers.float64_reference import statistics as statistics_of_cpu
 from helpers.float64_reference import to_numbers
-from modtrace.measure import cuda_kernels, measurer, rows
-from modtrace.measure.cpu_kernel import RawStatistics
-from modtrace.measure.cuda_kernels import Task
+from modtrace.measure.cuda import cuda_kernels
+from modtrace.measure.cuda.cuda_kernels import Task
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.measurer import Measurement, Measurer
+from modtrace.measure.measurers import measurer
+from modtrace.measure.measurers.measurer import Measurement, Measurer
 from modtrace.measure.memory import extent_of
-from modtrace.measure.rows import FIRST_INDEX, WIDTH, ArrivingRows
+from modtrace.measure.moments import rows
+from modtrace.measure.moments.cpu_kernel import RawStatistics
+from modtrace.measure.moments.rows import FIRST_INDEX, WIDTH, ArrivingRows
 from modtrace.torch_internals.modes import DisableTorchFunction
 from modtrace.torch_internals.tensors import plain_kinds
 

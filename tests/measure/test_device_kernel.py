@@ -13,10 +13,10 @@ from helpers.any_numbers import from_valid_bytes
 from helpers.devices import Devices, no_waiting
 from helpers.dtypes import DEVICE_DTYPES as DTYPES
 from helpers.float64_reference import assert_near_reference, statistics, to_numbers
-from modtrace.measure import device_kernel
-from modtrace.measure.cpu_kernel import RawStatistics
-from modtrace.measure.device_kernel import measure_on_device
-from modtrace.measure.rows import FIRST_INDEX, DeviceRows
+from modtrace.measure.moments import device_kernel
+from modtrace.measure.moments.cpu_kernel import RawStatistics
+from modtrace.measure.moments.device_kernel import measure_on_device
+from modtrace.measure.moments.rows import FIRST_INDEX, DeviceRows
 
 
 @pytest.fixture(scope="module", params=[2**23, 100], ids=["one chunk", "chunks of 100"])

@@ -11,11 +11,11 @@ from helpers.devices import Devices, no_waiting
 from helpers.dtypes import DEVICE_DTYPES as DTYPES
 from helpers.float64_reference import to_numbers
 from helpers.tier2_reference import tier2_of
-from modtrace.measure import device_tier2
-from modtrace.measure.device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import channel_max_array, sample_array, tier2_array
+from modtrace.measure.tier2 import device_tier2
+from modtrace.measure.tier2.device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
+from modtrace.measure.tier2.tier2 import channel_max_array, sample_array, tier2_array
 
 VIEWS = {
     "whole": lambda x: x,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from helpers.user_modes import SeesFunctions, SeesOps
-from modtrace.measure.differences import Before, Difference
+from modtrace.measure.measurers.differences import Before, Difference
 from modtrace.torch_internals.modes import unseen
 
 HALVES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)

@@ -11,11 +11,11 @@ import torch
 from helpers.float64_reference import to_numbers
 from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
-from modtrace.measure import extras as extras_module
-from modtrace.measure.extras import Extras
-from modtrace.measure.fingerprints import hash_array, sketch_array
-from modtrace.measure.user_functions import UserFunctions
-from modtrace.measure.want import Extra, ExtraNote, Want
+from modtrace.measure.fingerprints.fingerprints import hash_array, sketch_array
+from modtrace.measure.measurers import extras as extras_module
+from modtrace.measure.measurers.extras import Extras
+from modtrace.measure.measurers.user_functions import UserFunctions
+from modtrace.measure.measurers.want import Extra, ExtraNote, Want
 from modtrace.torch_internals.modes import DisableTorchFunction
 
 EVERYTHING = Want(stats=2, hash=True, sketch=True, sample=4)

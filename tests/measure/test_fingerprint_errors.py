@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from modtrace.measure.dtypes import Format
-from modtrace.measure.fingerprints import sketch_array
+from modtrace.measure.fingerprints.fingerprints import sketch_array
 from modtrace.recording.statistics.fingerprints import SKETCH_FLOOR, sketch_distance
 
 Array = np.ndarray

@@ -17,9 +17,9 @@ from helpers.fingerprint_kernels import KERNELS, use_kernel
 from helpers.fingerprint_kernels import take as take_from_memory
 from helpers.float64_reference import to_numbers
 from helpers.user_modes import SeesOps
-from modtrace.measure import device_fingerprints, fingerprints
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.fingerprints import Shard
+from modtrace.measure.fingerprints import device_fingerprints, fingerprints
+from modtrace.measure.fingerprints.fingerprints import Shard
 from modtrace.measure.memory import logical_array
 from modtrace.recording.statistics.fingerprints import (
     bucket_and_sign,

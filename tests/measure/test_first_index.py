@@ -8,11 +8,12 @@ import torch
 
 from helpers.devices import no_waiting
 from helpers.float64_reference import measure
-from modtrace.measure import device_kernel, measurer
-from modtrace.measure.cpu_kernel import RawStatistics
-from modtrace.measure.device_kernel import measure_on_device
 from modtrace.measure.dtypes import CHUNK
-from modtrace.measure.rows import FIRST_INDEX, DeviceRows
+from modtrace.measure.measurers import measurer
+from modtrace.measure.moments import device_kernel
+from modtrace.measure.moments.cpu_kernel import RawStatistics
+from modtrace.measure.moments.device_kernel import measure_on_device
+from modtrace.measure.moments.rows import FIRST_INDEX, DeviceRows
 
 Layout = Callable[[torch.Tensor], torch.Tensor]
 

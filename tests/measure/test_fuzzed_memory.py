@@ -18,11 +18,13 @@ from helpers.float64_reference import assert_near_reference, measure, statistics
 from helpers.fuzzed import FUZZ
 from helpers.tier2_reference import tier2_of
 from modtrace.collect.values.whole_tensors import KeptTensors
-from modtrace.measure import fingerprints, measurer, tier2, tier2_kernel
-from modtrace.measure.differences import Before
-from modtrace.measure.extras import Extras
-from modtrace.measure.user_functions import UserFunctions
-from modtrace.measure.want import Extra, Want
+from modtrace.measure.fingerprints import fingerprints
+from modtrace.measure.measurers import measurer
+from modtrace.measure.measurers.differences import Before
+from modtrace.measure.measurers.extras import Extras
+from modtrace.measure.measurers.user_functions import UserFunctions
+from modtrace.measure.measurers.want import Extra, Want
+from modtrace.measure.tier2 import tier2, tier2_kernel
 from modtrace.recording.raw_tensor import copy_raw
 from modtrace.recording.statistics.fingerprints import bucket_and_sign, hash_weight
 from modtrace.recording.statistics.sample import sample_positions

@@ -14,10 +14,10 @@ from torch import nn
 from helpers.float64_reference import measure, read, statistics
 from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
-from modtrace.measure import device_kernel, native_moments
-from modtrace.measure import measurer as measurer_module
-from modtrace.measure.measurer import Measurer
-from modtrace.measure.rows import FIRST_INDEX, DeviceRows, HostRows
+from modtrace.measure.measurers import measurer as measurer_module
+from modtrace.measure.measurers.measurer import Measurer
+from modtrace.measure.moments import device_kernel, native_moments
+from modtrace.measure.moments.rows import FIRST_INDEX, DeviceRows, HostRows
 from modtrace.torch_internals.modes import DisableTorchFunction, unseen
 
 # Nobody hears of it.

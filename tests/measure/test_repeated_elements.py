@@ -7,12 +7,15 @@ import torch
 from helpers import kernels
 from helpers.float64_reference import measure, statistics
 from modtrace.collect.values.whole_tensors import KeptTensors
-from modtrace.measure import fingerprints, measurer, memory, tier2_kernel
-from modtrace.measure.differences import Before
-from modtrace.measure.extras import Extras
+from modtrace.measure import memory
+from modtrace.measure.fingerprints import fingerprints
+from modtrace.measure.measurers import measurer
+from modtrace.measure.measurers.differences import Before
+from modtrace.measure.measurers.extras import Extras
+from modtrace.measure.measurers.user_functions import UserFunctions
+from modtrace.measure.measurers.want import Extra, Want
 from modtrace.measure.memory import too_many
-from modtrace.measure.user_functions import UserFunctions
-from modtrace.measure.want import Extra, Want
+from modtrace.measure.tier2 import tier2_kernel
 from modtrace.torch_internals.modes import DisableTorchFunction, unseen
 
 kernel = kernels.both_kernels(

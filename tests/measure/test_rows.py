@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from modtrace.measure.cpu_kernel import RawStatistics
-from modtrace.measure.rows import FIRST_INDEX, WIDTH, DeviceRows, HostRows
+from modtrace.measure.moments.cpu_kernel import RawStatistics
+from modtrace.measure.moments.rows import FIRST_INDEX, WIDTH, DeviceRows, HostRows
 
 
 class Numbered:

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.dtypes import FLOATS
-from modtrace.measure import tier2
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import sample_array
+from modtrace.measure.tier2 import tier2
+from modtrace.measure.tier2.tier2 import sample_array
 from modtrace.recording.statistics.sample import sample_positions
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

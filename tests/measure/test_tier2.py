@@ -15,10 +15,10 @@ from helpers.dtypes import DTYPES, FLOAT8, FLOATS
 from helpers.float64_reference import to_numbers
 from helpers.kernels import both_kernels
 from helpers.tier2_reference import bin_of, tier2_of
-from modtrace.measure import tier2, tier2_kernel
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import RawTier2, tier2_array
+from modtrace.measure.tier2 import tier2, tier2_kernel
+from modtrace.measure.tier2.tier2 import RawTier2, tier2_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from helpers.user_modes import SeesFunctions, SeesOps
-from modtrace.measure.user_functions import UserFunctions
-from modtrace.measure.want import Extra, ExtraNote
+from modtrace.measure.measurers.user_functions import UserFunctions
+from modtrace.measure.measurers.want import Extra, ExtraNote
 from modtrace.torch_internals.modes import DisableTorchFunction
 
 

@@ -96,7 +96,7 @@ def _describe_cuda() -> str:
         if not torch.cuda.is_available():
             return "not available"
         name, device = torch.cuda.get_device_name(), torch.device("cuda", torch.cuda.current_device())
-        from ..measure.cuda_kernels import describe_path
+        from ..measure.cuda.cuda_kernels import describe_path
 
         return f"available: {name}, CUDA {torch.version.cuda}; values are measured {describe_path(device)}"
     except Exception as error:  # as above

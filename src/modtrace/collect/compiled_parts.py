@@ -11,9 +11,13 @@ TENSOR_IDS = "tensor ids"
 
 #: What is compiled, by the part that it belongs to, and how much slower Python and numpy do the same.
 _MODULES = (
-    (KERNEL, "modtrace.measure._moments", "measuring values takes three times as long"),
-    (KERNEL, "modtrace.measure._tier2", "counting exponents (stats=2) takes ten times as long"),
-    (KERNEL, "modtrace.measure._fingerprint", "hashing tensors takes up to thirty times as long"),
+    (KERNEL, "modtrace.measure.moments._moments", "measuring values takes three times as long"),
+    (KERNEL, "modtrace.measure.tier2._tier2", "counting exponents (stats=2) takes ten times as long"),
+    (
+        KERNEL,
+        "modtrace.measure.fingerprints._fingerprint",
+        "hashing tensors takes up to thirty times as long",
+    ),
     (TENSOR_IDS, "modtrace.collect.tensor_ids._tensor_ids", "recording ops takes twice as long"),
 )
 

@@ -36,6 +36,17 @@ class Scratch(threading.local):
 #: What is in it is overwritten by the next conversion on the same thread.
 SCRATCH = Scratch()
 
+#: The dtypes that compiled kernels read, and their numbers there. Others are measured by numpy.
+KINDS = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float64: 3,
+    torch.complex64: 0,
+    torch.complex32: 2,
+    torch.complex128: 3,
+}
+
 Decoder = Callable[[Raw, Scratch], Floats]
 
 

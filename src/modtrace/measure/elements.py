@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .dtypes import SCRATCH, Floats, Format, Raw, format_of
-from .native_moments import KINDS
+from .dtypes import KINDS, SCRATCH, Floats, Format, Raw, format_of
 
 
 def kind_of(form: Format) -> int | None:

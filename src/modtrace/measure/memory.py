@@ -48,6 +48,16 @@ def extent_of(tensor: torch.Tensor) -> Extent | None:
     return Extent(tensor.data_ptr(), tensor.numel() // repeats, repeats, tuple(shape), tuple(strides))
 
 
+def once_each(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Returns the tensor with size 1 in each expanded dimension, and how often each of its elements counts."""
+    repeats = 1
+    for dim in range(tensor.dim()):
+        if tensor.stride(dim) == 0 and tensor.size(dim) > 1:
+            repeats *= tensor.size(dim)
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor, repeats
+
+
 def array_over(extent: Extent, form: Format) -> Raw:
     """Returns the raw elements of an extent as an array, without a copy."""
     raw = np.dtype(form.raw)

@@ -10,7 +10,7 @@ from torch import nn
 import modtrace
 from modtrace.collect import compiled_parts
 
-MOMENTS = "modtrace.measure._moments"
+MOMENTS = "modtrace.measure.moments._moments"
 TENSOR_IDS = "modtrace.collect.tensor_ids._tensor_ids"
 
 

@@ -18,7 +18,7 @@ from torch import nn
 import modtrace
 from helpers.simulated_captures import SimulatedCaptures, simulated_captures
 from modtrace import Capture
-from modtrace.measure.rows import DeviceRows
+from modtrace.measure.moments.rows import DeviceRows
 from modtrace.torch_internals import graph_captures as graph_captures_module
 from modtrace.torch_internals.graph_captures import GraphCaptures
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.measure.measurer import Measurer
+from modtrace.measure.measurers.measurer import Measurer
 
 WITH_AND_WITHOUT_OPS = pytest.mark.parametrize("ops", [True, False], ids=["ops", "modules"])
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.collect.values.extra_columns import extra_columns, extra_notes
-from modtrace.measure.extras import Extras
-from modtrace.measure.user_functions import UserFunctions
-from modtrace.measure.want import Extra, Want
+from modtrace.measure.measurers.extras import Extras
+from modtrace.measure.measurers.user_functions import UserFunctions
+from modtrace.measure.measurers.want import Extra, Want
 from modtrace.recording.arrow.batches import to_columns
 from modtrace.recording.statistics.fingerprints import hash_to_bytes
 

@@ -10,7 +10,7 @@ from torch import nn
 import modtrace
 import zoo
 from helpers.stat_rows import names, rows
-from modtrace.measure.measurer import Measurer
+from modtrace.measure.measurers.measurer import Measurer
 
 
 @pytest.fixture(autouse=True)

@@ -405,7 +405,7 @@ def test_no_hook_is_left_by_checkpoints():
 
 
 def test_no_hook_is_left_by_a_recording_that_failed_inside(monkeypatch):
-    from modtrace.measure.measurer import Measurer
+    from modtrace.measure.measurers.measurer import Measurer
 
     def fails(self, tensor, *more):
         raise ZeroDivisionError("inside of modtrace")

@@ -9,7 +9,7 @@ from torch import nn
 
 import modtrace
 from helpers.cuda_on_cpu import FakeCuda, as_device, needs_compiler
-from modtrace.measure import rows
+from modtrace.measure.moments import rows
 
 pytestmark = needs_compiler
 

@@ -13,7 +13,7 @@ from helpers.tensor_kinds import COMPLEX, KINDS, silently
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.collect.values import whole_tensors as kept_module
 from modtrace.collect.values.whole_tensors import KeptTensors
-from modtrace.measure.want import Extra
+from modtrace.measure.measurers.want import Extra
 from modtrace.recording.raw_tensor import check_raw
 from modtrace.torch_internals.modes import DisableTorchFunction
 

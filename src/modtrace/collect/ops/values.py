@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...measure.measurer import Measurement, Measurer, not_asked_for
-from ...measure.want import USUAL
+from ...measure.measurers.measurer import Measurement, Measurer, not_asked_for
+from ...measure.measurers.want import USUAL
 from ...recording.module_path import join
 from ...recording.role import LEAF, OP_OUTPUT
 from ...recording.statistics.moments import NOTHING_WRITTEN

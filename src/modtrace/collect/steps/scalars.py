@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ...errors import describe_error
-from ...measure.measurer import Measurement, Measurer
+from ...measure.measurers.measurer import Measurement, Measurer
 from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ...torch_internals.modes import unseen
 from .step import Step

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...measure.measurer import Measurement
+from ...measure.measurers.measurer import Measurement
 from ..log.segments import Segment
 from ..log.thread_log import Backward
 from .cleared_gradients import GradientEvidence

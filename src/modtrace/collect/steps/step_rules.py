@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...measure.measurer import Measurement
+from ...measure.measurers.measurer import Measurement
 from ...recording.options.step_range import StepRange
 from ..log.segments import Segment
 from ..log.step_data import find_data_calls

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ...measure.want import USUAL, Want
+from ...measure.measurers.want import USUAL, Want
 from ...recording.module_path import join, path_below
 from ...recording.options.capture import Capture
 from ...recording.options.schedule import Schedule, StepPredicate

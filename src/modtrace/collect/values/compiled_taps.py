@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...measure.measurer import Measurement
-from ...measure.want import USUAL
+from ...measure.measurers.measurer import Measurement
+from ...measure.measurers.want import USUAL
 from ...recording.phase import BACKWARD
 from ...recording.role import GRAD_OUTPUT, OUTPUT
 from ...surface import name_argument

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...measure.device_results import read_results
-from ...measure.want import Extra, ExtraNote, Want
+from ...measure.measurers.device_results import read_results
+from ...measure.measurers.want import Extra, ExtraNote, Want
 from ...recording.statistics.fingerprints import hash_to_bytes
 
 _Rows = list[tuple[int, Extra]]

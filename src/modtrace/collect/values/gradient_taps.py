@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...measure.measurer import Measurement
+from ...measure.measurers.measurer import Measurement
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling
 from ...torch_internals.tensors import add_hook, output_nr_of

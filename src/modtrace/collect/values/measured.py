@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ...measure.measurer import Measurement
-from ...measure.rows import COUNTS, Rows
+from ...measure.measurers.measurer import Measurement
+from ...measure.moments.rows import COUNTS, Rows
 from ...recording.module_path import join
 from ...recording.role import GRAD_OUTPUT, ROLES
 from ...torch_internals.tensors import base_of

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...measure.measurer import Measurement
+from ...measure.measurers.measurer import Measurement
 from ...recording.module_path import join
 from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
 from .capture_masks import CaptureMasks, Mask

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...measure.differences import Before
-from ...measure.measurer import Measurement, not_asked_for
+from ...measure.measurers.differences import Before
+from ...measure.measurers.measurer import Measurement, not_asked_for
 from ...recording.phase import OPTIMIZER
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...torch_internals.dynamo import keep_out_of_dynamo

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...measure.measurer import Measurement
-from ...measure.rows import FIRST_INDEX
-from ...measure.want import Extra, Want
+from ...measure.measurers.measurer import Measurement
+from ...measure.measurers.want import Extra, Want
+from ...measure.moments.rows import FIRST_INDEX
 from ...recording.arrow.arrays import Coded
 from ...recording.phase import BACKWARD, PHASE_CODE, RECOMPUTE
 from ..log.nesting import Ints

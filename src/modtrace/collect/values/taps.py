@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...measure.extras import Extras
-from ...measure.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_for
-from ...measure.together import Together
-from ...measure.user_functions import UserFunctions
-from ...measure.want import USUAL, Extra, Want
+from ...measure.cuda.together import Together
+from ...measure.measurers.extras import Extras
+from ...measure.measurers.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_for
+from ...measure.measurers.user_functions import UserFunctions
+from ...measure.measurers.want import USUAL, Extra, Want
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import keep_out_of_dynamo

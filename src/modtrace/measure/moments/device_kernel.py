@@ -5,6 +5,7 @@ Decisions that depend on the data are made on the device, or by the host when it
 
 import torch
 
+from ..memory import once_each
 from .rows import FIRST_INDEX, DeviceRows, Parts
 
 #: Numbers per chunk; intermediate results take 32 times as many bytes.
@@ -45,16 +46,6 @@ def _numbers(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.reshape(-1), repeats
-
-
-def once_each(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Returns the tensor with size 1 in each expanded dimension, and how often each of its elements counts."""
-    repeats = 1
-    for dim in range(tensor.dim()):
-        if tensor.stride(dim) == 0 and tensor.size(dim) > 1:
-            repeats *= tensor.size(dim)
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor, repeats
 
 
 def _measure(chunk: torch.Tensor, row: torch.Tensor) -> None:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .blocks import pieces_of
-from .dtypes import CHUNK, SCRATCH, Floats, Format, Raw
+from ..blocks import pieces_of
+from ..dtypes import CHUNK, SCRATCH, Floats, Format, Raw
 
 #: The number of products that are summed in float32 before float64 is used. A BLAS keeps 32 or 64 sums side by
 #: side, so that each is one of at most 16 terms: off by less than 1e-6 at the worst, and by 3e-8 usually. (Blocks of

@@ -1,4 +1,4 @@
-/* Computes the statistics of contiguous numbers in one pass, as measure/cpu_kernel.py does, but faster.
+/* Computes the statistics of contiguous numbers in one pass, as measure/moments/cpu_kernel.py does, but faster.
 
    Everything is strict IEEE 754 arithmetic in 32 lanes that are written out, so that a compiler may vectorise the
    loops without being allowed to reorder or (-ffp-contract=off) to contract anything: every processor and every rank
@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "_floats.h"
+#include "../_floats.h"
 
 enum { LANES = 32, BLOCK = 512, PIECE = 16384, WIDE_LANES = 16, WIDE_PIECE = 2048 };
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "_fingerprint_loops.h"
-#include "_floats.h"
+#include "../_floats.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "words are read as they lie in memory: numpy does this where they are not little-endian"

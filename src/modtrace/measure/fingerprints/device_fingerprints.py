@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..recording.statistics import fingerprints as definition
-from ..recording.statistics.fingerprints import BLOCKS, LANES, SKETCH_SIZE, WORDS
+from ...recording.statistics import fingerprints as definition
+from ...recording.statistics.fingerprints import BLOCKS, LANES, SKETCH_SIZE, WORDS
 from .fingerprints import Shard, place_of, steps_in
 
 #: Elements at a time, with the zeros around them; intermediate results take at most 100 times as many bytes.

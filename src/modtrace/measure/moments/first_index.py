@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from .blocks import blocks, in_row, index_in_whole, without_repeats
-from .dtypes import CHUNK, Format, Raw
-from .elements import to_floats
+from ..blocks import blocks, in_row, index_in_whole, without_repeats
+from ..dtypes import CHUNK, Format, Raw
+from ..elements import to_floats
 
 
 def first_nonfinite(array: Raw, form: Format) -> int:

@@ -10,17 +10,17 @@ from math import prod
 import numpy as np
 import torch
 
-from ..errors import describe_error
-from ..recording.statistics.fingerprints import SKETCH_SIZE
-from ..recording.statistics.tier2 import BINS
-from ..torch_internals.graph_captures import graph_captures
-from .blocks import index_in_shape
-from .cuda_kernels import FINGERPRINT, SAMPLES, TIER2, CudaKernels, Kernel, Task, find_kernels
-from .device_kernel import once_each
-from .dtypes import Format, format_of
-from .rows import Table, arriving_rows
-from .tier2 import MOST_CHANNELS, why_no_channels
-from .together import Together
+from ...errors import describe_error
+from ...recording.statistics.fingerprints import SKETCH_SIZE
+from ...recording.statistics.tier2 import BINS
+from ...torch_internals.graph_captures import graph_captures
+from ..blocks import index_in_shape
+from ..cuda.cuda_kernels import FINGERPRINT, SAMPLES, TIER2, CudaKernels, Kernel, Task, find_kernels
+from ..cuda.together import Together
+from ..dtypes import Format, format_of
+from ..memory import once_each
+from ..moments.rows import Table, arriving_rows
+from ..tier2.tier2 import MOST_CHANNELS, why_no_channels
 from .want import CHANNEL_MAX, HASH, HISTOGRAM, SAMPLE, SKETCH, ArrivingResults, Extra, Want
 
 #: What is wanted, as fingerprint.cu numbers it.

@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import describe_error
-from ..torch_internals.graph_captures import graph_captures
-from ..torch_internals.modes import tracing_state
-from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
-from ..torch_internals.transforms import plain_ops
+from ...errors import describe_error
+from ...torch_internals.graph_captures import graph_captures
+from ...torch_internals.modes import tracing_state
+from ...torch_internals.tensors import is_on_device, kind_of, plain_kinds
+from ...torch_internals.transforms import plain_ops
+from ..cuda.together import Together
+from ..dtypes import Format, Raw, format_of
+from ..fingerprints.device_fingerprints import hash_on_device, sketch_on_device
+from ..fingerprints.fingerprints import fingerprint_array, hash_array, sketch_array
+from ..memory import is_held, logical_array, too_many
+from ..notes import NOT_MEASURED_IN_GRAPH, shortened
+from ..special import find_plain, is_uninitialized
+from ..tier2.device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
+from ..tier2.tier2 import channel_max_array, sample_array, tier2_array
 from .cuda_extras import CudaExtras, has_kernels
-from .device_fingerprints import hash_on_device, sketch_on_device
 from .device_results import read_tensors
-from .device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
-from .dtypes import Format, Raw, format_of
-from .fingerprints import fingerprint_array, hash_array, sketch_array
 from .measurer import why_not
-from .memory import is_held, logical_array, too_many
-from .notes import NOT_MEASURED_IN_GRAPH, shortened
-from .special import find_plain, is_uninitialized
-from .tier2 import channel_max_array, sample_array, tier2_array
-from .together import Together
 from .user_functions import UserFunctions, name_of
 from .want import CHANNEL_MAX, HASH, HISTOGRAM, SAMPLE, SKETCH, Extra, Want
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "_floats.h"
+#include "../_floats.h"
 
 enum { LANES = 16, BLOCK = 1024, BINS = 256, MANY = 16384 };
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
-from ..torch_internals.transforms import plain_ops
-from .rows import ArrivingRows
+from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
+from ...torch_internals.transforms import plain_ops
+from ..moments.rows import ArrivingRows
 from .want import ArrivingResults, Extra
 
 #: Two threads do not read one row, which one of them would free. A fork, where it may be held for ever, has no device.

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "_floats.h"
+#include "../_floats.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .notes import shortened
-from .rows import ArrivingRows, Table
+from ..moments.rows import ArrivingRows, Table
+from ..notes import shortened
 
 #: What is measured in one pass, named by the field of `Extra` that holds it.
 HISTOGRAM, CHANNEL_MAX, SAMPLE, HASH, SKETCH = "histogram", "channel_max", "sample", "hash", "sketch"

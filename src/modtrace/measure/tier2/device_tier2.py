@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..recording.statistics.sample import place_in_parts
-from ..recording.statistics.tier2 import BINS
-from .blocks import blocks
-from .device_kernel import once_each
+from ...recording.statistics.sample import place_in_parts
+from ...recording.statistics.tier2 import BINS
+from ..blocks import blocks
+from ..memory import once_each
 from .tier2 import why_no_channels
 
 #: Elements per chunk; intermediate results take at most some fifty times this many bytes.

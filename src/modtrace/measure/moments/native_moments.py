@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
-
 #: `(address, count, repeats, kind, row_address)`: writes the statistics of `count` contiguous numbers into
 #: a row, and returns whether one of them is not finite; the row has the index of the first one only then.
 #: None: not compiled, numpy measures (three times slower for large tensors, six for small ones).
@@ -13,14 +11,3 @@ try:
     from ._moments import measure_into
 except ImportError:
     measure_into = None
-
-#: The dtypes that it reads, and their numbers. Others are measured by numpy.
-KINDS = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    torch.float64: 3,
-    torch.complex64: 0,
-    torch.complex32: 2,
-    torch.complex128: 3,
-}

@@ -8,22 +8,22 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ..torch_internals import tensors
-from ..torch_internals.graph_captures import graph_captures
-from ..torch_internals.modes import tracing_state
-from ..torch_internals.tensors import is_on_device, kind_of, plain_kinds
-from ..torch_internals.transforms import plain_ops
-from .cpu_kernel import measure_array, repeat
-from .cuda_kernels import CudaKernels, Task, find_kernels, launcher
-from .device_kernel import measure_on_device, once_each
-from .dtypes import Format, format_of
-from .first_index import first_nonfinite
-from .memory import Extent, array_over, extent_of, is_held, logical_array, too_many, why_unread
-from .native_moments import KINDS, measure_into
-from .notes import NOT_MEASURED_IN_GRAPH, shortened
-from .rows import ArrivingRows, DeviceRows, HostRows, Rows, arriving_rows
-from .special import find_plain, is_uninitialized, shape_of
-from .together import Together
+from ...torch_internals import tensors
+from ...torch_internals.graph_captures import graph_captures
+from ...torch_internals.modes import tracing_state
+from ...torch_internals.tensors import is_on_device, kind_of, plain_kinds
+from ...torch_internals.transforms import plain_ops
+from ..cuda.cuda_kernels import CudaKernels, Task, find_kernels, launcher
+from ..cuda.together import Together
+from ..dtypes import KINDS, Format, format_of
+from ..memory import Extent, array_over, extent_of, is_held, logical_array, once_each, too_many, why_unread
+from ..moments.cpu_kernel import measure_array, repeat
+from ..moments.device_kernel import measure_on_device
+from ..moments.first_index import first_nonfinite
+from ..moments.native_moments import measure_into
+from ..moments.rows import ArrivingRows, DeviceRows, HostRows, Rows, arriving_rows
+from ..notes import NOT_MEASURED_IN_GRAPH, shortened
+from ..special import find_plain, is_uninitialized, shape_of
 from .want import Extra
 
 #: The note if no capture wants statistics.

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..recording.statistics.tier2 import BINS
-from .dtypes import Floats, Format, Raw
-from .elements import address_of, kind_of, kind_of_floats, to_floats
+from ...recording.statistics.tier2 import BINS
+from ..dtypes import Floats, Format, Raw
+from ..elements import address_of, kind_of, kind_of_floats, to_floats
 from .native_tier2 import tier2_into
 
 Histogram = npt.NDArray[np.int64]

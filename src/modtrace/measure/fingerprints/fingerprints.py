@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..recording.statistics import fingerprints as definition
-from ..recording.statistics.fingerprints import SKETCH_SIZE, Sketch, fold_rows, place_chunks
-from .blocks import pieces_of
-from .dtypes import CHUNK, Floats, Format, Raw
-from .elements import address_of, kind_of, kind_of_floats, to_floats
+from ...recording.statistics import fingerprints as definition
+from ...recording.statistics.fingerprints import SKETCH_SIZE, Sketch, fold_rows, place_chunks
+from ..blocks import pieces_of
+from ..dtypes import CHUNK, Floats, Format, Raw
+from ..elements import address_of, kind_of, kind_of_floats, to_floats
 
 try:
     from ._fingerprint import fingerprint as compiled

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import describe_error
-from ..torch_internals.graph_captures import graph_captures
+from ...errors import describe_error
+from ...torch_internals.graph_captures import graph_captures
+from ..notes import NOT_MEASURED_IN_GRAPH, shortened
 from .cuda_kernels import CudaKernels, Task
-from .notes import NOT_MEASURED_IN_GRAPH, shortened
 
 
 class Discardable(Protocol):

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..recording.statistics.sample import sample_positions
-from ..recording.statistics.tier2 import BINS
-from .blocks import blocks, in_row, index_in_whole, without_repeats
-from .dtypes import CHUNK, Format, Raw
-from .elements import address_of, kind_of, to_floats
+from ...recording.statistics.sample import sample_positions
+from ...recording.statistics.tier2 import BINS
+from ..blocks import blocks, in_row, index_in_whole, without_repeats
+from ..dtypes import CHUNK, Format, Raw
+from ..elements import address_of, kind_of, to_floats
 from .native_tier2 import largest_into
 from .tier2_kernel import Histogram, Tier2, is_read, join, measure_piece
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..errors import describe_error
-from ..torch_internals.modes import unseen
-from ..torch_internals.transforms import outside_transforms
+from ...errors import describe_error
+from ...torch_internals.modes import unseen
+from ...torch_internals.transforms import outside_transforms
+from ..notes import shortened
 from .json_values import to_json_value
-from .notes import shortened
 from .want import Extra
 
 Function = Callable[[torch.Tensor], Any]

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..torch_internals.graph_captures import BEING_CAPTURED, graph_captures
-from ..torch_internals.modes import unseen
-from ..torch_internals.transforms import plain_ops
+from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
+from ...torch_internals.modes import unseen
+from ...torch_internals.transforms import plain_ops
 from .cpu_kernel import RawStatistics
 
 Table = npt.NDArray[np.float64]

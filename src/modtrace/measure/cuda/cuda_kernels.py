@@ -13,18 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import describe_error
-from ..recording.statistics.fingerprints import SKETCH_SIZE, block_signs, block_swaps
-from ..recording.statistics.number_formats import FLOAT8, float8_table
-from ..recording.statistics.tier2 import BINS
-from ..torch_internals.modes import tracing_state
-from ..torch_internals.streams import current_stream
-from ..torch_internals.tensors import dispatch_keys
-from .dtypes import Format, format_of
-from .native_moments import KINDS
+from ...errors import describe_error
+from ...recording.statistics.fingerprints import SKETCH_SIZE, block_signs, block_swaps
+from ...recording.statistics.number_formats import FLOAT8, float8_table
+from ...recording.statistics.tier2 import BINS
+from ...torch_internals.modes import tracing_state
+from ...torch_internals.streams import current_stream
+from ...torch_internals.tensors import dispatch_keys
+from ..dtypes import KINDS, Format, format_of
+from ..moments.rows import AWAITED, WIDTH, ArrivingRows, plain_allocation
+from ..tier2.tier2 import MOST_CHANNELS
 from .nvrtc import compile_program
-from .rows import AWAITED, WIDTH, ArrivingRows, plain_allocation
-from .tier2 import MOST_CHANNELS
 
 #: The compiled part. None: there was no C compiler at installation, or the system is not one of POSIX.
 driver: Any
@@ -50,6 +49,7 @@ _TABLE = 13
 _FLOAT8 = {getattr(torch, name): name for name in FLOAT8}
 
 _DRIVER = "libcuda.so.1"
+_MEASURE = Path(__file__).parents[1]
 _STREAM_PER_THREAD = 2
 _FUNCTIONS = ("measure_one", "measure_many")
 
@@ -74,12 +74,18 @@ def _tables_of_sketch() -> str:
 
 #: The kernels. A tensor is cut in the same way on every card, which gives the same bits on every card. For a sketch the
 #: last block reads 512 bytes of each part alone, so that there are few parts: as many as an H100 runs at once.
-MOMENTS = Kernel("moments.cu", 2**15, 2048, found_bytes=56, row_width=WIDTH, total_width=1)
-TIER2 = Kernel("tier2.cu", 2**16, 512, 40, BINS + 4, BINS + 1, MOST_CHANNELS)
+MOMENTS = Kernel("moments/moments.cu", 2**15, 2048, found_bytes=56, row_width=WIDTH, total_width=1)
+TIER2 = Kernel("tier2/tier2.cu", 2**16, 512, 40, BINS + 4, BINS + 1, MOST_CHANNELS)
 FINGERPRINT = Kernel(
-    "fingerprint.cu", 2**16, 512, 8 * SKETCH_SIZE, SKETCH_SIZE + 2, 2, definitions=_tables_of_sketch
+    "fingerprints/fingerprint.cu",
+    2**16,
+    512,
+    8 * SKETCH_SIZE,
+    SKETCH_SIZE + 2,
+    2,
+    definitions=_tables_of_sketch,
 )
-SAMPLES = Kernel("sample.cu", 2**16, 1, found_bytes=8, row_width=1, total_width=1)
+SAMPLES = Kernel("tier2/sample.cu", 2**16, 1, found_bytes=8, row_width=1, total_width=1)
 
 
 @cache
@@ -348,5 +354,5 @@ def _definitions(dtype: torch.dtype) -> tuple[str, ...]:
 
 @cache
 def _source(kernel: Kernel) -> str:
-    files = (Path(__file__).with_name(name).read_text() for name in ("numbers.cuh", kernel.source))
+    files = ((_MEASURE / name).read_text() for name in ("cuda/numbers.cuh", kernel.source))
     return "\n".join((kernel.definitions(), *files))

@@ -1,0 +1,1 @@
+"""Kernels of modtrace's own on CUDA: how they are compiled and launched."""

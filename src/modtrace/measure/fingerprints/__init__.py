@@ -1,0 +1,1 @@
+"""Hashes and sketches, in Python, in C and on devices."""

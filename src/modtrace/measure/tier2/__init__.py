@@ -1,0 +1,1 @@
+"""Histograms, largest elements and samples, in Python, in C and on devices."""
