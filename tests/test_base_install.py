@@ -174,7 +174,13 @@ def test_what_lies_in_the_build_folder_is_not_installed(wheel: Path) -> None:
     assert len([name for name in names if name.endswith(".so")]) == 7
     sources = {
         f"modtrace/measure/{name}"
-        for name in ("numbers.cuh", "moments.cu", "tier2.cu", "fingerprint.cu", "sample.cu")
+        for name in (
+            "cuda/numbers.cuh",
+            "fingerprints/fingerprint.cu",
+            "moments/moments.cu",
+            "tier2/sample.cu",
+            "tier2/tier2.cu",
+        )
     }
     assert sources <= set(names)  # are compiled where they run
 
