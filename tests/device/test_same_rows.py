@@ -10,7 +10,7 @@ from device.canonical_rows import assert_alike, canonical_rows
 from device.programs import PROGRAMS, Program, on
 from device.simulated import IS_SKIPPED, WHY_MISSING, simulated
 
-pytestmark = pytest.mark.skipif(IS_SKIPPED, reason=str(WHY_MISSING))
+pytestmark = [pytest.mark.device, pytest.mark.skipif(IS_SKIPPED, reason=str(WHY_MISSING))]
 
 OPTIONS = {
     "default": {},
@@ -61,7 +61,6 @@ def test_smallest_run_has_the_same_bits_and_rows(options):
     check("called twice", OPTIONS[options])
 
 
-@pytest.mark.device
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_run_has_the_same_bits_and_rows(name, options):

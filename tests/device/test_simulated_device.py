@@ -8,7 +8,7 @@ import torch
 
 from device.simulated import IS_SKIPPED, WHY_MISSING, simulated
 
-pytestmark = pytest.mark.skipif(IS_SKIPPED, reason=str(WHY_MISSING))
+pytestmark = [pytest.mark.device, pytest.mark.skipif(IS_SKIPPED, reason=str(WHY_MISSING))]
 
 
 @pytest.fixture

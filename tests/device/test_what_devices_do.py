@@ -17,6 +17,7 @@ from modtrace.measure.measurers import measurer
 from modtrace.measure.moments import rows
 
 pytestmark = [
+    pytest.mark.device,
     needs_compiler,
     pytest.mark.skipif(IS_SKIPPED, reason=str(WHY_MISSING)),
 ]

@@ -48,12 +48,10 @@ class Scalars:
         return {name: value for name, value in found.items() if value is not None}
 
     def _measured(self, value: Any) -> Measurement | None:
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not self._measurer.has_kernels(
-            value.device
-        ):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
         with unseen():
-            if value.numel() != 1 or value.is_complex():
+            if not self._measurer.has_kernels(value.device) or value.numel() != 1 or value.is_complex():
                 return None
             measured = self._measurer.measure(value)
         return None if measured.rows is None else measured
