@@ -1,4 +1,4 @@
-"""A part of `make test-device`, in a process of its own: torch makes the threads of its engine once, for all devices."""
+"""A part of `make test-device`, in a process of its own: torch makes the threads of its engine once."""
 
 import subprocess
 import sys
