@@ -12,7 +12,7 @@ from helpers.programs import load_model_explorer, needs_program
 PROJECT = Path(__file__).parent.parent
 
 #: What CI makes, in this order.
-MAKES = ["make test", "make viewer", "make test-browser", "make test-compile"]
+MAKES = ["make test", "make test-device", "make viewer", "make test-browser", "make test-compile"]
 
 
 def test_program_that_is_there_is_found() -> None:

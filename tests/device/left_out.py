@@ -12,10 +12,6 @@ class LeftOut(NamedTuple):
 
 LEFT_OUT = [
     LeftOut(
-        "two threads that train at once have waited for each other, once in two runs: a fault of the simulation",
-        ("test_two_threads_that_train_a_model_each_are_both_recorded",),
-    ),
-    LeftOut(
         "they are about main memory, about who reads it, or about how the CPU's kernels are called",
         (
             "test_values_memory.py",

@@ -44,6 +44,12 @@ TORCH_API Tensor cached_cast(ScalarType to, const Tensor &tensor, DeviceType dev
 TORCH_API ScalarType get_autocast_dtype(DeviceType device);
 } // namespace at::autocast
 
+extern "C" { /* of Python.h: whoever loads this is Python */
+int PyGILState_Check(void);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+}
+
 using c10::Device;
 using c10::DeviceIndex;
 using c10::Stream;
@@ -75,6 +81,21 @@ typedef std::array<uint64_t, DEVICES * STREAMS> Clock;
 
 std::mutex state;                        /* over clocks, allocations and pending copies; held for moments */
 std::recursive_mutex running[DEVICES];   /* held while a kernel of the device runs: a host that waits, waits for it */
+
+/* Runs a kernel, or waits for the one that runs. A kernel may need Python's lock, for a tensor that Python knows: so
+   nobody waits here with that lock. */
+struct Running {
+    explicit Running(int device) : mutex(running[device]) {
+        if (mutex.try_lock()) return;
+        void *thread = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+        mutex.lock();
+        if (thread != nullptr) PyEval_RestoreThread(thread);
+    }
+    ~Running() { mutex.unlock(); }
+    Running(const Running &) = delete;
+    std::recursive_mutex &mutex;
+};
+
 std::array<Clock, DEVICES * STREAMS> clocks;
 Clock host;                              /* what the host has waited for, on any thread */
 thread_local DeviceIndex current_device;
@@ -261,12 +282,12 @@ Clock clock_of(int stream) {
 }
 
 void wait_for_stream(int stream) {
-    { std::lock_guard<std::recursive_mutex> guard(running[stream / STREAMS]); }
+    { Running wait(stream / STREAMS); }
     have_waited(clock_of(stream));
 }
 
 void wait_for_device(int device) {
-    { std::lock_guard<std::recursive_mutex> guard(running[device]); }
+    { Running wait(device); }
     for (int stream = 0; stream < STREAMS; stream++) have_waited(clock_of(device * STREAMS + stream));
 }
 
@@ -579,7 +600,7 @@ void run_kernel(const c10::OperatorHandle &op, Stack *stack) {
     OnDevice guard(call.device);
     int stream = stream_of(call.device);
     {
-        std::lock_guard<std::recursive_mutex> runs(running[call.device]);
+        Running runs(call.device);
         if (launches(schema)) {
             counts[LAUNCHES]++;
             begin_launch(stream);
@@ -623,9 +644,10 @@ void copy_to_host(const at::Tensor &from, const at::Tensor &to, bool is_async) {
         to.copy_(on_host(from));
         return;
     }
-    at::Tensor content = on_host(from).clone();
+    Arriving copy{stream, 0, to, on_host(from).clone()}; /* which may need Python's lock */
     std::lock_guard<std::mutex> guard(state);
-    arriving.push_back({stream, clocks[stream][stream], to, content});
+    copy.time = clocks[stream][stream];
+    arriving.push_back(std::move(copy));
 }
 
 void copy_to_device(const at::Tensor &from, const at::Tensor &to) {
@@ -633,7 +655,7 @@ void copy_to_device(const at::Tensor &from, const at::Tensor &to) {
     counts[TO_DEVICE]++;
     begin_launch(stream);
     use(to, stream, true);
-    std::lock_guard<std::recursive_mutex> runs(running[to.device().index()]);
+    Running runs(to.device().index());
     on_host(to).copy_(from);
 }
 
@@ -649,7 +671,7 @@ void copy_on_devices(const at::Tensor &from, const at::Tensor &to) {
     use(from, stream, false);
     use(to, stream, true);
     {
-        std::lock_guard<std::recursive_mutex> runs(running[from.device().index()]);
+        Running runs(from.device().index());
         on_host(to).copy_(on_host(from));
     }
     std::lock_guard<std::mutex> guard(state);
