@@ -27,16 +27,11 @@ from modtrace.measure.cuda import cuda_kernels
 from modtrace.measure.measurers import measurer
 from modtrace.torch_internals.tensors import plain_kinds
 
-#: Has the functions that _cuda_launch.c asks for. `Task` is as there.
+#: Has the functions that _cuda_launch.c asks for; TASK is what that file calls a `Task`.
 DRIVER = r"""
 #include <stdint.h>
 #include <string.h>
-typedef struct {
-    uint64_t numbers, count, part_size, inner;
-    double repeats;
-    uint64_t row;
-    uint32_t parts, first_part, first_total, divisor, channels, wanted, width, padding;
-} Task;
+TASK
 enum { ONE = 1, MANY };
 static uint64_t launches;
 uint64_t count_launches(void) { return launches; }
@@ -79,7 +74,10 @@ def open_driver(folder: Path) -> Any:
     """Compiles the driver, has modtrace launch by it, and returns it."""
     compiler = shutil.which("cc") or sys.exit("benchmarks/gpu_host.py: there is no C compiler `cc`")
     source, library = folder / "driver.c", folder / "driver.so"
-    source.write_text(DRIVER)
+    launch = Path(cuda_kernels.__file__).with_name("_cuda_launch.c").read_text()
+    end = launch.index("} Task;")
+    task = launch[launch.rindex("typedef struct {", 0, end) : end] + "} Task;"
+    source.write_text(DRIVER.replace("TASK", task))
     subprocess.run([compiler, "-O2", "-w", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     cuda_kernels.driver.open(str(library))
     kernels, zeros = (

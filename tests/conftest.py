@@ -114,3 +114,28 @@ def seeded():
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def opened_cuda_driver(tmp_path_factory):
+    from helpers.cuda_on_cpu import FakeCuda
+
+    with FakeCuda(tmp_path_factory.mktemp("kernels")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def cuda_driver(opened_cuda_driver):
+    """A driver of CUDA that runs kernels on the CPU, and refuses what a real one would."""
+    opened_cuda_driver.reset()
+    yield opened_cuda_driver
+    assert opened_cuda_driver.refused == 0
+
+
+@pytest.fixture
+def cuda_device(cuda_driver, monkeypatch):
+    """The same, with main memory as the memory of its device."""
+    from helpers.cuda_on_cpu import as_device
+
+    as_device(cuda_driver, monkeypatch)
+    return cuda_driver

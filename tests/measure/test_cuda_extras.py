@@ -1,4 +1,4 @@
-"""The kernels of tier 2, hash and sketch, on a fake driver that runs them on the CPU."""
+"""The kernels of tier 2, hash and sketch, on a cuda_device driver that runs them on the CPU."""
 
 import threading
 from contextlib import nullcontext
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.any_numbers import of_magnitudes, random_bits
-from helpers.cuda_on_cpu import KERNELS, FakeCuda, as_device, needs_compiler
+from helpers.cuda_on_cpu import KERNELS, needs_compiler
 from helpers.dtypes import DTYPES
 from helpers.float64_reference import to_numbers
 from helpers.tensor_kinds import KINDS, silently
@@ -36,20 +36,6 @@ SIZES = [0, 1, 3, 15, 17, 63, 65, 255, 4099, 16_385, 70_001]
 LARGE_SIZES = [262_145, 600_001]
 
 ALL = Want(stats=2, hash=True, sketch=True)
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    with FakeCuda(tmp_path_factory.mktemp("kernels")) as driver:
-        yield driver
-
-
-@pytest.fixture
-def fake(driver, monkeypatch):
-    driver.reset()
-    as_device(driver, monkeypatch)
-    yield driver
-    assert driver.refused == 0
 
 
 def new_extras(together: "Together | None" = None) -> Extras:
@@ -112,23 +98,23 @@ def check_sketch(found: np.ndarray, numbers: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_are_those_of_main_memory(fake, dtype):
+def test_results_are_those_of_main_memory(cuda_device, dtype):
     extras, launches = new_extras(), 0
     for size in SIZES:
         for tensor in numbers_of(dtype, size):
             for start in (0, 1):  # aligned to a vector, and not
                 check(measured(extras, tensor[start:]), tensor[start:])
                 launches += 2
-    assert fake.launches == launches
+    assert cuda_device.launches == launches
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.complex128], ids=str)
 @pytest.mark.parametrize("size", LARGE_SIZES)
-def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(fake, dtype, size):
+def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(cuda_device, dtype, size):
     tensor = torch.randn(size).mul(100).to(dtype)
     extras, found = new_extras(), []
     for seed in range(3):
-        fake.reset(seed)
+        cuda_device.reset(seed)
         moved = torch.cat([tensor[:seed], tensor])[seed:]
         found.append(measured(extras, moved))
     check(found[0], tensor)
@@ -136,9 +122,9 @@ def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(fake, dtype, s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64], ids=str)
-def test_parts_of_large_tensors_span_rows_of_words_and_chunks(fake, monkeypatch, dtype):
+def test_parts_of_large_tensors_span_rows_of_words_and_chunks(cuda_device, monkeypatch, dtype):
     """They do from 32 MiB on; with 3 parts a smaller one will do."""
-    kernels = {kernel: fake.kernels(kernel=kernel._replace(most_parts=3)) for kernel in KERNELS}
+    kernels = {kernel: cuda_device.kernels(kernel=kernel._replace(most_parts=3)) for kernel in KERNELS}
     monkeypatch.setattr(cuda_extras, "find_kernels", lambda device, kernel: kernels[kernel])
     tensor = torch.randn(1_100_001).mul(30).to(dtype)
     check(measured(new_extras(), tensor), tensor)
@@ -168,20 +154,20 @@ VIEWS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64, torch.uint8], ids=str)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
-def test_each_view_takes_two_launches(fake, view, dtype):
+def test_each_view_takes_two_launches(cuda_device, view, dtype):
     numbers = torch.arange(120).mul(7919).remainder(251).sub(100).view(6, 5, 4)
     tensor, extras = view(numbers.to(dtype)), new_extras()
     for dim in (-1, 0, 1):
-        fake.reset()
+        cuda_device.reset()
         check(measured(extras, tensor, ALL._replace(channel_dim=dim)), tensor, dim)
-        assert fake.launches == 2
+        assert cuda_device.launches == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "shape", [(3, 8191), (40, 1001, 3), (2, 3, 20_011), (5, 16_384), (9000, 4, 2)], ids=str
 )
-def test_channels_of_any_number_and_length_have_their_maxima(fake, shape, dtype):
+def test_channels_of_any_number_and_length_have_their_maxima(cuda_device, shape, dtype):
     """More than 8,192 of them take two passes over each part; runs and parts end anywhere."""
     tensor, extras = (
         of_magnitudes(1, int(np.prod(shape)), -40, 38, dtype, [np.nan, -np.inf]).view(shape),
@@ -191,26 +177,26 @@ def test_channels_of_any_number_and_length_have_their_maxima(fake, shape, dtype)
         check(measured(extras, tensor, ALL._replace(channel_dim=dim)), tensor, dim)
 
 
-def test_a_nan_is_the_largest_of_its_channel_and_of_all(fake):
+def test_a_nan_is_the_largest_of_its_channel_and_of_all(cuda_device):
     tensor = torch.tensor([[1.0, torch.inf, 2.0], [torch.nan, torch.nan, -torch.inf]])
     found = measured(new_extras(), tensor)
     np.testing.assert_array_equal(found.channel_max[-1], [torch.nan, torch.nan, torch.inf])
     assert (found.argmax, np.isnan(found.sumabs), np.isnan(found.sum4)) == (3, True, True)
 
 
-def test_nan_that_rows_are_filled_with_is_measured_as_any_other(fake):
+def test_nan_that_rows_are_filled_with_is_measured_as_any_other(cuda_device):
     awaited = torch.tensor([0x7FF8_A3A1_7ED0_0001] * 100).view(torch.float64)
     found = measured(new_extras(), awaited)
     assert (np.isnan(found.sumabs), found.hash) == (True, hash_array(awaited.numpy()))
 
 
-def test_sums_beyond_float32_are_made_in_float64(fake):
+def test_sums_beyond_float32_are_made_in_float64(cuda_device):
     tensor = torch.full((20_000,), 1.5e38)
     tensor[1234:1240] = 3e38
     check(measured(new_extras(), tensor), tensor)
 
 
-def test_nothing_is_added_behind_the_last_number(fake):
+def test_nothing_is_added_behind_the_last_number(cuda_device):
     """In this format no bits are zero."""
     tensor = torch.zeros(65, dtype=torch.uint8).view(torch.float8_e8m0fnu)
     check(measured(new_extras(), tensor), tensor)
@@ -219,7 +205,7 @@ def test_nothing_is_added_behind_the_last_number(fake):
 @pytest.mark.parametrize(
     "kind", [kind for kind, (_, expected) in KINDS.items() if expected.statistics is not None]
 )
-def test_each_kind_of_tensor_is_measured_as_in_main_memory(fake, monkeypatch, kind):
+def test_each_kind_of_tensor_is_measured_as_in_main_memory(cuda_device, monkeypatch, kind):
     want = ALL._replace(sample=4)
     extras = new_extras()
     there = [measured(extras, silently(KINDS[kind][0]), want) for _ in range(2)]
@@ -246,10 +232,10 @@ def test_each_kind_of_tensor_is_measured_as_in_main_memory(fake, monkeypatch, ki
     ],
     ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else "",
 )
-def test_nothing_but_what_is_wanted_is_launched(fake, want, launches, missing):
+def test_nothing_but_what_is_wanted_is_launched(cuda_device, want, launches, missing):
     tensor = torch.randn(70_001)
     found = measured(new_extras(), tensor, want)
-    assert fake.launches == launches
+    assert cuda_device.launches == launches
     assert {name for name in ("histogram", "hash", "sketch") if getattr(found, name) is None} == missing
     if found.hash is not None:
         assert found.hash == hash_array(tensor.numpy())
@@ -257,21 +243,21 @@ def test_nothing_but_what_is_wanted_is_launched(fake, want, launches, missing):
         check_sketch(found.sketch, to_numbers(tensor))
 
 
-def test_what_is_on_its_way_is_not_measured_again(fake):
+def test_what_is_on_its_way_is_not_measured_again(cuda_device):
     tensor, extras = torch.randn(5, 4), new_extras()
     extra = launched(extras, tensor)
     with DisableTorchFunction():
         extras.measure(tensor, ALL, extra)
-        assert fake.launches == 2
+        assert cuda_device.launches == 2
         extras.measure(tensor, ALL._replace(channel_dim=0), extra)
-    assert fake.launches == 3
+    assert cuda_device.launches == 3
     read_results([extra])
     for dim in (-1, 0):
         check(extra, tensor, dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sample_is_that_of_main_memory(fake, dtype):
+def test_sample_is_that_of_main_memory(cuda_device, dtype):
     extras, launches = new_extras(), 0
     for size in (0, 1, 5, 6, 64, 4099, 70_001):
         for tensor in (random_bits(size, size, dtype), random_bits(1, 2 * size, dtype)[::2]):
@@ -281,56 +267,56 @@ def test_sample_is_that_of_main_memory(fake, dtype):
                 expected = sample_array(logical_array(tensor), format_of(dtype), samples)
                 np.testing.assert_array_equal(found, expected)
                 assert found.dtype == np.float32
-    assert fake.launches == launches
+    assert cuda_device.launches == launches
 
 
 # Many at once.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
-def test_many_tensors_take_a_launch_for_each_kernel_and_have_the_bits_of_each_alone(fake, dtype):
+def test_many_tensors_take_a_launch_for_each_kernel_and_have_the_bits_of_each_alone(cuda_device, dtype):
     together = Together()
     extras = new_extras(together)
     tensors = [tensor for size in (1, 63, 4099, 70_001) for tensor in numbers_of(dtype, size)]
     tensors += [torch.ones(3, 1).to(dtype).expand(3, 4), torch.randn(5, 4).to(dtype).t()]
     alone = [measured(extras, tensor) for tensor in tensors]
     for seed in range(2):
-        fake.reset(seed)
+        cuda_device.reset(seed)
         with together.block():
             found = [launched(extras, tensor) for tensor in tensors]
-            assert fake.launches == 0
-        assert (fake.launches, fake.copies) == (2, 2)
+            assert cuda_device.launches == 0
+        assert (cuda_device.launches, cuda_device.copies) == (2, 2)
         read_results(found)
         assert list(map(bits_of, found)) == list(map(bits_of, alone))
 
 
-def test_launch_that_fails_leaves_a_note_for_each(fake):
+def test_launch_that_fails_leaves_a_note_for_each(cuda_device):
     together = Together()
     extras, tensor = new_extras(together), torch.randn(3, 4)
     measured(extras, tensor)
-    fake.fail(1)
+    cuda_device.fail(1)
     lost = measured(extras, tensor, Want(stats=2))
     failed = "RuntimeError: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE (1)"
     assert [note.text for note in lost.notes] == [f"no histogram: {failed}", f"no channel_max: {failed}"]
-    fake.fail(1)
+    cuda_device.fail(1)
     with together.block():
         found = [launched(extras, tensor, Want(hash=True)) for _ in range(2)]
     for extra in found:
         assert [note.text for note in extra.notes] == [f"not measured: {failed}"]
         assert (extra.hash, extra.arriving) == (None, [])
-    fake.reset()
+    cuda_device.reset()
 
 
 # Rows.
 
 
-def test_nobody_waits_before_results_are_read(fake):
+def test_nobody_waits_before_results_are_read(cuda_device):
     extras, tensors = new_extras(), [torch.full((3, 4), float(number)) for number in range(1, 6)]
     for tensor in tensors:
         measured(extras, tensor)
-    fake.defer()
+    cuda_device.defer()
     found = [launched(extras, tensor) for tensor in tensors]
-    timer = threading.Timer(0.02, fake.run)
+    timer = threading.Timer(0.02, cuda_device.run)
     timer.start()
     read_results(found)
     timer.join()
@@ -338,7 +324,7 @@ def test_nobody_waits_before_results_are_read(fake):
         check(extra, tensor)
 
 
-def test_rows_of_results_are_free_when_they_are_read_or_dropped_and_have_come(fake):
+def test_rows_of_results_are_free_when_they_are_read_or_dropped_and_have_come(cuda_device):
     extras, tensor = new_extras(), torch.randn(3, 4)
     first = launched(extras, tensor)
     taken = places_of(first)
@@ -347,33 +333,33 @@ def test_rows_of_results_are_free_when_they_are_read_or_dropped_and_have_come(fa
     assert places_of(second) == taken
     second.free()
     assert (second.histogram, second.channel_max, second.hash, second.arriving) == (None, {}, None, [])
-    fake.defer()
+    cuda_device.defer()
     late = launched(extras, tensor)
     assert places_of(late) == taken
     late.free()
     assert places_of(launched(extras, tensor)).isdisjoint(taken)
-    fake.run()
+    cuda_device.run()
 
 
 def places_of(extra: Extra) -> set[tuple[int, int]]:
     return {(arriving.rows.width, arriving.row) for arriving in extra.arriving}
 
 
-def test_results_that_never_come_leave_a_note(fake, monkeypatch):
+def test_results_that_never_come_leave_a_note(cuda_device, monkeypatch):
     monkeypatch.setattr(rows, "_PATIENCE_S", 0.05)
     extras = new_extras()
     measured(extras, torch.ones(3))
-    fake.defer()
+    cuda_device.defer()
     lost = measured(extras, torch.ones(3))
     assert [note.text for note in lost.notes] == ["not read from cpu:0: RuntimeError"]
     assert (lost.histogram, lost.channel_max, lost.hash, lost.sketch) == (None, {}, None, None)
-    fake.run()
+    cuda_device.run()
 
 
 # Where no kernel measures.
 
 
-def test_nothing_is_launched_while_a_graph_is_captured(fake, monkeypatch):
+def test_nothing_is_launched_while_a_graph_is_captured(cuda_device, monkeypatch):
     monkeypatch.setattr(graph_captures_module, "is_on_device", lambda tensor: True)
     extras, graph = new_extras(), torch.nn.Module()
     graph_captures._begin(graph)
@@ -382,11 +368,11 @@ def test_nothing_is_launched_while_a_graph_is_captured(fake, monkeypatch):
     finally:
         graph_captures._end(graph)
     assert [note.text for note in found.notes] == ["not measured: a CUDA graph was being captured"]
-    assert fake.launches == 0
+    assert cuda_device.launches == 0
 
 
 @pytest.mark.parametrize("view", ["whole", "every second"])
-def test_torch_measures_where_no_kernel_can_be_compiled(fake, monkeypatch, view):
+def test_torch_measures_where_no_kernel_can_be_compiled(cuda_device, monkeypatch, view):
     def refuses(source, options):
         raise RuntimeError("no NVRTC here")
 
@@ -400,13 +386,13 @@ def test_torch_measures_where_no_kernel_can_be_compiled(fake, monkeypatch, view)
         read_results([found])
         found.hash %= 2**64
         check(found, tensor)
-    assert fake.launches == 0
+    assert cuda_device.launches == 0
 
 
-def test_large_expanded_tensor_is_not_copied(fake, monkeypatch):
+def test_large_expanded_tensor_is_not_copied(cuda_device, monkeypatch):
     monkeypatch.setattr(cuda_extras, "_MOST_COPIED_BYTES", 1000)
     tensor = torch.randn(7, 1).expand(7, 500)
     found = measured(new_extras(), tensor)
-    assert fake.launches == 1, "tier 2 needs each element once"
+    assert cuda_device.launches == 1, "tier 2 needs each element once"
     found.hash %= 2**64
     check(found, tensor)

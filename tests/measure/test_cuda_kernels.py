@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.any_numbers import of_magnitudes, random_bits
-from helpers.cuda_on_cpu import FakeCuda, needs_compiler
+from helpers.cuda_on_cpu import needs_compiler
 from helpers.dtypes import DTYPES
 from helpers.float64_reference import measure as measure_on_cpu
 from helpers.float64_reference import statistics as statistics_of_cpu
@@ -31,18 +31,10 @@ pytestmark = needs_compiler
 SIZES = [0, 1, 3, 15, 16, 17, 255, 4096, 4099, 16_383, 16_385, 100_003]
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    with FakeCuda(tmp_path_factory.mktemp("kernels")) as driver:
-        yield driver
-
-
 @pytest.fixture
-def fake(driver, monkeypatch):
-    driver.reset()
-    monkeypatch.setattr(cuda_kernels, "current_stream", driver.stream)
-    yield driver
-    assert driver.refused == 0
+def fake(cuda_driver, monkeypatch):
+    monkeypatch.setattr(cuda_kernels, "current_stream", cuda_driver.stream)
+    return cuda_driver
 
 
 def row_of(kernels, tensor: torch.Tensor) -> np.ndarray:

@@ -100,6 +100,19 @@ def test_parameters_that_nobody_owns_are_looked_for_once_a_step(monkeypatch: pyt
     assert len(watch.rows) == 3
 
 
+def test_owner_that_is_found_while_another_optimizer_steps_has_rows_from_then_on() -> None:
+    model, free = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Parameter(torch.ones(1))
+    optimizer, other = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD([free], lr=0.1)
+    with watching(model, roles="parameter") as watch:
+        for _ in range(2):  # the second finds what is known of the optimizer
+            train(model, optimizer)
+        model[1].tied = model[0].weight
+        other.step()  # looks for the owner of its parameter in all modules
+        watch.rows.clear()
+        train(model, optimizer)
+    assert set(watch.values("parameter")) == {("0", "weight"), ("0", "bias"), ("1", "tied")}
+
+
 # Which parameter it is.
 
 

@@ -1,4 +1,4 @@
-"""A recording on CUDA, on a fake driver: what it launches, and that a training thread waits for nothing."""
+"""A recording on CUDA, on a cuda_device driver: what it launches, and that a training thread waits for nothing."""
 
 import time
 
@@ -8,26 +8,12 @@ import torch
 from torch import nn
 
 import modtrace
-from helpers.cuda_on_cpu import FakeCuda, as_device, needs_compiler
+from helpers.cuda_on_cpu import needs_compiler
 from modtrace.measure.moments import rows
 
 pytestmark = needs_compiler
 
 EXTRAS = {"stats": 2, "hash": True, "sketch": True}
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with FakeCuda(tmp_path_factory.mktemp("kernels")) as driver:
-        yield driver
-
-
-@pytest.fixture
-def fake(driver, monkeypatch):
-    driver.reset()
-    as_device(driver, monkeypatch)
-    yield driver
-    assert driver.refused == 0
 
 
 class Training:
@@ -58,40 +44,40 @@ def recorded(training: Training, steps: int, **options) -> "tuple[modtrace.Recor
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_there_together_takes_a_launch_for_each_dtype(fake, roles, together):
+def test_what_is_there_together_takes_a_launch_for_each_dtype(cuda_device, roles, together):
     training = Training()
     recorded(training, 1)  # programs are loaded
-    fake.reset()
+    cuda_device.reset()
     rec, _ = recorded(training, 3, values=modtrace.Capture(roles=roles))
     alone = 3 * 6 if "update" in roles else 0  # one for each parameter
-    assert (fake.copies, fake.launches) == (3 * together, 3 * together + alone)
+    assert (cuda_device.copies, cuda_device.launches) == (3 * together, 3 * together + alone)
     assert rec.table("values").num_rows >= 3 * 3
 
 
-def test_default_takes_one_launch_for_each_tensor_and_one_for_all_parameters(fake):
+def test_default_takes_one_launch_for_each_tensor_and_one_for_all_parameters(cuda_device):
     training = Training()
     recorded(training, 1)
-    fake.reset()
+    cuda_device.reset()
     recorded(training, 3)
     outputs = 4  # that of the model is that of its last layer
-    assert (fake.copies, fake.launches) == (3, 3 * (2 * outputs + 1))
+    assert (cuda_device.copies, cuda_device.launches) == (3, 3 * (2 * outputs + 1))
 
 
-def test_every_op_with_statistics_takes_one_launch_for_each_tensor(fake):
+def test_every_op_with_statistics_takes_one_launch_for_each_tensor(cuda_device):
     training = Training()
     recorded(training, 1, ops=True)
-    fake.reset()
+    cuda_device.reset()
     rec, _ = recorded(training, 3, ops=True)
     values = rec.table("values").to_pylist()
     measured = {(row["step"], row["order"]) for row in values if row["count"] is not None}
     together = 3 * 2 * 6  # the parameters and their gradients, once a step
-    assert (fake.copies, fake.launches) == (3, len(measured) - together + 3)
+    assert (cuda_device.copies, cuda_device.launches) == (3, len(measured) - together + 3)
 
 
 @pytest.mark.parametrize("options", [{}, {"backward_times": True}], ids=["default", "backward times"])
-def test_values_and_bits_are_those_of_main_memory(fake, monkeypatch, options):
+def test_values_and_bits_are_those_of_main_memory(cuda_device, monkeypatch, options):
     on_device, weights = recorded(Training(), 4, **options)
-    assert fake.launches > 30
+    assert cuda_device.launches > 30
     monkeypatch.undo()
     in_memory, expected = recorded(Training(), 4, **options)
     assert all(map(torch.equal, weights, expected))
@@ -114,27 +100,29 @@ def test_values_and_bits_are_those_of_main_memory(fake, monkeypatch, options):
         )
 
 
-def test_tier_2_takes_one_launch_more_hash_and_sketch_another_and_nothing_is_copied_back(fake, monkeypatch):
+def test_tier_2_takes_one_launch_more_hash_and_sketch_another_and_nothing_is_copied_back(
+    cuda_device, monkeypatch
+):
     training, capture = Training(), modtrace.Capture(**EXTRAS)
     recorded(training, 1, values=capture)
-    fake.reset()
+    cuda_device.reset()
     monkeypatch.setattr(
         torch.Tensor, "cpu", None, raising=False
     )  # whoever calls it gets an error, and no value
     rec, _ = recorded(training, 3, values=capture)
     outputs = 4
-    assert (fake.copies, fake.launches) == (3 * 3, 3 * 3 * (2 * outputs + 1))
+    assert (cuda_device.copies, cuda_device.launches) == (3 * 3, 3 * 3 * (2 * outputs + 1))
     columns = ("sumabs", "zero_count", "sum4", "argmax", "channel_max", "histogram", "hash", "sketch")
     values = rec.table("values")
     assert [values.column(name).null_count for name in columns] == [0] * len(columns)
 
 
-def test_tier_2_hash_and_sketch_are_those_of_main_memory(fake, monkeypatch):
+def test_tier_2_hash_and_sketch_are_those_of_main_memory(cuda_device, monkeypatch):
     capture = modtrace.Capture(
         **EXTRAS, channel_dim=0, roles=["output", "grad_output", "parameter", "buffer"]
     )
     on_device, weights = recorded(Training(), 3, values=capture)
-    assert fake.launches > 30
+    assert cuda_device.launches > 30
     monkeypatch.undo()
     in_memory, expected = recorded(Training(), 3, values=capture)
     assert all(map(torch.equal, weights, expected))
@@ -147,7 +135,7 @@ def test_tier_2_hash_and_sketch_are_those_of_main_memory(fake, monkeypatch):
 
 
 @pytest.mark.parametrize("extras", [{}, EXTRAS], ids=["statistics", "extras"])
-def test_thread_that_trains_does_not_wait_for_the_device(fake, tmp_path, extras):
+def test_thread_that_trains_does_not_wait_for_the_device(cuda_device, tmp_path, extras):
     """The device runs nothing before the last step; a thread that waited for its rows would never get there."""
     training = Training()
     only_parameters = modtrace.Capture(roles=["parameter"], **extras)
@@ -156,31 +144,33 @@ def test_thread_that_trains_does_not_wait_for_the_device(fake, tmp_path, extras)
         training.model, strict=True, values=only_parameters, to=tmp_path / "run.modtrace"
     ) as rec:
         training.step()
-        fake.defer()  # parameters live on: memory that is freed is used again at once here
+        cuda_device.defer()  # parameters live on: memory that is freed is used again at once here
         for _ in range(5):
             training.step()
             time.sleep(0.12)  # so that the step's rows are to be written
-        fake.run()
-        fake.defer(False)
+        cuda_device.run()
+        cuda_device.defer(False)
     assert rec.table("values").num_rows == 6 * 6
     assert rec.meta.marks == ()
 
 
-def test_number_of_a_device_is_read_when_its_step_is_written(fake, tmp_path):
+def test_number_of_a_device_is_read_when_its_step_is_written(cuda_device, tmp_path):
     training, logged = Training(), [torch.tensor(value) for value in (1.5, -0.25, float("nan"), float("inf"))]
     recorded(training, 1)
     logged += [torch.tensor([7]), torch.tensor(2.0, dtype=torch.bfloat16), torch.tensor(True)]
     with modtrace.record(training.model, strict=True, values=None, to=tmp_path / "run.modtrace") as rec:
         rec.log(early=logged[0])
         training.step()
-        fake.defer()
+        cuda_device.defer()
+        launches = cuda_device.launches
         for value in logged:
             rec.log(loss=value, twice=2.0)
             rec.step()
             training.step()
             time.sleep(0.02)
-        fake.run()
-        fake.defer(False)
+        assert cuda_device.launches == launches + len(logged), "a number is a row, too"
+        cuda_device.run()
+        cuda_device.defer(False)
         with pytest.raises(TypeError, match="a scalar is a number or a tensor with one element"):
             rec.log(loss=torch.ones(2))
     found = rec.table("scalars").to_pylist()
@@ -189,7 +179,7 @@ def test_number_of_a_device_is_read_when_its_step_is_written(fake, tmp_path):
     assert [row["value"] for row in found if row["name"] == "early"] == [1.5]
 
 
-def test_numbers_of_steps_that_are_not_recorded_leave_no_rows(fake):
+def test_numbers_of_steps_that_are_not_recorded_leave_no_rows(cuda_device):
     training = Training()
     with modtrace.record(training.model, strict=True, values=None, steps="::1000") as rec:
         for _ in range(1100):

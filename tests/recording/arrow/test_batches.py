@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from modtrace.recording.arrow.batches import to_batch
+from modtrace.recording.arrow.arrays import Coded
+from modtrace.recording.arrow.batches import null_misfits, to_batch
 from modtrace.recording.schema import schema
 
 
@@ -151,3 +152,26 @@ def test_table_that_is_none_is_told() -> None:
         ValueError, match=r"^no table 'call' in a recording; there are: modules, sites, calls"
     ):
         to_batch("call", {"call_id": [1]})
+
+
+CODED = {
+    "shape": [(2, 3), (), (2, 3), (5,)],
+    "dtype": ["float32", "int64", "float32", "float32"],  # equal words may stand there twice
+    "note": ["sparse", None, None, "sparse"],
+    "numel": [6, 1, 6, 5],
+}
+
+
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("codes", [[0, 1, 2, 3, 3, 1, 0], []], ids=["rows", "no rows"])
+def test_coded_column_is_the_column_of_its_values(name: str, codes: list[int]) -> None:
+    values = CODED[name]
+    expanded, coded = [values[code] for code in codes], Coded(values, np.array(codes, np.int64))
+    assert column("values", name, coded) == column("values", name, expanded)
+    assert list(coded[1:3]) == expanded[1:3]
+    assert null_misfits("values", {name: coded}) == null_misfits("values", {name: expanded})
+
+
+def test_coded_value_of_another_type_is_an_error_that_names_the_column() -> None:
+    with pytest.raises(ValueError, match=r"values\.numel: not a column of int64"):
+        to_batch("values", {"numel": Coded(["six"], np.zeros(2, np.int64))})

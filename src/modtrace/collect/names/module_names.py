@@ -95,6 +95,7 @@ class ModuleNames:
         self.revision = 0
         self._changed: dict[int, int] = {}  # module_id -> revision of its last change
         self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
+        self.owners_revision = 0  # how often they were searched: a parameter may have another owner since
         self._lock = threading.RLock()
         self._by_hooks: dict[int, NamedModule] = {}  # by the `id` of the dictionary of a module's own hooks
         self._hooks_at = -1  # the revision that it is of
@@ -372,6 +373,7 @@ class ModuleNames:
                 if parameter is not None:
                     owners.setdefault(id(parameter), []).append(ParameterOwner(named, part))
         self._owners = owners
+        self.owners_revision += 1
 
 
 def _buffer_paths(named: NamedModule) -> list[str]:

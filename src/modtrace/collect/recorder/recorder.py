@@ -389,9 +389,8 @@ class Recorder(Listener):
         a tensor that replaced a parameter between two steps gets its name in the next call of its root, and the op that
         made it belongs to the earlier step. So are values that come from a device.
         """
-        waits_for_devices = self._values.waits_for_devices or self._takes_device_times
-        waits_for_devices = waits_for_devices or self._writer.scalars.has_met_device
-        may_write = self._ops is None and not waits_for_devices
+        waits = self._values.waits_for_devices, self._writer.scalars.has_met_device, self._takes_device_times
+        may_write = self._ops is None and not any(waits)
         if may_write and self._timer.is_due and self._writing.acquire(blocking=False):
             self._writing.release()
             self._timer.run(self.flush)

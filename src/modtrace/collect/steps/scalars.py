@@ -57,12 +57,11 @@ class Scalars:
         return None if measured.rows is None else measured
 
     def columns(self, steps: Sequence[Step]) -> dict[str, Any] | None:
-        """Returns the columns of `scalars`, for which it may wait; None if nothing was logged."""
+        """Returns the columns of `scalars`, for which it may wait; None if nothing was logged. It frees nothing."""
         rows = [
             (step.number, name, self._value(name, value)) for step in steps for name, value in step.scalars
         ]
         known = [row for row in rows if row[2] is not None]
-        free_scalars(steps)
         if not known:
             return None
         number, name, value = (list(column) for column in zip(*known, strict=True))

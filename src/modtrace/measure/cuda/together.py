@@ -56,12 +56,12 @@ class Launches:
     def __init__(self) -> None:
         self._batches: dict[tuple[CudaKernels, torch.dtype], Any] = {}  # None where the dtype has no kernel
         #: The same of the usual statistics, for a `Launcher` of _cuda_launch.c.
-        self.batches: dict[torch.device, dict[torch.dtype, Any]] = {}
+        self.moment_batches: dict[torch.device, dict[torch.dtype, Any]] = {}
 
     def prepare(self, tensor: torch.Tensor, kernels: CudaKernels) -> bool:
         """Returns whether a launcher can add tensors like this one from now on."""
         batch = self._batch(kernels, tensor.dtype)
-        self.batches.setdefault(tensor.device, {})[tensor.dtype] = batch
+        self.moment_batches.setdefault(tensor.device, {})[tensor.dtype] = batch
         return batch is not None
 
     def add(self, kernels: CudaKernels, task: Task, tensor: torch.Tensor, result: Discardable) -> bool:

@@ -69,7 +69,7 @@ class Measurer:
             if self._launcher is not None and not graph_captures.may_be_open:
                 by_thread = self._together.by_thread
                 launches = by_thread.get(threading.get_ident()) if by_thread else None
-                batches = None if launches is None else launches.batches
+                batches = None if launches is None else launches.moment_batches
                 found: Measurement | None = self._launcher.measure(
                     tensor, batches
                 )  # None: not contiguous, say
@@ -164,8 +164,10 @@ class Measurer:
         """Measures tensors on a device by its kernels from now on."""
         rows = arriving_rows(device)
         self._arriving[device], self._paths[device] = (kernels, rows), kernels.path(rows)
-        self._plain.update(dict.fromkeys(plain_kinds(device.type), self._measure_by_kernel))
-        self._launcher = self._launcher or launcher(plain_kinds(device.type), Measurement, self._paths)
+        kinds = plain_kinds(device.type)
+        self._plain.update(dict.fromkeys(kinds, self._measure_by_kernel))
+        if kinds and self._launcher is None:
+            self._launcher = launcher(kinds, Measurement, self._paths)
 
     def _measure_by_kernel(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
@@ -175,8 +177,8 @@ class Measurer:
         if arriving is None or not arriving[0].may_measure(tensor.dtype):
             return None
         launches = self._together.launches
-        if launches is not None and note is None and launches.prepare(tensor, arriving[0]):
-            measured: Measurement | None = self._launcher.measure(tensor, launches.batches)
+        if self._launcher and launches is not None and note is None and launches.prepare(tensor, arriving[0]):
+            measured: Measurement | None = self._launcher.measure(tensor, launches.moment_batches)
             if measured is not None:
                 return measured
         extent = extent_of(tensor)
