@@ -397,6 +397,7 @@ NEEDS_GPU = {
     "streams and threads",
     "captures of CUDA graphs",
     "first non-finite value",
+    "times of the device",
 }
 
 NOT_TRIED = ["several devices", "ROCm", "other accelerators"]

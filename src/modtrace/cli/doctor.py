@@ -94,7 +94,8 @@ def _describe_cuda() -> str:
     try:
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
-            return "not available"
+            is_built = torch.version.cuda or torch.version.hip
+            return f"not available: {'torch finds no device' if is_built else 'torch is built without CUDA'}"
         name, device = torch.cuda.get_device_name(), torch.device("cuda", torch.cuda.current_device())
         from ..measure.cuda.cuda_kernels import describe_path
 

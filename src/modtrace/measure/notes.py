@@ -1,4 +1,4 @@
-"""The notes that say why something was not measured."""
+"""The note of what is on a device during a capture, and the form of all notes; special.py has most reasons."""
 
 from ..torch_internals.graph_captures import BEING_CAPTURED
 
