@@ -31,7 +31,7 @@ def test_diagnosis_is_a_line_for_each_part_of_80_columns() -> None:
         "torch        2.13.0+cpu\n"
         "pandas       not installed\n"
         "CUDA         not available\n"
-        "kernel       compiled\n"
+        "CPU kernels  compiled\n"
         "tensor ids   not compiled when modtrace was installed: recording ops takes twice\n"
         "             as long. Install a C compiler.\n"
         "torch names  all 2 that modtrace needs are found (--all lists them)\n"
@@ -92,7 +92,7 @@ def test_missing_torch_is_told() -> None:
     assert any(
         line.startswith("torch names   not looked for, because ModuleNotFoundError: ") for line in report
     )
-    assert "kernel        compiled" in report
+    assert "CPU kernels   compiled" in report
 
 
 def test_every_name_of_torch_is_looked_for() -> None:

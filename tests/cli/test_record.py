@@ -158,7 +158,7 @@ def test_options_reach_the_recording(tmp_path):
         "1",
     ]
     done = run(tmp_path, "record", "--to", "run", *options, "train.py", script=TRAIN)
-    assert "no device times: nothing worked on a CUDA device that was timed" in done.stderr
+    assert "no device times: nothing ran on a CUDA device" in done.stderr
     rec = modtrace.open_recording(tmp_path / "run")
     assert rec.table("steps").column("step").to_pylist() == [1, 3]
     assert "backward" in set(rec.table("calls").column("phase").to_pylist())

@@ -128,7 +128,7 @@ def render_diagnosis(diagnosis: Diagnosis, *, with_all: bool = False, color: boo
 def _lines(diagnosis: Diagnosis) -> Iterator[tuple[str, Text]]:
     """Yields names and what there is of them, where that is long in several lines."""
     told = {name: found or "not installed" for name, found in diagnosis.versions.items()}
-    told |= {"CUDA": diagnosis.cuda, KERNEL: diagnosis.kernel, TENSOR_IDS: diagnosis.tensor_ids}
+    told |= {"CUDA": diagnosis.cuda, "CPU kernels": diagnosis.kernel, TENSOR_IDS: diagnosis.tensor_ids}
     told |= {"torch names": _describe_torch_names(diagnosis)}
     told |= {
         each.name: f"{'found' if each.found else 'missing'}: {each.what_for}" for each in diagnosis.programs

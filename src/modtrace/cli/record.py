@@ -314,7 +314,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
     if not (calls or meta.marks or meta.notes):
         missing.append(_say_why_nothing(recording.progress.steps, meta.options.get("steps")))
     if meta.options.get("device_times") and calls and table["device_end_ns"].null_count == calls:
-        missing.append("no device times: nothing worked on a CUDA device that was timed")
+        missing.append("no device times: nothing ran on a CUDA device")
     if len(marks) > _SHOWN_MARKS:
         missing.append(count_of(len(marks) - _SHOWN_MARKS, "more mark"))
     if started:

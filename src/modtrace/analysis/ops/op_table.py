@@ -44,6 +44,7 @@ class OpTable:
     rows: tuple[OpRow, ...]
     sums: PhaseSums  # of all rows
     device_times: bool = False  # times are those of devices
+    lacks_device_times: bool = False  # they were to be recorded, and none is known in the step
     device_step_ns: int | None = None  # from the first time of a device in the calls of the step to the last
     compiled: tuple[CompiledInside, ...] | None = None  # the ops inside of compiled code, which have no times
     compiled_before: tuple[str, ...] | None = None  # modules of which these are not known
@@ -81,6 +82,7 @@ def build_op_table(
         phase=phase,
         recorded=ops.recorded,
         device_times=ops.device_times,
+        lacks_device_times=bool(data.meta.options.get("device_times")) and not ops.device_times,
         device_step_ns=_device_step_ns(ops),
         rows=tuple(sorted(rows, key=_cost)),
         sums=total,

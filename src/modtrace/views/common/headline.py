@@ -9,6 +9,9 @@ from ...recording.suggestions import count_of
 from .columns import Text, printable
 from .numbers import format_time
 
+#: Shown where times of devices were to be recorded.
+NO_DEVICE_TIMES = "no device times: nothing here ran on a CUDA device"
+
 
 def describe_head(
     command: Sequence[str], step: ShownStep | None, marks: Sequence[str], *, missing: str = ""

@@ -14,6 +14,7 @@ from ...analysis.timeline.arrange import SPAN_KINDS, Lane
 from ...analysis.timeline.spans import Detail
 from ...analysis.timeline.timeline import FLOW_KINDS, Timeline
 from ...surface import choose_phrase
+from ..common.headline import NO_DEVICE_TIMES
 from ..common.numbers import render_compact
 from ..common.whole_file import write_pieces
 
@@ -24,10 +25,9 @@ _SEPARATOR = ",\n"
 
 def describe_missing(timeline: Timeline) -> str | None:
     """Returns what was not recorded: the times of backward calls, or those of devices; None if nothing lacks."""
-    lacking = "no device times are shown: nothing worked on a CUDA device that was timed."
     parts = [
         _describe_no_backward() if timeline.lacks_backward else "",
-        lacking if timeline.lacks_device_times else "",
+        f"{NO_DEVICE_TIMES}." if timeline.lacks_device_times else "",
     ]
     return " ".join(filter(None, parts)) or None
 

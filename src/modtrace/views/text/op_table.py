@@ -20,7 +20,7 @@ from ..common.columns import (
     render_tables,
     text_column,
 )
-from ..common.headline import describe_head
+from ..common.headline import NO_DEVICE_TIMES, describe_head
 from ..common.numbers import (
     format_bytes,
     format_flops,
@@ -184,6 +184,8 @@ def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[T
         lines.append(Text(f"{count_of(len(hidden), 'more row')} with {format_time(sum(hidden))}", "dim"))
     if table.device_times:
         lines.append(Text(DEVICE_TIMES_NOTE, "dim"))
+    if table.lacks_device_times:
+        lines.append(Text(NO_DEVICE_TIMES, "dim"))
     if table.phase is None and table.step is not None and table.step.duration_ns is not None:
         lines.append(Text(_describe_uncovered(table, table.step.duration_ns), "dim"))
     if table.by == "module":

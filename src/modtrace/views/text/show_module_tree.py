@@ -22,7 +22,7 @@ from ..common.columns import (
     printable,
     render_tables,
 )
-from ..common.headline import describe_head, describe_notes
+from ..common.headline import NO_DEVICE_TIMES, describe_head, describe_notes
 from ..common.numbers import format_count, format_share, format_time
 from .compilations import DISPENSABLE_REGIONS, describe_compilations, describe_rest, region_columns
 from .tree_lines import TreeLine, draw_lines
@@ -39,9 +39,6 @@ OPS_NOTE = "times contain the recording of each op: without --ops (ops=True) the
 
 #: Shown where both have columns: a checkpointed block is recomputed when its backward first needs a tensor.
 RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
-
-#: Shown where times of devices were to be recorded.
-NO_DEVICE_TIMES = "no device times: nothing in this step worked on a CUDA device that was timed"
 
 #: Columns left out in this order where the width does not suffice.
 _DISPENSABLE = (
