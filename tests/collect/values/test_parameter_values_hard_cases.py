@@ -1,6 +1,7 @@
 """What the taps on parameters leave alone, let go of and say: each would go unnoticed in a run that is plain."""
 
 import time
+from itertools import count
 from typing import Any
 
 import pytest
@@ -111,6 +112,28 @@ def test_owner_that_is_found_while_another_optimizer_steps_has_rows_from_then_on
         watch.rows.clear()
         train(model, optimizer)
     assert set(watch.values("parameter")) == {("0", "weight"), ("0", "bias"), ("1", "tied")}
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_an_interrupt_while_the_owners_are_looked_for_costs_that_step_alone(
+    monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer, owners_of, calls = torch.optim.SGD(model.parameters(), lr=0.1), ModuleNames.owners_of, count(1)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return owners_of(*args, **kwargs)
+
+    with watching(model, roles="parameter") as watch:
+        train(model, optimizer)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(ModuleNames, "owners_of", interrupted)
+            train(model, optimizer)
+        watch.rows.clear()
+        train(model, optimizer)
+    assert len(watch.rows) == 4
 
 
 # Which parameter it is.

@@ -123,13 +123,15 @@ class ParameterTaps(ValueSource):
         given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         key = active, names.revision, names.owners_revision, list(map(id, given))
         if key != known.key or not all(owner.holds(given[at]) for at, owner in known.owners):
-            known.key, known.owners, known.places = key, [], []
-            self._find_places(known, optimizer, active)
+            known.key, known.owners, known.places = None, [], []  # Ctrl-C may come before all are found
+            if self._find_places(known, optimizer, active):
+                known.key = key
         for at, place in known.places:
             yield place, given[at]
 
-    def _find_places(self, known: "_Optimizer", optimizer: Any, active: Mask) -> None:
-        has_learnt, count = False, 0
+    def _find_places(self, known: "_Optimizer", optimizer: Any, active: Mask) -> bool:
+        """Finds the places of all parameters. Returns False if nobody owns one: somebody may in the next step."""
+        has_learnt, are_owned, count = False, True, 0
         for number, group in enumerate(optimizer.param_groups):
             for at, parameter in enumerate(group["params"]):
                 owners = self._tracker.names.owners_of(parameter)
@@ -139,11 +141,12 @@ class ParameterTaps(ValueSource):
                     sites = self._sites.of_owners(owners)
                 else:
                     sites = self._sites.of_unowned(f"{known.prefix}param_groups[{number}].params[{at}]")
-                    known.key = None  # somebody may own it in the next step
+                    are_owned = False
                 known.owners += [(count, owner) for owner in owners]
                 if wanted_by(sites, active):
                     known.places.append((count, self._place_at((number, at), sites, active)))
                 count += 1
+        return are_owned
 
     def _place_at(self, position: _Position, sites: list[ParameterSite], active: Mask) -> "_Place":
         wanted = {role: self._wanted[role] & active for role in _OF_OPTIMIZERS}
