@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count, takewhile
 from types import FrameType
 from typing import Any
 
@@ -27,6 +26,7 @@ from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.in_memory.tensors import TensorMemory
 from modtrace.recording.triggers.trigger_kinds import OnSignal
 from modtrace.store.flight_recorder.sink import FlightRecorder
+from modtrace.torch_internals.tensors import hooks_on
 
 MICRO_BATCHES = Capture(roles="parameter_grad", micro_batches=True)
 
@@ -60,11 +60,13 @@ def interrupted(run: Callable[[], None], line: int, other: Callable[[], None]) -
 def test_gradients_that_come_on_two_threads_at_once_have_rows_of_their_own(is_first: bool) -> None:
     """A backward on two devices runs on two threads."""
     model = nn.ModuleList(nn.Tanh() for _ in range(4))
-    one, two, was_interrupted = torch.full((2,), 1.0), torch.full((2,), 2.0), True
+    one, two = torch.full((2,), 1.0), torch.full((2,), 2.0)
+    line, was_interrupted = 0, True
     with modtrace.record(model, values=Capture(roles="grad_output"), strict=True) as rec:
-        for line in takewhile(lambda _: was_interrupted, count(1)):
+        while was_interrupted:
+            line += 1
             outputs = [module(torch.zeros(2, requires_grad=True)) for module in model]
-            first, second, third, fourth = (next(iter(output._backward_hooks.values())) for output in outputs)
+            first, second, third, fourth = (hooks_on(output)[0] for output in outputs)
             if not is_first:
                 first(one)
             run = partial(first if is_first else second, one)
