@@ -22,6 +22,7 @@ from modtrace.measure.memory import extent_of
 from modtrace.measure.moments import rows
 from modtrace.measure.moments.cpu_kernel import RawStatistics
 from modtrace.measure.moments.rows import FIRST_INDEX, WIDTH, ArrivingRows
+from modtrace.torch_internals.graph_captures import graph_captures
 from modtrace.torch_internals.modes import DisableTorchFunction
 from modtrace.torch_internals.tensors import plain_kinds
 
@@ -341,6 +342,21 @@ def test_tensors_that_are_given_together_take_a_launch_for_each_dtype(fake, meas
     assert fake.launches == 3 + 1  # that of a copy of the last
     for measured, tensor in zip(found, tensors, strict=True):
         np.testing.assert_allclose(read(measured), read(measure_on_cpu(tensor)), rtol=1e-6, atol=1e-5)
+
+
+def test_no_graph_is_captured_while_a_program_is_loaded(fake, measured_on_device, monkeypatch):
+    """It takes a second, and would end the capture of another thread."""
+    measured_on_device(torch.ones(3))
+    [(kernels, _)] = measured_on_device.measurer._arriving.values()
+    compiles, may_begin = kernels._compiles, []
+
+    def waits(*given):
+        may_begin.append(not graph_captures._working)
+        return compiles(*given)
+
+    monkeypatch.setattr(kernels, "_compiles", waits)
+    measured_on_device(torch.ones(3).double(), torch.ones(4).double())
+    assert may_begin == [False]
 
 
 def test_row_freed_on_two_threads_is_free_once(fake, arriving):
