@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -171,6 +172,26 @@ def test_nothing_is_launched_on_a_stream_that_is_captured(fake):
     assert rows_by_launcher(kernels, [tensor]) is None
     assert fake.launches == 1
     assert row.tolist() == [0.0] * WIDTH, "nobody will write it"
+
+
+def test_path_that_another_thread_replaces_meanwhile_lives_to_the_end(fake, monkeypatch):
+    class FreeRows(list):
+        """Can be referred to weakly."""
+
+    def replaced(device):
+        paths.clear()
+        are_alive.append(free_rows() is not None)
+        return fake.stream(device)
+
+    kernels, tensor, table, are_alive = fake.kernels(), torch.ones(3), HostTable(1), []
+    owner, free, *rest = table.path()
+    row_of(kernels, tensor)
+    monkeypatch.setattr(cuda_kernels, "current_stream", replaced)
+    monkeypatch.setattr(table, "path", lambda: (owner, FreeRows(free), *rest))
+    paths = {tensor.device: kernels.path(table)}
+    free_rows = weakref.ref(paths[tensor.device][5])
+    assert cuda_kernels.launcher(plain_kinds("cpu"), Measurement, paths).measure(tensor, None).row == 0
+    assert are_alive == [True]
 
 
 def test_a_dtype_without_a_program_is_left_to_torch(fake):
