@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from modtrace.measure.memory import extent_of
 from modtrace.measure.moments import rows
 from modtrace.measure.moments.cpu_kernel import RawStatistics
 from modtrace.measure.moments.rows import FIRST_INDEX, WIDTH, ArrivingRows
+from modtrace.torch_internals.graph_captures import graph_captures
 from modtrace.torch_internals.modes import DisableTorchFunction
 from modtrace.torch_internals.tensors import plain_kinds
 
@@ -170,6 +172,26 @@ def test_nothing_is_launched_on_a_stream_that_is_captured(fake):
     assert rows_by_launcher(kernels, [tensor]) is None
     assert fake.launches == 1
     assert row.tolist() == [0.0] * WIDTH, "nobody will write it"
+
+
+def test_path_that_another_thread_replaces_meanwhile_lives_to_the_end(fake, monkeypatch):
+    class FreeRows(list):
+        """Can be referred to weakly."""
+
+    def replaced(device):
+        paths.clear()
+        are_alive.append(free_rows() is not None)
+        return fake.stream(device)
+
+    kernels, tensor, table, are_alive = fake.kernels(), torch.ones(3), HostTable(1), []
+    owner, free, *rest = table.path()
+    row_of(kernels, tensor)
+    monkeypatch.setattr(cuda_kernels, "current_stream", replaced)
+    monkeypatch.setattr(table, "path", lambda: (owner, FreeRows(free), *rest))
+    paths = {tensor.device: kernels.path(table)}
+    free_rows = weakref.ref(paths[tensor.device][5])
+    assert cuda_kernels.launcher(plain_kinds("cpu"), Measurement, paths).measure(tensor, None).row == 0
+    assert are_alive == [True]
 
 
 def test_a_dtype_without_a_program_is_left_to_torch(fake):
@@ -341,6 +363,21 @@ def test_tensors_that_are_given_together_take_a_launch_for_each_dtype(fake, meas
     assert fake.launches == 3 + 1  # that of a copy of the last
     for measured, tensor in zip(found, tensors, strict=True):
         np.testing.assert_allclose(read(measured), read(measure_on_cpu(tensor)), rtol=1e-6, atol=1e-5)
+
+
+def test_no_graph_is_captured_while_a_program_is_loaded(fake, measured_on_device, monkeypatch):
+    """It takes a second, and would end the capture of another thread."""
+    measured_on_device(torch.ones(3))
+    [(kernels, _)] = measured_on_device.measurer._arriving.values()
+    compiles, may_begin = kernels._compiles, []
+
+    def waits(*given):
+        may_begin.append(not graph_captures._working)
+        return compiles(*given)
+
+    monkeypatch.setattr(kernels, "_compiles", waits)
+    measured_on_device(torch.ones(3).double(), torch.ones(4).double())
+    assert may_begin == [False]
 
 
 def test_row_freed_on_two_threads_is_free_once(fake, arriving):

@@ -59,6 +59,23 @@ def test_rows_of_any_width_lie_apart_and_are_read_as_they_were_written(width):
     np.testing.assert_array_equal(rows.read(numbers), tables)
 
 
+def test_an_interrupt_while_a_block_is_added_moves_no_row(monkeypatch):
+    rows = HostRows(1)
+    make_block = rows._make_block
+
+    def is_interrupted():
+        make_block()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rows, "_make_block", is_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rows.take()
+    monkeypatch.setattr(rows, "_make_block", make_block)
+    for row in [rows.take() for _ in range(1025)]:
+        ctypes.c_double.from_address(rows.address(row)).value = row
+    assert rows.read(range(1025))[:, 0].tolist() == list(range(1025))
+
+
 def test_of_no_rows_nothing_is_read(numbered):
     assert numbered.read([]) == []
 

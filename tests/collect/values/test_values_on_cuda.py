@@ -1,6 +1,7 @@
 """A recording on CUDA, on a cuda_device driver: what it launches, and that a training thread waits for nothing."""
 
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -177,6 +178,41 @@ def test_number_of_a_device_is_read_when_its_step_is_written(cuda_device, tmp_pa
     losses = [row["value"] for row in found if row["name"] == "loss"]
     np.testing.assert_equal(losses, [float(value) for value in logged])
     assert [row["value"] for row in found if row["name"] == "early"] == [1.5]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize(
+    "log_odd",
+    [
+        lambda log: log(torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (1,))),
+        lambda log: log(torch.zeros(1).to_sparse()),
+        lambda log: log(torch.eye(1).to_sparse_csr()),
+        lambda log: log(torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)),
+        lambda log: log(torch.tensor(1 + 2j).conj().imag),
+        lambda log: log(torch.tensor(2.0).expand(1, 1)),
+        lambda log: log(torch.tensor(2.0).to(torch.float8_e5m2)),
+        lambda log: log(torch.tensor(2**63 + 5, dtype=torch.uint64)),
+        lambda log: log(torch.tensor(2.0, requires_grad=True).square()),
+        lambda log: torch.vmap(log)(torch.tensor([1.0, 2.0])),
+    ],
+)
+def test_number_of_an_odd_tensor_is_that_of_main_memory(cuda_device, monkeypatch, log_odd):
+    def logged():
+        with modtrace.record(strict=True) as rec, suppress(TypeError):
+            log_odd(lambda value: rec.log(loss=value))
+        return [row["value"] for row in rec.table("scalars").to_pylist()]
+
+    on_device = logged()
+    monkeypatch.undo()
+    assert on_device == logged()
+
+
+def test_numbers_that_are_refused_leave_no_rows(cuda_device):
+    with modtrace.record(strict=True) as rec:
+        for _ in range(1100):
+            with pytest.raises(TypeError):
+                rec.log(loss=torch.ones(()), name="first")
+    assert len(rows.arriving_rows(torch.device("cpu")).blocks) == 1
 
 
 def test_numbers_of_steps_that_are_not_recorded_leave_no_rows(cuda_device):

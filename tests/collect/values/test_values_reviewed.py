@@ -2,9 +2,12 @@
 
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,8 +26,58 @@ from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.in_memory.tensors import TensorMemory
 from modtrace.recording.triggers.trigger_kinds import OnSignal
 from modtrace.store.flight_recorder.sink import FlightRecorder
+from modtrace.torch_internals.tensors import hooks_on
 
 MICRO_BATCHES = Capture(roles="parameter_grad", micro_batches=True)
+
+
+# Gradients.
+
+
+def interrupted(run: Callable[[], None], line: int, other: Callable[[], None]) -> bool:
+    """Runs `other` before a line of collect/values/, as another thread might. Returns whether there were so many."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        left -= event == "line"
+        if left == 0:
+            left = -1
+            sys.settrace(None)
+            other()
+        return trace if left > 0 and "/collect/values/" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return left < 0
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first gradient", "passed on by an addition"])
+def test_gradients_that_come_on_two_threads_at_once_have_rows_of_their_own(is_first: bool) -> None:
+    """A backward on two devices runs on two threads."""
+    model = nn.ModuleList(nn.Tanh() for _ in range(4))
+    one, two = torch.full((2,), 1.0), torch.full((2,), 2.0)
+    line, was_interrupted = 0, True
+    with modtrace.record(model, values=Capture(roles="grad_output"), strict=True) as rec:
+        while was_interrupted:
+            line += 1
+            outputs = [module(torch.zeros(2, requires_grad=True)) for module in model]
+            first, second, third, fourth = (hooks_on(output)[0] for output in outputs)
+            if not is_first:
+                first(one)
+            run = partial(first if is_first else second, one)
+            was_interrupted = interrupted(run, line, partial(third, two))
+            if is_first:
+                second(one)
+            fourth(two)
+            rec.step()
+    assert line > 20
+    sums = rec.frame("values").groupby("step")["sum"].agg(list)
+    assert set(map(tuple, map(sorted, sums[:-1]))) == {(2.0, 2.0, 4.0, 4.0)}
 
 
 # Hooks on parameters.

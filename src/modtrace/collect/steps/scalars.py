@@ -1,6 +1,6 @@
 """Reads the numbers that a user logs with a step; those on a device only when the step is written."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from ...errors import describe_error
 from ...measure.measurers.measurer import Measurement, Measurer
 from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ...torch_internals.modes import unseen
+from ...torch_internals.tensors import kind_of, plain_kinds
 from .step import Step
 
 #: The column with the least number, which is the only one, in a row of `measure.rows`.
@@ -40,7 +41,13 @@ class Scalars:
         Raises:
             TypeError: a value is something else, or no float of 64 bits can hold it.
         """
-        found = {name: self._measured(value) or _to_float(name, value) for name, value in scalars.items()}
+        found: dict[str, float | Measurement | None] = {}
+        try:
+            for name, value in scalars.items():
+                found[name] = self._measured(value) or _to_float(name, value)
+        except BaseException:
+            _free(found.values())
+            raise
         for name in [name for name, value in found.items() if value is None]:
             self._warn(
                 f"log({name}=...) is left out: {BEING_CAPTURED}, which reading a number on a GPU would end"
@@ -52,6 +59,8 @@ class Scalars:
             return None
         with unseen():
             if not self._measurer.has_kernels(value.device) or value.numel() != 1 or value.is_complex():
+                return None
+            if kind_of(value) not in plain_kinds(value.device.type):  # sparse, or one of many inside `vmap`
                 return None
             measured = self._measurer.measure(value)
         return None if measured.rows is None else measured
@@ -82,9 +91,13 @@ def free_scalars(steps: Sequence[Step]) -> None:
     """Lets go of what was logged in steps that are written or not wanted."""
     for step in steps:
         scalars, step.scalars = step.scalars, []
-        for _, value in scalars:
-            if isinstance(value, Measurement) and value.rows is not None:
-                value.rows.free([value.row])
+        _free(value for _, value in scalars)
+
+
+def _free(values: Iterable[object]) -> None:
+    for value in values:
+        if isinstance(value, Measurement) and value.rows is not None:
+            value.rows.free([value.row])
 
 
 def _to_float(name: str, value: Any) -> float | None:

@@ -81,15 +81,16 @@ class MeasuredGradients:
 
     width = 2  # measurement and tap
 
-    __slots__ = ("handles", "intervals", "last", "last_version", "sites", "thread", "written")
+    __slots__ = ("handles", "intervals", "last", "sites", "thread", "written")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
         self.sites: Sites = []
         self.intervals: list[int] = []
         self.handles: list[Any] = []  # of taps that were hooked in again for this backward
-        self.last: weakref.ref[torch.Tensor] | None = None
-        self.last_version: int | None = None
+        #: The gradient that was measured last, its version and its measurement: one object, because a backward on two
+        #: devices runs on two threads.
+        self.last: tuple[weakref.ref[torch.Tensor], int | None, Measurement] | None = None
         self.written: set[GradientTap] | None = None  # see `written_bases`; None: not computed yet
 
     def close(self) -> None:
@@ -99,10 +100,12 @@ class MeasuredGradients:
             handle.remove()
         self.handles = []
 
-    def is_last(self, gradient: torch.Tensor, version: int | None) -> bool:
-        """Returns whether this is the tensor that was measured last, with no write to it since."""
-        known = version is not None and version == self.last_version and self.last is not None
-        return known and self.last is not None and self.last() is gradient
+    def find(self, gradient: torch.Tensor, version: int | None) -> Measurement | None:
+        """Returns the last measurement if it is that of this tensor, with no write to it since."""
+        last = self.last
+        if last is None or version is None or version != last[1] or last[0]() is not gradient:
+            return None
+        return last[2]
 
 
 class _MeasuredInPhase:

@@ -123,27 +123,37 @@ class ParameterTaps(ValueSource):
         given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         key = active, names.revision, names.owners_revision, list(map(id, given))
         if key != known.key or not all(owner.holds(given[at]) for at, owner in known.owners):
-            known.key, known.owners, known.places = key, [], []
-            self._find_places(known, optimizer, active)
+            known.key, known.owners, known.places = None, [], []  # Ctrl-C may come before all are found
+            if self._find_places(known, optimizer, given, active):
+                known.key = key
         for at, place in known.places:
             yield place, given[at]
 
-    def _find_places(self, known: "_Optimizer", optimizer: Any, active: Mask) -> None:
-        has_learnt, count = False, 0
-        for number, group in enumerate(optimizer.param_groups):
-            for at, parameter in enumerate(group["params"]):
-                owners = self._tracker.names.owners_of(parameter)
-                if not owners and not has_learnt:  # once a step: what nobody owns is never found
-                    owners, has_learnt = self._tracker.names.owners_of(parameter, learn=True), True
-                if owners:
-                    sites = self._sites.of_owners(owners)
-                else:
-                    sites = self._sites.of_unowned(f"{known.prefix}param_groups[{number}].params[{at}]")
-                    known.key = None  # somebody may own it in the next step
-                known.owners += [(count, owner) for owner in owners]
-                if wanted_by(sites, active):
-                    known.places.append((count, self._place_at((number, at), sites, active)))
-                count += 1
+    def _find_places(
+        self, known: "_Optimizer", optimizer: Any, given: Sequence[torch.Tensor], active: Mask
+    ) -> bool:
+        """Finds the places of all parameters. Returns False if nobody owns one: somebody may in the next step."""
+        groups = enumerate(optimizer.param_groups)
+        positions = [(number, at) for number, group in groups for at in range(len(group["params"]))]
+        owners_of_all = self._owners_of(given)
+        for count, ((number, at), owners) in enumerate(zip(positions, owners_of_all, strict=True)):
+            if owners:
+                sites = self._sites.of_owners(owners)
+            else:
+                sites = self._sites.of_unowned(f"{known.prefix}param_groups[{number}].params[{at}]")
+            known.owners += [(count, owner) for owner in owners]
+            if wanted_by(sites, active):
+                known.places.append((count, self._place_at((number, at), sites, active)))
+        return all(owners_of_all)
+
+    def _owners_of(self, parameters: Sequence[torch.Tensor]) -> list[list[ParameterOwner]]:
+        """Returns the owners of each parameter. If one has none, others may have more: all are looked for, once."""
+        owners_of = self._tracker.names.owners_of
+        found = [owners_of(parameter) for parameter in parameters]
+        if all(found):
+            return found
+        owners_of(parameters[0], learn=True)  # what nobody owns is never found
+        return [owners_of(parameter) for parameter in parameters]
 
     def _place_at(self, position: _Position, sites: list[ParameterSite], active: Mask) -> "_Place":
         wanted = {role: self._wanted[role] & active for role in _OF_OPTIMIZERS}

@@ -261,8 +261,8 @@ class CallTaps(ValueSource):
         try:
             backward = self._tracker.backwards.running(log, task)
             measured = self._of_backward.get(backward)
-            if measured is None:
-                measured = self._of_backward[backward] = MeasuredGradients(log.number)
+            if measured is None:  # two devices, two threads
+                measured = self._of_backward.setdefault(backward, MeasuredGradients(log.number))
             if isinstance(gradient, torch.Tensor):
                 with DisableTorchFunction():
                     if isinstance(tap, BaseTap):
@@ -293,11 +293,11 @@ class CallTaps(ValueSource):
         An addition passes its own gradient to both summands.
         """
         version = self._measurer.version_of(gradient)
-        known = measured.sites[-2] if measured.is_last(gradient, version) else None
+        known = measured.find(gradient, version)
         want = self._capture_masks.want(tap.mask)
         name = name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
         found = self._measurer.measure_wanted(gradient, want, name, known)
-        measured.last, measured.last_version = weakref.ref(gradient), version
+        measured.last = weakref.ref(gradient), version, found
         return found
 
 

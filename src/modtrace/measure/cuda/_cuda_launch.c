@@ -593,6 +593,7 @@ static PyObject *launcher_measure(PyObject *self, PyObject *args) {
         of_device = PyDict_GetItemWithError(batches, device);
         if (of_device == NULL || !PyDict_Check(of_device)) found = NULL;
     }
+    Py_XINCREF(found); /* another thread may put another path in its place */
     if (found == NULL)
         result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     else if (PyArg_ParseTuple(found, "OO!O!O!OO!O!nn", &path.index, &PyDict_Type, &path.programs, &PyDict_Type,
@@ -600,6 +601,7 @@ static PyObject *launcher_measure(PyObject *self, PyObject *args) {
                               &PyList_Type, &path.addresses, &path.block_rows, &path.row_bytes) &&
              path.block_rows > 0)
         result = measure_on(launcher, tensor, of_device, &path, dtype);
+    Py_XDECREF(found);
     Py_XDECREF(device);
     Py_XDECREF(dtype);
     return result;

@@ -54,7 +54,7 @@ class Launches:
     """The tensors that are measured at the end of a block."""
 
     def __init__(self) -> None:
-        self._batches: dict[tuple[CudaKernels, torch.dtype], Any] = {}  # None where the dtype has no kernel
+        self._batches: dict[tuple[CudaKernels, torch.dtype], Any] = {}  # None: no kernel
         #: The same of the usual statistics, for a `Launcher` of _cuda_launch.c.
         self.moment_batches: dict[torch.device, dict[torch.dtype, Any]] = {}
 
@@ -65,7 +65,7 @@ class Launches:
         return batch is not None
 
     def add(self, kernels: CudaKernels, task: Task, tensor: torch.Tensor, result: Discardable) -> bool:
-        """Adds dense memory. Returns False, and adds nothing, if the dtype has no kernel.
+        """Adds dense memory. Returns False, and adds nothing, if the dtype has no kernel or a graph is captured.
 
         Args:
             kernels: what it measures.
@@ -88,7 +88,8 @@ class Launches:
     def _batch(self, kernels: CudaKernels, dtype: torch.dtype) -> Any:
         key = kernels, dtype
         if key not in self._batches:
-            self._batches[key] = kernels.new_batch(dtype)
+            with graph_captures.device_work() as is_allowed:  # a program may be loaded
+                self._batches[key] = kernels.new_batch(dtype) if is_allowed else None
         return self._batches[key]
 
 

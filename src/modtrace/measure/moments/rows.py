@@ -107,8 +107,12 @@ class HostRows(_Blocks):
 
     def _make_host_block(self) -> Table:
         block = np.zeros((self._block_rows, self.width))
-        self._addresses.append(block.ctypes.data)
+        self._keep_address(block)
         return block
+
+    def _keep_address(self, block: Table) -> None:
+        # Not `append`: Ctrl-C may come right behind, and the block is lost.
+        self._addresses[len(self.blocks) :] = [block.ctypes.data]
 
 
 @contextmanager
@@ -189,7 +193,7 @@ class ArrivingRows(HostRows):
             memory = torch.zeros((self._block_rows, self.width), dtype=torch.float64, pin_memory=True)
             block: Table = memory.numpy()
         self._memory.append(memory)
-        self._addresses.append(block.ctypes.data)
+        self._keep_address(block)
         return block
 
 
