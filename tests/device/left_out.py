@@ -26,6 +26,8 @@ LEFT_OUT = [
             "test_environment.py",
             "test_launch.py",
             "test_ops_compiled.py",
+            "test_both_ranks_are_stopped_where_one_of_them_has_met_nan",
+            "test_child_is_stopped_by_a_recording_of_its_own_and_not_by_its_parents",
             "test_recompilation_reasons.py",
             "test_warnings.py",
         ),
@@ -165,10 +167,11 @@ LEFT_OUT = [
         ),
     ),
     LeftOut(
-        "they differ on a device as do the last ones below: where no module has run, a backward on the device's thread "
-        "has neither scopes nor forward ops, nor have nodes of reentrant checkpoints; an op of the program that Ctrl-C ends is in the call for longer",
+        "they differ on a device as do the last ones below: backwards on its thread of scopes without a module, of ops "
+        "outside of modules, and of a reentrant checkpoint; and a call stays open that Ctrl-C in an op has ended",
         (
             "attributed_as_the_graph_says[Swin-reentrant]",
+            "test_functions_that_the_script_applies_itself_are_understood",
             "test_op_after_an_exception_is_outside_of_the_calls_that_it_ended[KeyboardInterrupt]",
             "test_scope_of_a_module_inside_a_scope_of_nobody",
             "test_scope_of_a_module_stands_below_it_and_opens_it",
