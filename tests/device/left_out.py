@@ -171,6 +171,7 @@ LEFT_OUT = [
         "outside of modules, and of a reentrant checkpoint; and a call stays open that Ctrl-C in an op has ended",
         (
             "attributed_as_the_graph_says[Swin-reentrant]",
+            "test_checkpointed_regions",
             "test_functions_that_the_script_applies_itself_are_understood",
             "test_op_after_an_exception_is_outside_of_the_calls_that_it_ended[KeyboardInterrupt]",
             "test_scope_of_a_module_inside_a_scope_of_nobody",
