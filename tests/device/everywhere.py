@@ -10,6 +10,12 @@ from .left_out import LEFT_OUT
 from .simulated import IS_SKIPPED, WHY_MISSING, simulated
 
 
+def pytest_sessionstart() -> None:
+    """Registers the device: the engine has threads for the devices that are there at the first backward."""
+    if not IS_SKIPPED:
+        simulated()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what cannot run on the device."""
     parts = [part for group in LEFT_OUT for part in group.parts]
@@ -21,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def on_simulated_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_simulated_device() -> Iterator[None]:
     """Has tensors made on the device that name no other one, on all threads that Python starts."""
     devices, run = simulated(), threading.Thread.run
 
@@ -29,10 +35,13 @@ def on_simulated_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with torch.device("sim"):
             run(thread)
 
-    monkeypatch.setattr(threading.Thread, "run", run_on_device)
-    torch.set_default_device("sim")
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # not that of the test, which ends before what other fixtures check
+        patch.setattr(threading.Thread, "run", run_on_device)
+        torch.set_default_device("sim")
+        try:
+            yield
+        finally:
+            torch.set_default_device(None)
     assert devices.violations() == []

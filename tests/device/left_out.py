@@ -1,4 +1,4 @@
-"""The tests of `make test-device` that cannot run on the simulated device, each group with its reason."""
+"""The tests of tests/collect that `make test-device` leaves out on the simulated device, each group with its reason."""
 
 from typing import NamedTuple
 
@@ -12,17 +12,74 @@ class LeftOut(NamedTuple):
 
 LEFT_OUT = [
     LeftOut(
+        "they run no model, or start processes and compilers, which know nothing of the device",
+        (
+            "collect/compile_hooks/",
+            "collect/flops/",
+            "collect/fx/",
+            "test_cases_compilation.py",
+            "test_cases_ranks.py",
+            "test_compilations.py",
+            "test_compiled_ops.py",
+            "test_compiled_parts.py",
+            "test_deep_graphs.py",
+            "test_environment.py",
+            "test_launch.py",
+            "test_ops_compiled.py",
+            "test_both_ranks_are_stopped_where_one_of_them_has_met_nan",
+            "test_child_is_stopped_by_a_recording_of_its_own_and_not_by_its_parents",
+            "test_recompilation_reasons.py",
+            "test_warnings.py",
+        ),
+    ),
+    LeftOut(
+        "they take long, and repeat with more options what other files show there",
+        (
+            "test_captures_bit_identity.py",
+            "test_cases_memory.py",
+            "test_ops_bit_identity.py",
+            "test_ops_lifetimes.py",
+            "test_stash_inside.py",
+            "test_tracker_leaves_nothing.py",
+        ),
+    ),
+    LeftOut(
         "they are about main memory, about who reads it, or about how the CPU's kernels are called",
         (
+            "test_graph_captures.py",  # it simulates CUDA itself
             "test_values_memory.py",
             "test_values_on_cuda.py",
             "test_whole_tensors.py",
             "test_a_leaf_is_met_when_it_is_first_read",
-            "test_a_fork_goes_on_with_what_is_known",  # a fork has no device
             "test_an_odd_tensor_has_rows_that_say_why",
             "test_packed_sequence_",  # its lengths lie in main memory
             "test_any_mixture_of_rows_is_read_back",  # these take main memory for a device
             "test_what_lies_on_a_device_is_read_in_one_transfer_a_kind",
+            "test_modes_of_the_users_see_nothing_of_what_is_written_at_a_steps_end",  # a thread writes it there
+            "test_profiler_sees_nothing_of",  # it sees the ops that measure where there is no kernel of our own
+            "test_dtypes_devices_layouts_and_generators_are_words",
+            "test_ops_of_the_recording_thread_are_recorded_alone_with_its_number",  # an argument names the device
+            "test_parts_are_written_one_after_the_other",
+            "test_tracker_drop_in.py::test_memory_",
+        ),
+    ),
+    LeftOut(
+        "a process that is forked, or is given tensors, has no such device",
+        (
+            "fork",
+            "test_copies_and_files_made_inside_are_those_of_a_plain_model",
+            "test_hooked_parameter_is_sent_to_another_process_without_a_warning",
+            "test_storage_that_is_shared_with_processes_stays_known",
+            "test_workers_of_a_data_loader_change_nothing",
+            "test_workers_that_load_data_work_as_ever",
+        ),
+    ),
+    LeftOut(
+        "one thread of the device runs all backwards, none of which can wait for another",
+        (
+            "test_backwards_in_two_threads_at_once_are_kept_apart",
+            "test_gpts_in_four_threads_are_attributed",
+            "test_rows_of_two_backwards_at_once_are_kept_apart",
         ),
     ),
     LeftOut(
@@ -37,6 +94,12 @@ LEFT_OUT = [
             "test_model_output_keeps_its_class_and_its_gradients",
             "test_view_that_a_module_in_place_writes_to_has_the_gradient_it_had",
             "test_whole_tensors_are_kept_with_the_steps_that_are_written",
+            "test_backward_that_begins_with_an_edge_of_the_graph_brings_both_gradients_together",
+            "test_gradient_that_a_backward_with_inputs_does_not_bring_is_not_waited_for",
+            "test_modules_that_a_generator_runs_are_stashed",
+            "test_targets_and_constants_are_leaves_of_where_they_are_read",
+            "test_transforms_of_functions_are_stashed_as_plain_tensors",
+            "test_two_trackers_at_one_leaf_hear_its_gradient_each",
         ),
     ),
     LeftOut(
@@ -44,15 +107,12 @@ LEFT_OUT = [
         (
             "test_module_that_a_backward_runs_has_rows_of_its_phase",
             "test_modules_that_a_function_runs_are_none_of_the_runs",
+            "test_gradient_of_what_only_a_recompute_was_given_is_there",
         ),
     ),
     LeftOut(
-        "they name the autocast or the gradient scaler of the CPU",
-        (
-            "test_overflow_under_autocast_in_half_precision",
-            "test_overflow_of_one_optimizer_that_is_skipped_does_not_stop_another",
-            "test_overflow_that_a_grad_scaler_skips_is_neither_told_nor_a_reason_to_stop",
-        ),
+        "the device's thread may drop an exception a moment after the backward has raised it",
+        ("test_exception_of_a_hook_is_not_kept",),
     ),
     LeftOut(
         "gradients are read to see whether they were zeroed, which modtrace does in main memory alone: it would wait",
@@ -60,13 +120,39 @@ LEFT_OUT = [
     ),
     LeftOut(
         "the simulated device has no kernel for it: the CPU has none, and another device has one of its own",
-        ("[Mixtral", "test_ops_of_an_lstm"),
+        (
+            "[Mixtral",
+            "[batch norm and rnn",
+            "[lstm]",
+            "test_graph_and_tensors_die_as_they_would_without_a_tracker",
+            "test_lstm",
+            "test_ops_of_an_lstm",
+        ),
+    ),
+    LeftOut(
+        "attention is of other ops there than on the CPU",
+        ("[None-36484", "[_flex]", "test_costs_of[attention]", "test_ops_flops.py::test_attention"),
+    ),
+    LeftOut(
+        "the simulated device resizes memory when an op has ended, not inside of it, and runs one op at a time",
+        (
+            "an output that is resized by an op that raises",
+            "costs_of_an_independent_count[compiled-6]",
+            "costs_of_an_independent_count[python-6]",
+            "memory that a set tensor grows",
+            "test_modules_that_begin_a_step_while_an_op_runs_do_not_part_it_from_what_it_reads",
+        ),
     ),
     LeftOut(
         "torch has no data parallelism and no process groups for it",
         (
             "test_wrapper_parts_are_stripped_and_kept_in_the_raw_path",
             "[DataParallel]",
+            "[data parallel without devices",
+            "[distributed",
+            "[fully sharded",
+            "test_cases_data_parallel.py",
+            "test_sharded_parameters_count_while_they_are_gathered",
             "test_ddp_has_the_gradients_of_this_rank_and_stays_as_it_is",
             "test_sharded_models_train_on_undisturbed",
         ),
@@ -77,6 +163,25 @@ LEFT_OUT = [
             "test_sparse_gradients_of_an_embedding_leave_its_output_dense",
             "test_sparse_gradient_comes_as_it_is",
             "test_sparse_gradient_moves_only_the_rows_it_has",
+            "[sparse gradients",
+            "test_sparse_gradient_of_an_embedding_is_measured_by_its_stored_values",
+            "test_tensors_without_storage_have_none",
+            "test_what_cannot_be_seen_is_unknown",
+            "two_optimizers_and_a_sparse_one",
+        ),
+    ),
+    LeftOut(
+        "they differ on a device as do the last ones below: backwards on its thread of scopes without a module, of ops "
+        "outside of modules, and of a reentrant checkpoint; and a call stays open that Ctrl-C in an op has ended",
+        (
+            "attributed_as_the_graph_says[Swin-reentrant]",
+            "test_checkpointed_regions",
+            "test_functions_that_the_script_applies_itself_are_understood",
+            "test_op_after_an_exception_is_outside_of_the_calls_that_it_ended[KeyboardInterrupt]",
+            "test_scope_of_a_module_inside_a_scope_of_nobody",
+            "test_scope_of_a_module_stands_below_it_and_opens_it",
+            "test_training_without_modules_is_in_order_and_its_backward_is_joined",
+            "test_what_the_nodes_of_a_backward_keep_is_charged_to_it",
         ),
     ),
     LeftOut(

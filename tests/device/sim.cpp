@@ -147,6 +147,7 @@ std::string use(Block *block, size_t begin, size_t end, int stream, bool writes)
 char *device_memory, *kernel_memory; /* the same pages twice */
 size_t capacity[DEVICES], allocated[DEVICES], peak[DEVICES], top[DEVICES];
 std::map<size_t, std::vector<size_t>> unused[DEVICES]; /* offsets by size */
+std::map<size_t, Block *> blocks; /* by offset; under `state` */
 
 void open_memory() {
     int file = memfd_create("sim", MFD_CLOEXEC);
@@ -216,6 +217,7 @@ void release(void *context) {
     else madvise(memory, pages, MADV_REMOVE);
     allocated[block->device] -= pages;
     unused[block->device][pages].push_back(block->offset);
+    blocks.erase(block->offset);
     delete block;
 }
 
@@ -240,7 +242,7 @@ struct Allocator final : c10::Allocator {
         }
         allocated[device] += pages;
         peak[device] = std::max(peak[device], allocated[device]);
-        auto *block = new Block{(DeviceIndex)device, stream_of(device), offset, bytes, {}, {}};
+        auto *block = blocks[offset] = new Block{(DeviceIndex)device, stream_of(device), offset, bytes, {}, {}};
         return {device_memory + offset, block, &release, Device(SIM, device)};
     }
     c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -250,9 +252,13 @@ struct Allocator final : c10::Allocator {
 };
 Allocator &allocator = *new Allocator();
 
-Block *block_of(const c10::StorageImpl *storage) {
-    const c10::DataPtr &data = storage->data_ptr();
-    return data.get_deleter() == &release ? (Block *)data.get_context() : nullptr;
+/* Returns the allocation in which an address lies, or nothing. A storage need not own its memory: one that is written to a
+   file is read through another. Call it under `state`. */
+Block *block_at(const char *address) {
+    auto after = blocks.upper_bound(address - device_memory);
+    if (!is_device_address(address) || after == blocks.begin()) return nullptr;
+    Block *block = std::prev(after)->second;
+    return address < device_memory + block->offset + block->bytes ? block : nullptr;
 }
 
 /* ---- Waiting ---- */
@@ -404,15 +410,16 @@ void check(const std::string &problem) { TORCH_CHECK(problem.empty(), "sim: ", p
 /* Notes that the current stream of a tensor's device uses the tensor. */
 void use(const at::Tensor &tensor, int stream, bool writes) {
     if (tensor.numel() == 0) return;
-    Block *block = block_of(tensor.storage().unsafeGetStorageImpl());
-    TORCH_CHECK(block != nullptr, "sim: a kernel uses a tensor without memory");
     size_t extent = 1;
     for (int64_t dim = 0; dim < tensor.dim(); dim++) extent += (tensor.size(dim) - 1) * tensor.stride(dim);
-    size_t begin = tensor.storage_offset() * tensor.itemsize();
-    std::string problem;
+    auto *data = (const char *)tensor.storage().data() + tensor.storage_offset() * tensor.itemsize();
+    std::string problem = "a kernel uses a tensor without memory";
     {
         std::lock_guard<std::mutex> guard(state);
-        problem = use(block, begin, begin + extent * tensor.itemsize(), stream, writes);
+        if (Block *block = block_at(data)) {
+            size_t begin = data - device_memory - block->offset;
+            problem = use(block, begin, begin + extent * tensor.itemsize(), stream, writes);
+        }
     }
     check(problem);
 }

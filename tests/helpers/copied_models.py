@@ -122,7 +122,7 @@ def _facts(module: nn.Module) -> list[str]:
 
 
 def _hash(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
 
 
 class _Refuses:

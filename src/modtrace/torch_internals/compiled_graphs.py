@@ -1,5 +1,6 @@
 """The graphs of ops that AOTAutograd gives to compilers, and the kernels that inductor makes of them."""
 
+import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .call_frames import TORCH_FOLDER
 from .dynamo import current_compilation, keep_out_of_dynamo
 
 #: Compilers of forwards with a backward, of backwards, and of forwards without.
@@ -187,7 +189,6 @@ def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphO
     for node in nodes:
         first = _first_tensor(node.meta.get("val"))
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-        lines = _LINE.findall(node.meta.get("stack_trace") or "")
         returns = node.target._schema.returns
         op = GraphOp(
             name=str(node.target),
@@ -200,10 +201,16 @@ def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphO
             is_view=any(each.alias_info and not each.alias_info.is_write for each in returns),
             shape=None if first is None else [_to_number(size) for size in first.shape],
             dtype=None if first is None else str(first.dtype).removeprefix("torch."),
-            source=f"{lines[-1][0]}:{lines[-1][1]}" if lines else None,
+            source=_line_of_user(node.meta.get("stack_trace") or ""),
         )
         found.append(op)
     return found
+
+
+def _line_of_user(stack: str) -> str | None:
+    """Returns the innermost line outside of torch, which has lines of its own where a default device is set."""
+    lines = [line for line in _LINE.findall(stack) if not line[0].startswith(TORCH_FOLDER + os.sep)]
+    return ":".join(lines[-1]) if lines else None
 
 
 def _to_number(size: Any) -> int:

@@ -132,7 +132,7 @@ def grad_scaler():
 
 def autocast():
     model = TiedGPT()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         loss = loss_of(model, torch.randint(0, 17, (2, 8)), False)
     loss.backward()
     return [loss, state(model)]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,11 @@ def test_every_op_is_there_once_and_of_the_module_that_an_eager_run_has_it_of() 
     assert {row["path"] for row in sums} == {None}  # of gradients, which belong to no op
 
 
-def test_inputs_shapes_and_lines_are_told() -> None:
-    model = Net()
-    found = inside(train(model, torch.compile(model, backend="aot_eager", fullgraph=True)))
+@pytest.mark.parametrize("default_device", [nullcontext(), torch.device("cpu")], ids=["", "default device"])
+def test_inputs_shapes_and_lines_are_told(default_device: Any) -> None:
+    with default_device:  # which calls functions of torch through one of its own
+        model = Net()
+        found = inside(train(model, torch.compile(model, backend="aot_eager", fullgraph=True)))
     forward = [row for row in found if row["phase"] == "forward"]
     assert [row["nth"] for row in forward] == list(range(len(forward)))
     last = forward[-1]

@@ -63,13 +63,14 @@ def test_signal_is_acted_on_without_a_thread_when_a_step_ends(no_more_threads):
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_step_is_written_at_its_end_by_the_training_itself(tmp_path, monkeypatch, no_more_threads):
+@pytest.mark.parametrize("ops", [False, True])
+def test_step_is_written_at_its_end_by_the_training_itself(tmp_path, monkeypatch, no_more_threads, ops):
     """Once 100 ms have passed since the last time: here the clock stands still, or makes a leap."""
     now_s = [1000.0]
     monkeypatch.setattr("modtrace.collect.recorder.flush_timer.time.monotonic", lambda: now_s[0])
     steps = []
     with pytest.warns(ModtraceWarning):
-        rec = modtrace.record(to=tmp_path / "run.modtrace").__enter__()
+        rec = modtrace.record(to=tmp_path / "run.modtrace", ops=ops).__enter__()
     for leap_s in (0.0, 0.0, 0.099, 0.002, 0.05, 0.1):
         now_s[0] += leap_s
         train(1)

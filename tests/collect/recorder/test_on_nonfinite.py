@@ -163,12 +163,12 @@ class ScaledLoop:
     def __init__(self, scale: float = 2.0**19, *, fused: bool = False) -> None:
         self.model = WithAux()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, fused=fused)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        self.scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=scale)
 
     def run(self, inputs: Iterator[torch.Tensor]) -> None:
         for x in inputs:
             self.optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast(torch.get_default_device().type, dtype=torch.float16):
                 loss = self.model(x).square().mean()
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
@@ -226,10 +226,10 @@ def test_stop_under_a_grad_scaler_comes_after_unscaling_and_before_the_step(ops:
 def test_overflow_of_one_optimizer_that_is_skipped_does_not_stop_another() -> None:
     one, other = WithAux(), WithAux()
     optimizers = [torch.optim.SGD(each.parameters(), lr=1e-4) for each in (one, other)]
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0)
     before = [each.head.weight.clone() for each in (one, other)]
     with modtrace.record(nn.ModuleList([one, other]), on_nonfinite="stop", strict=True):
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.float16):
             losses = [one(torch.ones(4, 8)).sum() * 1e4, other(torch.ones(4, 8)).sum()]
         for loss, optimizer in zip(losses, optimizers, strict=True):
             scaler.scale(loss).backward()

@@ -144,7 +144,7 @@ def autocast():
     model = zoo.TiedGPT(layers=2)
     losses = []
     for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
             losses.append(loss_of(model))
         losses[-1].backward()
     return [losses, state(model)]

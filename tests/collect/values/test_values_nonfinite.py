@@ -28,7 +28,9 @@ def train(plant: Callable[[TiedGPT, int], Any], steps: int = 4, dtype: torch.dty
             plant(model, step)
             tokens = torch.randint(0, 17, (2, 8))
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            with torch.autocast(
+                torch.get_default_device().type, dtype or torch.bfloat16, enabled=dtype is not None
+            ):
                 logits = model(tokens)
             F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()).backward()
             optimizer.step()

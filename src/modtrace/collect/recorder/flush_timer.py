@@ -52,6 +52,11 @@ class FlushTimer:
         """True if the last write was so long ago that the next step that ends must be written at once."""
         return time.monotonic() - self._taken_s >= self._after_s
 
+    @property
+    def has_thread(self) -> bool:
+        """False if the system had none for it: then nobody writes but who ends a step."""
+        return self._thread is not None
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread = start_thread(

@@ -387,10 +387,11 @@ class Recorder(Listener):
         It does not wait for another thread that is writing, which may wait for a disk. With values this takes 0.9 % of
         the CPU time of a step of the reference GPT, as the timer's thread did before. Ops are always left to the timer:
         a tensor that replaced a parameter between two steps gets its name in the next call of its root, and the op that
-        made it belongs to the earlier step. So are values that come from a device.
+        made it belongs to the earlier step. So are values that come from a device. Where the timer has no thread they
+        are written here all the same: nothing may grow until the end of the run.
         """
         waits = self._values.waits_for_devices, self._writer.scalars.has_met_device, self._takes_device_times
-        may_write = self._ops is None and not any(waits)
+        may_write = not self._timer.has_thread or (self._ops is None and not any(waits))
         if may_write and self._timer.is_due and self._writing.acquire(blocking=False):
             self._writing.release()
             self._timer.run(self.flush)
