@@ -79,31 +79,4 @@ LEFT_OUT = [
             "test_sparse_gradient_moves_only_the_rows_it_has",
         ),
     ),
-    LeftOut(
-        "they find a fault of modtrace: nodes that a reentrant checkpoint makes on the device's "
-        "thread outside of modules have no call",
-        (
-            "test_blocks_that_the_script_itself_checkpoints_point_at_their_originals[reentrant]",
-            "test_ops_of_a_transformer[GPT-2-reentrant]",
-            "test_ops_of_a_transformer[Llama-reentrant]",
-            "test_a_function_with_a_reentrant_checkpoint_is_recomputed_in_the_module_that_has_it",
-            "test_an_interrupt_inside_a_recompute_leaves_the_next_step_right",
-        ),
-    ),
-    LeftOut(
-        "they differ on a device, one thread of which runs all backwards, and nobody has looked into it yet: forward "
-        "ops are unknown where no module has run, as are calls of double backwards, torch.func and simultaneous ones",
-        (
-            "test_ops_forward_ops.py::test_backward_of_a_custom_function_has_no_forward_op",
-            "test_ops_forward_ops.py::test_detach_of_what_is_saved_does_not_take_the_node_of_a_view",
-            "test_ops_forward_ops.py::test_double_backward_knows_the_ops_of_the_first_forward_alone",
-            "test_ops_forward_ops.py::test_op_on_a_list_is_the_forward_op_of_its_node",
-            "test_ops_forward_ops.py::test_write_into_a_view_is_the_forward_op_of_both_its_nodes",
-            "test_cases_engine.py::test_a_double_backward",
-            "test_cases_engine.py::test_a_gradient_taken_inside_a_forward_is_a_backward_of_what_it_goes_through",
-            "test_cases_engine.py::test_gradients_of_torch_func",
-            "test_cases_threads.py::test_backwards_at_once_in_two_threads",
-            "test_micro_batches.py::test_backwards_on_two_threads_have_rows_of_their_own",
-        ),
-    ),
 ]
