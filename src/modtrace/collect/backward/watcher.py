@@ -21,7 +21,7 @@ from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, NodeMark, ThreadLog, ThreadLogs
 from .call_events import BackwardListener
 from .call_hooks import CallHooks
-from .gradient_marks import mark_made_by
+from .gradient_marks import mark_made_by, mark_of
 from .graph_walk import root_nodes
 from .graph_watch import GraphWatch
 from .node_threads import NodeThreads
@@ -204,11 +204,18 @@ class BackwardWatcher:
         return self.threads.of(log, task, self.running(log, task), node)
 
     def makers(self, backward: Backward, nodes: Sequence[Any]) -> Sequence[ThreadLog | None]:
-        """Returns the log of the thread that made each node of a graph that runs; None where that cannot be known."""
+        """Returns the log of the thread that made each node of a graph that runs; None where that cannot be known.
+
+        The nodes are in the order in which they run. Those without a mark count as made where the first of them was:
+        no output of a call stands below the nodes of its inside.
+        """
         sole = self.threads.sole(backward.log, backward)
         if sole is not None:
             return [sole] * len(nodes)
-        return [self.threads.of(backward.log, backward.task, backward, node) for node in nodes]
+        marks = [mark_of(node) for node in nodes]
+        unmarked = next((node for node, mark in zip(nodes, marks, strict=True) if mark is None), None)
+        owner = None if unmarked is None else self.threads.of(backward.log, backward.task, backward, unmarked)
+        return [owner if mark is None else mark.log for mark in marks]
 
     def follow_on(self, log: ThreadLog, backward: Backward) -> None:
         """Opens a span for the nodes that a backward makes (`create_graph`) on a thread of the engine's own."""
