@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.collect.backward import graph_watch
-from modtrace.collect.backward.graph_watch import _segment_of
+from modtrace.collect.backward.graph_watch import GraphOwners, _segment_of
 from modtrace.collect.backward.watcher import BackwardWatcher
 from modtrace.collect.scopes import process
 from zoo import TiedGPT
@@ -35,47 +35,47 @@ def nodes_of(tensor: torch.Tensor) -> list[Any]:
     return list(nodes)
 
 
-def owner_by_a_walk(watcher: BackwardWatcher, log: Any, task: int, node: Any) -> Any:
+def below_by_a_walk(node: Any) -> frozenset[Any]:
     """Walks from the node down to the first outputs of outermost calls, whatever was found before."""
-    if watcher.has_one_owner(log):
-        return log
-    own = log.span_of(node._sequence_nr())
-    if getattr(own, "task", -1) >= 0:
-        return log
-    backward = watcher.running(log, task)
-    known = set() if backward is None else {segment.log for segment in backward.reached}
+    found = set()
     pending, seen = [node], {node}
     while pending:
         at = pending.pop()
         segment = _segment_of(at)
         if segment is not None:
-            known.add(segment.log)
+            found.add(segment.log)
             continue
         for below, _ in at.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 pending.append(below)
-    if len(known) > 1:
-        known = {each for each in known if each.span_of(node._sequence_nr()) is not None}
-    return known.pop() if len(known) == 1 else None
+    return frozenset(found)
 
 
 class Asked:
-    """What `owner` has answered, what a walk answers, and how many nodes were visited for it."""
+    """What `owner` has answered, what was found below nodes, what a walk finds, and how many nodes were visited."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[Any, Any]] = []
+        self.answers: list[Any] = []
+        self.numbers_below: list[tuple[list[int], list[int]]] = []
         self.visited = 0
 
 
 @pytest.fixture
 def asked(monkeypatch) -> Iterator[Asked]:
     found = Asked()
-    owner, walk = BackwardWatcher.owner, graph_watch.walk_graph
+    owner, below, walk = BackwardWatcher.owner, GraphOwners.below, graph_watch.walk_graph
 
-    def both(watcher: BackwardWatcher, log: Any, task: int, node: Any) -> Any:
+    def answered(watcher: BackwardWatcher, log: Any, task: int, node: Any) -> Any:
         answer = owner(watcher, log, task, node)
-        found.answers.append((answer, owner_by_a_walk(watcher, log, task, node)))
+        found.answers.append(answer)
+        return answer
+
+    def both(owners: GraphOwners, node: Any) -> Any:
+        answer = below(owners, node)
+        found.numbers_below.append(
+            tuple(sorted(log.number for log in logs) for logs in (answer, below_by_a_walk(node)))
+        )
         return answer
 
     def counted(*args: Any) -> Iterator[Any]:
@@ -83,10 +83,11 @@ def asked(monkeypatch) -> Iterator[Asked]:
             found.visited += 1
             yield node
 
-    monkeypatch.setattr(BackwardWatcher, "owner", both)
+    monkeypatch.setattr(BackwardWatcher, "owner", answered)
+    monkeypatch.setattr(GraphOwners, "below", both)
     monkeypatch.setattr(graph_watch, "walk_graph", counted)
     yield found
-    assert [answer for answer, _ in found.answers] == [walked for _, walked in found.answers]
+    assert [visited for visited, _ in found.numbers_below] == [walked for _, walked in found.numbers_below]
 
 
 def ask_at_each_node(loss: torch.Tensor) -> int:
@@ -106,7 +107,7 @@ def test_each_node_is_visited_once(asked, layers):
         nodes = ask_at_each_node(loss)
         run_in_thread(loss.backward)
     assert asked.visited <= nodes
-    assert {answer is None for answer, _ in asked.answers} == {False}
+    assert {answer is None for answer in asked.answers} == {False}
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -138,8 +139,7 @@ def test_graph_that_two_threads_have_built(asked, runs_backward):
         loss = second.sum() + third + first.sum()
         ask_at_each_node(loss)
         runs_backward(loss.backward)
-        owners = {answer for answer, _ in asked.answers}
-        assert len(owners - {None}) >= 2
+        assert len({*asked.answers} - {None}) >= 2
 
 
 def test_backward_inside_of_a_backward(asked):

@@ -31,27 +31,30 @@ def short(row: dict[str, Any]) -> str:
     return name.removeprefix("aten.").removesuffix(".default")
 
 
-class Tripled(torch.autograd.Function):
-    """Runs no op in its forward."""
-
+@pytest.fixture
+def tripled() -> Callable[[torch.Tensor], Any]:
+    """Applies a Function that runs no op in its forward."""
     constant = torch.ones(2)
 
-    @staticmethod
-    def forward(ctx, x):
-        return Tripled.constant
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return constant
 
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 3
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 3
+
+    return Tripled.apply
 
 
 def leaf() -> torch.Tensor:
     return torch.ones(2, requires_grad=True)
 
 
-def test_backward_of_a_custom_function_has_no_forward_op():
+def test_backward_of_a_custom_function_has_no_forward_op(tripled):
     def run():
-        (Tripled.apply(leaf()) * 2).sum().backward()
+        (tripled(leaf()) * 2).sum().backward()
 
     assert forward_ops(run) == [
         ("expand", "sum"),
@@ -118,9 +121,9 @@ def test_detach_of_what_is_saved_does_not_take_the_node_of_a_view():
     assert "relu_" in found and "detach" not in found
 
 
-def test_op_that_cannot_be_differentiated_has_no_node():
+def test_op_that_cannot_be_differentiated_has_no_node(tripled):
     def run(rec):
-        torch.gt(Tripled.apply(leaf()), 0)
+        torch.gt(tripled(leaf()), 0)
 
     assert [row["sequence_nr"] for row in op_rows(recorded(run))] == [None, None]
 

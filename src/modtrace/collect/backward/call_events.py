@@ -55,7 +55,8 @@ class CallEvents:
 
         Args:
             log: the log of the running thread.
-            segment: the segment of the call; None for nodes outside of any module, and at the end of the run.
+            segment: the segment of the call; None for nodes outside of any module or of another backward, and at the
+                end of the run.
             index: the index of the call in its segment.
             number: the number of the node; -1 if there is none.
             arriving: the gradients that arrive at the node.
@@ -64,8 +65,6 @@ class CallEvents:
             for call in self.passthrough.pop(number, ()):
                 call.is_passthrough = True
                 self._go_to(log, call, number, arriving)
-            if segment is not None and number >= 0 and not segment.has_made(number):
-                segment = None  # the node was made by another backward, not by the forward
             self._go_to(log, None if segment is None else self._calls(segment)[index], number, arriving)
         finally:
             log.hooked = None

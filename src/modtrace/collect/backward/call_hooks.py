@@ -12,20 +12,29 @@ from ..log.listeners import Subscribers
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
 from .call_events import BackwardListener, CallEvents
-from .graph_walk import root_nodes
-from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_changes, read_graph
+from .graph_walk import begins_at_leaf, root_nodes
+from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_calls, find_changes, read_graph
+
+#: Returns the logs of the threads that made some nodes of a backward's graph.
+MakersOf = Callable[[Backward, Sequence[Any]], Sequence[ThreadLog | None]]
 
 
 class CallHooks:
     """The hooks on the autograd nodes of one backward."""
 
     def __init__(
-        self, backward: Backward, subscribers: Subscribers, logs: ThreadLogs, device_times: DeviceTimes
+        self,
+        backward: Backward,
+        subscribers: Subscribers,
+        logs: ThreadLogs,
+        device_times: DeviceTimes,
+        follow_on: Callable[[ThreadLog, Backward], None],
     ) -> None:
         self._backward = backward
         self._device_times = device_times
         self._subscribers = subscribers
         self._logs = logs
+        self._follow_on = follow_on
         self._handles: list[Any] = []
         self._changes: CallChanges = NO_CHANGES
         self._next_change = 0
@@ -35,7 +44,7 @@ class CallHooks:
     def plan(
         self,
         outputs: Iterable[Any],
-        owner_of: Callable[[ThreadLog, int, Any], ThreadLog | None],
+        makers_of: MakersOf,
         listeners: Sequence[BackwardListener],
         *,
         times: bool,
@@ -45,7 +54,7 @@ class CallHooks:
 
         Args:
             outputs: the tensors that the backward begins with.
-            owner_of: returns the log of the thread that made a node.
+            makers_of: returns the logs of the threads that made nodes.
             listeners: receive the backward of each call.
             times: records when the backward of each call begins and ends.
             additions: distinguishes the engine's sums of gradients from the work of nodes.
@@ -54,32 +63,50 @@ class CallHooks:
         roots = root_nodes(outputs)
         placed = False
         self._backward.marks_additions = additions
-        self._takes_times = times or self._backward.span is not None
+        self._takes_times = times or bool(self._backward.spans)
 
         def place_hooks(grad_outputs: Any) -> None:
             nonlocal placed
             if not placed and not is_dynamo_compiling():  # compiled autograd would trace the walk
                 placed = True
-                self._backward.task = graph_task_id()
                 begins_here = False
+                self._learn_thread()
                 with self._subscribers.guard(None):
-                    begins_here = self._place_hooks(roots, outputs, owner_of, listeners)
+                    begins_here = self._place_hooks(roots, outputs, makers_of, listeners)
                 if begins_here:
                     self._move_on(grad_outputs)  # the node's hooks are running: one placed now would not
 
         self._handles = [node.register_prehook(place_hooks) for node in roots]
+        self._backward.learns_task = not begins_at_leaf(outputs)
+
+    def plan_learning(self, outputs: Any) -> None:
+        """Registers a hook on the first nodes, by which the backward learns its graph task and its thread."""
+
+        def learn(grad_outputs: Any) -> None:
+            if not is_dynamo_compiling():
+                self._learn_thread()
+
+        self._handles = [node.register_prehook(learn) for node in root_nodes(outputs)]
+        self._backward.learns_task = not begins_at_leaf(outputs)
+
+    def _learn_thread(self) -> None:
+        self._backward.task = graph_task_id()
+        with self._subscribers.guard(None):
+            self._follow_on(self._logs.current, self._backward)
 
     def _place_hooks(
         self,
         roots: list[Any],
         outputs: list[Any],
-        owner_of: Callable[[ThreadLog, int, Any], ThreadLog | None],
+        makers_of: MakersOf,
         listeners: Sequence[BackwardListener],
     ) -> bool:
         """Places the hooks. Returns whether the node that is about to run is itself the first node of a call."""
         first = current_node()
         graph = read_graph(roots, first, self._backward.is_pruned)
-        owner = owner_of(self._backward.log, self._backward.task, first)
+        makers = makers_of(self._backward, graph.nodes)
+        calls = find_calls(graph, makers)
+        owner = next((maker for node, maker in zip(graph.nodes, makers, strict=True) if node is first), None)
         if owner is not None:
             extra: Collection[int] = ()
             if listeners:
@@ -88,13 +115,13 @@ class CallHooks:
                 for node, collect in self._events.collectors():
                     self._handles.append(node.register_hook(collect))
                 queue_callback(self._finish)
-            self._changes = find_changes(graph, owner, extra)
+            self._changes = find_changes(graph, calls, extra)
             move_on = self._move_on  # one for all nodes: they run in the order of the changes
             self._handles += [
                 node.register_prehook(move_on) for node in self._changes.nodes if node is not first
             ]
         if self._backward.marks_additions:
-            for node, call in find_adding_nodes(graph, outputs, owner):
+            for node, call in find_adding_nodes(graph, outputs, calls):
                 mark = functools.partial(self._mark, node._sequence_nr(), call)
                 self._handles.append(node.register_hook(mark))
         return any(node is first for node in self._changes.nodes)  # most often the very first
@@ -117,9 +144,12 @@ class CallHooks:
         if self._takes_times:
             self._backward.calls.move(segment, index, now, self._device_times.record_for(grad_outputs))
         if self._events is not None:
-            self._tell(self._events, segment, index, number, grad_outputs)
-        span = self._backward.span
-        if span is not None:
+            is_own = self._changes.is_own[at]
+            self._tell(self._events, segment if is_own else None, index, number, grad_outputs)
+        if self._backward.create_graph and self._backward.segment is None:
+            log = self._logs.current
+            self._follow_on(log, self._backward)
+            span = self._backward.spans[log]
             span.seqs.append(sequence_nr())
             span.targets.append(None if segment is None else CallRef(segment, index))
 

@@ -43,6 +43,15 @@ def root_nodes(outputs: Any, *, with_leaves: bool = False) -> list[Any]:
     return found if with_leaves else [each for each in found if each._sequence_nr() != ACCUMULATE_SEQUENCE_NR]
 
 
+def begins_at_leaf(outputs: Any) -> bool:
+    """Returns whether a backward may begin at the gradient of a leaf, or of a tensor that cannot be asked for a node.
+
+    No hook of `root_nodes` runs before that one.
+    """
+    given = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+    return any(not root_nodes((each,)) for each in given)
+
+
 def walk_graph(roots: Iterable[Any], known: Container[Any] = ()) -> Iterator[tuple[Any, int, Edges]]:
     """Yields some nodes and all that lead to them, each once, with its sequence number and its next edges.
 

@@ -1,5 +1,6 @@
 """Watches the graph of an outermost call: when backward reaches its outputs, and when the graph is freed."""
 
+import math
 import weakref
 from collections.abc import Callable
 from itertools import islice
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR
 from ...torch_internals.dynamo import is_dynamo_compiling
 from ...torch_internals.modes import DisableTorchFunction
 from ..log.segments import Segment
@@ -69,6 +71,7 @@ class GraphOwners:
 
     def __init__(self) -> None:
         self._owners: dict[Any, frozenset[ThreadLog]] = {}
+        self.lowest, self.highest = math.inf, -math.inf  # numbers of visited nodes
 
     def below(self, node: Any) -> frozenset[ThreadLog]:
         """Returns the threads of the first watched nodes at or below a node of the graph."""
@@ -81,8 +84,10 @@ class GraphOwners:
         found: dict[Any, frozenset[ThreadLog]] = {}
         above: dict[Any, list[Any]] = {}
         watched: dict[Any, frozenset[ThreadLog]] = {}
-        for node, _, edges in walk_graph([root], known):
+        for node, number, edges in walk_graph([root], known):
             found[node] = _NOBODY
+            if number != ACCUMULATE_SEQUENCE_NR:
+                self.lowest, self.highest = min(self.lowest, number), max(self.highest, number)
             segment = _segment_of(node)
             if segment is not None:
                 watched[node] = frozenset([segment.log])

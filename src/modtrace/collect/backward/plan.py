@@ -1,7 +1,7 @@
 """Reads an autograd graph before it runs: which nodes will run, in which order, and in which call each was made."""
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,9 +47,10 @@ class CallChanges(NamedTuple):
     numbers: list[int]
     segments: list[Segment | None]
     calls: list[int]  # by number in their segments; -1: outside
+    is_own: list[bool]  # see `NodeCalls`
 
 
-NO_CHANGES = CallChanges([], [], [], [])
+NO_CHANGES = CallChanges([], [], [], [], [])
 
 
 def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:
@@ -70,16 +71,41 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:
     )
 
 
-def find_changes(graph: EngineGraph, owner: ThreadLog, extra: Collection[int] = ()) -> CallChanges:
+class NodeCalls(NamedTuple):
+    """The calls that the nodes of a graph belong to, in the order of the nodes."""
+
+    segments: list[Segment | None]
+    of_segment: Ints  # index of the node's segment
+    call: Ints  # index of the call in its segment; -1: none
+    is_own: npt.NDArray[np.bool_]  # it was made in the forward of its call, and not by a backward through it
+
+
+def find_calls(graph: EngineGraph, makers: Sequence[ThreadLog | None]) -> NodeCalls:
+    """Returns the calls of the nodes. `makers` are the logs of the threads that have made them, None where unknown."""
+    size = len(graph.numbers)
+    segments: list[Segment | None] = [None]
+    found = NodeCalls(segments, np.zeros(size, np.int64), np.full(size, -1, np.int64), np.zeros(size, bool))
+    for maker in dict.fromkeys(makers):
+        if maker is None:
+            continue
+        at = np.array([other is maker for other in makers])
+        numbers = graph.numbers[at]
+        theirs, of_segment, found.call[at] = calls_of_nodes(maker, numbers)
+        found.of_segment[at] = np.where(of_segment > 0, of_segment + len(segments) - 1, 0)
+        found.is_own[at] = _made_in_segment(numbers, maker, theirs, of_segment)
+        segments += theirs[1:]
+    return found
+
+
+def find_changes(graph: EngineGraph, calls: NodeCalls, extra: Collection[int] = ()) -> CallChanges:
     """Returns the nodes at which the running call changes, the first node, and the nodes whose numbers are in `extra`.
 
     The engine runs nodes in descending order of their sequence numbers, so the calls in which the sorted nodes were
     made are in the order of their backward.
     """
-    segments, of_segment, index = calls_of_nodes(owner, graph.numbers)
+    segments, of_segment, index, own = calls
     changed = np.empty(len(index), bool)
     changed[:1] = True
-    own = _made_in_segment(graph.numbers, segments, of_segment)
     changed[1:] = (index[1:] != index[:-1]) | (of_segment[1:] != of_segment[:-1]) | (own[1:] != own[:-1])
     if extra:
         changed |= np.isin(graph.numbers, list(extra))
@@ -89,33 +115,36 @@ def find_changes(graph: EngineGraph, owner: ThreadLog, extra: Collection[int] = 
         graph.numbers[at].tolist(),
         [segments[of] for of in of_segment[at].tolist()],
         index[at].tolist(),
+        own[at].tolist(),
     )
 
 
 def _made_in_segment(
-    numbers: Ints, segments: list[Segment | None], of_segment: Ints
+    numbers: Ints, maker: ThreadLog, segments: list[Segment | None], of_segment: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Returns, for each node, whether it was made in the forward of its segment, and not by a backward through it."""
+    """Returns, for each node, whether it was made while its segment ran, and not by a later backward through it."""
     end = np.iinfo(np.int64).max
     first = np.array([0 if each is None else each.first_seq for each in segments], np.int64)
     last = np.array(
         [end if each is None or each.last_seq is None else each.last_seq for each in segments], np.int64
     )
     own: npt.NDArray[np.bool_] = (first[of_segment] <= numbers) & (numbers < last[of_segment])
+    elsewhere = np.array([each is not None and each.log is not maker for each in segments])[of_segment]
+    for at in np.flatnonzero(elsewhere).tolist():  # the number counts on another thread
+        own[at] = maker.has_made_for_forward(int(numbers[at]))
     return own
 
 
 def find_adding_nodes(
-    graph: EngineGraph, outputs: list[Any], owner: ThreadLog | None
+    graph: EngineGraph, outputs: list[Any], calls: NodeCalls
 ) -> Iterator[tuple[Any, CallRef | None]]:
     """Yields the nodes after which the engine adds their gradients to others of the same tensor.
 
     Each comes with the innermost call that contains the sources of all those gradients; None if there is none, or if it
     is not known.
     """
-    calls = _calls_by_node(graph, owner)
     fed: dict[Any, CallRef | None] = dict.fromkeys(_fed_at_start(outputs, graph.edges))
-    for node, call in zip(graph.nodes, calls, strict=True):
+    for node, call in zip(graph.nodes, _call_refs(calls), strict=True):
         targets = [edge for edge in graph.edges[node] if edge[0] is not None]
         met = [fed[edge] for edge in targets if edge in fed]
         if met or len(set(targets)) < len(targets):
@@ -124,11 +153,9 @@ def find_adding_nodes(
             fed[edge] = _common(fed[edge], call) if edge in fed else call
 
 
-def _calls_by_node(graph: EngineGraph, owner: ThreadLog | None) -> list[CallRef | None]:
-    if owner is None:
-        return [None] * len(graph.nodes)
-    segments, of_segment, index = calls_of_nodes(owner, graph.numbers)
-    found = zip(of_segment.tolist(), index.tolist(), strict=True)
+def _call_refs(calls: NodeCalls) -> list[CallRef | None]:
+    found = zip(calls.of_segment.tolist(), calls.call.tolist(), strict=True)
+    segments = calls.segments
     return [None if (at := segments[of]) is None or call < 0 else CallRef(at, call) for of, call in found]
 
 

@@ -1,20 +1,30 @@
 """Wraps the Python entry of the autograd engine, and knows which backwards are running."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ...torch_internals.autograd import EngineEntry, graph_task_id, queue_callback, sequence_nr
+from ...torch_internals.autograd import (
+    ACCUMULATE_SEQUENCE_NR,
+    EngineEntry,
+    current_node,
+    graph_task_id,
+    queue_callback,
+    sequence_nr,
+)
 from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
 from ..log.device_times import DeviceTimes
 from ..log.listeners import Subscribers, tell_all
 from ..log.segments import BackwardSpan, CallRef, Segment
-from ..log.thread_log import Backward, ThreadLog, ThreadLogs
+from ..log.thread_log import Backward, NodeMark, ThreadLog, ThreadLogs
 from .call_events import BackwardListener
 from .call_hooks import CallHooks
-from .graph_watch import GraphOwners, GraphWatch
+from .gradient_marks import mark_made_by, mark_of
+from .graph_walk import root_nodes
+from .graph_watch import GraphWatch
+from .node_threads import NodeThreads
 
 #: Closes the segments of a log above one that were left without their hooks.
 CloseDownTo = Callable[[ThreadLog, Segment | None], None]
@@ -36,12 +46,14 @@ class BackwardWatcher:
         self._close_down_to = close_down_to
         self._entry = EngineEntry()
         self._running: list[Backward] = []
-        self._unseen: tuple[int, GraphOwners] | None = None  # of a graph task that no `Backward` describes
+        self.threads = NodeThreads(logs)
         self.listeners: list[BackwardListener] = []
 
     def start(self) -> None:
         """Wraps torch's `_engine_run_backward`, through which every backward from Python goes."""
-        keep_out_of_dynamo(CallHooks.plan, CallHooks._move_on, CallHooks._mark, CallHooks._finish)
+        keep_out_of_dynamo(
+            CallHooks.plan, CallHooks.plan_learning, CallHooks._move_on, CallHooks._mark, CallHooks._finish
+        )
         keep_out_of_dynamo(GraphWatch.__call__)
         keep_out_of_dynamo(BackwardWatcher._make, BackwardWatcher._begin, BackwardWatcher._end)
         keep_out_of_dynamo(BackwardWatcher._wrap, BackwardWatcher._run, with_callees=False)
@@ -49,7 +61,7 @@ class BackwardWatcher:
 
     def stop(self) -> None:
         """Restores `_engine_run_backward`."""
-        self._forget_unseen()
+        self.threads.forget_unseen()
         self._entry.restore()
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +80,9 @@ class BackwardWatcher:
             self._begin(backward, hooks, outputs)
             result = original(outputs, *args, **kwargs)
             raised = False
+            if backward.marks_made and any(each is not backward.log for each in backward.spans):
+                with self._subscribers.guard(None):
+                    mark_made_by(backward, outputs, result)
             return result
         finally:
             self._end(backward, hooks, raised)
@@ -76,7 +91,9 @@ class BackwardWatcher:
         log, task = self._logs.current, graph_task_id()
         outer = log.backward or (self.running(log, task) if task >= 0 else None)
         backward = Backward(log, outer, args, kwargs)
-        return backward, CallHooks(backward, self._subscribers, self._logs, self._device_times)
+        return backward, CallHooks(
+            backward, self._subscribers, self._logs, self._device_times, self.follow_on
+        )
 
     def _begin(self, backward: Backward, hooks: CallHooks, outputs: Any) -> None:
         log = backward.log
@@ -84,20 +101,22 @@ class BackwardWatcher:
         backward.outputs = outputs
         log.context = self._logs.outside  # modules that run now do not run inside the open call
         self._running.append(backward)
-        self._forget_unseen()
+        self.threads.forget_unseen()
         with self._subscribers.guard(None):
             if backward.create_graph and log.segment is None:
-                backward.span = BackwardSpan(sequence_nr(), None)
-                log.spans.append(backward.span)
+                log.open_gradient_span(backward, backward.first_seq)
             tell_all(self._subscribers.backward_began, backward)
             users = list(self._subscribers.users)
             times = any(user.wants_backward_events for user in users)
             additions = any(user.wants_additions for user in users)
             listeners = tuple(self.listeners)
-            if times or additions or listeners:
+            backward.marks_made = times or additions or bool(listeners)
+            if backward.marks_made:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
-                hooks.plan(outputs, self.owner, listeners, times=times, additions=additions)
+                hooks.plan(outputs, self.makers, listeners, times=times, additions=additions)
+            elif backward.create_graph or any(each.home is not backward.home for each in self._running):
+                hooks.plan_learning(outputs)
 
     def _end(self, backward: Backward, hooks: CallHooks, raised: bool) -> None:
         log = backward.log
@@ -110,12 +129,22 @@ class BackwardWatcher:
         backward.end(raised, self._device_times.record(began[-1].clock.device) if is_timed else None)
         with self._subscribers.guard(None):
             self._close_down_to(log, backward.segment)
+            if raised:
+                self._close_elsewhere(backward)
             if log.segment is backward.segment:
                 log.context = backward.context
-            if backward.span is not None:
-                backward.span.last_seq = sequence_nr()
+            if log in backward.spans:
+                backward.spans[log].last_seq = sequence_nr()
+            if backward.outer is not None:
+                log.nested_end = sequence_nr()
             backward.first_id = self._logs.take_ids(len(backward.calls))
             tell_all(self._subscribers.backward_ended, backward)
+
+    def _close_elsewhere(self, backward: Backward) -> None:
+        """Closes the calls that an interrupt has left on threads of the engine's own."""
+        for log in self._logs.all:
+            if log is not backward.log and log.segment is not None and log.task == backward.task >= 0:
+                self._close_down_to(log, log.suspended[-1][2] if log.suspended else None)
 
     def is_running(self) -> bool:
         """Returns whether a backward runs on any thread."""
@@ -123,14 +152,24 @@ class BackwardWatcher:
 
     def running(self, log: ThreadLog, task: int) -> Backward | None:
         """Returns the backward of a graph task; None if it did not come through the wrapped entry."""
+        backward = self._find_running(log, task)
+        if backward is not None and backward.create_graph:
+            self.follow_on(log, backward)
+        return backward
+
+    def _find_running(self, log: ThreadLog, task: int) -> Backward | None:
         for backward in reversed(self._running):
             if backward.task == task:
                 return backward
         if log.backward is not None and log.backward.task < 0:
             log.backward.task = task
             return log.backward
-        unknown = [backward for backward in self._running if backward.task < 0]
-        if len(unknown) == 1:  # on a thread of the engine's own
+        unknown = [each for each in self._running if each.task < 0]  # on a thread of the engine's own
+        if len(unknown) > 1:
+            node = current_node()
+            begun = [each for each in unknown if node in root_nodes(each.outputs)]
+            unknown = begun or [each for each in unknown if not each.learns_task]
+        if len(unknown) == 1:
             unknown[0].task = task
             return unknown[0]
         return None
@@ -147,51 +186,49 @@ class BackwardWatcher:
 
         Such nodes were made after the surrounding backward began. All other nodes outside of spans belong to no call.
         """
-        outer = None if backward is None else backward.outer
-        if backward is None or outer is None or outer.log is not owner or backward.inside is None:
+        if backward is None or owner is not backward.log or not backward.may_have_remade(number):
             return None
-        if number < outer.first_seq:
-            return None
-        return owner.call_of(backward.inside._sequence_nr())
+        return self.caller(backward)
 
-    def has_one_owner(self, log: ThreadLog) -> bool:
-        """Returns whether this thread has built every graph that is known."""
-        return not any(each.spans for each in self._logs.all if each is not log)
+    def caller(self, backward: Backward) -> CallRef | None:
+        """Returns the call whose node runs a backward in its own; None if there is none, or if it is not known."""
+        node, outer = backward.inside, backward.outer
+        number = ACCUMULATE_SEQUENCE_NR if node is None else node._sequence_nr()
+        if outer is None or number == ACCUMULATE_SEQUENCE_NR:
+            return None
+        owner = self.threads.of(backward.log, outer.task, outer, node)
+        return None if owner is None else owner.call_of(number) or self.recomputed_by(owner, outer, number)
 
     def owner(self, log: ThreadLog, task: int, node: Any) -> ThreadLog | None:
-        """Returns the log of the thread that built the running graph; None if that cannot be known.
+        """Returns the log of the thread that made a node of the running graph; None if that cannot be known."""
+        return self.threads.of(log, task, self.running(log, task), node)
 
-        Sequence numbers count per thread. If several threads have graphs, only the graph itself can tell which thread
-        gave the numbers.
+    def makers(self, backward: Backward, nodes: Sequence[Any]) -> Sequence[ThreadLog | None]:
+        """Returns the log of the thread that made each node of a graph that runs; None where that cannot be known.
+
+        The nodes are in the order in which they run. Those without a mark count as made where the first of them was:
+        no output of a call stands below the nodes of its inside.
         """
-        if self.has_one_owner(log):
-            return log
-        number = node._sequence_nr()
-        own, backward = log.span_of(number), self.running(log, task)
-        outer = None if backward is None else backward.outer
-        if isinstance(own, Segment) and outer is not None and own.task == outer.task:
-            return log  # what this thread recomputed itself, in the backward around this one
-        known = set(self._owners_of(task, backward).below(node))
-        if backward is not None:
-            known |= backward.reached_logs
-        if len(known) > 1:
-            known = {each for each in known if each.span_of(number) is not None}
-        return known.pop() if len(known) == 1 else None
+        sole = self.threads.sole(backward.log, backward)
+        if sole is not None:
+            return [sole] * len(nodes)
+        marks = [mark_of(node) for node in nodes]
+        unmarked = next((node for node, mark in zip(nodes, marks, strict=True) if mark is None), None)
+        owner = None if unmarked is None else self.threads.of(backward.log, backward.task, backward, unmarked)
+        return [owner if mark is None else mark.log for mark in marks]
 
-    def _owners_of(self, task: int, backward: Backward | None) -> GraphOwners:
-        """Returns the owners of a graph that runs, which are forgotten when the backward ends."""
-        if backward is not None:
-            if backward.owners is None:
-                backward.owners = GraphOwners()
-            owners: GraphOwners = backward.owners
-            return owners
-        unseen = self._unseen
-        if unseen is None or unseen[0] != task:  # a backward that C++ code started
-            unseen = self._unseen = task, GraphOwners()
-            queue_callback(
-                self._forget_unseen
-            )  # not called if the backward raises: then the next one forgets
-        return unseen[1]
+    def follow_on(self, log: ThreadLog, backward: Backward) -> None:
+        """Opens a span for the nodes that a backward makes (`create_graph`) on a thread of the engine's own."""
+        if not backward.create_graph or log is backward.log or log in backward.spans:
+            return
+        span = log.open_gradient_span(backward, log.known_until())
+        log.mark = log.mark or NodeMark(log)
+        if backward.segment is not None:  # what it makes is work of the module whose forward asks for it
+            span.asked_by = CallRef(backward.segment, backward.segment.open_calls.innermost)
+        queue_callback(functools.partial(self._end_span, log, span, marks=backward.marks_made))
 
-    def _forget_unseen(self) -> None:
-        self._unseen = None
+    def _end_span(self, log: ThreadLog, span: BackwardSpan, *, marks: bool) -> None:
+        if self._logs.current is log:  # the last node may have run elsewhere
+            span.last_seq = sequence_nr()
+            if not marks:
+                log.unmarked_seq = span.last_seq

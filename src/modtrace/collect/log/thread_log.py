@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import FrameType
 from typing import Any
 
-from ...torch_internals.autograd import current_node, sequence_nr
+from ...torch_internals.autograd import current_node, graph_task_id, sequence_nr
 from ...torch_internals.call_frames import call_kwargs
 from .backward_calls import BackwardCalls
 from .call_context import CallContext, ContextTree
@@ -48,6 +48,13 @@ class ThreadLog:
     prune_at: int = 2 * _UNWATCHED_KEPT
     #: Nodes with smaller numbers may belong to calls that are not known any more.
     forgotten_seq: int = field(default_factory=sequence_nr)
+    #: Of nodes that backwards make (`create_graph`), if this is a thread of the engine's own and has made some.
+    mark: "NodeMark | None" = None
+    unmarked_seq: int = 0  # such nodes that have no mark have smaller numbers than this one
+    #: The last node that ran a backward in its own: its graph task, and its number ...
+    nested_in: tuple[int, int] = (-1, -1)
+    nested_from: int = 0  # ... from which number on it may have made what that backward runs ...
+    nested_end: int = 0  # ... and the number that came next when the backward had ended
     backward: "Backward | None" = None
     hooked: CallRef | None = None  # for which call a user's backward hook runs ...
     hooked_task: int = -1  # ... and in which graph task
@@ -117,6 +124,42 @@ class ThreadLog:
         span = self.span_of(sequence)
         return None if span is None else span.call_at(sequence)
 
+    def has_built_forward(self) -> bool:
+        """Returns whether a graph that calls on this thread have built, outside of backwards, may run yet."""
+        return any(isinstance(span, Segment) and span.task < 0 for span in self.spans)
+
+    def has_built(self) -> bool:
+        """Returns whether a graph that runs outside of this thread's own backwards may hold nodes of this thread."""
+        return self.mark is not None or any(
+            not isinstance(span, Segment) or span.task < 0 for span in self.spans
+        )
+
+    def has_made_for_forward(self, sequence: int) -> bool:
+        """Returns whether a backward that a forward has begun made the node with this number on this thread."""
+        span = self.span_of(sequence)
+        return isinstance(span, BackwardSpan) and span.asked_by is not None
+
+    def open_gradient_span(self, backward: "Backward", first_seq: int) -> BackwardSpan:
+        """Returns a span for the nodes that a backward makes on this thread."""
+        span = backward.spans[self] = BackwardSpan(first_seq, None)
+        self.spans.append(span)
+        return span
+
+    def known_until(self) -> int:
+        """Returns the number that came next at the last moment at which what the thread made was known."""
+        last = self.spans[-1] if self.spans else None
+        return max(self.nested_end, 0 if last is None else last.last_seq or last.first_seq)
+
+    def begin_nested(self, node: tuple[int, int]) -> int:
+        """Returns the number from which on a node that begins a backward may have made what that backward runs.
+
+        Args:
+            node: its graph task, and its number.
+        """
+        if self.nested_in != node:
+            self.nested_in, self.nested_from = node, self.nested_end
+        return self.nested_from
+
     def is_needed(self) -> bool:
         """Returns whether the thread lives, or a graph that it built may yet run backward."""
         return self.life() is not None or any(span.is_needed() for span in self.spans)
@@ -134,6 +177,15 @@ class ThreadLog:
                     self.forgotten_seq = max(self.forgotten_seq, span.last_seq or 0)
             self.spans = kept
             self.prune_at = 2 * len(self.spans)  # so that each span pays little for the search
+
+
+class NodeMark:
+    """What the metadata of a node holds: the log of the thread that has made it; None if it is not known any more."""
+
+    __slots__ = ("log",)
+
+    def __init__(self, log: ThreadLog | None) -> None:
+        self.log = log
 
 
 class ThreadLife:
@@ -198,7 +250,10 @@ class Backward:
         )
         self.outer_of_thread = log.backward
         self.outer_call = -1 if self.outer is None else self.outer.calls.innermost
-        self.task = -1  # learnt from the first of our hooks that runs in it
+        #: The thread that waits for it, and for those around it: on a device their nodes run on another one.
+        self.home: ThreadLog = log if self.outer is None else self.outer.home
+        self.task = -1  # learnt from the first of our hooks that runs in it ...
+        self.learns_task = False  # ... which is one that runs before the first of its nodes
         self.accumulate = bool(kwargs.get("accumulate_grad", True))  # backward(), not autograd.grad()
         self.create_graph = bool(args[_CREATE_GRAPH]) if len(args) > _CREATE_GRAPH else False
         self.is_pruned = bool(args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs", ()))
@@ -208,17 +263,33 @@ class Backward:
         self.owners: Any = None  # of the nodes of its graph, while it runs and somebody asks
         self.first_id = -1  # call_id of the first of its calls, given at the end
         self.first_seq = sequence_nr()
+        #: What has been made before on the thread that waits has smaller numbers.
+        self.home_seq: int = self.first_seq if self.outer is None else self.outer.home_seq
         self.inside = current_node()  # the node that runs this backward in its own: a reentrant checkpoint
+        #: That node, or what ran in it, may have made nodes from this number on.
+        self.remade_from = self._remade_from()
         self.start_ns = time.perf_counter_ns()
         self.end_ns = -1
         self.raised: frozenset[int] = frozenset()  # rows of `calls` that an exception ended
-        self.span: BackwardSpan | None = None
+        self.spans: dict[ThreadLog, BackwardSpan] = {}  # of what it makes, by thread
+        self.marks_made = False  # nodes that it makes on threads of the engine's own are marked with those
         self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
         self.context = log.context
         self.marks_additions = False  # hooks tell the engine's adding up of gradients from the work of nodes
         self.adding_for = -1  # the number of the node that has just done its own work ...
         #: ... and the innermost call that holds all calls whose gradients meet there.
         self.adding_in: CallRef | None = None
+
+    def _remade_from(self) -> int:
+        log, outer = self.log, self.outer
+        if outer is None or self.inside is None:
+            return self.first_seq
+        began = log.begin_nested((graph_task_id(), self.inside._sequence_nr()))
+        return max(began, outer.first_seq) if outer.log is log else began
+
+    def may_have_remade(self, number: int) -> bool:
+        """Returns whether the node with this number may have been made where the backward was begun, in a node."""
+        return self.remade_from <= number < self.first_seq
 
     def is_adding(self, number: int) -> bool | None:
         """Returns whether the node's own work is done and the engine sums gradients; None if that is not watched."""

@@ -112,7 +112,9 @@ class OpMode(UnwrappedMode):
         self._log: Any = None
         self._task = -1  # the graph task that ran last ...
         self._task_backward: Any = None  # ... its backward ...
-        self._has_one_owner = True  # ... and whether only one thread has graphs
+        self._maker: ThreadLog | None = (
+            None  # ... and the log of the thread that has made its graph, if it is one
+        )
 
     @property
     def is_inside(self) -> bool:
@@ -278,7 +280,7 @@ class OpMode(UnwrappedMode):
             return (tracker.where() if tracker.optimizers.has_begun() else None), None, NO_NODE, NOT_ADDING
         if task != self._task:
             self._task, self._task_backward = task, tracker.backwards.running(log, task)
-            self._has_one_owner = tracker.backwards.has_one_owner(log)
+            self._maker = tracker.backwards.threads.sole(log, self._task_backward)
         backward = self._task_backward
         node = current_node()
         if node is None or backward is None or log.hooked is not None:
@@ -287,13 +289,14 @@ class OpMode(UnwrappedMode):
         if tracker.optimizers.has_begun():
             return _without_tensor(tracker.where()), backward, NO_NODE, NOT_ADDING
         if number == ACCUMULATE_SEQUENCE_NR:
-            return log, backward, NO_NODE, ACCUMULATES
-        if not self._has_one_owner or backward.inside is not None or (flags and not backward.create_graph):
+            return self._maker or log, backward, NO_NODE, ACCUMULATES
+        maker = self._maker
+        if maker is None or backward.inside is not None or (flags and not backward.create_graph):
             found = tracker.where()
             is_its_own = found.phase == BACKWARD and found.parameter is None
             more = _flags_of_node(node, found.accumulation)
             return _without_tensor(found), backward, number if is_its_own else NO_NODE, more
-        return log, backward, number, _flags_of_node(node, backward.is_adding(number))
+        return maker, backward, number, _flags_of_node(node, backward.is_adding(number))
 
     def _write(self, schema: OpSchema, args: Any, kwargs: Any, op: int | None) -> None:
         """Records the writes of an op to its arguments.

@@ -80,7 +80,12 @@ def _locate_in_backward(
         return Location(None, BACKWARD)
     number = node._sequence_nr()
     if number == ACCUMULATE_SEQUENCE_NR:
-        return Location(None, BACKWARD, parameter=node.variable, nested_in=_nested_in(backwards, log, task))
+        return Location(
+            None,
+            BACKWARD,
+            parameter=node.variable,
+            nested_in=None if backward is None else backwards.caller(backward),
+        )
     owner = backwards.owner(log, task, node)
     if (
         torch.is_grad_enabled()
@@ -102,15 +107,6 @@ def _locate_in_backward(
     call = backwards.recomputed_by(owner, backward, number)
     known = call is not None or number >= owner.forgotten_seq
     return Location(call, BACKWARD, known, accumulation=added, met_in=met_in, numbered_by=owner.number)
-
-
-def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef | None:
-    """Returns the call that encloses a backward inside another one, as in a reentrant checkpoint."""
-    backward = backwards.running(log, task)
-    if backward is None or backward.inside is None:
-        return None
-    owner = backwards.owner(log, task, backward.inside)
-    return None if owner is None else owner.call_of(backward.inside._sequence_nr())
 
 
 def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:

@@ -70,6 +70,8 @@ class ScopeTracker:
         for log in list(self.logs.all):
             while log.segment is not None:
                 self._close_open_calls(log, EXIT_UNSEEN)
+            if log.mark is not None:
+                log.mark.log = None  # graphs hold it
             for span in log.spans:
                 for watch in getattr(span, "watches", ()):
                     alive = watch()
@@ -289,8 +291,10 @@ class ScopeTracker:
         shortest = min(len(log.seqs), len(log.contexts), len(log.times))
         for events in (log.seqs, log.contexts, log.times):  # an interrupt may have come between two appends
             del events[shortest:]
+        is_elsewhere = log is not self.logs.current  # an interrupt has left a thread of the engine's own
+        seq = log.seqs[-1] if is_elsewhere and log.seqs else None
         for _ in range(sum(1 if event >= 0 else -1 for event in log.contexts)):
-            self.append(log, code)
+            self.append(log, code, seq)
         self.close_segment(log, None)
 
     def close_segment(self, log: ThreadLog, output: Any) -> None:
