@@ -32,7 +32,8 @@ class Reads:
     returned: Rows  # the tensor,
     place: Column  # and where it is in the output: codes of `slots`
     given: Rows  # of what calls are given: the tensor,
-    given_as: Column  # and where it is among the arguments: codes of `slots`
+    given_as: Column  # where it is among the arguments: codes of `slots`,
+    given_to: Rows  # and the call
 
 
 def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Reads, Tensors]:
@@ -64,6 +65,7 @@ def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Read
         place=slot[by_call],
         given=tensor[is_given],
         given_as=slot[is_given],
+        given_to=call[kept][is_given],
     )
     table = tensors.take(pa.array(rows))
     slot, slots = word_or_text_codes(table["slot"])

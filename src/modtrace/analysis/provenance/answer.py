@@ -7,16 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from ...recording.phase import PHASES
-from ...recording.role import BY_NAME, LEAF, OP_OUTPUT
+from ...recording.phase import FORWARD, PHASES
+from ...recording.role import BY_NAME, INPUT, LEAF, OP_OUTPUT
 from ..graph.parts import forms_of_op
 from ..step.sites import Site
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite
 from .causes_and_remedies import ReadTensor, find_cause
 from .indexed_tables import IndexedTables
+from .op_rules import MOVES
 from .step_counts import Counts
 from .step_flow import tell_place
 from .trace import Origin, Trace
+
+
+def is_data(trace: Trace, event: Origin) -> bool:
+    """Returns whether a model was given the values: no op made them, or one that writes what the program tells it."""
+    if event.given is None:
+        return False
+    if event.kind == SOURCE:
+        return True
+    ran_outside = int(trace.flow.ops.call[event.op]) < 0
+    return ran_outside and trace.flow.bare_names[event.op] in MOVES
 
 
 def answer(tables: IndexedTables, trace: Trace, event: Origin, step: int) -> NonFinite:
@@ -35,6 +46,8 @@ class _Answer:
 
     def build(self, step: int) -> NonFinite:
         """Returns what is known of the event."""
+        if is_data(self._trace, self._event):
+            return self._build_input(step)
         flow, event, ops = self._flow, self._event, self._flow.ops
         phase, forward = int(ops.phase[event.op]), str(self._forward["name"]) if self._forward else None
         inputs = [
@@ -70,6 +83,38 @@ class _Answer:
             ),
             hint=cause.text if cause else self._hint(),
             remedy=cause.remedy if cause else None,
+        )
+
+    def _build_input(self, step: int) -> NonFinite:
+        """Returns what is known of values that the program has given to a model."""
+        flow, event, ops = self._flow, self._event, self._flow.ops
+        assert event.given is not None
+        given, argument = event.given, flow.given[event.given]
+        reader = next(op for op in flow.order if any(tensor == given for _, tensor in flow.reads.get(op, ())))
+        counts = self._counts(given) or event.counts
+        model = ops.placed.name(int(ops.placed.where[argument.call])).name
+        ran = self._find_op(int(ops.op_id[reader]))
+        hint = None if event.kind == SOURCE else f"{flow.describe_op(event.op)} wrote them"
+        return NonFinite(
+            **tell_place(ops.placed, int(ops.call[reader]), int(ops.where[reader])),
+            op=flow.name_op(reader),
+            op_nth=int(ops.nth[reader]),
+            phase=FORWARD,
+            follows=self._find_phase_before(),
+            step=step,
+            role=INPUT,
+            slot=argument.slot,
+            kind=SOURCE,
+            source=f"{argument.slot} of {model}",
+            source_line=ran["source"] if ran else None,
+            count=counts.nan + counts.inf,
+            nan_count=counts.nan,
+            inf_count=counts.inf,
+            numel=counts.numel,
+            first_index=counts.first_index,
+            chain=tuple(self._chain()),
+            hint=hint or "the program gave them to the model",
+            remedy="look at the data of this step",
         )
 
     def _find_phase_before(self) -> str | None:

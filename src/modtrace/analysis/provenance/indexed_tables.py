@@ -11,7 +11,7 @@ from ...recording.arrow.arrays import to_numpy
 from ...recording.meta import RunMeta
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
-from ..step.calls import Column, Rows, column_of
+from ..step.calls import Column, Rows, column_of, outermost_calls
 from ..step.sites import Site, read_sites
 
 #: So many batches stay sorted by a column: those of one step, and of the next.
@@ -72,7 +72,8 @@ class _StepData:
         if name == "calls":
             return find("calls", step=np.union1d(self._step, self._steps_referred_to()))
         if name == "uses":
-            return find("uses", consumer_op=column_of(self.table("ops"), "op_id"))
+            returned = outermost_calls(self.table("calls"))
+            return find("uses", consumer_op=column_of(self.table("ops"), "op_id"), consumer_call=returned)
         if name == "tensors":
             read = column_of(self.table("uses"), "tensor_id")
             return find("tensors", tensor_id=read, producer_op=column_of(self.table("ops"), "op_id"))

@@ -14,6 +14,12 @@ FILLS = _names(
 #: They write what they are given as it is.
 WRITES = FILLS | _names("copy lift_fresh clone to_copy cat stack")
 
+#: They return what they are given, in another place or shape, and write no numbers of their own.
+MOVES = WRITES | _names(
+    "contiguous expand repeat index index_select gather take embedding tril triu flip roll view unsafe_view reshape "
+    "index_copy select narrow split chunk unbind detach alias squeeze unsqueeze permute t transpose set pin_memory"
+)
+
 #: They return elements of what they read, sums of two of them, or their extremes: a mask that they read is still one.
 CARRIERS = WRITES | _names(
     "add sub rsub mul div neg abs minimum maximum max min amax amin cummax cummin logsumexp logcumsumexp log_softmax "
@@ -58,6 +64,9 @@ RANDOM = _names(
     "randint randint_like randperm normal uniform exponential geometric log_normal cauchy random multinomial poisson "
     "binomial rrelu_with_noise"
 )
+
+#: The op by which torch begins a backward: it reads the loss.
+SEED = "aten.ones_like.default"
 
 #: GradScaler's look at the gradients: an overflow before it is expected.
 UNSCALES = "amp_foreach_non_finite_check_and_unscale"

@@ -18,9 +18,10 @@ from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, requir
 from .answer import answer
 from .indexed_tables import IndexedTables
 from .op_rules import SHAPES_ONLY, UNSCALES
+from .reach import are_ends_finite, select_guilty
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
-from .surroundings import add_surroundings
+from .surroundings import add_surroundings, find_bad_losses
 from .trace import Origin, Trace, trace_step
 
 _GIVEN = "this module may only have been given them"
@@ -107,7 +108,7 @@ def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], boo
     data = tables.of_step(step)
     of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
     if not np.isin(column_of(data.table("values"), "site_id"), of_ops).any():
-        row = next(_find_rows_of_modules(data), None)
+        row = None if are_ends_finite(tables, data) else next(_find_rows_of_modules(data), None)
         return [] if row is None else [_describe_module(tables, data, row)], row is None
     if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
         return _describe_partly_lost(data, unscales=False)
@@ -116,11 +117,12 @@ def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], boo
     if counts.has_lost_rows:
         return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
     trace = trace_step(tables, flow, counts)
-    found = [event for event in trace.events if not event.is_guarded(flow.bare_names)]
+    are_finite = are_ends_finite(tables, data, find_bad_losses(tables, step))
+    found = select_guilty(trace, are_finite)
     guilty = _drop_unseen(data, step, trace, found) if found else found
     told = [answer(tables, trace, event, step) for event in guilty]
     rows = _find_unjudged(tables, data, trace) if len(guilty) == len(found) else _find_rows_of_modules(data)
-    row = next((each for each in rows if _role_of(tables, data, each) != LEAF), None)
+    row = next((each for each in rows if _role_of(tables, data, each) != LEAF and not are_finite), None)
     if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
         told = [_describe_module(tables, data, row), *told]
     return [each for each in told if not (trace.unscales and _is_expected(each))], not guilty and row is None

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..graph.columns import Tensors
 from ..graph.parts import forms_of_op
-from ..graph.reads import read_uses
+from ..graph.reads import Reads, read_uses
+from ..step.calls import Rows
 from ..step.ops import PlacedCalls, StepOps, bare_name, read_step_ops
 
 
@@ -23,6 +25,13 @@ class MemoryRegion(NamedTuple):
     start: int
     stop: int
     is_dense: bool
+
+
+class Argument(NamedTuple):
+    """An argument of a call: its place among the arguments, as `[0]`."""
+
+    call: int
+    slot: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +49,23 @@ class StepFlow:
     order: list[int]  # the ops in the order in which they began
     reads: Mapping[int, list[tuple[str, int]]]  # of each op: slot and tensor
     returns: Mapping[int, list[tuple[str, int]]]
+    returned: frozenset[int]  # tensors that the outermost forward calls have returned
+    given: Mapping[int, Argument]  # tensors that these calls were given, and to which first
 
     @cached_property
     def bare_names(self) -> list[str]:
         """The name of each op without namespace and overload."""
         of_code = [bare_name(name) for name in self.ops.names]
         return [of_code[code] for code in self.ops.name.tolist()]
+
+    @cached_property
+    def readers(self) -> Mapping[int, list[int]]:
+        """The ops that read each tensor."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for op, reads in self.reads.items():
+            for _, tensor in reads:
+                found[tensor].append(op)
+        return found
 
     def shown_by(self, tensor: int) -> int | None:
         """Returns what a view shows, a tensor that its op read; None if the op wrote to it, or made it anew."""
@@ -83,7 +103,10 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         step: its number.
     """
     ops = read_step_ops(data, step=step, inside=True)
-    reads, tensors = read_uses(data, ops.op_id, np.empty(0, np.int64))
+    calls = ops.placed.calls
+    is_outermost = (calls.parent < 0) & (calls.phase == PHASES.index(FORWARD)) & calls.in_step
+    outermost = np.flatnonzero(is_outermost)
+    reads, tensors = read_uses(data, ops.op_id, calls.call_id[outermost])
     read_by: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for op, tensor, slot in zip(reads.op.tolist(), reads.tensor.tolist(), reads.slot.tolist(), strict=True):
         read_by[op].append((reads.slots[slot], tensor))
@@ -102,7 +125,18 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         order=np.lexsort((ops.op_id, ops.start_ns)).tolist(),
         reads=read_by,
         returns=returned_by,
+        returned=frozenset(reads.returned.tolist()),
+        given=_read_given(reads, outermost),
     )
+
+
+def _read_given(reads: Reads, calls: Rows) -> dict[int, Argument]:
+    slots = [slot.removeprefix("input") for slot in reads.slots]
+    rows = zip(reads.given.tolist(), calls[reads.given_to].tolist(), reads.given_as.tolist(), strict=True)
+    found: dict[int, Argument] = {}
+    for tensor, call, slot in rows:
+        found.setdefault(tensor, Argument(call, slots[slot]))
+    return found
 
 
 def tell_place(placed: PlacedCalls, call: int, where: int) -> dict[str, Any]:

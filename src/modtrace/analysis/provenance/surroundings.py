@@ -1,6 +1,6 @@
 """Tells how parameters and gradients grew before NaN or infinite values, and whether these reached the loss."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from ...recording.role import PARAMETER, PARAMETER_GRAD
 from ..step.calls import column_of
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
+from .op_rules import SEED
 from .step_counts import read_outputs
 
 #: The steps that are looked at for growth.
@@ -22,9 +23,6 @@ _FIGURES = 5
 
 #: Within `_STEPS`, healthy training changes the largest parameter less than this. Gradients vary more by themselves.
 _LEAST_GROWTH = {PARAMETER: 10.0, PARAMETER_GRAD: 100.0, "loss": 100.0}
-
-#: The op by which torch begins a backward: it reads the loss.
-_SEED = "aten.ones_like.default"
 
 _Rows = npt.NDArray[np.void]
 _ROW = np.dtype([("step", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_max", "f8")])
@@ -58,12 +56,18 @@ def _find_aftermath(tables: IndexedTables, rows: _Rows, step: int) -> Aftermath:
     later = rows[(rows["step"] >= step) & ~rows["of_gradient"]]
     bad = later[later["is_bad"]]["step"]
     return Aftermath(
-        loss=_is_loss_bad(tables, step),
+        loss=_is_any(find_bad_losses(tables, step)),
         gradients=int(gradients["is_bad"].sum()),
         measured_gradients=len(gradients),
         parameters_step=int(bad.min()) if len(bad) else None,
         last_parameters_step=int(later["step"].max()) if len(later) else None,
     )
+
+
+def _is_any(losses: Iterable[bool | None]) -> bool | None:
+    """Returns whether one is true; None if none is, and one is not known."""
+    known = list(losses)
+    return True if True in known else None if None in known or not known else False
 
 
 def _read_parameters(tables: IndexedTables, step: int) -> _Rows:
@@ -119,15 +123,17 @@ def _to_growth(of: str, largest: dict[int, float], least: float) -> Iterator[Gro
         yield Growth(of=of, figures=tuple(grown[each] for each in at.tolist()))
 
 
-def _is_loss_bad(tables: IndexedTables, step: int) -> bool | None:
-    """Returns whether the tensor from which the step's last backward began is not finite; None if it is not known."""
+def find_bad_losses(tables: IndexedTables, step: int) -> Iterator[bool | None]:
+    """Yields for the backwards of a step, from the last, whether the tensor at which it began is not finite.
+
+    None if that is not known. Of a backward that was given a gradient nothing is yielded.
+    """
     data = tables.of_step(step)
     seeds = data.table("ops").select(["op_id", "name", "start_ns"]).to_pylist()
-    seeds = [row for row in seeds if row["name"] == _SEED]
+    seeds = [row for row in seeds if row["name"] == SEED]
     for seed in sorted(seeds, key=lambda row: int(row["start_ns"]), reverse=True):
         used = tables.find("uses", ["tensor_id"], consumer_op=np.array([seed["op_id"]]))
         read = tables.find("tensors", ["shape", "producer_op"], tensor_id=column_of(used, "tensor_id")[:1])
         if read.num_rows and np.prod(read["shape"][0].as_py()) == 1:
             outputs = read_outputs(tables, [read["producer_op"][0].as_py()])
-            return next((bool(counts.nan or counts.inf) for _, counts in outputs), None)
-    return None
+            yield next((bool(counts.nan or counts.inf) for _, counts in outputs), None)

@@ -1,10 +1,12 @@
 """Follows NaN and infinite values through the ops of one step, from what made them to what reads them."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ...recording.role import LEAF, PARAMETER
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ...recording.role import BUFFER, LEAF, OPTIMIZER_STATE, PARAMETER
 from ..step.sites import Site
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
 from .indexed_tables import IndexedTables
@@ -13,6 +15,7 @@ from .op_rules import (
     FILLS,
     GUARDS,
     NEVER_NAN,
+    SEED,
     SHAPES_ONLY,
     SOFTMAX,
     UNINITIALIZED,
@@ -28,12 +31,25 @@ from .step_flow import MemoryRegion, StepFlow
 CLEAN, MEANT, UNSEEN, BAD = range(4)
 
 
+_BACKWARD, _OPTIMIZER = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
+
+#: The roles of what a model keeps from step to step.
+_MODEL_STATE = (PARAMETER, BUFFER, OPTIMIZER_STATE)
+
+
 class Finiteness(NamedTuple):
     """The values of a tensor, or of a part of memory."""
 
     kind: int = CLEAN
     #: Of BAD the number of the event, of UNSEEN the tensor written, of MEANT the leaf that held them; -1: not known.
     origin: int = -1
+    #: Of BAD further events from which some of the values come.
+    others: frozenset[int] = frozenset()
+
+    @property
+    def origins(self) -> frozenset[int]:
+        """The events from which bad values come."""
+        return self.others | {self.origin} if self.kind == BAD else frozenset()
 
 
 class Write(NamedTuple):
@@ -58,8 +74,14 @@ class Origin:
     #: Tensors that hold them, and that no op has read, by storage.
     unread: dict[int, list[int]] = field(default_factory=dict)
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
+    given: int | None = None  # the argument of an outermost call that holds them
     #: Of what was first seen: the tensor that the op read and nobody had measured, -1 if it has no row.
     unseen: int | None = None
+
+    @property
+    def is_mask(self) -> bool:
+        """True if it made -inf and nothing else, as masks and the logarithms of impossible events hold it."""
+        return not self.counts.nan and self.counts.max != math.inf
 
     def is_guarded(self, names: list[str]) -> bool:
         """Returns whether every op at which the values end is one that looks for such values and replaces them."""
@@ -75,6 +97,14 @@ class Trace:
     counts: StepCounts
     events: list[Origin]
     unscales: bool  # a GradScaler looks at the gradients of this step
+    ends: list["End"]
+
+
+class End(NamedTuple):
+    """A loss, gradient, parameter, buffer or returned tensor that is not finite."""
+
+    origins: frozenset[int]  # numbers of the events from which it has such values
+    is_returned: bool = False  # by an outermost call
 
 
 def trace_step(tables: IndexedTables, flow: StepFlow, counts: StepCounts) -> Trace:
@@ -82,7 +112,8 @@ def trace_step(tables: IndexedTables, flow: StepFlow, counts: StepCounts) -> Tra
     tracer = _Tracer(tables.sites, flow, counts)
     for op in flow.order:
         tracer.visit(op)
-    return Trace(flow, counts, tracer.events, unscales=UNSCALES in flow.bare_names)
+    tracer.close()
+    return Trace(flow, counts, tracer.events, UNSCALES in flow.bare_names, tracer.ends)
 
 
 class _Tracer:
@@ -97,17 +128,18 @@ class _Tracer:
         self._memory: dict[int, list[Write]] = {}  # by storage: what is not known to be finite
         self._leaves: set[int] = set()  # that some op has read
         self._meant_leaves: dict[int, Counts] = {}
+        self.ends: list[End] = []
+        self._gradients: list[tuple[int, Finiteness]] = []  # bad tensors that backward ops have returned
 
     def visit(self, op: int) -> None:
         """Follows what one op reads into what it returns."""
         reads = () if self._names[op] in SHAPES_ONLY else self._flow.reads.get(op, ())
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
-        worst = max((state for _, _, state in inputs), default=Finiteness())
+        worst = _join(state for _, _, state in inputs)
         if op in self._counts.reads_dropped:
             worst = max(worst, Finiteness(UNSEEN))
         is_bad = self._visit_outputs(op, inputs, worst)
-        if worst.kind == BAD:
-            event = self.events[worst.origin]
+        for event in map(self.events.__getitem__, sorted(worst.origins)):
             self._mark_read(event, [tensor for _, tensor, state in inputs if state.kind == BAD])
             if is_bad:
                 event.carried_by.append(op)
@@ -115,6 +147,48 @@ class _Tracer:
                 event.is_cast |= self._names[op] == "to_copy"
             else:
                 event.absorbed_by.append(op)
+        self._note_end(op, worst)
+
+    def _note_end(self, op: int, worst: Finiteness) -> None:
+        """Notes that values came to a loss, or to what an optimizer reads."""
+        phase = int(self._flow.ops.phase[op])
+        if phase == _OPTIMIZER:
+            self._end(worst)
+        elif self._flow.name_op(op) == SEED and phase < 0:
+            for _, tensor in self._flow.reads.get(op, ()):
+                self._end(self._look(tensor))
+
+    def _end(self, state: Finiteness, *, is_returned: bool = False) -> None:
+        if state.origins:
+            self.ends.append(End(state.origins, is_returned))
+
+    def close(self) -> None:
+        """Notes at the end of the step what its gradients, parameters, buffers and returned tensors hold."""
+        flow = self._flow
+        read_in_backward = {
+            tensor
+            for op, reads in flow.reads.items()
+            if flow.ops.phase[op] == _BACKWARD
+            for _, tensor in reads
+        }
+        for tensor, state in self._gradients:
+            if tensor not in read_in_backward:
+                self._end(state)
+        for tensor, site in enumerate(flow.sites):
+            if site is not None and site in self._sites and self._sites[site].role in _MODEL_STATE:
+                self._end(self._without_source(tensor))
+        for tensor in flow.given:
+            for origin in self._look(tensor).origins:
+                event = self.events[origin]
+                event.given = tensor if event.given is None else event.given
+        for tensor in flow.returned:
+            self._end(self._look(tensor), is_returned=True)
+
+    def _without_source(self, tensor: int) -> Finiteness:
+        """Returns what a parameter or buffer holds, unless it has held it before."""
+        state = self._look(tensor)
+        held = {each for each in state.origins if self.events[each].tensor == tensor}
+        return Finiteness() if held else state
 
     def _has_integers(self, op: int) -> bool:
         """Returns whether what an op returns cannot be NaN, because it is boolean or holds integers."""
@@ -130,13 +204,14 @@ class _Tracer:
             state = None if slot in measured else self._judge(op, slot, tensor, inputs, worst)
             if (op, slot) in self._counts.outputs:
                 measured.add(slot)
-            if state is None:  # a view: what it shows is in memory already
-                is_bad |= self._look(tensor).kind == BAD
-                continue
-            self._write(tensor, state)
-            is_bad |= state.kind == BAD
-            if state.kind == BAD:
-                self.events[state.origin].unread.setdefault(self._memory_of(tensor), []).append(tensor)
+            if state is not None:  # else a view: what it shows is in memory already
+                self._write(tensor, state)
+                for origin in state.origins:
+                    self.events[origin].unread.setdefault(self._memory_of(tensor), []).append(tensor)
+            held = self._look(tensor) if state is None else state
+            is_bad |= held.kind == BAD
+            if held.kind == BAD and self._flow.ops.phase[op] == _BACKWARD:
+                self._gradients.append((tensor, held))
         return is_bad
 
     def _mark_read(self, event: Origin, read: list[int]) -> None:
@@ -163,10 +238,10 @@ class _Tracer:
             return self._judge_unmeasured(op, tensor, worst)
         if not counts.nan and not counts.inf:
             return Finiteness()
-        if worst.kind == BAD:
+        if self._is_internal(op, slot, tensor) or (is_attention(name) and slot != "[0]"):
+            return self._look_at_first(op)
+        if worst.kind == BAD and not (counts.nan and self._divides_by_nothing(name, worst)):
             return worst
-        if is_attention(name) and slot != "[0]":  # its logsumexp is -inf where a row is masked in full
-            return Finiteness(MEANT)
         if not counts.nan and (meant := self._find_meant(op, name, inputs, worst)) is not None:
             return meant
         self.events.append(self._blame(Origin(PRODUCER, op, slot, tensor, counts), inputs, worst))
@@ -193,11 +268,31 @@ class _Tracer:
         is_constant = holds_nan(args) or holds_infinity(args)
         if worst.kind == CLEAN and made.counts.nan and name in NEVER_NAN and not is_constant:
             return replace(made, kind=FIRST_SEEN)
-        if worst.origin in self._meant_leaves and name not in CARRIERS | SOFTMAX and not is_attention(name):
+        is_leaf = worst.kind == MEANT and worst.origin in self._meant_leaves
+        if is_leaf and name not in CARRIERS | SOFTMAX and not is_attention(name):
             slot = next(slot for slot, _, state in inputs if state == worst)
             self._write(worst.origin, Finiteness(BAD, len(self.events)))
             return Origin(SOURCE, made.op, slot, worst.origin, self._meant_leaves[worst.origin])
-        return replace(made, meant_inputs=tuple(other for _, other, state in inputs if state.kind == MEANT))
+        held = (MEANT, BAD) if self._divides_by_nothing(name, worst) else (MEANT,)
+        return replace(made, meant_inputs=tuple(other for _, other, state in inputs if state.kind in held))
+
+    def _divides_by_nothing(self, name: str, worst: Finiteness) -> bool:
+        """Returns whether a softmax reads scores that hold only -inf: if it returns NaN, a row is masked in full."""
+        is_softmax = name in SOFTMAX or is_attention(name)
+        return is_softmax and worst.kind == BAD and all(self.events[each].is_mask for each in worst.origins)
+
+    def _is_internal(self, op: int, slot: str, tensor: int) -> bool:
+        """Returns whether an output, which is not the first, is read by nothing but the op's own backward."""
+        flow = self._flow
+        readers = flow.readers.get(tensor, ())
+        own = flow.ops.op_id[op]
+        is_own = all(flow.forward_op[reader] == own for reader in readers)
+        return slot not in ("", "[0]") and tensor not in flow.returned and is_own
+
+    def _look_at_first(self, op: int) -> Finiteness:
+        """Returns what the first output of an op holds if it is bad; else what others hold on purpose."""
+        first = self._look(self._flow.returns[op][0][1])
+        return first if first.kind == BAD else Finiteness(MEANT)
 
     def _find_meant(
         self, op: int, name: str, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
@@ -240,7 +335,7 @@ class _Tracer:
 
     def _look(self, tensor: int) -> Finiteness:
         region, memory = self._flow.regions[tensor], self._memory.get(self._memory_of(tensor), ())
-        return max((each.state for each in memory if _overlap(each.region, region)), default=Finiteness())
+        return _join(each.state for each in memory if _overlap(each.region, region))
 
     def _write(self, tensor: int, state: Finiteness) -> None:
         region, memory = self._flow.regions[tensor], self._memory_of(tensor)
@@ -249,6 +344,17 @@ class _Tracer:
             kept.append(Write(region, state))
         if kept:
             self._memory[memory] = kept
+
+
+def _join(states: Iterable[Finiteness]) -> Finiteness:
+    """Returns the worst of some states, of bad ones with the events of all."""
+    joined = Finiteness()
+    for state in states:
+        if state.kind == joined.kind == BAD:
+            joined = joined._replace(others=(joined.origins | state.origins) - {joined.origin})
+        elif state.kind > joined.kind or (state.kind == joined.kind and state.origin > joined.origin):
+            joined = state
+    return joined
 
 
 def _overlap(one: MemoryRegion, other: MemoryRegion) -> bool:

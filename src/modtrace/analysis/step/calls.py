@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...recording.phase import PHASES
+from ...recording.phase import FORWARD, PHASES
 
 Rows = npt.NDArray[np.int64]  # positions in the columns of `Calls`; -1 for none
 Column = npt.NDArray[Any]
@@ -53,6 +53,13 @@ class Calls:
 
     def __len__(self) -> int:
         return len(self.module)
+
+
+def outermost_calls(table: pa.Table) -> Column:
+    """Returns the ids of the forward calls of a table that no other call is around."""
+    is_one = (column_of(table, "parent_call_id") < 0) & (phase_codes(table["phase"]) == PHASES.index(FORWARD))
+    found: Column = column_of(table, "call_id")[is_one]
+    return found
 
 
 def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None) -> Calls:

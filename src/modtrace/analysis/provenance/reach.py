@@ -1,0 +1,111 @@
+"""Decides which NaN and infinite values of a step came to something that matters: a loss, a gradient, a parameter."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ...recording.protocols import RecordingData
+from ...recording.role import BUFFER, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
+from ..step.calls import Column, column_of, outermost_calls, phase_codes
+from .indexed_tables import IndexedTables
+from .op_rules import LOGARITHMS
+from .trace import End, Origin, Trace
+
+#: The roles of tensors that must be finite wherever they are.
+_OF_MODEL = {PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE}
+
+_COLUMNS = ("site_id", "call_id", "count", "nan_count", "inf_count", "max")
+_OPTIMIZER = PHASES.index(OPTIMIZER)
+
+
+def are_ends_finite(
+    tables: IndexedTables, data: RecordingData, losses: Iterable[bool | None] = ()
+) -> bool | None:
+    """Returns whether all was finite that the values of a step can come to; None if too little of that was measured.
+
+    That are parameters, their gradients, updates and optimizer states, NaN in buffers, and what the outermost calls
+    returned: of that -inf alone may be the logarithm of a probability. In a step with a backward the gradients decide,
+    in one without what was returned.
+
+    Args:
+        tables: all of the recording.
+        data: the rows of the step.
+        losses: of each backward whether the tensor at which it began was not finite; None where that is not known.
+    """
+    values = data.table("values").select(_COLUMNS)
+    role = _roles(tables, column_of(values, "site_id"))
+    nan, inf = column_of(values, "nan_count") > 0, column_of(values, "inf_count") > 0
+    maximum = np.asarray(values["max"].to_numpy(zero_copy_only=False), float)
+    is_returned = (role == OUTPUT) & np.isin(
+        column_of(values, "call_id"), outermost_calls(data.table("calls"))
+    )
+    is_bad = (
+        (np.isin(role, list(_OF_MODEL)) & (nan | inf))
+        | ((role == BUFFER) & nan)
+        | (is_returned & (nan | (inf & (maximum == np.inf))))
+    )
+    if is_bad.any() or any(losses):
+        return False
+    decides = role == PARAMETER_GRAD if _has_backward(data) else is_returned
+    return True if (decides & (column_of(values, "count") >= 0)).any() else None
+
+
+def _roles(tables: IndexedTables, site_id: Column) -> Column:
+    """Returns the role of each site, "" for one that is not known."""
+    role_of = np.full(max(tables.sites, default=-1) + 2, "", dtype=object)
+    for number, site in tables.sites.items():
+        role_of[number] = site.role or ""
+    known: Column = role_of[np.clip(site_id, -1, len(role_of) - 1)].astype(str)
+    return known
+
+
+def _has_backward(data: RecordingData) -> bool:
+    backward = PHASES.index(BACKWARD)
+    return any(backward in phase_codes(data.table(name)["phase"]) for name in ("calls", "ops", "values"))
+
+
+def select_guilty(trace: Trace, are_finite: bool | None) -> list[Origin]:
+    """Returns the events whose values came to something that matters, or may have, in the order of the ops.
+
+    Args:
+        trace: the events of the step.
+        are_finite: what `are_ends_finite` says of it.
+    """
+    names = trace.flow.bare_names
+    ends = [end for end in trace.ends if end.is_returned] if are_finite else trace.ends
+    came = _came(trace, ends)
+    suspects = [event for event in trace.events if not event.is_guarded(names)]
+    guilty = [
+        event
+        for number, event in enumerate(trace.events)
+        if number in came or (_is_of_optimizer(trace, event) and event in suspects)
+    ]
+    return guilty if guilty or are_finite else suspects
+
+
+def _came(trace: Trace, ends: Iterable[End]) -> set[int]:
+    """Returns the numbers of the events that are not finite at an end, and of those whose derivatives are."""
+    came: set[int] = set()
+    for end in ends:
+        masks = {number for number in end.origins if trace.events[number].is_mask}
+        if end.is_returned:
+            masks -= {number for number in masks if not _is_logarithm(trace, number)}
+            came |= end.origins - masks
+        else:
+            came |= (end.origins - masks) or end.origins
+    by_op = {int(trace.flow.ops.op_id[event.op]): number for number, event in enumerate(trace.events)}
+    forwards = {by_op.get(trace.flow.forward_op[trace.events[number].op] or -1) for number in came}
+    names = trace.flow.bare_names
+    return came | {
+        number for number in forwards if number is not None and not trace.events[number].is_guarded(names)
+    }
+
+
+def _is_logarithm(trace: Trace, number: int) -> bool:
+    return trace.flow.bare_names[trace.events[number].op] in LOGARITHMS
+
+
+def _is_of_optimizer(trace: Trace, event: Origin) -> bool:
+    """Returns whether an optimizer made values and left them."""
+    return trace.flow.ops.phase[event.op] == _OPTIMIZER and bool(event.unread)
