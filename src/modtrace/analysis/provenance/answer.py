@@ -1,5 +1,6 @@
 """Explains what made NaN or infinite values in one step, why, and where they went."""
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
@@ -91,7 +92,12 @@ class _Answer:
         assert event.given is not None
         given, argument = event.given, flow.given[event.given]
         reader = next(op for op in flow.order if any(tensor == given for _, tensor in flow.reads.get(op, ())))
-        counts = self._counts(given) or event.counts
+        counts = self._counts(given)
+        if counts is None or not (
+            counts.nan or counts.inf
+        ):  # it was measured before they were written into it
+            numel = math.prod(flow.tensors.shapes[given])
+            counts = event.counts._replace(numel=numel, first_index=None)
         model = ops.placed.name(int(ops.placed.where[argument.call])).name
         ran = self._find_op(int(ops.op_id[reader]))
         hint = None if event.kind == SOURCE else f"{flow.describe_op(event.op)} wrote them"

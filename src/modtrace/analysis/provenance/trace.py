@@ -71,6 +71,7 @@ class Origin:
     carried_by: list[int] = field(default_factory=list)  # further ops that returned such values, in order
     absorbed_by: list[int] = field(default_factory=list)  # ops that read them and returned finite values
     is_cast: bool = False  # an op turned them into integers
+    became_nan: bool = False  # an op that read no others returned NaN
     #: Tensors that hold them, and that no op has read, by storage.
     unread: dict[int, list[int]] = field(default_factory=dict)
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
@@ -81,7 +82,7 @@ class Origin:
     @property
     def is_mask(self) -> bool:
         """True if it made -inf and nothing else, as masks and the logarithms of impossible events hold it."""
-        return not self.counts.nan and self.counts.max != math.inf
+        return not self.counts.nan and self.counts.max != math.inf and not self.became_nan
 
     def is_guarded(self, names: list[str]) -> bool:
         """Returns whether every op at which the values end is one that looks for such values and replaces them."""
@@ -241,6 +242,8 @@ class _Tracer:
         if self._is_internal(op, slot, tensor) or (is_attention(name) and slot != "[0]"):
             return self._look_at_first(op)
         if worst.kind == BAD and not (counts.nan and self._divides_by_nothing(name, worst)):
+            if counts.nan and not worst.others:
+                self.events[worst.origin].became_nan = True
             return worst
         if not counts.nan and (meant := self._find_meant(op, name, inputs, worst)) is not None:
             return meant
