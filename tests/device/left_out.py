@@ -171,11 +171,11 @@ LEFT_OUT = [
         ),
     ),
     LeftOut(
-        "it finds a fault of modtrace: a call that Ctrl-C has ended inside of an op stays open where a default device is set",
+        "it finds a fault of modtrace: with a default device set, a call that Ctrl-C ends inside of an op stays open",
         ("test_op_after_an_exception_is_outside_of_the_calls_that_it_ended[KeyboardInterrupt]",),
     ),
     LeftOut(
-        "hooks of saved tensors belong to the thread that calls backward, and see nothing of the device's (docs/limits.md)",
+        "hooks of saved tensors see nothing of the device's thread (docs/limits.md)",
         ("test_what_the_nodes_of_a_backward_keep_is_charged_to_it",),
     ),
     LeftOut(
