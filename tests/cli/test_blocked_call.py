@@ -129,26 +129,27 @@ def test_signal_ends_a_call_that_holds_the_interpreter_lock_and_leaves_a_readabl
         assert modtrace.open_recording(tmp_path / f"{name}.modtrace").table("steps").num_rows == 4
 
 
-#: Programs that Python acts on signals in, with what they are sent, the status and the output after "ready".
+#: Programs that Python acts on signals in, with what they are sent, the status and the output after "ready". They say
+#: "ready" where they can take a signal: at the end of that call they may be held up for longer than a signal waits.
 IN_PYTHON = {
     "comes_back_in_time": (
-        "ready()\ntry:\n    block(0.8)\nfinally:\n    print('finally')\n    hold(2)\n    print('all of it')",
+        "try:\n    ready()\n    block(0.8)\nfinally:\n    print('finally')\n    hold(2)\n    print('all of it')",
         [(TERM, 0.5)],
         (-TERM, "finally\nall of it\n"),
     ),
     "holds_the_lock_in_finally": (
-        "ready()\ntry:\n    while True: time.time()\nfinally:\n    hold(2)\n    print('finally')",
+        "try:\n    ready()\n    while True: time.time()\nfinally:\n    hold(2)\n    print('finally')",
         [(TERM, 0.5)],
         (-TERM, "finally\n"),
     ),
     "interrupt_of_a_long_computation_is_caught": (
-        "ready()\ntry:\n    hashlib.pbkdf2_hmac('sha256', b'', b'', 4_000_000)\n"
+        "try:\n    ready()\n    hashlib.pbkdf2_hmac('sha256', b'', b'', 4_000_000)\n"
         "except KeyboardInterrupt:\n    print('saved')",
         [(INT, 0.5)],
         (0, "saved\n"),
     ),
     "interrupt_is_caught_and_the_program_goes_on_to_block": (
-        "ready()\ntry:\n    time.sleep(9)\nexcept KeyboardInterrupt:\n    block(2.5)\nprint('went on')",
+        "try:\n    ready()\n    time.sleep(9)\nexcept KeyboardInterrupt:\n    block(2.5)\nprint('went on')",
         [(INT, 0.5)],
         (0, "went on\n"),
     ),
@@ -266,7 +267,7 @@ ENDED = {
         (0, 0.4),
     ),
     "second_in_finally": (
-        "ready()\ntry:\n    time.sleep(9)\nfinally:\n    block()",
+        "try:\n    ready()\n    time.sleep(9)\nfinally:\n    block()",
         [(TERM, 0.5), (TERM, 0.3)],
         (0.4, 2),
     ),
@@ -290,7 +291,7 @@ def test_watch_ends_the_program_once_and_in_time(tmp_path: Path) -> None:
 
 
 def test_call_that_comes_back_while_the_recording_is_closed_changes_nothing(tmp_path: Path) -> None:
-    body = "ready()\ntry:\n    block({})\nfinally:\n    print('finally')"
+    body = "try:\n    ready()\n    block({})\nfinally:\n    print('finally')"
     programs = {f"after_{ms}": (body.format(ms / 1000), [(TERM, 0.0)]) for ms in range(340, 660, 20)}
     ends = run_all(tmp_path, programs)
     for name, end in ends.items():
