@@ -106,15 +106,14 @@ def test_checkpointed_gpt_trains_without_a_false_alarm(use_reentrant: bool) -> N
     assert "recompute" in rec.table("ops")["phase"].to_pylist()
 
 
-def test_two_masks_of_the_lowest_number_are_a_true_finding() -> None:
+def test_two_masks_of_the_lowest_number_whose_sum_a_softmax_absorbs_are_no_finding() -> None:
     config = {
         "vocab_size": 32, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "window_size": 4,
         "attention_types": [[["global", "local"], 1]],
     }  # fmt: skip
-    found = record("GPTNeoForCausalLM", config, "eager").first_nonfinite()
-    assert found is not None
-    assert (found.op, found.path) == ("aten.add.Tensor", "transformer.h.0.attn.attention")
-    assert (found.cause, found.nan_count, found.phase) == ("overflow", 0, "forward")
+    rec = record("GPTNeoForCausalLM", config, "eager")
+    assert rec.first_nonfinite() is None
+    assert (rec.table("values")["inf_count"].to_numpy() > 0).any()
 
 
 def record(

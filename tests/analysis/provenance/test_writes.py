@@ -76,7 +76,8 @@ def test_values_that_are_overwritten_before_anyone_reads_them_do_not_spread() ->
         return (x * 0).log()
 
     ops = [op for _, _, op in made_in_step(record_planted(overwrite, steps=1))]
-    assert ops[:2] == ["aten.fill_.Tensor", "aten.log.default"]
+    assert ops[0] == "aten.log.default"
+    assert "aten.fill_.Tensor" not in ops
 
 
 def test_where_behind_a_write_to_a_view_takes_its_values_away() -> None:
@@ -100,7 +101,7 @@ class Recomputed(nn.Module):
     def write(self, x: torch.Tensor) -> torch.Tensor:
         x = x * 1
         if self.runs == self.nth:
-            x.view(-1)[3:5].fill_(math.nan)
+            x.detach().view(-1)[3:5].fill_(math.nan)  # else its own derivative takes them away
         self.runs += 1
         return (x * x).sin()
 

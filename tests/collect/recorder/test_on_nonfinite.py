@@ -169,24 +169,24 @@ class ScaledLoop:
         for x in inputs:
             self.optimizer.zero_grad()
             with torch.autocast(torch.get_default_device().type, dtype=torch.float16):
-                loss = self.model(x).square().mean()
+                loss = self.model(x)[0].square().mean()
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
 
 class WithAux(nn.Module):
-    """Computes something else besides, which does not reach the loss, and may be NaN."""
+    """Returns something else besides, which does not reach the loss, and may be NaN."""
 
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(8, 1)
         self.aux = Log()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
-            self.aux(x.sum() + 100)
-        return self.head(x)
+            aux = self.aux(x.sum() + 100)
+        return self.head(x), aux
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
@@ -230,7 +230,7 @@ def test_overflow_of_one_optimizer_that_is_skipped_does_not_stop_another() -> No
     before = [each.head.weight.clone() for each in (one, other)]
     with modtrace.record(nn.ModuleList([one, other]), on_nonfinite="stop", strict=True):
         with torch.autocast(torch.get_default_device().type, dtype=torch.float16):
-            losses = [one(torch.ones(4, 8)).sum() * 1e4, other(torch.ones(4, 8)).sum()]
+            losses = [one(torch.ones(4, 8))[0].sum() * 1e4, other(torch.ones(4, 8))[0].sum()]
         for loss, optimizer in zip(losses, optimizers, strict=True):
             scaler.scale(loss).backward()
             scaler.step(optimizer)

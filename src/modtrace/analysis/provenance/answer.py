@@ -92,11 +92,10 @@ class _Answer:
         assert event.given is not None
         given, argument = event.given, flow.given[event.given]
         reader = next(op for op in flow.order if any(tensor == given for _, tensor in flow.reads.get(op, ())))
+        numel = math.prod(flow.tensors.shapes[given])
         counts = self._counts(given)
-        if counts is None or not (
-            counts.nan or counts.inf
-        ):  # it was measured before they were written into it
-            numel = math.prod(flow.tensors.shapes[given])
+        if counts is None or counts.numel != numel or not (counts.nan or counts.inf):
+            # It was measured before they were written into it.
             counts = event.counts._replace(numel=numel, first_index=None)
         model = ops.placed.name(int(ops.placed.where[argument.call])).name
         ran = self._find_op(int(ops.op_id[reader]))

@@ -9,7 +9,6 @@ from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
 from ..step.calls import Column, column_of, outermost_calls, phase_codes
 from .indexed_tables import IndexedTables
-from .op_rules import LOGARITHMS
 from .trace import End, Origin, Trace
 
 #: The roles of tensors that must be finite wherever they are.
@@ -81,29 +80,21 @@ def select_guilty(trace: Trace, are_finite: bool | None) -> list[Origin]:
         for number, event in enumerate(trace.events)
         if number in came or (_is_of_optimizer(trace, event) and event in suspects)
     ]
-    return guilty if guilty or are_finite else suspects
+    return guilty if guilty or are_finite else [event for event in suspects if not event.masks]
 
 
 def _came(trace: Trace, ends: Iterable[End]) -> set[int]:
     """Returns the numbers of the events that are not finite at an end, and of those whose derivatives are."""
     came: set[int] = set()
+    names = trace.flow.bare_names
     for end in ends:
-        masks = {number for number in end.origins if trace.events[number].is_mask}
-        if end.is_returned:
-            masks -= {number for number in masks if not _is_logarithm(trace, number)}
-            came |= end.origins - masks
-        else:
-            came |= (end.origins - masks) or end.origins
+        masks = {number for number in end.origins if trace.events[number].is_mask(names)}
+        came |= (end.origins - masks) or (set() if end.is_returned else masks)
     by_op = {int(trace.flow.ops.op_id[event.op]): number for number, event in enumerate(trace.events)}
     forwards = {by_op.get(trace.flow.forward_op[trace.events[number].op] or -1) for number in came}
-    names = trace.flow.bare_names
     return came | {
         number for number in forwards if number is not None and not trace.events[number].is_guarded(names)
     }
-
-
-def _is_logarithm(trace: Trace, number: int) -> bool:
-    return trace.flow.bare_names[trace.events[number].op] in LOGARITHMS
 
 
 def _is_of_optimizer(trace: Trace, event: Origin) -> bool:

@@ -57,7 +57,7 @@ class StepCounts:
         self._flow = flow
         self.outputs: dict[tuple[int, str], Counts] = {}  # by op and slot of its output
         #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
-        self._leaves: dict[tuple[int, int | None], Counts] = {}
+        self._leaves: dict[tuple[int, int | None], list[Counts]] = defaultdict(list)
         row_of = {op: row for row, op in enumerate(flow.ops.op_id.tolist())}
         for at, row in enumerate(_measured_rows(data.table("values").select(_COLUMNS))):
             site = tables.sites.get(row["site_id"])
@@ -65,7 +65,7 @@ class StepCounts:
                 op = row_of.get(row["op_id"], -2 - at)  # no other's if the op has no row
                 self.outputs[op, site.slot] = _to_counts(row)
             else:
-                self._leaves.setdefault((row["site_id"], row_of.get(row["op_id"])), _to_counts(row))
+                self._leaves[row["site_id"], row_of.get(row["op_id"])].append(_to_counts(row))
 
     @cached_property
     def has_lost_rows(self) -> bool:
@@ -89,18 +89,28 @@ class StepCounts:
         site = self._flow.sites[tensor]
         if site is None:
             return None
-        first_read = self._leaves.get((site, self._first_readers.get(tensor)))
-        return first_read or self._leaves.get((site, None))
+        op, nth = self._first_reads.get(tensor, (None, 0))
+        read = self._leaves.get((site, op)) or self._leaves.get((site, None), ())
+        return read[min(nth, len(read) - 1)] if read else None
 
     @cached_property
-    def _first_readers(self) -> Mapping[int, int]:
-        """The op that read each tensor first."""
-        flow = self._flow
-        return {tensor: op for op in reversed(flow.order) for _, tensor in flow.reads.get(op, ())}
+    def _first_reads(self) -> Mapping[int, tuple[int, int]]:
+        """The op that read each tensor first, and how many others of the same site it read first before that."""
+        flow, found = self._flow, dict[int, tuple[int, int]]()
+        for op in flow.order:
+            before: dict[int | None, int] = defaultdict(int)
+            for _, tensor in flow.reads.get(op, ()):
+                if tensor not in found:
+                    found[tensor] = op, before[flow.sites[tensor]]
+                    before[flow.sites[tensor]] += 1
+        return found
 
     @cached_property
     def _earlier(self) -> Mapping[int, Counts]:
-        """What was measured of tensors that ops of earlier steps have made, by id; of a view of what it shows."""
+        """What was measured in earlier steps of tensors that ops have made or read there, by id.
+
+        Of a view that is what was measured of what it shows.
+        """
         leaves = np.flatnonzero(self._flow.tensors.producer < 0)
         unknown = leaves[[self._of_site(tensor) is None for tensor in leaves.tolist()]]
         found: dict[int, Counts] = {}
@@ -112,11 +122,29 @@ class StepCounts:
             outputs = dict(read_outputs(self._tables, {row["producer_op"] for row in made.values()}))
             keys = {tensor: (made[each]["producer_op"], made[each]["slot"]) for tensor, each in shown.items()}
             found |= {tensor: outputs[key] for tensor, key in keys.items() if key in outputs}
+            leaves_read = self._find_leaves([row for row in made.values() if row["producer_op"] is None])
+            found |= {tensor: leaves_read[each] for tensor, each in shown.items() if each in leaves_read}
             views = self._find_shown([made[each] for tensor, each in shown.items() if tensor not in found])
             shown = {
                 tensor: views[each] for tensor, each in shown.items() if each in views and tensor not in found
             }
         return found
+
+    def _find_leaves(self, leaves: list[Mapping[str, Any]]) -> dict[int, Counts]:
+        """Returns what was measured of tensors when an op first read them, if that op read no others of their site."""
+        ids = np.array([row["tensor_id"] for row in leaves], np.int64)
+        uses = self._tables.find("uses", ["tensor_id", "consumer_op"], tensor_id=ids).to_pylist()
+        first = {
+            each["tensor_id"]: each["consumer_op"]
+            for each in reversed(uses)
+            if each["consumer_op"] is not None
+        }
+        measured: dict[tuple[int, int], list[Counts]] = defaultdict(list)
+        op_ids = np.array(sorted(set(first.values())), np.int64)
+        for row in _measured_rows(self._tables.find("values", _COLUMNS, op_id=op_ids)):
+            measured[row["site_id"], row["op_id"]].append(_to_counts(row))
+        read = {row["tensor_id"]: measured[row["site_id"], first.get(row["tensor_id"], -1)] for row in leaves}
+        return {tensor: counts[0] for tensor, counts in read.items() if len(counts) == 1}
 
     @cached_property
     def dropped(self) -> frozenset[int]:
@@ -158,7 +186,7 @@ class StepCounts:
         }
 
     def _read_tensors(self, tensor_ids: Collection[int]) -> list[Mapping[str, Any]]:
-        columns = ("tensor_id", "producer_op", "slot", "storage", "version")
+        columns = ("tensor_id", "site_id", "producer_op", "slot", "storage", "version")
         rows: list[Mapping[str, Any]] = self._tables.find(
             "tensors", columns, tensor_id=np.array(list(tensor_ids), np.int64)
         ).to_pylist()

@@ -14,6 +14,7 @@ from .op_rules import (
     CARRIERS,
     FILLS,
     GUARDS,
+    LOGARITHMS,
     NEVER_NAN,
     SEED,
     SHAPES_ONLY,
@@ -75,14 +76,15 @@ class Origin:
     #: Tensors that hold them, and that no op has read, by storage.
     unread: dict[int, list[int]] = field(default_factory=dict)
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
+    masks: frozenset[int] = frozenset()  # the events whose -inf it read as a mask
     given: int | None = None  # the argument of an outermost call that holds them
     #: Of what was first seen: the tensor that the op read and nobody had measured, -1 if it has no row.
     unseen: int | None = None
 
-    @property
-    def is_mask(self) -> bool:
-        """True if it made -inf and nothing else, as masks and the logarithms of impossible events hold it."""
-        return not self.counts.nan and self.counts.max != math.inf and not self.became_nan
+    def is_mask(self, names: list[str]) -> bool:
+        """Returns whether it holds -inf and nothing else: the logarithms of impossible events, or what was given."""
+        is_log = self.kind == SOURCE or names[self.op] in LOGARITHMS
+        return is_log and not self.counts.nan and self.counts.max != math.inf and not self.became_nan
 
     def is_guarded(self, names: list[str]) -> bool:
         """Returns whether every op at which the values end is one that looks for such values and replaces them."""
@@ -276,13 +278,19 @@ class _Tracer:
             slot = next(slot for slot, _, state in inputs if state == worst)
             self._write(worst.origin, Finiteness(BAD, len(self.events)))
             return Origin(SOURCE, made.op, slot, worst.origin, self._meant_leaves[worst.origin])
-        held = (MEANT, BAD) if self._divides_by_nothing(name, worst) else (MEANT,)
-        return replace(made, meant_inputs=tuple(other for _, other, state in inputs if state.kind in held))
+        masks = worst.origins if self._divides_by_nothing(name, worst) else frozenset()
+        held = (MEANT, BAD) if masks else (MEANT,)
+        meant = tuple(other for _, other, state in inputs if state.kind in held)
+        return replace(made, meant_inputs=meant, masks=masks)
 
     def _divides_by_nothing(self, name: str, worst: Finiteness) -> bool:
         """Returns whether a softmax reads scores that hold only -inf: if it returns NaN, a row is masked in full."""
         is_softmax = name in SOFTMAX or is_attention(name)
-        return is_softmax and worst.kind == BAD and all(self.events[each].is_mask for each in worst.origins)
+        return (
+            is_softmax
+            and worst.kind == BAD
+            and all(self.events[each].is_mask(self._names) for each in worst.origins)
+        )
 
     def _is_internal(self, op: int, slot: str, tensor: int) -> bool:
         """Returns whether an output, which is not the first, is read by nothing but the op's own backward."""
