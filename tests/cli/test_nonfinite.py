@@ -80,8 +80,8 @@ def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_mark
     assert run_command(monkeypatch, "nonfinite", folder) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert re.fullmatch(
-        r"no non-finite values that were not meant, in \d+ measured tensors of 1 step: those in \d+ tensors are "
-        "masks, or were replaced, or are gradients that a GradScaler looks at before the step",
+        r"no non-finite values that matter, in \d+ measured tensors of 1 step: those in \d+ tensors came to no "
+        r"loss, parameter or output that is returned, or no optimizer used them \(--all tells who made them\)",
         told,
     )
 

@@ -4,7 +4,7 @@ from itertools import islice
 
 import click
 
-from ..analysis.provenance.search import find_all
+from ..analysis.provenance.search import find_absorbed, find_all
 from ..analysis.values.nonfinite import NonFinite, count_measured
 from ..recording.protocols import RecordingData
 from ..views.text.nonfinite import group_alike, render_nonfinite, render_nonfinite_json
@@ -18,7 +18,10 @@ EXIT_FOUND = 1
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="What was found, and how much was measured, as JSON.")
 @click.option(
-    "--all", "every", is_flag=True, help="All that made such values, or held them, and not the first alone."
+    "--all",
+    "every",
+    is_flag=True,
+    help="All that made such values, or held them, and not the first alone; then those that came to nothing.",
 )
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many with --all."
@@ -34,8 +37,10 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     if as_json:
         made = ask(run, data, lambda: list(islice(find_all(data), limit if every else 1)))
         found = next(iter(made), None)
+        others = made[1:] if every else None
+        absorbed = find_absorbed(data, limit) if every else ()
         print_text(
-            render_nonfinite_json(found, measured, marks=meta.marks, further=made[1:] if every else None)
+            render_nonfinite_json(found, measured, marks=meta.marks, further=others, absorbed=absorbed)
         )
     else:
         [first, *further] = ask(run, data, lambda: _find_groups(data, limit + 1 if every else 1)) or [[]]
@@ -45,6 +50,7 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
             found,
             measured,
             further=[each for each in (first[1:], *further) if each],
+            absorbed=find_absorbed(data, limit + 1) if every else (),
             limit=limit,
             marks=meta.marks,
             notes=meta.notes,

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
-from ...recording.role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OUTPUT
+from ...recording.role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OUTPUT, PARAMETER_GRAD
 from ...recording.statistics.moments import nonfinite_rows
 from ...surface import choose_phrase
 from ..step.calls import column_of
@@ -19,6 +20,7 @@ from .answer import answer
 from .indexed_tables import IndexedTables
 from .op_rules import SHAPES_ONLY, UNSCALES
 from .reach import are_ends_finite, select_guilty
+from .skipped_steps import SkippedSteps
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
 from .surroundings import add_surroundings, find_bad_losses
@@ -67,17 +69,34 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
         yield from every
 
 
+def find_absorbed(data: RecordingData, most: int) -> list[NonFinite]:
+    """Returns who made values that came to nothing that matters, each place in its first step; no more than `most`."""
+    tables = IndexedTables(data)
+    skipped, known = SkippedSteps(tables), set[bytes]()
+    found: dict[object, NonFinite] = {}
+    for step, sites in _find_suspicious_steps(data):
+        if sites in known:
+            continue
+        known.add(sites)
+        for each in _search_step(tables, step, skipped).absorbed():
+            found.setdefault((each.root, each.path, each.phase, each.op, each.op_nth, each.slot), each)
+        if len(found) >= most:
+            break
+    return list(found.values())[:most]
+
+
 def _search(tables: IndexedTables, innocent: set[bytes]) -> Iterator[NonFinite]:
     suspicious = _find_suspicious_steps(tables.data)
     if not suspicious:
         require_measured(tables.data)
+    skipped = SkippedSteps(tables)
     for step, sites in suspicious:
         if sites in innocent:
             continue
-        found, is_innocent = _search_step(tables, step)
-        if is_innocent:
+        found = _search_step(tables, step, skipped)
+        if found.is_innocent:
             innocent.add(sites)
-        yield from (replace(each, others=len(found) - 1) for each in found)
+        yield from (replace(each, others=len(found.told) - 1) for each in found.told)
 
 
 def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
@@ -103,13 +122,20 @@ def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
     return [(step, rows.tobytes()) for step, rows in zip(steps.tolist(), of_steps, strict=True)]
 
 
-def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], bool]:
-    """Returns the findings of a step, and whether later steps like it need not be searched."""
+class _Searched(NamedTuple):
+    """What was found in a step."""
+
+    told: list[NonFinite]
+    is_innocent: bool  # later steps like it need not be searched
+    absorbed: Callable[[], list[NonFinite]] = list
+
+
+def _search_step(tables: IndexedTables, step: int, skipped: SkippedSteps) -> _Searched:
+    """Returns who made values in a step that are an answer, and who made others."""
     data = tables.of_step(step)
     of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
     if not np.isin(column_of(data.table("values"), "site_id"), of_ops).any():
-        row = None if are_ends_finite(tables, data) else next(_find_rows_of_modules(data), None)
-        return [] if row is None else [_describe_module(tables, data, row)], row is None
+        return _search_modules(tables, data, step, skipped)
     if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
         return _describe_partly_lost(data, unscales=False)
     flow = read_step_flow(data, step)
@@ -125,7 +151,29 @@ def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], boo
     row = next((each for each in rows if _role_of(tables, data, each) != LEAF and not are_finite), None)
     if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
         told = [_describe_module(tables, data, row), *told]
-    return [each for each in told if not (trace.unscales and _is_expected(each))], not guilty and row is None
+    if trace.unscales:
+        told = [each for each in told if not _is_expected(each)] or _unless_few(told, skipped)
+
+    def answer_absorbed() -> list[NonFinite]:
+        others = (event for event in trace.events if all(event is not each for each in found))
+        return [answer(tables, trace, event, step) for event in others]
+
+    return _Searched(told, not guilty and row is None, answer_absorbed)
+
+
+def _search_modules(
+    tables: IndexedTables, data: RecordingData, step: int, skipped: SkippedSteps
+) -> _Searched:
+    """Returns the first tensor of a module that is not finite, of a step without measured ops."""
+    row = next(_find_rows_of_modules(data), None)
+    if row is None:
+        return _Searched([], is_innocent=True)
+    told = [_describe_module(tables, data, row)]
+    if are_ends_finite(tables, data):
+        return _Searched([], True, lambda: told)
+    if step in skipped and _is_gradient(told[0]):
+        return _Searched(_unless_few(told, skipped), is_innocent=False)
+    return _Searched(told, is_innocent=False)
 
 
 def _drop_unseen(data: RecordingData, step: int, trace: Trace, events: list[Origin]) -> list[Origin]:
@@ -140,7 +188,7 @@ def _drop_unseen(data: RecordingData, step: int, trace: Trace, events: list[Orig
     ]
 
 
-def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> tuple[list[NonFinite], bool]:
+def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> _Searched:
     """Returns the first tensor of a module that is not finite, else the first NaN, of a step that has lost rows.
 
     Which values are intended cannot be told without these rows.
@@ -150,13 +198,13 @@ def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> tuple[list[
     with_nan = with_nan[np.argsort(column_of(values, "order")[with_nan], kind="stable")]
     row = next(iter([*_find_rows_of_modules(data), *with_nan.tolist()]), None)
     if row is None:
-        return [], True
+        return _Searched([], is_innocent=True)
     found = replace(
         describe_row(data, row),
         hint="what made them, and whether they are intended, is not known: rows of this step are missing",
         remedy="copy the recording again, or record again",
     )
-    return [] if unscales and _is_expected(found) else [found], False
+    return _Searched([] if unscales and _is_expected(found) else [found], is_innocent=False)
 
 
 def _find_rows_of_modules(data: RecordingData) -> Iterator[int]:
@@ -241,6 +289,22 @@ def _is_unmeasured(trace: Trace, op: int) -> bool:
     if flow.bare_names[op] in SHAPES_ONLY or any((op, slot) in trace.counts.outputs for slot, _ in written):
         return False
     return any(flow.holds_numbers(tensor) for _, tensor in written)
+
+
+def _is_gradient(found: NonFinite) -> bool:
+    return found.phase == BACKWARD or found.role == PARAMETER_GRAD
+
+
+def _unless_few(told: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:
+    """Returns overflows of gradients that no optimizer used if there are many such steps: a lower scale is no help."""
+    if not told or not skipped.are_many(told[0].step):
+        return []
+    count, last = skipped.count(told[0].step)
+    hint = f"no optimizer used the gradients of {count} of the last {last} steps"
+    remedy = (
+        "they overflow at every scale of the GradScaler: use bfloat16, or compute what overflows in float32"
+    )
+    return [replace(each, hint=hint, remedy=remedy) for each in told]
 
 
 def _is_expected(found: NonFinite) -> bool:

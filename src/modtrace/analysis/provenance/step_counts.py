@@ -90,7 +90,7 @@ class StepCounts:
         if site is None:
             return None
         op, nth = self._first_reads.get(tensor, (None, 0))
-        read = self._leaves.get((site, op)) or self._leaves.get((site, None), ())
+        read = self._leaves.get((site, op)) or self._leaves.get((site, None))
         return read[min(nth, len(read) - 1)] if read else None
 
     @cached_property

@@ -15,10 +15,10 @@ from ..graph.columns import Graph
 from ..modules.compilations import Compilations, Reason
 from ..ops.compiled import CompiledInside, read_compiled
 from ..provenance.recompute import check_recomputes
-from ..provenance.search import find_all
+from ..provenance.search import find_absorbed, find_all
 from ..step.calls import Column, RowFinder
 from ..step.missing_rows import explain_empty
-from ..values.nonfinite import SOURCE, NonFinite
+from ..values.nonfinite import SOURCE, Absorbed, NonFinite
 from .cut import GraphCut
 from .modules import Place
 from .tables import NONE, ReportFinding
@@ -125,6 +125,8 @@ def find_findings(
     shown = located.graph.step
     for region in (read_compiled(data, step=shown.step if shown else None, phase=None) or ())[:_TOLD]:
         yield located.of_compiled(region, region.name, region.step)
+    if absorbed := find_absorbed(data, _TOLD):
+        yield ReportFinding(answer=Absorbed(tuple(absorbed)))
     for note in data.meta.notes:
         if note.kind != HELD:
             yield ReportFinding(answer=note, step=located.step(note.step))

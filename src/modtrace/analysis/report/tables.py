@@ -12,7 +12,7 @@ from ..modules.compilations import Reason
 from ..ops.compiled import CompiledInside
 from ..provenance.recompute import RecomputeCheck
 from ..step.calls import Column
-from ..values.nonfinite import NonFinite
+from ..values.nonfinite import Absorbed, NonFinite
 
 #: What the values of a column are. The last ones are rows of the table of that name.
 Kind = Literal[
@@ -60,7 +60,9 @@ class ReportFinding:
     """An answer of an analysis, and the rows that it is about."""
 
     #: A text is a mark.
-    answer: NonFinite | RecomputeCheck | Comparison | Divergence | Reason | CompiledInside | Note | str
+    answer: (
+        NonFinite | Absorbed | RecomputeCheck | Comparison | Divergence | Reason | CompiledInside | Note | str
+    )
     module: int = NONE
     node: int = NONE
     step: int = NONE

@@ -104,6 +104,13 @@ class NonFinite:
     after: Aftermath | None = None  # where such values were seen later
 
 
+@dataclass(frozen=True)
+class Absorbed:
+    """Values that came to no loss, gradient, parameter or returned output."""
+
+    made: tuple[NonFinite, ...]  # by whom, each place once
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """The extent of a recording's measured values."""

@@ -7,12 +7,12 @@ from ...analysis.modules.compilations import Reason
 from ...analysis.ops.compiled import CompiledInside
 from ...analysis.provenance.recompute import RecomputeCheck
 from ...analysis.report.tables import ReportFinding
-from ...analysis.values.nonfinite import NonFinite
+from ...analysis.values.nonfinite import Absorbed, NonFinite
 from ...recording.meta import Note
 from ..text.comparison import describe_comparison, describe_divergence
 from ..text.compilations import describe_reason
 from ..text.compiled_kernels import describe_region
-from ..text.nonfinite import render_nonfinite
+from ..text.nonfinite import describe_absorbed, render_nonfinite
 from ..text.recompute import render_recompute
 
 
@@ -27,6 +27,11 @@ def _tell(finding: ReportFinding) -> tuple[str, list[str]]:
     answer = finding.answer
     if isinstance(answer, NonFinite):
         return "error", _lines(render_nonfinite(answer))
+    if isinstance(answer, Absorbed):
+        return "note", [
+            "absorbed: NaN or infinities that came to nothing",
+            *map(describe_absorbed, answer.made),
+        ]
     if isinstance(answer, RecomputeCheck):
         return "error" if answer.differences else "good", _lines(render_recompute(answer))
     if isinstance(answer, Comparison):

@@ -38,6 +38,7 @@ def render_nonfinite(
     measured: Measured = _NOT_COUNTED,
     *,
     further: Sequence[Sequence[NonFinite]] = (),
+    absorbed: Sequence[NonFinite] = (),
     limit: int = 20,
     marks: Sequence[str] = (),
     notes: Sequence[Note] = (),
@@ -50,7 +51,8 @@ def render_nonfinite(
         found: the first.
         measured: how much was measured; needed if nothing was found.
         further: what came up after it, in groups of `group_alike`.
-        limit: the greatest number of groups to show, with the first.
+        absorbed: values that came to nothing that matters.
+        limit: the greatest number of groups to show, with the first, and of absorbed values.
         marks: what is missing from the recording; the first values may be missing too.
         notes: why steps were written, or were not.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
@@ -62,7 +64,8 @@ def render_nonfinite(
         lines = _describe(replace(found, others=0) if further else found)
     for each in further[: limit - 1]:
         lines += _describe(replace(each[0], others=0), "then") if len(each) == 1 else _describe_group(each)
-    if len(further) >= limit:
+    lines += [_mark_absorbed(each) for each in absorbed[:limit]]
+    if len(further) >= limit or len(absorbed) > limit:
         lines.append(Text(f"{limit} shown, and there are more: --limit {10 * limit} shows more of them"))
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
     untold = [note for note in notes if note.reason != measured.held]
@@ -106,10 +109,11 @@ def render_nonfinite_json(
     *,
     marks: Sequence[str] = (),
     further: Sequence[NonFinite] | None = None,
+    absorbed: Sequence[NonFinite] = (),
 ) -> str:
     """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing.
 
-    If `further` is given, `all` is the list of the first and those.
+    If `further` is given, `all` is the list of the first and those, and `absorbed` has what came to nothing.
     """
     told: dict[str, Any] = {
         "first": asdict(found) if found else None,
@@ -118,6 +122,7 @@ def render_nonfinite_json(
     }
     if further is not None:
         told["all"] = [asdict(each) for each in (found, *further) if each is not None]
+        told["absorbed"] = [asdict(each) for each in absorbed]
     return json.dumps(told, indent=2) + "\n"
 
 
@@ -149,9 +154,22 @@ def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
     ]
 
 
+def describe_absorbed(found: NonFinite) -> str:
+    """Returns the line on values that came to no loss, gradient, parameter or returned output."""
+    behind = f"; finite again behind {', '.join(found.replaced_by[:_LINKS])}" if found.replaced_by else ""
+    return f"{describe_made(found)} in {_tell_time(found)}{behind}"
+
+
+def _mark_absorbed(found: NonFinite) -> Text:
+    return Text.join([Text("absorbed: ", "bold"), Text(printable(describe_absorbed(found)))])
+
+
 def _head(which: str, counts: str, found: NonFinite) -> Text:
-    where = f"step {found.step}, {found.phase or _describe_time(found)}".rstrip(", ")
-    return Text.join([Text(f"{which}: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")])
+    return Text.join([Text(f"{which}: ", "bold"), Text(counts, "bold red"), Text(f" in {_tell_time(found)}")])
+
+
+def _tell_time(found: NonFinite) -> str:
+    return f"step {found.step}, {found.phase or _describe_time(found)}".rstrip(", ")
 
 
 def _describe_time(found: NonFinite) -> str:
@@ -253,7 +271,7 @@ def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
     if measured.held is not None:
         return f"no non-finite values in modules: {measured.held}"
     where = "in what is there of the recording: " if marks else "in "
-    meant = "that were not meant, " if measured.nonfinite else ""
+    meant = "that matter, " if measured.nonfinite else ""
     text = f"no non-finite values {meant}{where}{measured.tensors:,} measured tensors of "
     others = measured.recorded_steps > measured.steps
     text += f"{measured.steps} of " * others + count_of(
@@ -262,8 +280,10 @@ def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
     text += f", the last of them step {measured.last_step}" if marks else ""
     text += f" (of steps {measured.chosen_steps}; no others were recorded)" if measured.chosen_steps else ""
     if measured.nonfinite:
-        text += f": those in {count_of(measured.nonfinite, 'tensor')} are masks, or were replaced, or"
-        text += " are gradients that a GradScaler looks at before the step"
+        text += (
+            f": those in {count_of(measured.nonfinite, 'tensor')} came to no loss, parameter or output that"
+        )
+        text += " is returned, or no optimizer used them (--all tells who made them)"
         text += ", as far as the rows that are there tell" * bool(marks)
     if measured.unmeasured:
         text += f"; {measured.unmeasured:,} more could not be measured (column `note` of `values`)"

@@ -1,0 +1,64 @@
+"""Finds the steps in which no optimizer used the gradients, as where a GradScaler has found that they overflow."""
+
+from functools import cached_property
+
+import numpy as np
+
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD
+from ..step.calls import Column, column_of, phase_codes
+from ..step.ops import bare_name
+from .indexed_tables import IndexedTables
+from .op_rules import UNSCALES
+
+#: A scaler tries the largest scale again and again, so that it skips a step now and then, and several at the
+#: beginning. As many as `_MOST` of the last `_WINDOW` steps show that the gradients overflow at every scale.
+_WINDOW, _MOST = 20, 10
+
+
+class SkippedSteps:
+    """The steps with a backward whose gradients no optimizer used, though it uses others, or a GradScaler looks on."""
+
+    def __init__(self, tables: IndexedTables) -> None:
+        """Reads nothing before it is asked."""
+        self._tables = tables
+
+    def __contains__(self, step: int) -> bool:
+        return bool(np.isin(step, self._skipped))
+
+    def count(self, step: int) -> tuple[int, int]:
+        """Returns how many of the last steps up to one were skipped, and how many steps these are."""
+        last = self._trained[self._trained <= step][-_WINDOW:]
+        return int(np.isin(last, self._skipped).sum()), len(last)
+
+    def are_many(self, step: int) -> bool:
+        """Returns whether so many of the last steps were skipped that lowering the scale does not help."""
+        return self.count(step)[0] >= _MOST
+
+    @cached_property
+    def _trained(self) -> Column:
+        return np.union1d(self._find({GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD}, BACKWARD), self._used)
+
+    @cached_property
+    def _skipped(self) -> Column:
+        is_known = len(self._used) > 0 or self._has_scaler()
+        return np.setdiff1d(self._trained, self._used) if is_known else np.empty(0, np.int64)
+
+    @cached_property
+    def _used(self) -> Column:
+        """The steps in which an optimizer ran: the gradients of parameters are measured when it begins."""
+        return self._find({PARAMETER_GRAD}, OPTIMIZER)
+
+    def _has_scaler(self) -> bool:
+        names = self._tables.data.table("ops")["name"].unique().to_pylist()
+        return UNSCALES in map(bare_name, names)
+
+    def _find(self, roles: set[str], phase: str) -> Column:
+        """Returns the steps with tensors of some roles, or with ops of a phase."""
+        data, sites = self._tables.data, self._tables.sites.items()
+        of_roles = [number for number, site in sites if site.role in roles]
+        values, ops = data.table("values").select(["step", "site_id"]), data.table("ops")
+        by_role = column_of(values, "step")[np.isin(column_of(values, "site_id"), of_roles)]
+        by_phase = column_of(ops, "step")[phase_codes(ops["phase"]) == PHASES.index(phase)]
+        found: Column = np.union1d(by_role, by_phase)
+        return found
