@@ -57,6 +57,7 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
         _in_forward(name, event, inputs, args)
         or _written(name, event, args)
         or _by_infinity(event, args)
+        or _overflow_of_exp(trace, event, inputs)
         or _overflow(name, event, inputs)
     )
 
@@ -67,6 +68,12 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
             "fully masked row",
             "a row of the scores is masked in full, and softmax over nothing but -inf is 0 / 0",
             "leave one position of each row unmasked, or set the rows of padding to 0 after the softmax",
+        )
+    if "ctc_loss" in name:
+        return Cause(
+            "no alignment",
+            "a target is longer than its input, or needs a blank between equal labels for which there is no room",
+            "leave such samples out, or zero_infinity=True",
         )
     if name in LOGARITHMS and _reaches(inputs, 0.0):
         what, remedy = "0", "add an epsilon to it, or clamp it"
@@ -131,20 +138,20 @@ def _in_backward(forward: str, zero: str | None) -> Cause | None:
     return None
 
 
+def _overflow_of_exp(trace: Trace, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
+    names, limit = trace.flow.bare_names, LARGEST.get(event.counts.dtype)
+    top = max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
+    if names[event.op] not in EXPONENTIALS or limit is None or top <= (most := math.log(limit)):
+        return None
+    is_softmax = any(names[reader] == "sum" for reader in trace.flow.readers.get(event.tensor, ()))
+    remedy = "subtract the maximum first, as softmax and logsumexp do" if is_softmax else "clamp its input"
+    return Cause(EXP_OVERFLOW, f"exp of {top:.4g}: {event.counts.dtype} ends at exp({most:.1f})", remedy)
+
+
 def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
     limit = LARGEST.get(event.counts.dtype)
     top = max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
-    if limit is None or not math.isfinite(top):
-        return None
-    if name in EXPONENTIALS:
-        most = math.log(limit)
-        text = f"exp of {top:.4g}: {event.counts.dtype} ends at exp({most:.1f})"
-        return (
-            Cause(EXP_OVERFLOW, text, "subtract the maximum first, as softmax and logsumexp do")
-            if top > most
-            else None
-        )
-    if not event.counts.inf or top <= 1:
+    if limit is None or name in EXPONENTIALS or not event.counts.inf or top <= 1:
         return None
     text = f"beyond {limit:.4g}, the largest {event.counts.dtype}; {_tell_reach(name, inputs, limit)}"
     remedy = "look at what makes the inputs that large"
