@@ -51,6 +51,7 @@ SHAPES_ONLY = UNINITIALIZED | _names(
 
 #: A softmax over scores that are all masked divides 0 by 0.
 SOFTMAX = _names("softmax log_softmax safe_softmax masked_softmax")
+CASTS = _names("to_copy")
 LOGARITHMS = _names("log log2 log10 log1p logit xlogy")
 DIVISIONS = _names("div reciprocal rsqrt fmod remainder")
 EXPONENTIALS = _names("exp exp2 expm1 cosh sinh")

@@ -33,7 +33,8 @@ def are_ends_finite(
         losses: of each backward whether the tensor at which it began was not finite; None where that is not known.
     """
     values = data.table("values").select(_COLUMNS)
-    role = _roles(tables, column_of(values, "site_id"))
+    site_id = column_of(values, "site_id")
+    role = _roles(tables, site_id)
     nan, inf = column_of(values, "nan_count") > 0, column_of(values, "inf_count") > 0
     maximum = np.asarray(values["max"].to_numpy(zero_copy_only=False), float)
     is_returned = (role == OUTPUT) & np.isin(
@@ -41,7 +42,7 @@ def are_ends_finite(
     )
     is_bad = (
         (np.isin(role, list(_OF_MODEL)) & (nan | inf))
-        | ((role == BUFFER) & nan)
+        | ((role == BUFFER) & nan & ~np.isin(site_id, _held_from_the_beginning(tables, site_id[(role == BUFFER) & nan])))
         | (is_returned & (nan | (inf & (maximum == np.inf))))
     )
     if is_bad.any() or any(losses):
@@ -57,6 +58,14 @@ def _roles(tables: IndexedTables, site_id: Column) -> Column:
         role_of[number] = site.role or ""
     known: Column = role_of[np.clip(site_id, -1, len(role_of) - 1)].astype(str)
     return known
+
+
+def _held_from_the_beginning(tables: IndexedTables, buffers: Column) -> Column:
+    """Returns those of some sites at which the first tensor that was measured held NaN."""
+    rows = tables.find("values", ["site_id", "nan_count"], site_id=np.unique(buffers))
+    sites, first = np.unique(column_of(rows, "site_id"), return_index=True)
+    held: Column = sites[column_of(rows, "nan_count")[first] > 0]
+    return held
 
 
 def _has_backward(data: RecordingData) -> bool:

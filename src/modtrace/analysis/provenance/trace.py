@@ -12,6 +12,7 @@ from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
 from .indexed_tables import IndexedTables
 from .op_rules import (
     CARRIERS,
+    CASTS,
     FILLS,
     GUARDS,
     LOGARITHMS,
@@ -82,9 +83,9 @@ class Origin:
     unseen: int | None = None
 
     def is_mask(self, names: list[str]) -> bool:
-        """Returns whether it holds -inf and nothing else: the logarithms of impossible events, or what was given."""
-        is_log = self.kind == SOURCE or names[self.op] in LOGARITHMS
-        return is_log and not self.counts.nan and self.counts.max != math.inf and not self.became_nan
+        """Returns whether it holds -inf and nothing else: logarithms, lowest numbers in a smaller format, or data."""
+        is_one = self.kind == SOURCE or names[self.op] in LOGARITHMS | CASTS
+        return is_one and not self.counts.nan and self.counts.max != math.inf and not self.became_nan
 
     def is_guarded(self, names: list[str]) -> bool:
         """Returns whether every op at which the values end is one that looks for such values and replaces them."""
@@ -147,7 +148,7 @@ class _Tracer:
             if is_bad:
                 event.carried_by.append(op)
             elif self._has_integers(op):  # `isnan` and comparisons replace nothing
-                event.is_cast |= self._names[op] == "to_copy"
+                event.is_cast |= self._names[op] in CASTS
             else:
                 event.absorbed_by.append(op)
         self._note_end(op, worst)
