@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from .analysis.provenance.reach import Innocent
 from .analysis.provenance.search import find_first
 from .analysis.values.nonfinite import NonFinite
 from .recording.arrow.arrays import to_numpy
@@ -32,7 +33,7 @@ class NonFiniteReports:
         """Creates the reports of one recording; `strict` raises internal errors."""
         self._strict = strict
         self._namer = surface_now()  # `modtrace record` speaks Python while its program runs
-        self._innocent: set[bytes] = set()
+        self._innocent = Innocent()
         self._has_failed = False
         self._places: set[str] = set()
         self._steps: list[int] = []  # in which something was found

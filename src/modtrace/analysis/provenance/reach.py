@@ -1,6 +1,7 @@
 """Decides which NaN and infinite values of a step came to something that matters: a loss, a gradient, a parameter."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
 from ..step.calls import Column, column_of, outermost_calls, phase_codes
 from .indexed_tables import IndexedTables
+from .step_flow import tell_place
 from .trace import End, Origin, Trace
 
 #: The roles of tensors that must be finite wherever they are.
@@ -42,7 +44,11 @@ def are_ends_finite(
     )
     is_bad = (
         (np.isin(role, list(_OF_MODEL)) & (nan | inf))
-        | ((role == BUFFER) & nan & ~np.isin(site_id, _held_from_the_beginning(tables, site_id[(role == BUFFER) & nan])))
+        | (
+            (role == BUFFER)
+            & nan
+            & ~np.isin(site_id, _held_from_the_beginning(tables, site_id[(role == BUFFER) & nan]))
+        )
         | (is_returned & (nan | (inf & (maximum == np.inf))))
     )
     if is_bad.any() or any(losses):
@@ -73,32 +79,60 @@ def _has_backward(data: RecordingData) -> bool:
     return any(backward in phase_codes(data.table(name)["phase"]) for name in ("calls", "ops", "values"))
 
 
-def select_guilty(trace: Trace, are_finite: bool | None) -> list[Origin]:
+#: Where an event is, in any step.
+EventPlace = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Innocent:
+    """What is known from the steps before."""
+
+    steps: set[bytes] = field(default_factory=set)  # keys of steps in which nothing came to anything
+    places: set[EventPlace] = field(default_factory=set)  # of values that came to nothing
+
+
+def select_guilty(trace: Trace, are_finite: bool | None, innocent: Innocent) -> list[Origin]:
     """Returns the events whose values came to something that matters, or may have, in the order of the ops.
 
     Args:
         trace: the events of the step.
         are_finite: what `are_ends_finite` says of it.
+        innocent: the places of the other events are added to it.
     """
     names = trace.flow.bare_names
     ends = [end for end in trace.ends if end.is_returned] if are_finite else trace.ends
-    came = _came(trace, ends)
+    came = _came(trace, ends, innocent.places)
     suspects = [event for event in trace.events if not event.is_guarded(names)]
     guilty = [
         event
         for number, event in enumerate(trace.events)
         if number in came or (_is_of_optimizer(trace, event) and event in suspects)
     ]
-    return guilty if guilty or are_finite else [event for event in suspects if not event.masks]
+    if not guilty and not are_finite:
+        return [event for event in suspects if not event.masks]
+    absorbed = (event for event in trace.events if all(event is not each for each in guilty))
+    innocent.places.update(_place_of(trace, event) for event in absorbed)
+    return guilty
 
 
-def _came(trace: Trace, ends: Iterable[End]) -> set[int]:
-    """Returns the numbers of the events that are not finite at an end, and of those whose derivatives are."""
+def _place_of(trace: Trace, event: Origin) -> EventPlace:
+    flow, ops = trace.flow, trace.flow.ops
+    where = tell_place(ops.placed, int(ops.call[event.op]), int(ops.where[event.op]))
+    return (*where.values(), flow.name_op(event.op), int(ops.nth[event.op]), event.slot)
+
+
+def _came(trace: Trace, ends: Iterable[End], absorbed: set[EventPlace]) -> set[int]:
+    """Returns the numbers of the events that are not finite at an end, and of those whose derivatives are.
+
+    Of several at one end, those at places whose values came to nothing in other steps are not among them.
+    """
     came: set[int] = set()
     names = trace.flow.bare_names
     for end in ends:
         masks = {number for number in end.origins if trace.events[number].is_mask(names)}
-        came |= (end.origins - masks) or (set() if end.is_returned else masks)
+        others = end.origins - masks
+        new = {each for each in others if _place_of(trace, trace.events[each]) not in absorbed}
+        came |= new or others or (set() if end.is_returned else masks)
     by_op = {int(trace.flow.ops.op_id[event.op]): number for number, event in enumerate(trace.events)}
     forwards = {by_op.get(trace.flow.forward_op[trace.events[number].op] or -1) for number in came}
     return came | {

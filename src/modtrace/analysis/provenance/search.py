@@ -19,7 +19,7 @@ from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, requir
 from .answer import answer
 from .indexed_tables import IndexedTables
 from .op_rules import SHAPES_ONLY, UNSCALES
-from .reach import are_ends_finite, select_guilty
+from .reach import Innocent, are_ends_finite, select_guilty
 from .skipped_steps import SkippedSteps
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
@@ -33,20 +33,20 @@ def find_first(
     data: RecordingData,
     selects: Callable[[str], bool] = lambda _: True,
     *,
-    innocent: set[bytes] | None = None,
+    innocent: Innocent | None = None,
 ) -> NonFinite | None:
     """Returns what made the first NaN or infinite values; None if there are none, or only intended ones.
 
     Args:
         data: the recording.
         selects: of what was made by ops, whether it counts, by the path of the module.
-        innocent: is added to, for the next part of the same recording: steps like these hold only intended values.
+        innocent: what is known, for the next part of the same recording.
 
     Raises:
         NothingRecordedError: no tensor was measured.
     """
     tables = IndexedTables(data)
-    every = _search(tables, set() if innocent is None else innocent)
+    every = _search(tables, Innocent() if innocent is None else innocent)
     found = next((each for each in every if each.op is None or selects(each.path or "")), None)
     return None if found is None else add_surroundings(tables, found)
 
@@ -62,7 +62,7 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
         NothingRecordedError: no tensor was measured.
     """
     tables = IndexedTables(data)
-    every = _search(tables, set())
+    every = _search(tables, Innocent())
     first = next(every, None)
     if first is not None:
         yield add_surroundings(tables, first)
@@ -72,30 +72,30 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
 def find_absorbed(data: RecordingData, most: int) -> list[NonFinite]:
     """Returns who made values that came to nothing that matters, each place in its first step; no more than `most`."""
     tables = IndexedTables(data)
-    skipped, known = SkippedSteps(tables), set[bytes]()
+    skipped, innocent, known = SkippedSteps(tables), Innocent(), set[bytes]()
     found: dict[object, NonFinite] = {}
     for step, sites in _find_suspicious_steps(data):
         if sites in known:
             continue
         known.add(sites)
-        for each in _search_step(tables, step, skipped).absorbed():
+        for each in _search_step(tables, step, skipped, innocent).absorbed():
             found.setdefault((each.root, each.path, each.phase, each.op, each.op_nth, each.slot), each)
         if len(found) >= most:
             break
     return list(found.values())[:most]
 
 
-def _search(tables: IndexedTables, innocent: set[bytes]) -> Iterator[NonFinite]:
+def _search(tables: IndexedTables, innocent: Innocent) -> Iterator[NonFinite]:
     suspicious = _find_suspicious_steps(tables.data)
     if not suspicious:
         require_measured(tables.data)
     skipped = SkippedSteps(tables)
     for step, sites in suspicious:
-        if sites in innocent:
+        if sites in innocent.steps:
             continue
-        found = _search_step(tables, step, skipped)
+        found = _search_step(tables, step, skipped, innocent)
         if found.is_innocent:
-            innocent.add(sites)
+            innocent.steps.add(sites)
         yield from (replace(each, others=len(found.told) - 1) for each in found.told)
 
 
@@ -130,7 +130,7 @@ class _Searched(NamedTuple):
     absorbed: Callable[[], list[NonFinite]] = list
 
 
-def _search_step(tables: IndexedTables, step: int, skipped: SkippedSteps) -> _Searched:
+def _search_step(tables: IndexedTables, step: int, skipped: SkippedSteps, innocent: Innocent) -> _Searched:
     """Returns who made values in a step that are an answer, and who made others."""
     data = tables.of_step(step)
     of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
@@ -144,7 +144,7 @@ def _search_step(tables: IndexedTables, step: int, skipped: SkippedSteps) -> _Se
         return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
     trace = trace_step(tables, flow, counts)
     are_finite = are_ends_finite(tables, data, find_bad_losses(tables, step))
-    found = select_guilty(trace, are_finite)
+    found = select_guilty(trace, are_finite, innocent)
     guilty = _drop_unseen(data, step, trace, found) if found else found
     told = [answer(tables, trace, event, step) for event in guilty]
     rows = _find_unjudged(tables, data, trace) if len(guilty) == len(found) else _find_rows_of_modules(data)

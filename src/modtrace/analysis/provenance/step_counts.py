@@ -1,7 +1,8 @@
 """What was measured of the tensors of one step: how many of their elements are NaN or infinite, and their extremes."""
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -121,7 +122,11 @@ class StepCounts:
             made = {row["tensor_id"]: row for row in self._read_tensors(set(shown.values()))}
             outputs = dict(read_outputs(self._tables, {row["producer_op"] for row in made.values()}))
             keys = {tensor: (made[each]["producer_op"], made[each]["slot"]) for tensor, each in shown.items()}
-            found |= {tensor: outputs[key] for tensor, key in keys.items() if key in outputs}
+            found |= {
+                tensor: outputs[key]
+                for tensor, key in keys.items()
+                if key in outputs and _is_of_all(outputs[key], made[shown[tensor]]["shape"])
+            }
             leaves_read = self._find_leaves([row for row in made.values() if row["producer_op"] is None])
             found |= {tensor: leaves_read[each] for tensor, each in shown.items() if each in leaves_read}
             views = self._find_shown([made[each] for tensor, each in shown.items() if tensor not in found])
@@ -186,7 +191,7 @@ class StepCounts:
         }
 
     def _read_tensors(self, tensor_ids: Collection[int]) -> list[Mapping[str, Any]]:
-        columns = ("tensor_id", "site_id", "producer_op", "slot", "storage", "version")
+        columns = ("tensor_id", "site_id", "producer_op", "slot", "shape", "storage", "version")
         rows: list[Mapping[str, Any]] = self._tables.find(
             "tensors", columns, tensor_id=np.array(list(tensor_ids), np.int64)
         ).to_pylist()
@@ -206,6 +211,11 @@ def read_outputs(
 
 def _measured_rows(values: pa.Table) -> Iterator[Mapping[str, Any]]:
     return (row for row in values.to_pylist() if row["count"] is not None)
+
+
+def _is_of_all(counts: Counts, shape: Sequence[int]) -> bool:
+    """Returns whether a measurement tells of a tensor: an op that wrote to a part of it may have left it finite."""
+    return counts.numel >= math.prod(shape) or counts.nan + counts.inf > 0
 
 
 def _to_counts(row: Mapping[str, Any]) -> Counts:

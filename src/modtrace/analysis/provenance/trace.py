@@ -15,6 +15,7 @@ from .op_rules import (
     CASTS,
     FILLS,
     GUARDS,
+    HANDS_ON,
     LOGARITHMS,
     NEVER_NAN,
     SEED,
@@ -43,7 +44,7 @@ class Finiteness(NamedTuple):
     """The values of a tensor, or of a part of memory."""
 
     kind: int = CLEAN
-    #: Of BAD the number of the event, of UNSEEN the tensor written, of MEANT the leaf that held them; -1: not known.
+    #: The number of the event; of MEANT that of the constant; of UNSEEN the tensor written; -1: not known.
     origin: int = -1
     #: Of BAD further events from which some of the values come.
     others: frozenset[int] = frozenset()
@@ -84,7 +85,7 @@ class Origin:
 
     def is_mask(self, names: list[str]) -> bool:
         """Returns whether it holds -inf and nothing else: logarithms, lowest numbers in a smaller format, or data."""
-        is_one = self.kind == SOURCE or names[self.op] in LOGARITHMS | CASTS
+        is_one = self.kind == SOURCE or names[self.op] in LOGARITHMS | CASTS | FILLS
         return is_one and not self.counts.nan and self.counts.max != math.inf and not self.became_nan
 
     def is_guarded(self, names: list[str]) -> bool:
@@ -131,7 +132,7 @@ class _Tracer:
         self._counts = counts
         self._memory: dict[int, list[Write]] = {}  # by storage: what is not known to be finite
         self._leaves: set[int] = set()  # that some op has read
-        self._meant_leaves: dict[int, Counts] = {}
+        self._meant: list[Origin] = []  # infinities that the program has written, or given as a mask
         self.ends: list[End] = []
         self._gradients: list[tuple[int, Finiteness]] = []  # bad tensors that backward ops have returned
 
@@ -160,7 +161,14 @@ class _Tracer:
             self._end(worst)
         elif self._flow.name_op(op) == SEED and phase < 0:
             for _, tensor in self._flow.reads.get(op, ()):
-                self._end(self._look(tensor))
+                self._end(self._accuse_meant(self._look(tensor)))
+
+    def _accuse_meant(self, state: Finiteness) -> Finiteness:
+        """Returns the state of a loss: an infinity that was meant elsewhere is not meant there."""
+        if state.kind != MEANT or state.origin < 0:
+            return state
+        self.events.append(self._meant[state.origin])
+        return Finiteness(BAD, len(self.events) - 1)
 
     def _end(self, state: Finiteness, *, is_returned: bool = False) -> None:
         if state.origins:
@@ -244,14 +252,21 @@ class _Tracer:
             return Finiteness()
         if self._is_internal(op, slot, tensor) or (is_attention(name) and slot != "[0]"):
             return self._look_at_first(op)
-        if worst.kind == BAD and not (counts.nan and self._divides_by_nothing(name, worst)):
+        if worst.kind == BAD and not (counts.nan and self._divides_by_nothing(name, inputs, worst)):
             if counts.nan and not worst.others:
                 self.events[worst.origin].became_nan = True
             return worst
+        made = Origin(PRODUCER, op, slot, tensor, counts)
         if not counts.nan and (meant := self._find_meant(op, name, inputs, worst)) is not None:
-            return meant
-        self.events.append(self._blame(Origin(PRODUCER, op, slot, tensor, counts), inputs, worst))
+            is_scalar = meant.origin < 0 or self._meant[meant.origin].counts.numel == 1
+            return self._mean(made) if is_scalar and name in FILLS else meant
+        self.events.append(self._blame(made, inputs, worst))
         return Finiteness(BAD, len(self.events) - 1)
+
+    def _mean(self, constant: Origin) -> Finiteness:
+        """Returns the state of infinities that are meant."""
+        self._meant.append(constant)
+        return Finiteness(MEANT, len(self._meant) - 1)
 
     def _judge_unmeasured(self, op: int, tensor: int, worst: Finiteness) -> Finiteness | None:
         if self._flow.shown_by(tensor) is not None:
@@ -274,23 +289,35 @@ class _Tracer:
         is_constant = holds_nan(args) or holds_infinity(args)
         if worst.kind == CLEAN and made.counts.nan and name in NEVER_NAN and not is_constant:
             return replace(made, kind=FIRST_SEEN)
-        is_leaf = worst.kind == MEANT and worst.origin in self._meant_leaves
-        if is_leaf and name not in CARRIERS | SOFTMAX and not is_attention(name):
-            slot = next(slot for slot, _, state in inputs if state == worst)
-            self._write(worst.origin, Finiteness(BAD, len(self.events)))
-            return Origin(SOURCE, made.op, slot, worst.origin, self._meant_leaves[worst.origin])
-        masks = worst.origins if self._divides_by_nothing(name, worst) else frozenset()
+        constant = self._meant[worst.origin] if worst.kind == MEANT and worst.origin >= 0 else None
+        if constant is not None and constant.kind == SOURCE:
+            if name not in CARRIERS | SOFTMAX and not is_attention(name):
+                self._write(constant.tensor, Finiteness(BAD, len(self.events)))
+                slot = next(slot for slot, _, state in inputs if state == worst)
+                return replace(constant, op=made.op, slot=slot)
+        elif constant is not None and name in HANDS_ON and not made.counts.nan:
+            self._write(constant.tensor, Finiteness(BAD, len(self.events)))
+            return constant
+        masks = worst.origins if self._divides_by_nothing(name, inputs, worst) else frozenset()
         held = (MEANT, BAD) if masks else (MEANT,)
         meant = tuple(other for _, other, state in inputs if state.kind in held)
         return replace(made, meant_inputs=meant, masks=masks)
 
-    def _divides_by_nothing(self, name: str, worst: Finiteness) -> bool:
+    def _holds_infinity(self, tensor: int) -> bool:
+        """Returns whether a tensor was measured to hold +inf."""
+        counts = self._counts.of_output(tensor)
+        return counts is not None and counts.max == math.inf
+
+    def _divides_by_nothing(
+        self, name: str, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
+    ) -> bool:
         """Returns whether a softmax reads scores that hold only -inf: if it returns NaN, a row is masked in full."""
         is_softmax = name in SOFTMAX or is_attention(name)
         return (
             is_softmax
             and worst.kind == BAD
             and all(self.events[each].is_mask(self._names) for each in worst.origins)
+            and not any(self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD)
         )
 
     def _is_internal(self, op: int, slot: str, tensor: int) -> bool:
@@ -340,8 +367,7 @@ class _Tracer:
         role = site.role if site else None
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
             # A mask, or a constant: who writes NaN into a tensor is the one to name.
-            self._meant_leaves[tensor] = counts
-            return Finiteness(MEANT, tensor)
+            return self._mean(Origin(SOURCE, op, slot, tensor, counts))
         self.events.append(Origin(SOURCE, op, slot, tensor, counts))
         return Finiteness(BAD, len(self.events) - 1)
 
