@@ -276,7 +276,7 @@ def kl_of_policies(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
 
 @as_loss(
     "InfoNCE",
-    "fill_diagonal",
+    "fill",
     "logsumexp",
     batch=lambda is_bad: torch.randn(1 if is_bad else 6, 8),
     is_seen_by_modules=False,

@@ -187,15 +187,13 @@ class InNumPy(torch.autograd.Function):
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero")
-@pytest.mark.parametrize(
-    ("in_forward", "phase", "path"), [(True, "forward", "2"), (False, "backward", "1.inner")]
-)
+@pytest.mark.parametrize(("in_forward", "phase"), [(True, "forward"), (False, "backward")])
 def test_infinity_from_outside_of_torch_is_held_by_a_tensor_and_not_made_by_its_reader(
-    in_forward: bool, phase: str, path: str
+    in_forward: bool, phase: str
 ) -> None:
     found = record_planted(lambda x: InNumPy.apply(x, in_forward)).first_nonfinite()
     assert found is not None
-    assert (found.kind, found.phase, found.path) == ("source", phase, path)
+    assert (found.kind, found.phase, found.path) == ("source", phase, "1")
     assert found.inf_count == 32
 
 

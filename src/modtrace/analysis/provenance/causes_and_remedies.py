@@ -11,6 +11,7 @@ from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .op_rules import (
     DIVISIONS,
     EXPONENTIALS,
+    FILLS,
     LOGARITHMS,
     MEANS,
     ROOTS,
@@ -56,6 +57,7 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
     return (
         _in_forward(name, event, inputs, args)
         or _written(name, event, args)
+        or _written_infinity(name, event, args)
         or _by_infinity(event, args)
         or _overflow_of_exp(trace, event, inputs)
         or _overflow(name, event, inputs)
@@ -106,6 +108,16 @@ def _written(name: str, event: Origin, args: str) -> Cause | None:
     if name in WRITES and event.counts.nan and (event.meant_inputs or holds_nan(args)):
         return Cause("constant NaN", "the program writes a NaN of its own", "look at the line that writes it")
     return None
+
+
+def _written_infinity(name: str, event: Origin, args: str) -> Cause | None:
+    if name not in FILLS or event.counts.nan or not holds_infinity(args):
+        return None
+    return Cause(
+        "constant infinity",
+        "the program writes an infinity of its own, and nothing behind it took it away",
+        "look at the line that writes it: is there always an element that is not masked?",
+    )
 
 
 def _by_infinity(event: Origin, args: str) -> Cause | None:

@@ -133,6 +133,7 @@ class _Tracer:
         self._memory: dict[int, list[Write]] = {}  # by storage: what is not known to be finite
         self._leaves: set[int] = set()  # that some op has read
         self._meant: list[Origin] = []  # infinities that the program has written, or given as a mask
+        self._accused: dict[int, int] = {}  # of those, the numbers of the events that they have become
         self.ends: list[End] = []
         self._gradients: list[tuple[int, Finiteness]] = []  # bad tensors that backward ops have returned
 
@@ -164,11 +165,15 @@ class _Tracer:
                 self._end(self._accuse_meant(self._look(tensor)))
 
     def _accuse_meant(self, state: Finiteness) -> Finiteness:
-        """Returns the state of a loss: an infinity that was meant elsewhere is not meant there."""
+        """Returns the state of what holds an infinity that was meant elsewhere, and is not meant there."""
         if state.kind != MEANT or state.origin < 0:
             return state
-        self.events.append(self._meant[state.origin])
-        return Finiteness(BAD, len(self.events) - 1)
+        if state.origin not in self._accused:
+            self._accused[state.origin] = len(self.events)
+            self.events.append(self._meant[state.origin])
+        accused = Finiteness(BAD, self._accused[state.origin])
+        self._write(self._meant[state.origin].tensor, accused)
+        return accused
 
     def _end(self, state: Finiteness, *, is_returned: bool = False) -> None:
         if state.origins:
@@ -260,6 +265,8 @@ class _Tracer:
         if not counts.nan and (meant := self._find_meant(op, name, inputs, worst)) is not None:
             is_scalar = meant.origin < 0 or self._meant[meant.origin].counts.numel == 1
             return self._mean(made) if is_scalar and name in FILLS else meant
+        if (constant := self._find_constant(name, made, worst)) is not None:
+            return constant
         self.events.append(self._blame(made, inputs, worst))
         return Finiteness(BAD, len(self.events) - 1)
 
@@ -289,19 +296,17 @@ class _Tracer:
         is_constant = holds_nan(args) or holds_infinity(args)
         if worst.kind == CLEAN and made.counts.nan and name in NEVER_NAN and not is_constant:
             return replace(made, kind=FIRST_SEEN)
-        constant = self._meant[worst.origin] if worst.kind == MEANT and worst.origin >= 0 else None
-        if constant is not None and constant.kind == SOURCE:
-            if name not in CARRIERS | SOFTMAX and not is_attention(name):
-                self._write(constant.tensor, Finiteness(BAD, len(self.events)))
-                slot = next(slot for slot, _, state in inputs if state == worst)
-                return replace(constant, op=made.op, slot=slot)
-        elif constant is not None and name in HANDS_ON and not made.counts.nan:
-            self._write(constant.tensor, Finiteness(BAD, len(self.events)))
-            return constant
         masks = worst.origins if self._divides_by_nothing(name, inputs, worst) else frozenset()
         held = (MEANT, BAD) if masks else (MEANT,)
         meant = tuple(other for _, other, state in inputs if state.kind in held)
         return replace(made, meant_inputs=meant, masks=masks)
+
+    def _find_constant(self, name: str, made: Origin, worst: Finiteness) -> Finiteness | None:
+        """Returns the constant that an op has returned, as it is or as another infinity; None if it made its own."""
+        if worst.kind != MEANT or worst.origin < 0 or name in SOFTMAX or is_attention(name):
+            return None
+        is_given = self._meant[worst.origin].kind == SOURCE and name not in CARRIERS
+        return self._accuse_meant(worst) if is_given or (name in HANDS_ON and not made.counts.nan) else None
 
     def _holds_infinity(self, tensor: int) -> bool:
         """Returns whether a tensor was measured to hold +inf."""
