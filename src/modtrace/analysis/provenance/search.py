@@ -8,7 +8,7 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
-from ...recording.role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OUTPUT
+from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import nonfinite_rows
 from ...surface import choose_phrase
 from ..step.calls import column_of
@@ -202,7 +202,8 @@ def _describe_module(tables: IndexedTables, data: RecordingData, row: int) -> No
         python="record(ops=True), on a long run with keep_last=20,",
         command_line="modtrace record --ops, on a long run with --keep-last 20,",
     )
-    return replace(found, remedy=f"{option} names the op that made them; {_GIVEN}")
+    remedy = f"{option} names the op that made them"
+    return replace(found, remedy=remedy if found.role == LOSS else f"{remedy}; {_GIVEN}")
 
 
 def _is_of_region(data: RecordingData, row: int) -> bool:

@@ -316,6 +316,7 @@ class Recorder(Listener):
         with self._lock:
             self._take_ops(self._finder.step_around(backward.segment))
             self._finder.backward_began(backward)
+            self._values.open_backward(backward, self._finder.current)
 
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:

@@ -29,11 +29,11 @@ class ValueSource(Listener):
     """One source of values in a recording, which `ValueRecorder` drives. A method that is not overridden does nothing.
 
     As a listener it also receives events of the tracker. The lock over these events is held in `opened`, `closed`,
-    `dropped`, `step_ended` and all methods whose names begin with `take_`.
+    `dropped`, `backward_opened`, `step_ended` and all methods whose names begin with `take_`.
     """
 
     def __init__(self, measuring: Measuring) -> None:
-        """Looks at nothing before a segment is opened, or an optimizer steps."""
+        """Looks at nothing before a segment is opened, a backward begins, or an optimizer steps."""
         self._tracker, self._sites, self._capture_masks = measuring[:3]
         self._measure, self._settle, self._failed, self._together = measuring[3:]
         self._is_abandoned = False
@@ -46,6 +46,9 @@ class ValueSource(Listener):
 
     def dropped(self, segment: Segment) -> None:
         """Receives an outermost call that has not begun after all."""
+
+    def backward_opened(self, backward: Backward, active: Mask) -> None:
+        """Receives a backward that begins, before `backward_began`. `active` are the captures that may want its step."""
 
     def take_backward(self, backward: Backward | None) -> Measured | None:
         """Returns the measurements in a backward that has ended.
