@@ -8,8 +8,8 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
-from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT
-from ...recording.statistics.moments import nonfinite_rows
+from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER
+from ...recording.statistics.moments import nonfinite_rows, sites_of_roles
 from ...surface import choose_phrase
 from ..step.calls import column_of
 from ..step.inside import find_unseen
@@ -158,10 +158,17 @@ def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> tuple[list[
 
 
 def _find_rows_of_modules(data: RecordingData) -> Iterator[int]:
-    """Yields the rows of a step's `values` that are of modules and not finite, in the order of measuring."""
-    values = data.table("values")
-    rows = nonfinite_rows(values, data.table("sites"))
-    yield from rows[np.argsort(column_of(values, "order")[rows], kind="stable")].tolist()
+    """Yields the rows of a step's `values` that are of modules and not finite, in the order of measuring.
+
+    If a loss is the first, parameters stand before it: they are measured later, as the step has used them.
+    """
+    values, sites = data.table("values"), data.table("sites")
+    rows = nonfinite_rows(values, sites)
+    rows = rows[np.argsort(column_of(values, "order")[rows], kind="stable")]
+    of_rows = column_of(values, "site_id")[rows]
+    if np.isin(of_rows[:1], sites_of_roles(sites, [LOSS])).any():
+        rows = rows[np.argsort(~np.isin(of_rows, sites_of_roles(sites, [PARAMETER])), kind="stable")]
+    yield from rows.tolist()
 
 
 def _find_unjudged(tables: IndexedTables, data: RecordingData, trace: Trace) -> Iterator[int]:

@@ -220,7 +220,7 @@ def _matching(paths: PathFilter, distinct: Sequence[_Site], selection: Selection
 def _paths_of(site: _Site, role: str) -> list[str]:
     """Returns the paths that a pattern can match: the module's and the parameter's, also for `weight.exp_avg`."""
     path = site.owner.path or ""
-    if role in _OF_CALLS:
+    if role in _OF_CALLS or role == LOSS:
         return [path]
     parts = site.owner.slot.split(".")
     own = [join(path, ".".join(parts[: count + 1])) for count in range(len(parts))]

@@ -1,4 +1,4 @@
-"""The base class of what measures tensors of one kind: of calls, optimizers, backwards or buffers."""
+"""The base class of what measures tensors of one kind: of calls, optimizers, backwards, losses or buffers."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
