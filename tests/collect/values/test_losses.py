@@ -269,7 +269,9 @@ def test_nan_that_nothing_else_holds_is_in_the_row_of_the_loss() -> None:
             optimizer.zero_grad()
             (model(torch.randn(5, 4)).square().mean() + (math.nan if step else 0.0)).backward()
             optimizer.step()
-    assert names([row for row in rows(rec) if row.nan_count or row.inf_count], "step", "role") == [(1, "loss")]
+    assert names([row for row in rows(rec) if row.nan_count or row.inf_count], "step", "role") == [
+        (1, "loss")
+    ]
     found = rec.first_nonfinite()
     assert found is not None
     assert (found.step, found.role, found.root, found.path, found.count) == (1, "loss", None, None, 1)

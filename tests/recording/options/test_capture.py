@@ -14,7 +14,9 @@ USUAL = Capture()
 OF_OPS = Capture(roles=("op_output", "leaf"))
 
 
-def test_the_usual_statistics_are_those_of_outputs_and_parameters_with_their_gradients_and_of_losses() -> None:
+def test_the_usual_statistics_are_those_of_outputs_and_parameters_with_their_gradients_and_of_losses() -> (
+    None
+):
     assert USUAL.roles == ("output", "grad_output", "parameter", "parameter_grad", "loss")
     assert (USUAL.stats, USUAL.hash, USUAL.sketch, USUAL.sample, USUAL.tensors) == (1, False, False, 0, False)
 

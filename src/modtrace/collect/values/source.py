@@ -48,7 +48,7 @@ class ValueSource(Listener):
         """Receives an outermost call that has not begun after all."""
 
     def backward_opened(self, backward: Backward, active: Mask) -> None:
-        """Receives a backward that begins, before `backward_began`. `active` are the captures that may want its step."""
+        """Receives a backward that begins. `active` are the captures that may want its step."""
 
     def take_backward(self, backward: Backward | None) -> Measured | None:
         """Returns the measurements in a backward that has ended.
