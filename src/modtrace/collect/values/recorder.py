@@ -189,7 +189,10 @@ class ValueRecorder:
             source.dropped(segment)
 
     def open_backward(self, backward: Backward, step: Step | None) -> None:
-        """Measures the losses of a backward that begins. None stands for a step that begins with it."""
+        """Measures the losses of a backward that begins. It is called without the lock.
+
+        None stands for a step that begins with the backward.
+        """
         if self._sources:
             active = self.captures_for(step)
             for source in self._sources:

@@ -29,7 +29,7 @@ class ValueSource(Listener):
     """One source of values in a recording, which `ValueRecorder` drives. A method that is not overridden does nothing.
 
     As a listener it also receives events of the tracker. The lock over these events is held in `opened`, `closed`,
-    `dropped`, `backward_opened`, `step_ended` and all methods whose names begin with `take_`.
+    `dropped`, `step_ended` and all methods whose names begin with `take_`.
     """
 
     def __init__(self, measuring: Measuring) -> None:
