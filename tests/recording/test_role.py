@@ -18,6 +18,7 @@ def test_the_lists_of_roles_are_parts_of_the_table() -> None:
     assert {"op_output", "leaf"} == OP_ROLES
     assert FINITE_ROLES == (
         "output", "grad_output", "grad_input", "parameter", "parameter_grad", "optimizer_state", "update",
+        "loss",
     )  # fmt: skip
 
 

@@ -184,7 +184,9 @@ function groupOf(model: Model, name: string): string {
 function listStatistics(model: Model): OverlayChoice[] {
   const { sites } = model.payload.tables;
   const roles = new Set<string>();
-  for (let site = 0; site < sites.rows; site++) roles.add(sites.text("role", site));
+  for (let site = 0; site < sites.rows; site++) {
+    if (sites.link("module", site) >= 0) roles.add(sites.text("role", site)); // a loss colours no module
+  }
   return [...roles].filter(Boolean).flatMap((role) =>
     model.statisticsOf(role).map(({ spec }) => ({
       key: `@${role}@${spec.name}`,

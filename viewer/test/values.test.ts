@@ -99,3 +99,12 @@ test("a kind has one number and one colour for modules and nodes, whatever their
 test("where all is zero, zero has the lowest colour", () => {
   expect(new Scale([0, 0]).place(0)).toBe(0);
 });
+
+test("what was measured of no module, as a loss, is no choice of colours", () => {
+  const sites = { role: ["output", "loss"], module: [0, null] };
+  const series = { site: [0, 1], step: [0, 0], rms: [2, 3] };
+  const json = makePayload({ modules: { label: ["net"] }, sites, series, series_steps: { step: [0] } });
+  const model = new Model(readSample(json));
+  expect(new OverlayMaker(model).choices.map((each) => each.key)).toEqual(["@output@rms"]);
+  expect(model.statisticsOf("loss").length).toBe(1);
+});

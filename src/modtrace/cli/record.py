@@ -65,7 +65,7 @@ class _RecordCommand(click.Command):
     type=click.Choice(["stats", "none"]),
     default="stats",
     show_default=True,
-    help="What to measure of outputs, gradients and parameters.",
+    help="What to measure of outputs, gradients, losses and parameters.",
 )
 @click.option(
     "--capture",

@@ -13,6 +13,7 @@ OPTIMIZER_STATE = "optimizer_state"
 UPDATE = "update"
 OP_OUTPUT = "op_output"
 LEAF = "leaf"
+LOSS = "loss"
 
 
 class Role(NamedTuple):
@@ -39,6 +40,7 @@ TABLE = (
     Role(UPDATE, "update", "updates of parameters"),
     Role(OP_OUTPUT, "op_output", "outputs of ops", of_ops=True, must_be_finite=False),
     Role(LEAF, "leaf", "leaves", of_ops=True, must_be_finite=False),
+    Role(LOSS, "loss", "losses"),  # a root of a backward that has one element
 )
 
 ROLES = tuple(each.name for each in TABLE)

@@ -30,11 +30,12 @@ table modules                     one row a module; the last row of a module_id 
 
 table sites                       a place where a tensor is seen
     site_id         int32
-    module_id       int32?        null for a parameter that no module owns
-    nth             int32?        call of the module within the step, from 0; null for parameters
+    module_id       int32?        null for a parameter that no module owns, and for a loss
+    nth             int32?        call of the module within the step, from 0; null for parameters and losses
     role            dictionary    input, output, grad_output, grad_input, parameter, parameter_grad, buffer,
-                                  optimizer_state, update, op_output, leaf
-    slot            string        pytree key path: `[0].hidden_states`; of a parameter its name in the module
+                                  optimizer_state, update, op_output, leaf, loss
+    slot            string        pytree key path: `[0].hidden_states`; of a parameter its name in the module;
+                                  of a loss `[1]` if its backward began with several tensors
     op              dictionary?   of op_output: the op's name
     op_nth          int32?        of that name within the call, from 0
 
@@ -209,6 +210,7 @@ table values                      the statistics of one tensor at one site, step
     phase           phase?
     site_id         int32
     call_id         int64?        the call that returned it; of a gradient the forward call; null for parameters
+                                  and losses
     op_id           int64?        of what an op returned, or of a leaf the op that read it first
     order           int64         of the measurement within the step; sites that share one tensor share it
     shape           list<int64>

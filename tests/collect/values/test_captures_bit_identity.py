@@ -94,6 +94,7 @@ def test_ranks_that_train_together_have_the_same_bits_with_everything_captured(t
         assert compared > 20
         assert rows > 100
         assert roles == [
-            "grad_input", "grad_output", "input", "optimizer_state", "output", "parameter", "parameter_grad", "update",
+            "grad_input", "grad_output", "input", "loss", "optimizer_state", "output", "parameter", "parameter_grad",
+            "update",
         ]  # fmt: skip
         assert marks == []

@@ -99,6 +99,7 @@ def test_parameter_that_nobody_owns_is_named_by_its_place_in_the_optimizer():
     free = nn.Parameter(torch.tensor([3.0, 4.0]))
     groups = [{"params": list(model.parameters())}, {"params": [free], "lr": 0.5}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
+    weight = model.weight.item()
     with record(model) as rec:
         for _ in range(2):
             optimizer.zero_grad()
@@ -106,8 +107,10 @@ def test_parameter_that_nobody_owns_is_named_by_its_place_in_the_optimizer():
             optimizer.step()
     found = rows(rec, path=None)
     assert names(found, "step", "role", "slot", "sum", "nth") == [
+        (0, "loss", "", pytest.approx(weight + 25), None),
         (0, "parameter", "param_groups[1].params[0]", 7, None),
         (0, "parameter_grad", "param_groups[1].params[0]", 14, None),
+        (1, "loss", "", pytest.approx(weight - 0.1), None),
         (1, "parameter", "param_groups[1].params[0]", 0, None),
         (1, "parameter_grad", "param_groups[1].params[0]", 0, None),
     ]
@@ -316,7 +319,8 @@ def test_frame_and_first_nonfinite_name_a_parameter_that_nobody_owns():
         free.sum().backward()
         optimizer.step()
     frame = rec.frame("values")
-    assert frame.path.isna().tolist() == [True, True]
-    assert frame.slot.tolist() == ["param_groups[0].params[0]"] * 2
+    assert frame.role.tolist() == ["loss", "parameter", "parameter_grad"]
+    assert frame.path.isna().tolist() == [True] * 3
+    assert frame.slot.tolist() == ["", *["param_groups[0].params[0]"] * 2]
     found = rec.first_nonfinite()
     assert (found.path, found.role, found.slot) == (None, "parameter", "param_groups[0].params[0]")

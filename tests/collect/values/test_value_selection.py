@@ -60,7 +60,8 @@ def selected(include: Any = None, exclude: Any = None, model: nn.Module | None =
     assert rec.meta.marks == ()
     found = set()
     for row in rows(rec):
-        found.add(f"{row.path}:{row.slot}" if row.role.startswith("parameter") else row.path)
+        name = row.role if row.path is None else row.path
+        found.add(f"{row.path}:{row.slot}" if row.role.startswith("parameter") else name)
     roles = {(row.path, row.role) for row in rows(rec)}
     for path, role in roles:  # whatever is chosen has its gradients too
         other = {"output": "grad_output", "parameter": "parameter_grad"}.get(role)
@@ -74,7 +75,7 @@ HEAD = {"head", "head:weight", "head:bias"}
 BLOCKS = {"blocks.0", "blocks.1"}
 
 SELECTIONS: dict[str, tuple[Any, Any, set[str]]] = {
-    "all": (None, None, {"", *BLOCKS, *FIRST, *LAST, *HEAD}),
+    "all": (None, None, {"", *BLOCKS, *FIRST, *LAST, *HEAD, "loss"}),
     "a path": ("head", None, HEAD),
     "a glob within one part": ("blocks.*", None, BLOCKS),
     "a glob across parts": ("blocks.**", None, {*BLOCKS, *FIRST, *LAST}),
@@ -260,13 +261,14 @@ def test_only_the_steps_chosen_are_kept_and_measured(measured):
     assert {row.step for row in rows(rec)} == {1, 3, 5}
     assert names(rows(rec, step=3), "role", "slot") == [
         ("output", ""),
+        ("loss", ""),
         ("grad_output", ""),
         ("parameter", "weight"),
         ("parameter_grad", "weight"),
         ("parameter", "bias"),
         ("parameter_grad", "bias"),
     ]
-    assert len(measured) == 3 * 6
+    assert len(measured) == 3 * 7
 
 
 def test_only_the_steps_chosen_of_an_evaluation_are_measured(measured):
@@ -284,8 +286,8 @@ def test_steps_that_the_user_ends_are_measured_where_they_are_chosen(measured):
         for _ in range(4):
             model(torch.ones(2, 4)).sum().backward()
             rec.step()
-    assert names(rows(rec), "step", "role") == [(1, "output"), (1, "grad_output")]
-    assert len(measured) == 2
+    assert names(rows(rec), "step", "role") == [(1, "output"), (1, "loss"), (1, "grad_output")]
+    assert len(measured) == 3
 
 
 def test_tensors_of_steps_that_are_not_kept_have_no_hook():

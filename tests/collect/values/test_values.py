@@ -69,13 +69,16 @@ def test_outputs_gradients_and_parameters_of_a_step_written_out():
     fields = ("phase", "role", "slot", "nth", "order", "count", "min", "max", "sum", "sumsq")
     assert names(rows(rec), *fields) == [
         ("forward", "output", "", 0, 0, 3, 1, 5, 9, 35),
-        ("backward", "grad_output", "", 0, 1, 3, 2, 10, 18, 140),
-        ("optimizer", "parameter", "weight", None, 2, 1, 2, 2, 2, 4),
-        ("optimizer", "parameter_grad", "weight", None, 3, 1, 44, 44, 44, 1936),
-        ("optimizer", "parameter", "bias", None, 4, 1, -1, -1, -1, 1),
-        ("optimizer", "parameter_grad", "bias", None, 5, 1, 18, 18, 18, 324),
+        ("forward", "loss", "", None, 1, 1, 35, 35, 35, 1225),
+        ("backward", "grad_output", "", 0, 2, 3, 2, 10, 18, 140),
+        ("optimizer", "parameter", "weight", None, 3, 1, 2, 2, 2, 4),
+        ("optimizer", "parameter_grad", "weight", None, 4, 1, 44, 44, 44, 1936),
+        ("optimizer", "parameter", "bias", None, 5, 1, -1, -1, -1, 1),
+        ("optimizer", "parameter_grad", "bias", None, 6, 1, 18, 18, 18, 324),
     ]
-    assert {(row.shape, row.dtype, row.note) for row in rows(rec, slot="")} == {((3, 1), "float32", None)}
+    of_model = rows(rec, slot="", path="")
+    assert {(row.shape, row.dtype, row.note) for row in of_model} == {((3, 1), "float32", None)}
+    assert (one(rec, role="loss").shape, one(rec, role="loss").dtype) == ((), "float32")
 
 
 def test_numbers_are_those_of_torch_in_every_module_of_a_gpt():
@@ -166,10 +169,11 @@ def test_output_that_parents_return_unchanged_is_measured_once():
         ("0.0", "output", 0),
         ("0", "output", 0),
         ("", "output", 0),
-        ("", "grad_output", 1),
-        ("0", "grad_output", 1),
-        ("0.0", "grad_output", 1),
-        ("0.0.0", "grad_output", 1),
+        (None, "loss", 1),
+        ("", "grad_output", 2),
+        ("0", "grad_output", 2),
+        ("0.0", "grad_output", 2),
+        ("0.0.0", "grad_output", 2),
     ]
 
 
@@ -182,8 +186,8 @@ def test_module_called_twice_has_two_sites():
     assert names(found, "role", "nth", "order") == [
         ("output", 0, 0),
         ("output", 1, 1),
-        ("grad_output", 1, 2),
-        ("grad_output", 0, 3),
+        ("grad_output", 1, 3),
+        ("grad_output", 0, 4),
     ]
     expected = [*kept.outputs["layer"], *kept.gradients["layer"]]
     assert all(holds(row, tensor) for row, tensor in zip(found, expected, strict=True))
@@ -206,8 +210,9 @@ def test_child_and_parent_differ_where_the_parent_works_in_place():
     assert names(rows(rec), "path", "role", "order") == [
         ("layer", "output", 0),
         ("", "output", 1),
-        ("", "grad_output", 2),
-        ("layer", "grad_output", 3),
+        (None, "loss", 2),
+        ("", "grad_output", 3),
+        ("layer", "grad_output", 4),
     ]
     assert holds(one(rec, path="layer", role="output"), expected)
     assert holds(one(rec, path="", role="output"), expected * 2)
@@ -225,9 +230,10 @@ def test_in_place_relu_and_what_it_worked_on_are_two_measurements():
         ("0", "output", 0),
         ("1", "output", 1),
         ("", "output", 1),
-        ("", "grad_output", 2),
-        ("1", "grad_output", 2),
-        ("0", "grad_output", 3),
+        (None, "loss", 2),
+        ("", "grad_output", 3),
+        ("1", "grad_output", 3),
+        ("0", "grad_output", 4),
     ]
     assert holds(one(rec, path="0", role="output"), before)
     assert holds(one(rec, path="1", role="output"), before.relu())
@@ -249,7 +255,8 @@ def test_identity_returns_a_leaf_and_a_parameter():
     with record(model) as rec:
         weight, same = model(x)
         (weight * same).sum().backward()
-    assert sorted(names(rows(rec), "path", "nth", "role", "slot", "sum")) == [
+    of_modules = [row for row in rows(rec) if row.role != "loss"]
+    assert sorted(names(of_modules, "path", "nth", "role", "slot", "sum")) == [
         ("", 0, "grad_output", "[0]", 7),
         ("", 0, "grad_output", "[1]", 3),
         ("", 0, "output", "[0]", 3),
@@ -259,6 +266,7 @@ def test_identity_returns_a_leaf_and_a_parameter():
         ("same", 1, "grad_output", "", 3),
         ("same", 1, "output", "", 7),
     ]
+    assert names(rows(rec, role="loss"), "path", "nth", "slot", "sum") == [(None, None, "", 11)]
     assert not weight._backward_hooks
     assert not x._backward_hooks
 
@@ -288,10 +296,11 @@ def test_two_roots_of_one_class_are_told_apart():
     expected = [
         ("first", "output"),
         ("second", "output"),
+        (None, "loss"),
         ("first", "grad_output"),
         ("second", "grad_output"),
     ]
-    assert sorted(names(rows(rec), "root", "role")) == sorted(expected)
+    assert sorted(names(rows(rec), "root", "role"), key=str) == sorted(expected, key=str)
     assert holds(one(rec, root="first", role="grad_output"), b)
 
 
@@ -300,10 +309,12 @@ def test_frame_names_what_the_tables_hold():
     with record(model) as rec:
         model(torch.ones(2, 4)).sum().backward()
     frame = rec.frame("values")
-    assert frame[["root", "path", "call", "role", "slot"]].values.tolist() == [
+    columns = frame[["root", "path", "call", "role", "slot"]].astype(object)
+    assert columns.where(columns.notna(), None).values.tolist() == [
         ["Twice", "layer", 0, "output", ""],
         ["Twice", "layer", 1, "output", ""],
         ["Twice", "", 0, "output", ""],
+        [None, None, None, "loss", ""],
         ["Twice", "", 0, "grad_output", ""],
         ["Twice", "layer", 1, "grad_output", ""],
         ["Twice", "layer", 0, "grad_output", ""],
@@ -351,7 +362,7 @@ def test_graph_that_runs_backward_twice_gives_two_rows_of_each_gradient():
         y.sum().backward(retain_graph=True)
         (3 * y.sum()).backward()
     found = rows(rec, role="grad_output")
-    assert names(found, "order", "sum", "nth", "call_id") == [(1, 2.0, 0, 0), (2, 6.0, 0, 0)]
+    assert names(found, "order", "sum", "nth", "call_id") == [(2, 2.0, 0, 0), (4, 6.0, 0, 0)]
 
 
 def test_gradient_with_a_graph_and_the_backward_through_it_are_both_measured():
@@ -433,7 +444,8 @@ def test_tensor_that_gets_its_graph_after_its_module_returned_it_is_watched_wher
     assert names(rows(rec), "path", "role", "order") == [
         ("inner", "output", 0),
         ("", "output", 0),
-        ("", "grad_output", 1),
+        (None, "loss", 1),
+        ("", "grad_output", 2),
     ]
 
 
@@ -594,9 +606,10 @@ def test_module_that_a_backward_runs_has_rows_of_its_phase():
         Runs.apply(outer(torch.ones(2, 4))).sum().backward()
     assert names(rows(rec), "root", "role", "phase", "order") == [
         ("outer", "output", "forward", 0),
-        ("inner", "output", "backward", 1),
-        ("inner", "grad_output", "backward", 2),
-        ("outer", "grad_output", "backward", 3),
+        (None, "loss", "forward", 1),
+        ("inner", "output", "backward", 2),
+        ("inner", "grad_output", "backward", 3),
+        ("outer", "grad_output", "backward", 4),
     ]
 
 
@@ -615,9 +628,11 @@ def test_gradient_taken_inside_a_forward_is_of_its_step():
         model(torch.ones(2, 4)).square().sum().backward()
     assert names(rows(rec), "path", "role", "phase", "order") == [
         ("energy", "output", "forward", 0),
-        ("energy", "grad_output", "backward", 1),
-        ("", "output", "forward", 2),
-        ("", "grad_output", "backward", 3),
+        (None, "loss", "forward", 1),
+        ("energy", "grad_output", "backward", 2),
+        ("", "output", "forward", 3),
+        (None, "loss", "forward", 4),
+        ("", "grad_output", "backward", 5),
     ]
 
 
@@ -655,7 +670,7 @@ def test_recording_that_ends_first_leaves_the_other_its_gradients():
         y.sum().backward()
         assert len(y._backward_hooks) == 1
     assert names(rows(inner), "role") == ["output"]
-    assert names(rows(outer), "role") == ["output", "grad_output"]
+    assert names(rows(outer), "role") == ["output", "loss", "grad_output"]
     assert not y._backward_hooks
 
 
@@ -666,7 +681,8 @@ def test_backward_on_another_thread_than_the_forward_has_its_rows():
         thread = threading.Thread(target=loss.backward)
         thread.start()
         thread.join()
-    assert names(rows(rec), "role", "sum", "nth")[1:] == [("grad_output", 2.0, 0)]
+    expected = [("loss", pytest.approx(loss.item()), None), ("grad_output", 2.0, 0)]
+    assert names(rows(rec), "role", "sum", "nth")[1:] == expected
 
 
 def test_two_threads_that_train_a_model_each_are_both_recorded():

@@ -187,9 +187,9 @@ def test_gradients_have_the_slots_of_the_outputs():
         output = Gives(lambda y: Output(y, hidden=[y * 2, y.detach()]))(torch.ones(1))
         (output.logits * 3 + output.hidden[0] * 5).sum().backward()
     assert names(rows(rec, role="grad_output"), "path", "slot", "sum", "order") == [
-        ("", ".hidden[0]", 5.0, 3),
-        ("", ".logits", 13.0, 4),
-        ("layer", "", 13.0, 4),
+        ("", ".hidden[0]", 5.0, 4),
+        ("", ".logits", 13.0, 5),
+        ("layer", "", 13.0, 5),
     ]
 
 

@@ -14,9 +14,19 @@ USUAL = Capture()
 OF_OPS = Capture(roles=("op_output", "leaf"))
 
 
-def test_the_usual_statistics_are_those_of_outputs_and_parameters_with_their_gradients() -> None:
-    assert USUAL.roles == ("output", "grad_output", "parameter", "parameter_grad")
+def test_the_usual_statistics_are_those_of_outputs_and_parameters_with_their_gradients_and_of_losses() -> (
+    None
+):
+    assert USUAL.roles == ("output", "grad_output", "parameter", "parameter_grad", "loss")
     assert (USUAL.stats, USUAL.hash, USUAL.sketch, USUAL.sample, USUAL.tensors) == (1, False, False, 0, False)
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"include": "head"}, {"exclude": "head"}, {"types": "Linear"}, {"where": len}]
+)
+def test_capture_that_chooses_among_modules_has_losses_only_if_it_names_them(chosen: dict[str, Any]) -> None:
+    assert Capture(**chosen).roles == ("output", "grad_output", "parameter", "parameter_grad")
+    assert Capture(roles=USUAL.roles, **chosen).roles == USUAL.roles
 
 
 def test_stats_is_one_capture_and_with_ops_another_that_no_pattern_narrows() -> None:
@@ -119,7 +129,7 @@ def test_meta_says_what_was_asked_for() -> None:
                 "where": "len",
             },
             {
-                "roles": ["output", "grad_output", "parameter", "parameter_grad"],
+                "roles": ["output", "grad_output", "parameter", "parameter_grad", "loss"],
                 "stats": 1,
                 "hash": True,
                 "tensors": "lazy",

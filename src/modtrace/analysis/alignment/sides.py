@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_ROLES
+from ...recording.role import LOSS, OP_ROLES
 from ..step.calls import (
     Bools,
     Calls,
@@ -72,6 +72,7 @@ class OpSide:
 class ValueSide:
     """The measured tensors of a recording; numbers of values are rows of the table."""
 
+    #: Losses are left out: as a sum may cancel, nothing bounds its rounding, and it would excuse all gradients.
     kept: Column
     step: Column
     phase: Column
@@ -252,8 +253,9 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
     module = take(column_of(sites, "module_id"), site)
     role, roles = dictionary_codes(sites["role"])
     slot, slots = dictionary_codes(sites["slot"].dictionary_encode())
+    is_loss = np.array([*(name == LOSS for name in roles), False])[take(role, site)]
     return ValueSide(
-        kept=np.isin(step, steps),
+        kept=np.isin(step, steps) & ~is_loss,
         step=step,
         phase=phase_codes(table["phase"]),
         place=place_by_calls(module, call_id, calls.calls, calls.place, placer),

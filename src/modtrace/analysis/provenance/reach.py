@@ -7,14 +7,14 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import BUFFER, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
+from ...recording.role import BUFFER, LOSS, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
 from ..step.calls import Column, column_of, outermost_calls, phase_codes
 from .indexed_tables import IndexedTables
 from .step_flow import tell_place
 from .trace import End, Origin, Trace
 
 #: The roles of tensors that must be finite wherever they are.
-_OF_MODEL = {PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE}
+_MUST_BE_FINITE = {PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE, LOSS}
 
 _COLUMNS = ("site_id", "call_id", "count", "nan_count", "inf_count", "max")
 _OPTIMIZER = PHASES.index(OPTIMIZER)
@@ -25,9 +25,9 @@ def are_ends_finite(
 ) -> bool | None:
     """Returns whether all was finite that the values of a step can come to; None if too little of that was measured.
 
-    That are parameters, their gradients, updates and optimizer states, NaN in buffers, and what the outermost calls
-    returned: of that -inf alone may be the logarithm of a probability. In a step with a backward the gradients decide,
-    in one without what was returned.
+    That are losses, parameters, their gradients, updates and optimizer states, NaN in buffers, and what the outermost
+    calls returned: of that -inf alone may be the logarithm of a probability. In a step with a backward the gradients
+    decide, in one without what was returned.
 
     Args:
         tables: all of the recording.
@@ -43,7 +43,7 @@ def are_ends_finite(
         column_of(values, "call_id"), outermost_calls(data.table("calls"))
     )
     is_bad = (
-        (np.isin(role, list(_OF_MODEL)) & (nan | inf))
+        (np.isin(role, list(_MUST_BE_FINITE)) & (nan | inf))
         | (
             (role == BUFFER)
             & nan

@@ -9,8 +9,8 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
-from ...recording.role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OUTPUT, PARAMETER_GRAD
-from ...recording.statistics.moments import nonfinite_rows
+from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
+from ...recording.statistics.moments import nonfinite_rows, sites_of_roles
 from ...surface import choose_phrase
 from ..step.calls import column_of
 from ..step.inside import find_unseen
@@ -208,10 +208,17 @@ def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> _Searched:
 
 
 def _find_rows_of_modules(data: RecordingData) -> Iterator[int]:
-    """Yields the rows of a step's `values` that are of modules and not finite, in the order of measuring."""
-    values = data.table("values")
-    rows = nonfinite_rows(values, data.table("sites"))
-    yield from rows[np.argsort(column_of(values, "order")[rows], kind="stable")].tolist()
+    """Yields the rows of a step's `values` that are of modules and not finite, in the order of measuring.
+
+    If a loss is the first, parameters stand before it: they are measured later, as the step has used them.
+    """
+    values, sites = data.table("values"), data.table("sites")
+    rows = nonfinite_rows(values, sites)
+    rows = rows[np.argsort(column_of(values, "order")[rows], kind="stable")]
+    of_rows = column_of(values, "site_id")[rows]
+    if np.isin(of_rows[:1], sites_of_roles(sites, [LOSS])).any():
+        rows = rows[np.argsort(~np.isin(of_rows, sites_of_roles(sites, [PARAMETER])), kind="stable")]
+    yield from rows.tolist()
 
 
 def _find_unjudged(tables: IndexedTables, data: RecordingData, trace: Trace) -> Iterator[int]:
@@ -252,7 +259,8 @@ def _describe_module(tables: IndexedTables, data: RecordingData, row: int) -> No
         python="record(ops=True), on a long run with keep_last=20,",
         command_line="modtrace record --ops, on a long run with --keep-last 20,",
     )
-    return replace(found, remedy=f"{option} names the op that made them; {_GIVEN}")
+    remedy = f"{option} names the op that made them"
+    return replace(found, remedy=remedy if found.role == LOSS else f"{remedy}; {_GIVEN}")
 
 
 def _is_of_region(data: RecordingData, row: int) -> bool:
@@ -292,7 +300,12 @@ def _is_unmeasured(trace: Trace, op: int) -> bool:
 
 
 def _is_gradient(found: NonFinite) -> bool:
-    return found.phase == BACKWARD or found.role == PARAMETER_GRAD
+    """Returns whether it is a gradient, or a loss that a GradScaler has multiplied until it overflowed."""
+    return (
+        found.phase == BACKWARD
+        or found.role == PARAMETER_GRAD
+        or (found.role == LOSS and not found.nan_count)
+    )
 
 
 def _unless_few(told: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:

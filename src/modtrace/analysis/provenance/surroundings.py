@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
-from ...recording.role import PARAMETER, PARAMETER_GRAD
+from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
+from ...recording.statistics.moments import sites_of_roles
 from ..step.calls import column_of
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
@@ -124,11 +125,17 @@ def _to_growth(of: str, largest: dict[int, float], least: float) -> Iterator[Gro
 
 
 def find_bad_losses(tables: IndexedTables, step: int) -> Iterator[bool | None]:
-    """Yields for the backwards of a step, from the last, whether the tensor at which it began is not finite.
+    """Yields for the backwards of a step whether the tensor at which it began is not finite.
 
     None if that is not known. Of a backward that was given a gradient nothing is yielded.
     """
     data = tables.of_step(step)
+    values = data.table("values")
+    losses = np.isin(column_of(values, "site_id"), sites_of_roles(data.table("sites"), [LOSS]))
+    if losses.any():
+        bad = column_of(values, "nan_count") + column_of(values, "inf_count") > 0
+        yield from bad[losses].tolist()
+        return
     seeds = data.table("ops").select(["op_id", "name", "start_ns"]).to_pylist()
     seeds = [row for row in seeds if row["name"] == SEED]
     for seed in sorted(seeds, key=lambda row: int(row["start_ns"]), reverse=True):

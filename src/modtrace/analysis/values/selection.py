@@ -15,7 +15,7 @@ from ...recording.options.path_filter import PathFilter, describe_unmatched, to_
 from ...recording.options.schedule import to_schedule
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OP_OUTPUT, OUTPUT, ROLES
+from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LOSS, OP_OUTPUT, OUTPUT, ROLES
 from ...surface import choose_phrase, name_argument
 from ..step.calls import Calls, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_all_calls
 from ..step.missing_rows import explain_none, require_rows, say_missing
@@ -220,7 +220,7 @@ def _matching(paths: PathFilter, distinct: Sequence[_Site], selection: Selection
 def _paths_of(site: _Site, role: str) -> list[str]:
     """Returns the paths that a pattern can match: the module's and the parameter's, also for `weight.exp_avg`."""
     path = site.owner.path or ""
-    if role in _OF_CALLS:
+    if role in _OF_CALLS or role == LOSS:
         return [path]
     parts = site.owner.slot.split(".")
     own = [join(path, ".".join(parts[: count + 1])) for count in range(len(parts))]
@@ -346,7 +346,9 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def _name(site: _Site, role: str, has_roots: bool) -> str:
-    """Returns the name of a site: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
+    """Returns the name of a site: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`, `loss`."""
+    if role == LOSS:
+        return role + site.owner.slot
     path, root = site.owner.path or "", site.owner.root or ""
     if role not in _OF_CALLS:
         name = join(path, site.owner.slot)

@@ -316,6 +316,8 @@ class Recorder(Listener):
         with self._lock:
             self._take_ops(self._finder.step_around(backward.segment))
             self._finder.backward_began(backward)
+            step = self._finder.current
+        self._values.open_backward(backward, step)
 
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:

@@ -231,7 +231,7 @@ def _to_mask(chosen: Iterable[bool]) -> Mask:
 
 
 def _means_everything(capture: Capture) -> bool:
-    return capture.paths.is_all and not capture.types and capture.where is None and not capture.ops
+    return capture.means_all_modules and not capture.ops
 
 
 def _is_of_types(capture: Capture, module: nn.Module | None) -> bool:

@@ -20,6 +20,7 @@ from ..steps.step import Step
 from .buffers import BufferTaps
 from .capture_masks import CaptureMasks, Mask
 from .compiled_taps import CompiledTaps
+from .losses import LossTaps
 from .measured import Measured, free_rows
 from .micro_batches import MicroBatchTaps
 from .parameter_sites import ParameterSites
@@ -91,6 +92,7 @@ class ValueRecorder:
             ParameterTaps(measuring, active=self.captures_for),
             MicroBatchTaps(measuring),
             BufferTaps(measuring),
+            LossTaps(measuring),
         )
         if self._inside:
             self._sources += (CompiledTaps(measuring, self.measurer, roots, self._reporter.tell),)
@@ -185,6 +187,16 @@ class ValueRecorder:
         self._active.pop(segment, None)
         for source in self._sources:
             source.dropped(segment)
+
+    def open_backward(self, backward: Backward, step: Step | None) -> None:
+        """Measures the losses of a backward that begins. It is called without the lock.
+
+        None stands for a step that begins with the backward.
+        """
+        if self._sources:
+            active = self.captures_for(step)
+            for source in self._sources:
+                source.backward_opened(backward, active)
 
     def take_backward(self, step: Step, backward: Backward | None) -> None:
         """Assigns the measurements in a backward that has ended to its step.

@@ -1,4 +1,4 @@
-"""The base class of what measures tensors of one kind: of calls, optimizers, backwards or buffers."""
+"""The base class of what measures tensors of one kind: of calls, optimizers, backwards, losses or buffers."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -33,7 +33,7 @@ class ValueSource(Listener):
     """
 
     def __init__(self, measuring: Measuring) -> None:
-        """Looks at nothing before a segment is opened, or an optimizer steps."""
+        """Looks at nothing before a segment is opened, a backward begins, or an optimizer steps."""
         self._tracker, self._sites, self._capture_masks = measuring[:3]
         self._measure, self._settle, self._failed, self._together = measuring[3:]
         self._is_abandoned = False
@@ -46,6 +46,9 @@ class ValueSource(Listener):
 
     def dropped(self, segment: Segment) -> None:
         """Receives an outermost call that has not begun after all."""
+
+    def backward_opened(self, backward: Backward, active: Mask) -> None:
+        """Receives a backward that begins. `active` are the captures that may want its step."""
 
     def take_backward(self, backward: Backward | None) -> Measured | None:
         """Returns the measurements in a backward that has ended.

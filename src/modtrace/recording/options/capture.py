@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from ...surface import choose_phrase, name_argument
-from ..role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OP_ROLES, OUTPUT, PARAMETER, PARAMETER_GRAD, ROLES
+from ..role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OP_ROLES, OUTPUT, PARAMETER, PARAMETER_GRAD, ROLES
 from ..suggestions import did_you_mean
 from .path_filter import PathFilter, to_path_filter
 from .schedule import NO_STEPS, Schedule, to_schedule
@@ -15,8 +15,11 @@ from .schedule import NO_STEPS, Schedule, to_schedule
 #: What `record(values="stats")` measures.
 STATS = "stats"
 
-#: The roles that `Capture()` selects.
-DEFAULT_ROLES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
+#: The roles that `Capture(include=...)` selects, and any other capture that chooses among modules.
+_ROLES_OF_MODULES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
+
+#: The roles that `Capture()` selects: a loss is of no module.
+DEFAULT_ROLES = (*_ROLES_OF_MODULES, LOSS)
 
 #: The largest sample of one tensor.
 _MOST_SAMPLES = 65_536
@@ -43,7 +46,9 @@ class Capture:
     Args:
         roles: one or several of `input`, `output`, `grad_output`, `grad_input` (of module calls), `parameter`,
             `parameter_grad`, `buffer`, `optimizer_state`, `update` (of an optimizer's step), `op_output`, `leaf`
-            (with `record(ops=True)`); `"all"` for all roles that are recorded.
+            (with `record(ops=True)`), `loss` (the roots of backwards that have one element, whatever `include` and the
+            like choose); `"all"` for all roles that are recorded. By default outputs, parameters and their gradients,
+            and losses unless the capture chooses among modules.
         include: selects modules and parameters by path: a glob over the whole path (`*` stays within one part,
             `**` crosses dots), a compiled regular expression or a text `re:...`, which are searched, or a list of
             those; None for all. A parameter is selected by its own path or by its module's, an op by its module's.
@@ -95,10 +100,13 @@ class Capture:
     schedule: Schedule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        has_usual_roles = self.roles is DEFAULT_ROLES
         self._set("roles", _checked_roles(self.roles))
         self._set("types", _checked_types(self.types))
         self._set("ops", _checked_ops(self.ops))
         self._set("paths", to_path_filter(self.include, self.exclude))
+        if has_usual_roles and not self.means_all_modules:
+            self._set("roles", _ROLES_OF_MODULES)
         self._check_numbers()
         self._check_switches()
         self._check_sense()
@@ -150,6 +158,11 @@ class Capture:
                 f"{name_argument('micro_batches', True)} is about parameters' gradients: "
                 "it takes the role 'parameter_grad'"
             )
+
+    @property
+    def means_all_modules(self) -> bool:
+        """True if the capture does not choose among modules."""
+        return self.paths.is_all and not self.types and self.where is None
 
     @property
     def wants_ops(self) -> bool:

@@ -50,7 +50,7 @@ class SiteNames:
         path = module.get("path") or module.get("name") or module.get("type") or ""
         nth = f"@{site['nth']}" if site.get("nth") else ""
         op = f" {site['op']}" if site.get("op") else ""
-        return f"{path}{nth}{op} {role}{slot}"
+        return f"{path}{nth}{op} {role}{slot}".lstrip()  # a loss is in no module
 
     def _is_meant(self, site: Mapping[str, Any], selection: Capture) -> bool:
         if site["role"] not in selection.roles:

@@ -1,0 +1,83 @@
+"""Measures the losses of a backward when it begins: the roots that have one element."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...recording.phase import FORWARD
+from ...recording.role import LOSS
+from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
+from ...torch_internals.transforms import is_functorch_tensor, wrapped_by_functorch
+from ..log.thread_log import Backward
+from .capture_masks import Mask
+from .measured import MeasuredParameters, free_rows
+from .parameter_sites import ParameterSite, store
+from .source import Measuring, ValueSource
+
+
+class LossTaps(ValueSource):
+    """Measures the roots of each backward of the program, of which a loss is the last that the forward has computed.
+
+    A root with more elements is the output of a module, as in a stage of a pipeline, and is measured there. A backward
+    that runs in a node of another one, as that of a reentrant checkpoint, has no losses. A loss takes less time than
+    the output of a module.
+    """
+
+    def __init__(self, measuring: Measuring) -> None:
+        super().__init__(measuring)
+        self._wanted = self._capture_masks.of_role(LOSS)
+        self._of_backward: dict[Backward, MeasuredParameters] = {}
+        keep_out_of_dynamo(LossTaps.backward_opened)
+
+    def backward_opened(self, backward: Backward, active: Mask) -> None:
+        """Measures the losses. The phase is that of what has computed them, so that they stand before gradients."""
+        active &= self._wanted
+        if not active or backward.outer is not None or self._is_abandoned:
+            return
+        measured = MeasuredParameters(backward.log.number, FORWARD, active)
+        start_ns = time.perf_counter_ns()
+        try:
+            with DisableTorchFunction() if tracing_state() is None else unseen():
+                for slot, root in _slots_of(backward.outputs):
+                    if _has_one_element(root):
+                        self._measure_loss(measured, slot, root)
+        except Exception as error:
+            self._failed(error, "the loss of a backward")
+        if measured.sites:
+            measured.intervals += (start_ns, time.perf_counter_ns())
+            self._of_backward[backward] = measured
+
+    def take_backward(self, backward: Backward | None) -> MeasuredParameters | None:
+        return None if backward is None else self._of_backward.pop(backward, None)
+
+    def stop(self) -> None:
+        """Frees the rows that have not been taken."""
+        free_rows(self._of_backward.values())
+        self._of_backward = {}
+
+    def _measure_loss(self, measured: MeasuredParameters, slot: str, root: torch.Tensor) -> None:
+        """Measures a root. Nothing is stored of one that cannot be read, such as a fake tensor."""
+        found = self._measure(root, measured.active, LOSS + slot)
+        if found.rows is not None or found.extra is not None:
+            store(measured, found, LOSS, [ParameterSite(slot, None, "", self._wanted)], measured.active)
+
+
+def _slots_of(outputs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors that a backward begins with; others of its roots may be edges of the graph."""
+    roots = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    for at, root in enumerate(roots):
+        if isinstance(root, torch.Tensor):
+            yield f"[{at}]" if len(roots) > 1 else "", root
+
+
+def _has_one_element(root: torch.Tensor) -> bool:
+    """Returns whether a root is a single number; what `vmap` shows as one is one for each example."""
+    try:
+        while is_functorch_tensor(root):
+            root = wrapped_by_functorch(root)
+        return root.numel() == 1
+    except Exception:  # a subclass of the user's
+        return False
