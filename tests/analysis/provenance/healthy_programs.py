@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import modtrace
+from modtrace.analysis.step.ops import bare_name
+
 STEPS = 3
 INF, NAN = math.inf, math.nan
 
@@ -29,6 +32,13 @@ class Program(NamedTuple):
     step: int  # in which the fault is
     #: Without ops the fault is seen as well: it is in an output, a gradient or a parameter.
     is_seen_by_modules: bool
+
+
+def names_of(found: modtrace.NonFinite) -> set[str]:
+    """Returns the op, the op whose derivative it computes, and which op wrote what it read, or what held that."""
+    ops = [op for op in (found.op, found.forward_op) if op]
+    wrote = (found.hint or "").partition(" wrote it")
+    return {*map(bare_name, ops), wrote[0] if wrote[1] else "", found.role or ""}
 
 
 class Net(nn.Module):

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import modtrace
-from analysis.provenance.healthy_programs import PROGRAMS, Net
+from analysis.provenance.healthy_programs import PROGRAMS, Net, names_of
 from helpers.nonfinite_models import record_training
-from modtrace.analysis.step.ops import bare_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:std.. degrees of freedom")  # of a group of one
 
@@ -84,19 +83,11 @@ def test_healthy_program_runs_to_its_end(name: str, ops: bool) -> None:
     assert not record(name, ops, has_fault=False)[1]
 
 
-def name_of(found: modtrace.NonFinite) -> set[str]:
-    """Returns the op, the op whose derivative it computes, and which op wrote what it read, or what held that."""
-    assert found.op is not None
-    ops = [op for op in (found.op, found.forward_op) if op]
-    wrote = (found.hint or "").partition(" wrote it")
-    return {*map(bare_name, ops), wrote[0] if wrote[1] else "", found.role or ""}
-
-
 @pytest.mark.parametrize(("name", "ops"), cases(list(PROGRAMS), MISNAMED, with_ops=(True,)))
 def test_fault_in_a_program_that_means_such_values_is_named(name: str, ops: bool) -> None:
     program, found = PROGRAMS[name], record(name, ops, has_fault=True)[0].first_nonfinite()
     assert found is not None
-    assert name_of(found) & set(program.culprits)
+    assert names_of(found) & set(program.culprits)
     assert (found.step, found.phase) == (program.step, program.phase)
 
 

@@ -316,7 +316,9 @@ def test_gradients_of_training_in_two_threads_are_the_same_when_recorded():
     counts: dict[tuple[int, str], int] = {}
     for row in rec.table("calls").to_pylist():
         counts[row["thread"], row["phase"]] = counts.get((row["thread"], row["phase"]), 0) + 1
-    threads = {thread for thread, phase in counts if phase == "forward"}  # a device's engine has one of its own
+    threads = {
+        thread for thread, phase in counts if phase == "forward"
+    }  # a device's engine has one of its own
     assert len(threads) == 2
     assert {key: counts[key] for key in counts if key[1] != "backward"} == {
         **{(thread, "forward"): 80 for thread in threads},
