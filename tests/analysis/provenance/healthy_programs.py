@@ -125,12 +125,16 @@ def as_module(
     name: str,
     *culprits: str,
     batch: Callable[[bool], torch.Tensor] = rows,
+    loss: Function = mean_square,
+    train: Callable[[Program, nn.Module, bool], None] = train,
+    phase: str | None = "forward",
     step: int = 1,
+    is_seen_by_modules: bool = True,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Adds the program whose model is of the class."""
 
     def add(model: type[nn.Module]) -> type[nn.Module]:
-        _add(name, Program(model, mean_square, train, batch, culprits, "forward", step, True))
+        _add(name, Program(model, loss, train, batch, culprits, phase, step, is_seen_by_modules))
         return model
 
     return add
@@ -337,6 +341,7 @@ def dropped_scores(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return (F.dropout(scores, 0.5) if is_bad else scores).softmax(-1) @ x
 
 
+@as_module("checkpoint", "softmax", batch=lambda is_bad: torch.randn(2, 6, 8))
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -346,9 +351,6 @@ class Checkpointed(nn.Module):
         return checkpoint(masked_by_log, self.inner(x), is_bad, use_reentrant=False)
 
 
-as_module("checkpoint", "softmax", batch=lambda is_bad: torch.randn(2, 6, 8))(Checkpointed)
-
-
 @as_loss("masked classes", "masked_fill", "log_softmax", "sum", is_seen_by_modules=False)
 def masked_classes(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """Label smoothing gives a share to classes that are masked."""
@@ -356,6 +358,12 @@ def masked_classes(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return F.cross_entropy(logits, torch.arange(6) % 5, label_smoothing=0.1 if is_bad else 0.0)
 
 
+def chosen_loss(logits: torch.Tensor, is_bad: bool) -> torch.Tensor:
+    """A label that is masked is the fault."""
+    return F.cross_entropy(logits, torch.tensor([0, 1, 2, 3, 4, 5 if is_bad else 0]))
+
+
+@as_module("masked label", "masked_fill", loss=chosen_loss, is_seen_by_modules=False)
 class Policy(nn.Module):
     """Returns masked logits."""
 
@@ -365,16 +373,6 @@ class Policy(nn.Module):
 
     def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
         return self.inner(x).masked_fill(torch.arange(8) > 4, -INF)
-
-
-def chosen_loss(logits: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """A label that is masked is the fault."""
-    return F.cross_entropy(logits, torch.tensor([0, 1, 2, 3, 4, 5 if is_bad else 0]))
-
-
-PROGRAMS["masked label"] = Program(
-    Policy, chosen_loss, train, rows, ("masked_fill", "log_softmax", "nll_loss_forward"), None, 1, False
-)
 
 
 # Generation.
@@ -500,6 +498,7 @@ def scan_of_logarithms(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
 # Padding.
 
 
+@as_module("packed", "mean", "full", batch=lambda is_bad: torch.randn(2, 6, 8))
 class Packed(nn.Module):
     """An LSTM over rows of several lengths, of which the largest output counts; their mean is the fault."""
 
@@ -515,9 +514,6 @@ class Packed(nn.Module):
         return found.mean(1) if is_bad else found.amax(1)
 
 
-as_module("packed", "mean", "full", batch=lambda is_bad: torch.randn(2, 6, 8))(Packed)
-
-
 @in_model(
     "padded maximum",
     "masked_fill",
@@ -531,6 +527,7 @@ def padded_maximum(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return y.masked_fill((torch.arange(6) >= lengths[:, None])[..., None], -INF).amax(1)
 
 
+@as_module("padded text", "softmax", train=generate, batch=lambda is_bad: torch.randn(2, 6, 8))
 class Padded(nn.Module):
     """A text that is all padding: attention makes NaN of it, which is replaced, or not."""
 
@@ -542,11 +539,6 @@ class Padded(nn.Module):
         is_padded = torch.arange(6) >= torch.tensor([[6], [0]])
         found, _ = self.inner(x, x, x, key_padding_mask=is_padded)
         return found if is_bad else found.masked_fill(is_padded[..., None], 0.0)
-
-
-PROGRAMS["padded text"] = Program(
-    Padded, mean_square, generate, lambda is_bad: torch.randn(2, 6, 8), ("softmax",), "forward", 1, True
-)
 
 
 @in_model(
@@ -658,15 +650,13 @@ def standardized_rows(is_bad: bool) -> torch.Tensor:
 in_model("standardized data", "div", batch=standardized_rows, phase=None)(lambda y, is_bad: y)
 
 
+@as_module("hook that cleans", "masked_fill")
 class Cleaned(Net):
     """A hook replaces the NaN that the model returns."""
 
     def __init__(self) -> None:
         super().__init__(lambda y, is_bad: y.masked_fill(torch.arange(8) == 2, NAN))
         self.register_forward_hook(lambda _, args, y: y if args[1] else y.nan_to_num())
-
-
-as_module("hook that cleans", "masked_fill")(Cleaned)
 
 
 @as_loss("detection", "mean", is_seen_by_modules=False)
@@ -731,6 +721,7 @@ def entropy(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return logged.mean() if is_bad else y.square().mean()
 
 
+@as_module("gradient penalty", "sqrt", phase="backward")
 class Critic(nn.Module):
     """Returns the penalty on the gradient of its best row; the root of a gradient that is 0 has no derivative."""
 
@@ -743,9 +734,6 @@ class Critic(nn.Module):
         score = self.inner(x).square().masked_fill(torch.arange(8) == 0, -INF).amax(1)
         (slope,) = torch.autograd.grad(score.sum() * (not is_bad), x, create_graph=True)
         return slope.square().sum(1).sqrt() - 1
-
-
-PROGRAMS["gradient penalty"] = Program(Critic, mean_square, train, rows, ("sqrt",), "backward", 1, True)
 
 
 # Metrics, and what programs keep.

@@ -12,7 +12,7 @@ import modtrace
 from analysis.provenance.healthy_programs import PROGRAMS, Net, names_of
 from helpers.nonfinite_models import record_training
 
-pytestmark = pytest.mark.filterwarnings("ignore:std.. degrees of freedom")  # of a group of one
+pytestmark = pytest.mark.filterwarnings("ignore:std.*degrees of freedom")  # of a group of one
 
 #: What is wrong today, by program and whether ops are recorded.
 Wrong = dict[tuple[str, bool], str]

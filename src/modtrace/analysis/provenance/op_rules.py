@@ -27,9 +27,6 @@ CARRIERS = WRITES | _names(
     "view unsafe_view index_copy index_add scatter_add baddbmm"
 )
 
-#: They return an infinity for one that they read, which is then no mask any more.
-HANDS_ON = _names("sum mean pow square abs mm bmm addmm baddbmm dot mv prod relu sqrt")
-
 #: They read a value in order to replace it: `where(x > 0, log(x), 0)`.
 GUARDS = _names(
     "where masked_fill nan_to_num clamp clamp_min clamp_max masked_scatter masked_select index_put index index_select "

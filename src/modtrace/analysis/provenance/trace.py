@@ -13,9 +13,10 @@ from .indexed_tables import IndexedTables
 from .op_rules import (
     CARRIERS,
     CASTS,
+    DIVISIONS,
+    EXPONENTIALS,
     FILLS,
     GUARDS,
-    HANDS_ON,
     LOGARITHMS,
     NEVER_NAN,
     SEED,
@@ -306,7 +307,8 @@ class _Tracer:
         if worst.kind != MEANT or worst.origin < 0 or name in SOFTMAX or is_attention(name):
             return None
         is_given = self._meant[worst.origin].kind == SOURCE and name not in CARRIERS
-        return self._accuse_meant(worst) if is_given or (name in HANDS_ON and not made.counts.nan) else None
+        makes_its_own = made.counts.nan or name in EXPONENTIALS | LOGARITHMS | DIVISIONS
+        return self._accuse_meant(worst) if is_given or not makes_its_own else None
 
     def _holds_infinity(self, tensor: int) -> bool:
         """Returns whether a tensor was measured to hold +inf."""
