@@ -262,7 +262,9 @@ def test_captures_of_one_thread_hold_while_others_train_and_read(captures, tmp_p
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
     of_step = [[row for row in rows if row["step"] == step] for step in range(steps + 1)]
     assert {len(rows) for rows in of_step} == {len(of_step[-1])}
-    assert {row["note"] for row in of_step[-1]} == {None}
+    assert {row["note"] for row in of_step[-1] if row["shape"]} == {None}
+    [loss] = [row for row in of_step[-1] if not row["shape"]]
+    assert loss["note"] == "no channel_max: a tensor of no dimensions has no channels"
     for row in rows:
         assert row["count"] is not None or NOT_MEASURED in row["note"].split("; ")
         assert row["blob"] is not None or {NOT_KEPT, NOT_MEASURED}.intersection(row["note"].split("; "))

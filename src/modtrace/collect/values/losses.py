@@ -43,7 +43,8 @@ class LossTaps(ValueSource):
             with DisableTorchFunction() if tracing_state() is None else unseen():
                 for slot, root in _slots_of(backward.outputs):
                     if _has_one_element(root):
-                        self._measure_loss(measured, slot, root)
+                        found = self._measure(root, active, LOSS + slot)
+                        store(measured, found, LOSS, [ParameterSite(slot, None, "", active)], active)
         except Exception as error:
             self._failed(error, "the loss of a backward")
         if measured.sites:
@@ -57,12 +58,6 @@ class LossTaps(ValueSource):
         """Frees the rows that have not been taken."""
         free_rows(self._of_backward.values())
         self._of_backward = {}
-
-    def _measure_loss(self, measured: MeasuredParameters, slot: str, root: torch.Tensor) -> None:
-        """Measures a root. Nothing is stored of one that cannot be read, such as a fake tensor."""
-        found = self._measure(root, measured.active, LOSS + slot)
-        if found.rows is not None or found.extra is not None:
-            store(measured, found, LOSS, [ParameterSite(slot, None, "", self._wanted)], measured.active)
 
 
 def _slots_of(outputs: Any) -> Iterator[tuple[str, torch.Tensor]]:
