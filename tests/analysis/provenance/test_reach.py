@@ -1,16 +1,13 @@
 """Healthy programs with NaN and infinities are accused of nothing, and the fault planted in each is named."""
 
 import functools
-import math
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import modtrace
 from analysis.provenance.healthy_programs import PROGRAMS, Net, names_of
-from helpers.nonfinite_models import record_training
 
 pytestmark = pytest.mark.filterwarnings("ignore:std.*degrees of freedom")  # of a group of one
 
@@ -112,31 +109,3 @@ def test_output_of_log_probabilities_is_no_fault_and_one_of_nan_is() -> None:
         with modtrace.record(model, ops=True) as rec, torch.no_grad():
             model(torch.randn(2, 8), False)
         assert (rec.first_nonfinite() is not None) == is_fault
-
-
-@pytest.mark.parametrize("how", ["from_numpy", "tensor", "stack", "written by index"])
-def test_nan_in_a_batch_is_told_as_the_argument_that_holds_it(how: str) -> None:
-    def batch(step: int) -> torch.Tensor:
-        value = math.nan if step == 1 else 1.0
-        if how == "from_numpy":
-            x = torch.ones(4, 8).numpy()
-            x[2, 3] = value
-            return torch.from_numpy(x)
-        if how == "tensor":
-            return torch.tensor([[1.0] * 8] * 2 + [[1.0] * 3 + [value] + [1.0] * 4] + [[1.0] * 8])
-        x = torch.ones(4, 8)
-        if how == "stack":
-            return torch.stack(
-                [torch.tensor([1.0] * 3 + [value if row == 2 else 1.0] * 5) for row in range(4)]
-            )
-        x[2, 3] = value
-        return x
-
-    found = record_training(
-        nn.Linear(8, 8), batch, loss=lambda y: y.square().mean(), steps=3
-    ).first_nonfinite()
-    assert found is not None
-    assert (found.role, found.slot, found.step) == ("input", "[0]", 1)
-    # A write into a view is measured as the view.
-    assert found.first_index == (None if how == "written by index" else (2, 3))
-    assert found.source == "[0] of Linear"

@@ -17,7 +17,7 @@ from .causes_and_remedies import ReadTensor, find_cause
 from .indexed_tables import IndexedTables
 from .op_rules import MOVES
 from .step_counts import Counts
-from .step_flow import tell_place
+from .step_flow import Argument, tell_place
 from .trace import Origin, Trace
 
 
@@ -78,7 +78,7 @@ class _Answer:
             numel=event.counts.numel,
             first_index=event.counts.first_index,
             inputs=tuple(self._describe(each) for each in inputs),
-            chain=tuple(self._chain()),
+            chain=tuple(self._chain(phase)),
             replaced_by=tuple(
                 dict.fromkeys(flow.describe_op(op) for op in event.absorbed_by if flow.returns.get(op))
             ),
@@ -90,7 +90,7 @@ class _Answer:
         """Returns what is known of values that the program has given to a model."""
         flow, event, ops = self._flow, self._event, self._flow.ops
         assert event.given is not None
-        given, argument = event.given, flow.given[event.given]
+        given, argument = event.given, self._argument(event.given)
         reader = next(op for op in flow.order if any(tensor == given for _, tensor in flow.reads.get(op, ())))
         numel = math.prod(flow.tensors.shapes[given])
         counts = self._counts(given)
@@ -99,7 +99,9 @@ class _Answer:
             counts = event.counts._replace(numel=numel, first_index=None)
         model = ops.placed.name(int(ops.placed.where[argument.call])).name
         ran = self._find_op(int(ops.op_id[reader]))
-        hint = None if event.kind == SOURCE else f"{flow.describe_op(event.op)} wrote them"
+        hint = "the program gave them to the model"
+        if event.kind != SOURCE and flow.bare_names[event.op] != "set":  # a worker's tensor is set
+            hint += f"; {flow.describe_op(event.op)} wrote them"
         return NonFinite(
             **tell_place(ops.placed, int(ops.call[reader]), int(ops.where[reader])),
             op=flow.name_op(reader),
@@ -117,8 +119,8 @@ class _Answer:
             inf_count=counts.inf,
             numel=counts.numel,
             first_index=counts.first_index,
-            chain=tuple(self._chain()),
-            hint=hint or "the program gave them to the model",
+            chain=tuple(self._chain(PHASES.index(FORWARD))),
+            hint=hint,
             remedy="look at the data of this step",
         )
 
@@ -148,8 +150,12 @@ class _Answer:
         if event.kind == PRODUCER:
             return None
         if event.kind == SOURCE:
-            written = self._tell_writer(event.tensor)
-            return written or "it held them before the recording, or an op wrote them that was not seen"
+            site = self._site(event.tensor)
+            is_parameter = site is not None and site.role != LEAF
+            unknown = "it held them before the recording, or an op wrote them that was not seen"
+            return self._tell_writer(event.tensor) or (
+                unknown if is_parameter else "no op of this step has made it: it is data, or was made before"
+            )
         if event.unseen is None:
             return (
                 "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy"
@@ -214,10 +220,17 @@ class _Answer:
             return None
         return f"{role.of_one} {_name_source(site)}"
 
-    def _chain(self) -> Iterator[str]:
-        """Yields the modules through which the values went in this phase, with the first op of each."""
-        flow = self._flow
-        phase, written = flow.ops.phase[self._event.op], {op for op, _ in self._trace.counts.outputs}
+    def _argument(self, given: int) -> Argument:
+        """Returns to which call a tensor was given that no op of the step has made, and as what."""
+        if given in self._flow.given:
+            return self._flow.given[given]
+        site, calls = self._site(given), self._flow.ops.placed.calls
+        assert site is not None  # an input that its module was the first to see
+        return Argument(int(np.flatnonzero(calls.in_step & (calls.module == site.module_id))[0]), site.slot)
+
+    def _chain(self, phase: int) -> Iterator[str]:
+        """Yields the modules through which the values went in a phase, with the first op of each."""
+        flow, written = self._flow, {op for op, _ in self._trace.counts.outputs}
         carried = [op for op in self._event.carried_by if op in written and flow.ops.phase[op] in (phase, -1)]
         for _, ops in groupby(carried, key=lambda op: int(flow.ops.where[op])):
             yield flow.describe_op(next(ops))
@@ -225,4 +238,4 @@ class _Answer:
 
 def _name_source(site: Site | None) -> str:
     """Returns the path of a parameter or buffer, or what else held the values."""
-    return (site.name or "a tensor that no op had made") if site else "a tensor"
+    return (site.name or "a tensor of the program") if site else "a tensor"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
-from ...recording.role import BUFFER, LEAF, OPTIMIZER_STATE, PARAMETER
+from ...recording.role import BUFFER, INPUT, LEAF, OPTIMIZER_STATE, PARAMETER
 from ..step.sites import Site
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
 from .indexed_tables import IndexedTables
@@ -192,10 +192,12 @@ class _Tracer:
         for tensor, state in self._gradients:
             if tensor not in read_in_backward:
                 self._end(state)
-        for tensor, site in enumerate(flow.sites):
-            if site is not None and site in self._sites and self._sites[site].role in _MODEL_STATE:
+        sites = (None if site is None else self._sites.get(site) for site in flow.sites)
+        roles = [None if site is None else site.role for site in sites]
+        for tensor, role in enumerate(roles):
+            if role in _MODEL_STATE:
                 self._end(self._without_source(tensor))
-        for tensor in flow.given:
+        for tensor in [*flow.given, *(tensor for tensor, role in enumerate(roles) if role == INPUT)]:
             for origin in self._look(tensor).origins:
                 event = self.events[origin]
                 event.given = tensor if event.given is None else event.given

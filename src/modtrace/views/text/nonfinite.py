@@ -17,7 +17,7 @@ from ...analysis.values.nonfinite import (
 )
 from ...recording.meta import Note
 from ...recording.phase import OPTIMIZER
-from ...recording.role import BY_NAME, PARAMETER, PARAMETER_GRAD
+from ...recording.role import BY_NAME, LEAF, PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few
 from ...surface import choose_phrase
 from ..common.columns import Color, Text, printable, render_lines
@@ -185,7 +185,7 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
     where = _describe_module(found) + (f" at {found.source_line}" if found.source_line else "")
     if found.kind == SOURCE:
         known = BY_NAME.get(found.role or "")
-        held = f"{known.of_one} {found.source}" if known else found.source
+        held = f"{known.of_one} {found.source}" if known and known.name != LEAF else found.source
         yield f"held by {held}, {size}; first read by {forms_of_op(op)[-1]}{where}"
     else:
         backward = f", in the backward of {forms_of_op(found.forward_op)[-1]}," if found.forward_op else ""
