@@ -83,7 +83,7 @@ def test_kernels_of_our_own_take_one_launch_for_each_tensor(devices, fake):
     assert found.waits == found.to_host == 0
     assert fake.refused == 0
     outputs = 3  # that of the model is that of its last layer
-    assert found.launches == 3 * (2 * outputs + 1)
+    assert found.launches == 3 * (2 * outputs + 1 + 1)  # and the loss
     assert found.to_device == 3  # the table of all parameters and gradients
     assert recording.meta.marks == ()
 

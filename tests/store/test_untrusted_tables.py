@@ -137,7 +137,7 @@ def test_text_that_is_no_unicode_is_found(tmp_path: Path) -> None:
             SITES,
             {"role": ["output", "wild"]},
             "column 'role' has the word 'wild', and there are input, output, grad_output, grad_input, parameter, "
-            "parameter_grad, buffer, optimizer_state, update, op_output, leaf (row 1)",
+            "parameter_grad, buffer, optimizer_state, update, op_output, leaf, loss (row 1)",
         ),
     ],
 )

@@ -136,6 +136,7 @@ def test_output_of_a_meta_model_has_a_row_that_says_why_it_was_not_measured():
         model(torch.ones(2, 4, device="meta")).sum().backward()
     assert names(rows(rec), "role", "shape", "count", "note") == [
         ("output", (2, 4), None, "not measured: a meta tensor holds no numbers"),
+        ("loss", (), None, "not measured: a meta tensor holds no numbers"),
         ("grad_output", (2, 4), None, "not measured: a meta tensor holds no numbers"),
     ]
 
