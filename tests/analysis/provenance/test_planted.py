@@ -204,6 +204,21 @@ def test_optimizer_that_made_a_parameter_infinite_is_named_with_its_step() -> No
     assert found.hint == "_foreach_add_ wrote it in step 0, optimizer"
 
 
+def test_optimizer_that_divides_by_0_is_named_with_its_parameter() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), eps=0.0, foreach=False)
+    with modtrace.record(model, ops=True) as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.eye(8)[:4]).sum().backward()  # four columns of the first weight have no gradient
+            optimizer.step()
+    found = first_in(rec)
+    assert (found.step, found.phase, found.op) == (0, "optimizer", "aten.addcdiv_.default")
+    assert (found.source, found.cause, found.nan_count) == ("0.weight", "division by 0", 32)
+    assert "made by addcdiv_ in the optimizer, for 0.weight, 64 elements" in str(found)
+
+
 def test_answer_says_what_was_read_and_where_the_values_went() -> None:
     found = first_in(record_planted(masked_softmax))
     assert found.inputs == ("float32[4, 8], -inf .. 0.1959, from add in 1",)

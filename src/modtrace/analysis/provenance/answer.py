@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...recording.phase import FORWARD, PHASES
-from ...recording.role import BY_NAME, INPUT, LEAF, OP_OUTPUT
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES
+from ...recording.role import BY_NAME, INPUT, LEAF, OP_OUTPUT, PARAMETER
 from ..graph.parts import forms_of_op
 from ..step.sites import Site
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite
@@ -69,7 +69,7 @@ class _Answer:
             role=OP_OUTPUT if is_made else (site.role if site else None),
             slot=event.slot,
             kind=event.kind,
-            source=None if is_made else _name_source(site),
+            source=self._find_parameter(inputs) if is_made else _name_source(site),
             source_line=ran["source"] if ran else None,
             cause=cause.name if cause else None,
             count=event.counts.nan + event.counts.inf,
@@ -219,6 +219,14 @@ class _Answer:
         if self._flow.tensors.producer[tensor] >= 0 or role is None or role.name == LEAF:
             return None
         return f"{role.of_one} {_name_source(site)}"
+
+    def _find_parameter(self, inputs: list[ReadTensor]) -> str | None:
+        """Returns the parameter that an op of an optimizer works on; None if it is another op, or of several."""
+        if self._flow.ops.phase[self._event.op] != PHASES.index(OPTIMIZER):
+            return None
+        sites = [self._site(each.tensor) for each in inputs]
+        names = {site.name for site in sites if site is not None and site.role == PARAMETER}
+        return names.pop() if len(names) == 1 else None
 
     def _argument(self, given: int) -> Argument:
         """Returns to which call a tensor was given that no op of the step has made, and as what."""

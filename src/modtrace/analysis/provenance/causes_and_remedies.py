@@ -99,6 +99,12 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
         return Cause(
             "root of a negative number", f"its input reaches down to {_lowest(inputs)}", "clamp it at 0"
         )
+    if name == "addcdiv" and _reaches([each for each in inputs if each.slot == "tensor2"], 0.0):
+        return Cause(
+            "division by 0",
+            "its divisor holds 0: the root of the second moment and eps",
+            "a larger eps in the optimizer: 1e-8 is 0 in float16",
+        )
     if zero := _tell_zero(name, inputs, args):
         return Cause("division by 0", zero, "add an epsilon to the divisor, or clamp it: a count at 1")
     return None

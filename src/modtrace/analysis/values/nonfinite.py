@@ -83,7 +83,9 @@ class NonFinite:
     #: producer: an op made them; source: what no op had made held them; first seen: an op returned them, and what made
     #: them is not known. None where only modules were recorded.
     kind: str | None = None
-    source: str | None = None  # of a parameter its full path; of a source what holds the values
+    source: str | None = (
+        None  # of a parameter, also one that an optimizer's op wrote, its path; else what holds them
+    )
     source_line: str | None = (
         None  # FILE:LINE, where it was recorded; of an op in backward that of its forward op
     )

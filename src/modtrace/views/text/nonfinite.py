@@ -243,7 +243,8 @@ def _describe_after(found: NonFinite) -> Iterator[str]:
 
 def _describe_module(found: NonFinite) -> str:
     if found.path is None:
-        return " in the optimizer" if found.phase == OPTIMIZER else " outside of modules"
+        of_parameter = f", for {found.source}" if found.kind == PRODUCER and found.source else ""
+        return f" in the optimizer{of_parameter}" if found.phase == OPTIMIZER else " outside of modules"
     call = f"@{found.call}" if found.call else ""
     return f" in {found.path or found.root}{call}" + (f" of {found.root}" if found.path else "")
 
