@@ -81,7 +81,7 @@ def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_mark
     told = " ".join(capsys.readouterr().out.split())
     assert re.fullmatch(
         r"no non-finite values that matter, in \d+ measured tensors of 1 step: those in \d+ tensors came to no "
-        r"loss, parameter or output that is returned, or no optimizer used them \(--all tells who made them\)",
+        r"loss, parameter or output that is returned, or no optimizer used them \(--all lists what was absorbed\)",
         told,
     )
 

@@ -30,7 +30,7 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     """Tells what made the first NaN or infinite values in the recording RUN, why, and where they went.
 
     Where ops were recorded (--ops) it names the op, else the first module whose tensors hold such values. The exit code
-    is 1 if there are some, 0 if not, and 2 if nothing could be checked.
+    is 1 if there is an answer, 0 if not, and 2 if nothing could be checked.
     """
     data = open_with_rows(run)
     measured, meta = count_measured(data), data.meta

@@ -19,15 +19,20 @@ _HOOK = "what the outermost call returned is read before the hooks of the module
 _SKIPPED = "gradients of steps that a GradScaler skips are told from others with ops alone"
 _ALL_SKIPPED = "steps that a GradScaler skips never stop a run, even if it skips all"
 
+_RETURNED = "without ops +inf in what a model returns is not known to be meant"
+
 ACCUSED: Wrong = {
+    ("distances", False): _RETURNED,
     ("hook that cleans", True): _HOOK,
     ("hook that cleans", False): _HOOK,
 }
 ENDED: Wrong = {
+    ("distances", False): _RETURNED,
     ("hook that cleans", True): _HOOK,
     ("hook that cleans", False): _HOOK,
 }
 MISNAMED: Wrong = {
+    ("distances", False): _RETURNED,
     ("cache", True): _VIEW,
     ("scaled gradients", False): _SKIPPED,
     ("infinite data", True): "an infinity that `nan_to_num` writes in place of another is taken for its own",

@@ -21,7 +21,11 @@ _OPTIMIZER = PHASES.index(OPTIMIZER)
 
 
 def are_ends_finite(
-    tables: IndexedTables, data: RecordingData, losses: Iterable[bool | None] = ()
+    tables: IndexedTables,
+    data: RecordingData,
+    losses: Iterable[bool | None] = (),
+    *,
+    returns_meant: bool = False,
 ) -> bool | None:
     """Returns whether all was finite that the values of a step can come to; None if too little of that was measured.
 
@@ -33,6 +37,7 @@ def are_ends_finite(
         tables: all of the recording.
         data: the rows of the step.
         losses: of each backward whether the tensor at which it began was not finite; None where that is not known.
+        returns_meant: see `Trace`.
     """
     values = data.table("values").select(_COLUMNS)
     site_id = column_of(values, "site_id")
@@ -49,7 +54,7 @@ def are_ends_finite(
             & nan
             & ~np.isin(site_id, _held_from_the_beginning(tables, site_id[(role == BUFFER) & nan]))
         )
-        | (is_returned & (nan | (inf & (maximum == np.inf))))
+        | (is_returned & (nan | (inf & (maximum == np.inf) & (not returns_meant))))
     )
     if is_bad.any() or any(losses):
         return False

@@ -143,7 +143,8 @@ def _search_step(tables: IndexedTables, step: int, skipped: SkippedSteps, innoce
     if counts.has_lost_rows:
         return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
     trace = trace_step(tables, flow, counts)
-    are_finite = are_ends_finite(tables, data, find_bad_losses(tables, step))
+    losses = find_bad_losses(tables, step)
+    are_finite = are_ends_finite(tables, data, losses, returns_meant=trace.returns_meant)
     found = select_guilty(trace, are_finite, innocent)
     guilty = _drop_unseen(data, step, trace, found) if found else found
     told = [answer(tables, trace, event, step) for event in guilty]

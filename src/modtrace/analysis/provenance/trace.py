@@ -104,6 +104,7 @@ class Trace:
     events: list[Origin]
     unscales: bool  # a GradScaler looks at the gradients of this step
     ends: list["End"]
+    returns_meant: bool  # the outermost calls returned infinities that are meant, and no others
 
 
 class End(NamedTuple):
@@ -119,7 +120,7 @@ def trace_step(tables: IndexedTables, flow: StepFlow, counts: StepCounts) -> Tra
     for op in flow.order:
         tracer.visit(op)
     tracer.close()
-    return Trace(flow, counts, tracer.events, UNSCALES in flow.bare_names, tracer.ends)
+    return Trace(flow, counts, tracer.events, UNSCALES in flow.bare_names, tracer.ends, tracer.returns_meant)
 
 
 class _Tracer:
@@ -136,6 +137,7 @@ class _Tracer:
         self._meant: list[Origin] = []  # infinities that the program has written, or given as a mask
         self._accused: dict[int, int] = {}  # of those, the numbers of the events that they have become
         self.ends: list[End] = []
+        self.returns_meant = False
         self._gradients: list[tuple[int, Finiteness]] = []  # bad tensors that backward ops have returned
 
     def visit(self, op: int) -> None:
@@ -201,8 +203,10 @@ class _Tracer:
             for origin in self._look(tensor).origins:
                 event = self.events[origin]
                 event.given = tensor if event.given is None else event.given
-        for tensor in flow.returned:
-            self._end(self._look(tensor), is_returned=True)
+        returned = [self._look(tensor) for tensor in flow.returned]
+        for state in returned:
+            self._end(state, is_returned=True)
+        self.returns_meant = max((state.kind for state in returned), default=CLEAN) == MEANT
 
     def _without_source(self, tensor: int) -> Finiteness:
         """Returns what a parameter or buffer holds, unless it has held it before."""

@@ -284,7 +284,7 @@ def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
         text += (
             f": those in {count_of(measured.nonfinite, 'tensor')} came to no loss, parameter or output that"
         )
-        text += " is returned, or no optimizer used them (--all tells who made them)"
+        text += " is returned, or no optimizer used them (--all lists what was absorbed)"
         text += ", as far as the rows that are there tell" * bool(marks)
     if measured.unmeasured:
         text += f"; {measured.unmeasured:,} more could not be measured (column `note` of `values`)"
