@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,3 +119,18 @@ def test_without_ops_the_first_module_that_was_given_them_is_told(how: str) -> N
     found = rec.first_nonfinite()
     assert found is not None
     assert (found.path, found.role, found.step, where) == ("0", "output", 1, "optimizer of step 1")
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_nan_of_a_checkpoint_is_told_as_the_parameter_that_holds_it(tmp_path: Path, assign: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    state = {name: each.clone() for name, each in model.state_dict().items()}
+    state["2.weight"][1, 3] = math.nan
+    torch.save(state, tmp_path / "bad.pt")
+    with modtrace.record(model, ops=True, strict=True) as rec:
+        model.load_state_dict(torch.load(tmp_path / "bad.pt"), assign=assign)
+        model(torch.ones(4, 8)).square().mean().backward()
+    found = rec.first_nonfinite()
+    assert found is not None
+    assert (found.kind, found.role, found.source, found.step) == ("source", "parameter", "2.weight", 0)
+    assert (found.first_index, found.numel, found.path) == ((1, 3), 16, "2")

@@ -23,11 +23,18 @@ from .trace import Origin, Trace
 
 def is_data(trace: Trace, event: Origin) -> bool:
     """Returns whether a model was given the values: no op made them, or one that writes what the program tells it."""
-    if event.given is None:
-        return False
-    if event.kind == SOURCE:
-        return True
-    ran_outside = int(trace.flow.ops.call[event.op]) < 0
+    return event.given is not None and (event.kind == SOURCE or _is_moved(trace, event))
+
+
+def is_loaded(trace: Trace, event: Origin) -> bool:
+    """Returns whether the program has written the values into a parameter or buffer, as from a checkpoint."""
+    return event.loaded is not None and event.kind == PRODUCER and _is_moved(trace, event)
+
+
+def _is_moved(trace: Trace, event: Origin) -> bool:
+    """Returns whether an op outside of modules, and of an optimizer, has put the values there as they were."""
+    ops = trace.flow.ops
+    ran_outside = int(ops.call[event.op]) < 0 and ops.phase[event.op] < 0
     return ran_outside and trace.flow.bare_names[event.op] in MOVES
 
 
@@ -49,6 +56,8 @@ class _Answer:
         """Returns what is known of the event."""
         if is_data(self._trace, self._event):
             return self._build_input(step)
+        if is_loaded(self._trace, self._event):
+            return self._build_loaded(step)
         flow, event, ops = self._flow, self._event, self._flow.ops
         phase, forward = int(ops.phase[event.op]), str(self._forward["name"]) if self._forward else None
         inputs = [
@@ -122,6 +131,40 @@ class _Answer:
             chain=tuple(self._chain(PHASES.index(FORWARD))),
             hint=hint,
             remedy="look at the data of this step",
+        )
+
+    def _build_loaded(self, step: int) -> NonFinite:
+        """Returns what is known of values that the program has written into a parameter or buffer."""
+        flow, event, ops = self._flow, self._event, self._flow.ops
+        assert event.loaded is not None
+        site, storage = self._site(event.loaded), flow.regions[event.loaded].storage
+        reads = (
+            op
+            for op in flow.order
+            if ops.phase[op] == PHASES.index(FORWARD)
+            and any(flow.regions[tensor].storage == storage for _, tensor in flow.reads.get(op, ()))
+        )
+        reader = next(reads, event.op)
+        assert site is not None
+        return NonFinite(
+            **tell_place(ops.placed, int(ops.call[reader]), int(ops.where[reader])),
+            op=flow.name_op(reader),
+            op_nth=int(ops.nth[reader]),
+            phase=FORWARD if reader != event.op else None,
+            follows=self._find_phase_before(),
+            step=step,
+            role=site.role,
+            slot=site.slot,
+            kind=SOURCE,
+            source=site.name,
+            count=event.counts.nan + event.counts.inf,
+            nan_count=event.counts.nan,
+            inf_count=event.counts.inf,
+            numel=event.counts.numel,
+            first_index=event.counts.first_index,
+            chain=tuple(self._chain(PHASES.index(FORWARD))),
+            hint="the program wrote them into it before the forward",
+            remedy="look at what it was loaded from, as a checkpoint",
         )
 
     def _find_phase_before(self) -> str | None:

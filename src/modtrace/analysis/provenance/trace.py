@@ -81,6 +81,7 @@ class Origin:
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
     masks: frozenset[int] = frozenset()  # the events whose -inf it read as a mask
     given: int | None = None  # the argument of an outermost call that holds them
+    loaded: int | None = None  # the parameter or buffer into which the program has written them
     #: Of what was first seen: the tensor that the op read and nobody had measured, -1 if it has no row.
     unseen: int | None = None
 
@@ -194,8 +195,7 @@ class _Tracer:
         for tensor, state in self._gradients:
             if tensor not in read_in_backward:
                 self._end(state)
-        sites = (None if site is None else self._sites.get(site) for site in flow.sites)
-        roles = [None if site is None else site.role for site in sites]
+        roles = [self._role_of(tensor) for tensor in range(len(flow.sites))]
         for tensor, role in enumerate(roles):
             if role in _MODEL_STATE:
                 self._end(self._without_source(tensor))
@@ -207,6 +207,11 @@ class _Tracer:
         for state in returned:
             self._end(state, is_returned=True)
         self.returns_meant = max((state.kind for state in returned), default=CLEAN) == MEANT
+
+    def _role_of(self, tensor: int) -> str | None:
+        number = self._flow.sites[tensor]
+        site = None if number is None else self._sites.get(number)
+        return None if site is None else site.role
 
     def _without_source(self, tensor: int) -> Finiteness:
         """Returns what a parameter or buffer holds, unless it has held it before."""
@@ -230,8 +235,10 @@ class _Tracer:
                 measured.add(slot)
             if state is not None:  # else a view: what it shows is in memory already
                 self._write(tensor, state)
-                for origin in state.origins:
-                    self.events[origin].unread.setdefault(self._memory_of(tensor), []).append(tensor)
+                is_loaded = self._flow.ops.phase[op] < 0 and self._role_of(tensor) in _MODEL_STATE
+                for event in map(self.events.__getitem__, state.origins):
+                    event.unread.setdefault(self._memory_of(tensor), []).append(tensor)
+                    event.loaded = tensor if is_loaded and event.loaded is None else event.loaded
             held = self._look(tensor) if state is None else state
             is_bad |= held.kind == BAD
             if held.kind == BAD and self._flow.ops.phase[op] == _BACKWARD:
