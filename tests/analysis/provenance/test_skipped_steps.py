@@ -46,3 +46,28 @@ def test_scaler_that_skips_every_step_is_told_by_the_op_that_overflows() -> None
     found = record(skipped=30, steps=24, ops=True).first_nonfinite()
     assert found is not None
     assert (found.phase, found.step, found.remedy) == ("backward", 9, REFUSED)
+
+
+class Root(nn.Module):
+    """Adds nothing, by a root of which the derivative at 0 is infinite."""
+
+    def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
+        return x + 0 * (x * 0).abs().sqrt() if is_bad else x
+
+
+@pytest.mark.parametrize("ops", [True, False], ids=["ops", "modules"])
+def test_gradients_behind_which_the_program_stops_itself_are_an_answer(ops: bool) -> None:
+    torch.manual_seed(0)
+    first, root, last = nn.Linear(8, 8), Root(), nn.Linear(8, 2)
+    model = nn.ModuleList([first, root, last])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with modtrace.record(model, ops=ops) as rec, pytest.raises(RuntimeError, match="non-finite"):
+        for step in range(5):
+            loss = last(root(first(torch.randn(4, 8)), step == 3)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+    found = rec.first_nonfinite()
+    assert found is not None
+    assert (found.step, found.phase) == (3, "backward")

@@ -17,7 +17,10 @@ _WINDOW, _MOST = 20, 10
 
 
 class SkippedSteps:
-    """The steps with a backward whose gradients no optimizer used, though it uses others, or a GradScaler looks on."""
+    """The steps with a backward whose gradients no optimizer used, though one runs later, or a GradScaler looks on.
+
+    Where no optimizer ran after a step, the program may have stopped because of its gradients.
+    """
 
     def __init__(self, tables: IndexedTables) -> None:
         """Reads nothing before it is asked."""
@@ -41,8 +44,8 @@ class SkippedSteps:
 
     @cached_property
     def _skipped(self) -> Column:
-        is_known = len(self._used) > 0 or self._has_scaler()
-        return np.setdiff1d(self._trained, self._used) if is_known else np.empty(0, np.int64)
+        unused: Column = np.setdiff1d(self._trained, self._used)
+        return unused if self._has_scaler() else unused[unused < self._used.max(initial=-1)]
 
     @cached_property
     def _used(self) -> Column:
