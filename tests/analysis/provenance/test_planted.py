@@ -190,6 +190,17 @@ def test_weight_that_holds_nan_from_the_start_is_the_source() -> None:
     assert found.hint == "it held them before the recording, or an op wrote them that was not seen"
 
 
+def test_parameter_that_holds_minus_infinity_is_no_mask() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].weight[2, 3] = math.nan
+        model[1].bias[1] = -math.inf
+    with modtrace.record(model, ops=True) as rec, torch.no_grad():
+        model(torch.randn(4, 8))
+    assert [each.source for each in rec.nonfinite()] == ["0.weight", "1.bias"]
+
+
 def test_optimizer_that_made_a_parameter_infinite_is_named_with_its_step() -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 2)

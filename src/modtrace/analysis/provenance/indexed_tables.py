@@ -24,11 +24,19 @@ class IndexedTables:
     def __init__(self, data: RecordingData) -> None:
         self.data = data
         self._batches_of = cache(lambda name: _Batches(data.table(name)))
+        self._sites_of = cache(self._find_sites)
 
     @cached_property
     def sites(self) -> dict[int, Site]:
         """The sites of the recording by their ids."""
         return read_sites(self.data)
+
+    def sites_of(self, *roles: str) -> Column:
+        """Returns the ids of the sites at which tensors of some roles are seen."""
+        return self._sites_of(roles)
+
+    def _find_sites(self, roles: tuple[str, ...]) -> Column:
+        return np.array([number for number, site in self.sites.items() if site.role in roles], np.int64)
 
     def of_step(self, step: int) -> RecordingData:
         """Returns the rows of one step, with the calls and tensors of earlier steps to which they refer."""

@@ -14,7 +14,7 @@ from .step_flow import tell_place
 from .trace import End, Origin, Trace
 
 #: The roles of tensors that must be finite wherever they are.
-_MUST_BE_FINITE = {PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE, LOSS}
+_MUST_BE_FINITE = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE, LOSS)
 
 _COLUMNS = ("site_id", "call_id", "count", "nan_count", "inf_count", "max")
 _OPTIMIZER = PHASES.index(OPTIMIZER)
@@ -41,34 +41,23 @@ def are_ends_finite(
     """
     values = data.table("values").select(_COLUMNS)
     site_id = column_of(values, "site_id")
-    role = _roles(tables, site_id)
+
+    def is_of(*roles: str) -> Column:
+        return np.isin(site_id, tables.sites_of(*roles))
+
     nan, inf = column_of(values, "nan_count") > 0, column_of(values, "inf_count") > 0
-    maximum = np.asarray(values["max"].to_numpy(zero_copy_only=False), float)
-    is_returned = (role == OUTPUT) & np.isin(
-        column_of(values, "call_id"), outermost_calls(data.table("calls"))
-    )
+    infinite = inf & (np.asarray(values["max"].to_numpy(zero_copy_only=False), float) == np.inf)
+    is_returned = is_of(OUTPUT) & np.isin(column_of(values, "call_id"), outermost_calls(data.table("calls")))
+    bad_buffers = is_of(BUFFER) & nan
     is_bad = (
-        (np.isin(role, list(_MUST_BE_FINITE)) & (nan | inf))
-        | (
-            (role == BUFFER)
-            & nan
-            & ~np.isin(site_id, _held_from_the_beginning(tables, site_id[(role == BUFFER) & nan]))
-        )
-        | (is_returned & (nan | (inf & (maximum == np.inf) & (not returns_meant))))
+        (is_of(*_MUST_BE_FINITE) & (nan | inf))
+        | (bad_buffers & ~np.isin(site_id, _held_from_the_beginning(tables, site_id[bad_buffers])))
+        | (is_returned & (nan | (infinite & (not returns_meant))))
     )
     if is_bad.any() or any(losses):
         return False
-    decides = role == PARAMETER_GRAD if _has_backward(data) else is_returned
+    decides = is_of(PARAMETER_GRAD) if _has_backward(data) else is_returned
     return True if (decides & (column_of(values, "count") >= 0)).any() else None
-
-
-def _roles(tables: IndexedTables, site_id: Column) -> Column:
-    """Returns the role of each site, "" for one that is not known."""
-    role_of = np.full(max(tables.sites, default=-1) + 2, "", dtype=object)
-    for number, site in tables.sites.items():
-        role_of[number] = site.role or ""
-    known: Column = role_of[np.clip(site_id, -1, len(role_of) - 1)].astype(str)
-    return known
 
 
 def _held_from_the_beginning(tables: IndexedTables, buffers: Column) -> Column:
@@ -107,7 +96,7 @@ def select_guilty(trace: Trace, are_finite: bool | None, innocent: Innocent) -> 
     names = trace.flow.bare_names
     ends = [end for end in trace.ends if end.is_returned] if are_finite else trace.ends
     came = _came(trace, ends, innocent.places)
-    suspects = [event for event in trace.events if not event.is_guarded(names)]
+    suspects = dict.fromkeys(event for event in trace.events if not event.is_guarded(names))
     guilty = [
         event
         for number, event in enumerate(trace.events)
@@ -115,8 +104,8 @@ def select_guilty(trace: Trace, are_finite: bool | None, innocent: Innocent) -> 
     ]
     if not guilty and not are_finite:
         return [event for event in suspects if not event.masks]
-    absorbed = (event for event in trace.events if all(event is not each for each in guilty))
-    innocent.places.update(_place_of(trace, event) for event in absorbed)
+    told = set(guilty)
+    innocent.places.update(_place_of(trace, event) for event in trace.events if event not in told)
     return guilty
 
 

@@ -133,8 +133,7 @@ class _Searched(NamedTuple):
 def _search_step(tables: IndexedTables, step: int, skipped: SkippedSteps, innocent: Innocent) -> _Searched:
     """Returns who made values in a step that are an answer, and who made others."""
     data = tables.of_step(step)
-    of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
-    if not np.isin(column_of(data.table("values"), "site_id"), of_ops).any():
+    if not np.isin(column_of(data.table("values"), "site_id"), tables.sites_of(OP_OUTPUT)).any():
         return _search_modules(tables, data, step, skipped)
     if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
         return _describe_partly_lost(data, unscales=False)
@@ -156,8 +155,8 @@ def _search_step(tables: IndexedTables, step: int, skipped: SkippedSteps, innoce
         told = [each for each in told if not _is_expected(each)] or _unless_few(told, skipped)
 
     def answer_absorbed() -> list[NonFinite]:
-        others = (event for event in trace.events if all(event is not each for each in found))
-        return [answer(tables, trace, event, step) for event in others]
+        known = set(found)
+        return [answer(tables, trace, event, step) for event in trace.events if event not in known]
 
     return _Searched(told, not guilty and row is None, answer_absorbed)
 

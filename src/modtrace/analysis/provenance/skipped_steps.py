@@ -1,5 +1,6 @@
 """Finds the steps in which no optimizer used the gradients, as where a GradScaler has found that they overflow."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -40,7 +41,7 @@ class SkippedSteps:
 
     @cached_property
     def _trained(self) -> Column:
-        return np.union1d(self._find({GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD}, BACKWARD), self._used)
+        return np.union1d(self._find((GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD), BACKWARD), self._used)
 
     @cached_property
     def _skipped(self) -> Column:
@@ -50,18 +51,19 @@ class SkippedSteps:
     @cached_property
     def _used(self) -> Column:
         """The steps in which an optimizer ran: the gradients of parameters are measured when it begins."""
-        return self._find({PARAMETER_GRAD}, OPTIMIZER)
+        return self._find((PARAMETER_GRAD,), OPTIMIZER)
 
     def _has_scaler(self) -> bool:
         names = self._tables.data.table("ops")["name"].unique().to_pylist()
         return UNSCALES in map(bare_name, names)
 
-    def _find(self, roles: set[str], phase: str) -> Column:
+    def _find(self, roles: Sequence[str], phase: str) -> Column:
         """Returns the steps with tensors of some roles, or with ops of a phase."""
-        data, sites = self._tables.data, self._tables.sites.items()
-        of_roles = [number for number, site in sites if site.role in roles]
+        data = self._tables.data
         values, ops = data.table("values").select(["step", "site_id"]), data.table("ops")
-        by_role = column_of(values, "step")[np.isin(column_of(values, "site_id"), of_roles)]
+        by_role = column_of(values, "step")[
+            np.isin(column_of(values, "site_id"), self._tables.sites_of(*roles))
+        ]
         by_phase = column_of(ops, "step")[phase_codes(ops["phase"]) == PHASES.index(phase)]
         found: Column = np.union1d(by_role, by_phase)
         return found

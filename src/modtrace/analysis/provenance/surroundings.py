@@ -9,7 +9,6 @@ import numpy.typing as npt
 from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
-from ...recording.statistics.moments import sites_of_roles
 from ..step.calls import column_of
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
@@ -131,7 +130,7 @@ def find_bad_losses(tables: IndexedTables, step: int) -> Iterator[bool | None]:
     """
     data = tables.of_step(step)
     values = data.table("values")
-    losses = np.isin(column_of(values, "site_id"), sites_of_roles(data.table("sites"), [LOSS]))
+    losses = np.isin(column_of(values, "site_id"), tables.sites_of(LOSS))
     if losses.any():
         bad = column_of(values, "nan_count") + column_of(values, "inf_count") > 0
         yield from bad[losses].tolist()

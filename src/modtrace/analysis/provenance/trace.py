@@ -63,7 +63,7 @@ class Write(NamedTuple):
     state: Finiteness
 
 
-@dataclass
+@dataclass(eq=False)
 class Origin:
     """Where values that are not finite, and not meant, came up."""
 
@@ -76,6 +76,7 @@ class Origin:
     absorbed_by: list[int] = field(default_factory=list)  # ops that read them and returned finite values
     is_cast: bool = False  # an op turned them into integers
     became_nan: bool = False  # an op that read no others returned NaN
+    is_meant: bool = False  # infinities that the program has written, or given as a mask
     #: Tensors that hold them, and that no op has read, by storage.
     unread: dict[int, list[int]] = field(default_factory=dict)
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
@@ -86,9 +87,10 @@ class Origin:
     unseen: int | None = None
 
     def is_mask(self, names: list[str]) -> bool:
-        """Returns whether it holds -inf and nothing else: logarithms, lowest numbers in a smaller format, or data."""
-        is_one = self.kind == SOURCE or names[self.op] in LOGARITHMS | CASTS | FILLS
-        return is_one and not self.counts.nan and self.counts.max != math.inf and not self.became_nan
+        """Returns whether it holds -inf and nothing else: meant, logarithms, or lowest numbers in a smaller format."""
+        is_made = self.kind == PRODUCER and names[self.op] in LOGARITHMS | CASTS
+        may_be_one = (self.is_meant or is_made) and not self.became_nan
+        return may_be_one and not self.counts.nan and self.counts.max != math.inf
 
     def is_guarded(self, names: list[str]) -> bool:
         """Returns whether every op at which the values end is one that looks for such values and replaces them."""
@@ -135,7 +137,7 @@ class _Tracer:
         self._counts = counts
         self._memory: dict[int, list[Write]] = {}  # by storage: what is not known to be finite
         self._leaves: set[int] = set()  # that some op has read
-        self._meant: list[Origin] = []  # infinities that the program has written, or given as a mask
+        self._meant: list[Origin] = []
         self._accused: dict[int, int] = {}  # of those, the numbers of the events that they have become
         self.ends: list[End] = []
         self.returns_meant = False
@@ -269,9 +271,10 @@ class _Tracer:
             return self._judge_unmeasured(op, tensor, worst)
         if not counts.nan and not counts.inf:
             return Finiteness()
-        if self._is_internal(op, slot, tensor) or (is_attention(name) and slot != "[0]"):
+        if self._is_internal(op, slot, tensor):
             return self._look_at_first(op)
-        if worst.kind == BAD and not (counts.nan and self._divides_by_nothing(name, inputs, worst)):
+        masks = self._find_masks(name, inputs, worst) if counts.nan else frozenset()
+        if worst.kind == BAD and not masks:
             if counts.nan and not worst.others:
                 self.events[worst.origin].became_nan = True
             return worst
@@ -281,12 +284,12 @@ class _Tracer:
             return self._mean(made) if is_scalar and name in FILLS else meant
         if (constant := self._find_constant(name, made, worst)) is not None:
             return constant
-        self.events.append(self._blame(made, inputs, worst))
+        self.events.append(replace(self._blame(made, inputs, worst), masks=masks))
         return Finiteness(BAD, len(self.events) - 1)
 
     def _mean(self, constant: Origin) -> Finiteness:
         """Returns the state of infinities that are meant."""
-        self._meant.append(constant)
+        self._meant.append(replace(constant, is_meant=True))
         return Finiteness(MEANT, len(self._meant) - 1)
 
     def _judge_unmeasured(self, op: int, tensor: int, worst: Finiteness) -> Finiteness | None:
@@ -310,10 +313,9 @@ class _Tracer:
         is_constant = holds_nan(args) or holds_infinity(args)
         if worst.kind == CLEAN and made.counts.nan and name in NEVER_NAN and not is_constant:
             return replace(made, kind=FIRST_SEEN)
-        masks = worst.origins if self._divides_by_nothing(name, inputs, worst) else frozenset()
-        held = (MEANT, BAD) if masks else (MEANT,)
-        meant = tuple(other for _, other, state in inputs if state.kind in held)
-        return replace(made, meant_inputs=meant, masks=masks)
+        # What is bad of what it read is a mask.
+        meant = tuple(other for _, other, state in inputs if state.kind in (MEANT, BAD))
+        return replace(made, meant_inputs=meant)
 
     def _find_constant(self, name: str, made: Origin, worst: Finiteness) -> Finiteness | None:
         """Returns the constant that an op has returned, as it is or as another infinity; None if it made its own."""
@@ -328,17 +330,14 @@ class _Tracer:
         counts = self._counts.of_output(tensor)
         return counts is not None and counts.max == math.inf
 
-    def _divides_by_nothing(
+    def _find_masks(
         self, name: str, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
-    ) -> bool:
-        """Returns whether a softmax reads scores that hold only -inf: if it returns NaN, a row is masked in full."""
+    ) -> frozenset[int]:
+        """Returns the events whose -inf a softmax reads, if it reads no others: of NaN a row is masked in full."""
         is_softmax = name in SOFTMAX or is_attention(name)
-        return (
-            is_softmax
-            and worst.kind == BAD
-            and all(self.events[each].is_mask(self._names) for each in worst.origins)
-            and not any(self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD)
-        )
+        are_masks = all(self.events[each].is_mask(self._names) for each in worst.origins)
+        reads_infinity = any(self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD)
+        return worst.origins if is_softmax and are_masks and not reads_infinity else frozenset()
 
     def _is_internal(self, op: int, slot: str, tensor: int) -> bool:
         """Returns whether an output, which is not the first, is read by nothing but the op's own backward."""
