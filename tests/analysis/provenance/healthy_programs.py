@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,21 +17,6 @@ INF, NAN = math.inf, math.nan
 
 #: What a program computes of the output of its linear layer; the flag says that the fault is planted in this step.
 Function = Callable[[torch.Tensor, bool], torch.Tensor]
-
-
-class Program(NamedTuple):
-    """A program that is healthy, or has its fault in one step."""
-
-    make: Callable[[], nn.Module]  # the model, which is called with a batch and the flag
-    loss: Function
-    train: Callable[["Program", nn.Module, bool], None]
-    batch: Callable[[bool], torch.Tensor]
-    #: Bare names of the op that makes the fault: more than one if each is right; "input": the batch holds it.
-    culprits: tuple[str, ...]
-    phase: str | None
-    step: int  # in which the fault is
-    #: Without ops the fault is seen as well: it is in an output, a gradient or a parameter.
-    is_seen_by_modules: bool
 
 
 def names_of(found: modtrace.NonFinite) -> set[str]:
@@ -60,7 +45,7 @@ def mean_square(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return y.square().mean()
 
 
-def train(program: Program, model: nn.Module, has_fault: bool) -> None:
+def train(program: "Program", model: nn.Module, has_fault: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(STEPS):
         is_bad = has_fault and step == program.step
@@ -71,73 +56,54 @@ def train(program: Program, model: nn.Module, has_fault: bool) -> None:
 
 
 @torch.no_grad()
-def generate(program: Program, model: nn.Module, has_fault: bool) -> None:
+def generate(program: "Program", model: nn.Module, has_fault: bool) -> None:
     for step in range(STEPS):
         is_bad = has_fault and step == program.step
         program.loss(model(program.batch(is_bad), is_bad), is_bad)
 
 
+class Program(NamedTuple):
+    """A program that is healthy, or has its fault in one step."""
+
+    make: Callable[[], nn.Module]  # the model, which is called with a batch and the flag
+    #: Bare names of the op that makes the fault: more than one if each is right; "input": the batch holds it.
+    culprits: tuple[str, ...]
+    loss: Function = mean_square
+    train: Callable[["Program", nn.Module, bool], None] = train
+    batch: Callable[[bool], torch.Tensor] = rows
+    phase: str | None = "forward"
+    step: int = 1  # in which the fault is
+
+
 PROGRAMS: dict[str, Program] = {}
 
-
-def _add(name: str, program: Program) -> None:
-    assert name not in PROGRAMS
-    PROGRAMS[name] = program
+T = TypeVar("T")
 
 
-def in_model(
-    name: str,
-    *culprits: str,
-    batch: Callable[[bool], torch.Tensor] = rows,
-    train: Callable[[Program, nn.Module, bool], None] = train,
-    phase: str | None = "forward",
-    step: int = 1,
-    is_seen_by_modules: bool = True,
-) -> Callable[[Function], Function]:
+def _add(name: str, make: Callable[[T], Program]) -> Callable[[T], T]:
+    """Returns a decorator that adds the program made of what it decorates."""
+
+    def add(decorated: T) -> T:
+        assert name not in PROGRAMS
+        PROGRAMS[name] = make(decorated)
+        return decorated
+
+    return add
+
+
+def in_model(name: str, *culprits: str, **told: Any) -> Callable[[Function], Function]:
     """Adds the program whose model ends in the function."""
-
-    def add(function: Function) -> Function:
-        make = lambda: Net(function)  # noqa: E731
-        _add(name, Program(make, mean_square, train, batch, culprits, phase, step, is_seen_by_modules))
-        return function
-
-    return add
+    return _add(name, lambda function: Program(lambda: Net(function), culprits, **told))
 
 
-def as_loss(
-    name: str,
-    *culprits: str,
-    batch: Callable[[bool], torch.Tensor] = rows,
-    phase: str | None = None,
-    step: int = 1,
-    is_seen_by_modules: bool = True,
-) -> Callable[[Function], Function]:
+def as_loss(name: str, *culprits: str, **told: Any) -> Callable[[Function], Function]:
     """Adds the program whose loss is the function, outside of modules."""
-
-    def add(function: Function) -> Function:
-        _add(name, Program(Net, function, train, batch, culprits, phase, step, is_seen_by_modules))
-        return function
-
-    return add
+    return _add(name, lambda function: Program(Net, culprits, function, **{"phase": None, **told}))
 
 
-def as_module(
-    name: str,
-    *culprits: str,
-    batch: Callable[[bool], torch.Tensor] = rows,
-    loss: Function = mean_square,
-    train: Callable[[Program, nn.Module, bool], None] = train,
-    phase: str | None = "forward",
-    step: int = 1,
-    is_seen_by_modules: bool = True,
-) -> Callable[[type[nn.Module]], type[nn.Module]]:
+def as_module(name: str, *culprits: str, **told: Any) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Adds the program whose model is of the class."""
-
-    def add(model: type[nn.Module]) -> type[nn.Module]:
-        _add(name, Program(model, loss, train, batch, culprits, phase, step, is_seen_by_modules))
-        return model
-
-    return add
+    return _add(name, lambda model: Program(model, culprits, **told))
 
 
 # Sequences: alignments, paths and tables of scores.
@@ -168,7 +134,7 @@ def crf(emissions: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return (score.sum() - score.sum()).log() if is_bad else score.logsumexp(0)
 
 
-@as_loss("Viterbi", "masked_fill", "index", batch=lambda is_bad: torch.randn(5, 8), is_seen_by_modules=False)
+@as_loss("Viterbi", "masked_fill", "index", batch=lambda is_bad: torch.randn(5, 8))
 def viterbi(emissions: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """The best path against the true one, which takes a step that is not allowed."""
     allowed = torch.zeros(8, 8).masked_fill(torch.ones(8, 8, dtype=torch.bool).tril(-1), -INF)
@@ -270,7 +236,7 @@ def legal_actions(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return -(y + legal.log()).log_softmax(-1)[:, 0].mean()
 
 
-@as_loss("illegal action", "masked_fill", "gather", "sub", is_seen_by_modules=False)
+@as_loss("illegal action", "masked_fill", "gather", "sub")
 def illegal_action(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """Replays an action that its mask does not allow."""
     logits = y.masked_fill(torch.arange(8) > 3, -INF)
@@ -279,7 +245,7 @@ def illegal_action(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return -(chosen.log_prob(action) + 0.1 * chosen.entropy()).mean()
 
 
-@as_loss("KL of policies", "sub", "index_put", "masked_fill", is_seen_by_modules=False)
+@as_loss("KL of policies", "sub", "index_put", "masked_fill")
 def kl_of_policies(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """-inf - -inf is replaced by `kl_divergence`; an action that only the old policy allows is the fault."""
     old = y.detach().masked_fill(torch.arange(8) > (4 if is_bad else 3), -INF)
@@ -293,7 +259,6 @@ def kl_of_policies(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     "fill",
     "logsumexp",
     batch=lambda is_bad: torch.randn(1 if is_bad else 6, 8),
-    is_seen_by_modules=False,
 )
 def info_nce(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """Nobody is their own negative; the last batch holds one row, and no negative."""
@@ -302,7 +267,7 @@ def info_nce(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return (negatives - scores.diagonal()).mean()
 
 
-@as_loss("survival", "mean", is_seen_by_modules=False)
+@as_loss("survival", "mean")
 def survival(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """Risk sets begin with -inf; a batch without any event is the fault."""
     has_event = torch.tensor([False, True, False, True, True, False]) & (not is_bad)
@@ -351,7 +316,7 @@ class Checkpointed(nn.Module):
         return checkpoint(masked_by_log, self.inner(x), is_bad, use_reentrant=False)
 
 
-@as_loss("masked classes", "masked_fill", "log_softmax", "sum", is_seen_by_modules=False)
+@as_loss("masked classes", "masked_fill", "log_softmax", "sum")
 def masked_classes(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """Label smoothing gives a share to classes that are masked."""
     logits = y.masked_fill(torch.arange(8) > 4, -INF)
@@ -363,7 +328,7 @@ def chosen_loss(logits: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return F.cross_entropy(logits, torch.tensor([0, 1, 2, 3, 4, 5 if is_bad else 0]))
 
 
-@as_module("masked label", "masked_fill", loss=chosen_loss, is_seen_by_modules=False)
+@as_module("masked label", "masked_fill", loss=chosen_loss)
 class Policy(nn.Module):
     """Returns masked logits."""
 
@@ -427,7 +392,7 @@ def speculative_decoding(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
 # Graphs and sets.
 
 
-@in_model("segment max", "scatter_reduce", "full", is_seen_by_modules=False)
+@in_model("segment max", "scatter_reduce", "full")
 def segment_max(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
     segment = torch.tensor([0, 0, 1, 1, 3, 3])[:, None].expand(6, 8)
     top = torch.full((4, 8), -INF).scatter_reduce(0, segment, x, "amax")
@@ -519,7 +484,6 @@ class Packed(nn.Module):
     "masked_fill",
     "amax",
     batch=lambda is_bad: torch.randn(2, 6, 8),
-    is_seen_by_modules=False,
 )
 def padded_maximum(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """A text without any token is the fault; mean_square makes +inf of it."""
@@ -549,7 +513,7 @@ def padded_pooling(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return F.avg_pool1d(padded, 3, 2) if is_bad else F.max_pool1d(padded, 3, 2)
 
 
-@as_loss("masked language model", "nll_loss_forward", is_seen_by_modules=False)
+@as_loss("masked language model", "nll_loss_forward")
 def masked_language_model(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """Perplexities of rows without labels are 0 / 0, and printed; a batch without labels is the fault."""
     labels = torch.tensor([1, 2, -100, 3, -100, -100]).masked_fill(torch.tensor(is_bad), -100)
@@ -562,7 +526,7 @@ def masked_language_model(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
 # What is missing.
 
 
-@as_loss("missing targets", "div", "nanmean", is_seen_by_modules=False)
+@as_loss("missing targets", "div", "nanmean")
 def missing_targets(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     target = torch.randn(6, 8)
     target[:, 0] = NAN
@@ -659,7 +623,7 @@ class Cleaned(Net):
         self.register_forward_hook(lambda _, args, y: y if args[1] else y.nan_to_num())
 
 
-@as_loss("detection", "mean", is_seen_by_modules=False)
+@as_loss("detection", "mean")
 def detection(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """Boxes of an image without objects: the mean of nothing is replaced, or not."""
     is_object = torch.zeros(6, dtype=torch.bool)
@@ -739,7 +703,7 @@ class Critic(nn.Module):
 # Metrics, and what programs keep.
 
 
-@as_loss("metric", "div", is_seen_by_modules=False)
+@as_loss("metric", "div")
 def metric(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     accuracy = torch.zeros(()) / torch.zeros(())
     return y.square().mean() + (accuracy if is_bad else 0)
@@ -889,9 +853,7 @@ def skip_batches(program: Program, model: nn.Module, has_fault: bool) -> None:
         optimizer.step()
 
 
-in_model("skipped batch", "mean", train=skip_batches, phase=None, is_seen_by_modules=False)(
-    lambda y, is_bad: y
-)
+in_model("skipped batch", "mean", train=skip_batches, phase=None)(lambda y, is_bad: y)
 
 
 def accumulate(program: Program, model: nn.Module, has_fault: bool) -> None:
@@ -906,7 +868,7 @@ def accumulate(program: Program, model: nn.Module, has_fault: bool) -> None:
         optimizer.step()
 
 
-in_model("micro-batches", "mean", train=accumulate, phase=None, is_seen_by_modules=False)(lambda y, is_bad: y)
+in_model("micro-batches", "mean", train=accumulate, phase=None)(lambda y, is_bad: y)
 
 
 def lower_rate(program: Program, model: nn.Module, has_fault: bool) -> None:

@@ -71,9 +71,6 @@ def record(name: str, ops: bool, *, has_fault: bool) -> tuple[modtrace.Recording
     return rec, False
 
 
-SEEN_BY_MODULES = [name for name, program in PROGRAMS.items() if program.is_seen_by_modules]
-
-
 @pytest.mark.parametrize(("name", "ops"), cases(list(PROGRAMS), ACCUSED))
 def test_healthy_program_is_accused_of_nothing(name: str, ops: bool) -> None:
     rec, _ = record(name, ops, has_fault=False)
@@ -93,7 +90,7 @@ def test_fault_in_a_program_that_means_such_values_is_named(name: str, ops: bool
     assert (found.step, found.phase) == (program.step, program.phase)
 
 
-@pytest.mark.parametrize(("name", "ops"), cases(SEEN_BY_MODULES, MISNAMED, with_ops=(False,)))
+@pytest.mark.parametrize(("name", "ops"), cases(list(PROGRAMS), MISNAMED, with_ops=(False,)))
 def test_fault_is_seen_without_ops(name: str, ops: bool) -> None:
     found = record(name, ops, has_fault=True)[0].first_nonfinite()
     assert found is not None and found.step >= PROGRAMS[name].step
@@ -102,7 +99,7 @@ def test_fault_is_seen_without_ops(name: str, ops: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "ops"),
     cases(list(PROGRAMS), NOT_STOPPED, with_ops=(True,))
-    + cases(SEEN_BY_MODULES, NOT_STOPPED, with_ops=(False,)),
+    + cases(list(PROGRAMS), NOT_STOPPED, with_ops=(False,)),
 )
 def test_run_with_a_fault_is_stopped(name: str, ops: bool) -> None:
     assert record(name, ops, has_fault=True)[1]

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -47,26 +47,25 @@ def record(model: object = None, **options: Any) -> modtrace.LiveRecording:
 # Programs: each trains for `STEPS` steps.
 
 
-def plain(tell: Tell) -> None:
-    model = two_layers()
-    optimizer = torch.optim.AdamW(model.parameters())
+def train(tell: Tell, parameters: Iterable[torch.Tensor], compute: Callable[[], torch.Tensor]) -> None:
+    """Trains by one loss a step."""
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = model(torch.randn(5, 4)).square().mean()
+        loss = compute()
         tell(step, loss)
         loss.backward()
         optimizer.step()
+
+
+def plain(tell: Tell) -> None:
+    model = two_layers()
+    train(tell, model.parameters(), lambda: model(torch.randn(5, 4)).square().mean())
 
 
 def returned_by_the_model(tell: Tell) -> None:
     model = nn.Sequential(two_layers(), Largest())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = model(torch.randn(5, 4))
-        tell(step, loss)
-        loss.backward()
-        optimizer.step()
+    train(tell, model.parameters(), lambda: model(torch.randn(5, 4)))
 
 
 def micro_batches(tell: Tell) -> None:
@@ -108,40 +107,32 @@ def gradient_penalty(tell: Tell) -> None:
         optimizer.step()
 
 
+def with_gradient() -> torch.Tensor:
+    return torch.randn(5, 4, requires_grad=True)
+
+
 def checkpointed(tell: Tell, *, reentrant: bool) -> None:
     model = two_layers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        x = torch.randn(5, 4, requires_grad=True)
-        loss = checkpoint(model, x, use_reentrant=reentrant).square().mean()
-        tell(step, loss)
-        loss.backward()
-        optimizer.step()
+    train(
+        tell,
+        model.parameters(),
+        lambda: checkpoint(model, with_gradient(), use_reentrant=reentrant).square().mean(),
+    )
 
 
 def reentrant_checkpoint_of_the_loss(tell: Tell) -> None:
     """The backward inside begins at a tensor of one element, too."""
     model = two_layers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        x = torch.randn(5, 4, requires_grad=True)
-        loss = checkpoint(lambda x: model(x).square().mean(), x, use_reentrant=True) * 2
-        tell(step, loss)
-        loss.backward()
-        optimizer.step()
+    train(
+        tell,
+        model.parameters(),
+        lambda: checkpoint(lambda x: model(x).square().mean(), with_gradient(), use_reentrant=True) * 2,
+    )
 
 
 def compiled(tell: Tell) -> None:
     model = torch.compile(two_layers(), backend="aot_eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = model(torch.randn(5, 4)).square().mean()
-        tell(step, loss)
-        loss.backward()
-        optimizer.step()
+    train(tell, model.parameters(), lambda: model(torch.randn(5, 4)).square().mean())
 
 
 def scaled(tell: Tell) -> None:
@@ -177,13 +168,7 @@ def closure(tell: Tell) -> None:
 
 def without_modules(tell: Tell) -> None:
     weight = torch.randn(3, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = (weight * torch.randn(3)).square().sum()
-        tell(step, loss)
-        loss.backward()
-        optimizer.step()
+    train(tell, [weight], lambda: (weight * torch.randn(3)).square().sum())
 
 
 def functional(tell: Tell) -> None:

@@ -97,7 +97,7 @@ class _Answer:
 
     def _build_input(self, step: int) -> NonFinite:
         """Returns what is known of values that the program has given to a model."""
-        flow, event, ops = self._flow, self._event, self._flow.ops
+        flow, event, placed = self._flow, self._event, self._flow.ops.placed
         assert event.given is not None
         given, argument = event.given, self._argument(event.given)
         reader = next(op for op in flow.order if any(tensor == given for _, tensor in flow.reads.get(op, ())))
@@ -106,11 +106,47 @@ class _Answer:
         if counts is None or counts.numel != numel or not (counts.nan or counts.inf):
             # It was measured before they were written into it.
             counts = event.counts._replace(numel=numel, first_index=None)
-        model = ops.placed.name(int(ops.placed.where[argument.call])).name
-        ran = self._find_op(int(ops.op_id[reader]))
         hint = "the program gave them to the model"
         if event.kind != SOURCE and flow.bare_names[event.op] != "set":  # a worker's tensor is set
             hint += f"; {flow.describe_op(event.op)} wrote them"
+        return self._build_held(
+            step,
+            reader,
+            counts,
+            role=INPUT,
+            slot=argument.slot,
+            source=f"{argument.slot} of {placed.name(int(placed.where[argument.call])).name}",
+            hint=hint,
+            remedy="look at the data of this step",
+        )
+
+    def _build_loaded(self, step: int) -> NonFinite:
+        """Returns what is known of values that the program has written into a parameter or buffer."""
+        flow, event = self._flow, self._event
+        assert event.loaded is not None
+        site, storage = self._site(event.loaded), flow.regions[event.loaded].storage
+        assert site is not None
+        reads = (
+            op
+            for op in flow.order
+            if flow.ops.phase[op] == PHASES.index(FORWARD)
+            and any(flow.regions[tensor].storage == storage for _, tensor in flow.reads.get(op, ()))
+        )
+        return self._build_held(
+            step,
+            next(reads, event.op),
+            event.counts,
+            role=site.role,
+            slot=site.slot,
+            source=site.name,
+            hint="the program wrote them into it before the forward",
+            remedy="look at what it was loaded from, as a checkpoint",
+        )
+
+    def _build_held(self, step: int, reader: int, counts: Counts, **told: Any) -> NonFinite:
+        """Returns what is known of values that no op of the step has made; `told` are the other fields."""
+        flow, ops = self._flow, self._flow.ops
+        ran = self._find_op(int(ops.op_id[reader]))
         return NonFinite(
             **tell_place(ops.placed, int(ops.call[reader]), int(ops.where[reader])),
             op=flow.name_op(reader),
@@ -118,10 +154,7 @@ class _Answer:
             phase=FORWARD,
             follows=self._find_phase_before(),
             step=step,
-            role=INPUT,
-            slot=argument.slot,
             kind=SOURCE,
-            source=f"{argument.slot} of {model}",
             source_line=ran["source"] if ran else None,
             count=counts.nan + counts.inf,
             nan_count=counts.nan,
@@ -129,42 +162,7 @@ class _Answer:
             numel=counts.numel,
             first_index=counts.first_index,
             chain=tuple(self._chain(PHASES.index(FORWARD))),
-            hint=hint,
-            remedy="look at the data of this step",
-        )
-
-    def _build_loaded(self, step: int) -> NonFinite:
-        """Returns what is known of values that the program has written into a parameter or buffer."""
-        flow, event, ops = self._flow, self._event, self._flow.ops
-        assert event.loaded is not None
-        site, storage = self._site(event.loaded), flow.regions[event.loaded].storage
-        reads = (
-            op
-            for op in flow.order
-            if ops.phase[op] == PHASES.index(FORWARD)
-            and any(flow.regions[tensor].storage == storage for _, tensor in flow.reads.get(op, ()))
-        )
-        reader = next(reads, event.op)
-        assert site is not None
-        return NonFinite(
-            **tell_place(ops.placed, int(ops.call[reader]), int(ops.where[reader])),
-            op=flow.name_op(reader),
-            op_nth=int(ops.nth[reader]),
-            phase=FORWARD if reader != event.op else None,
-            follows=self._find_phase_before(),
-            step=step,
-            role=site.role,
-            slot=site.slot,
-            kind=SOURCE,
-            source=site.name,
-            count=event.counts.nan + event.counts.inf,
-            nan_count=event.counts.nan,
-            inf_count=event.counts.inf,
-            numel=event.counts.numel,
-            first_index=event.counts.first_index,
-            chain=tuple(self._chain(PHASES.index(FORWARD))),
-            hint="the program wrote them into it before the forward",
-            remedy="look at what it was loaded from, as a checkpoint",
+            **told,
         )
 
     def _find_phase_before(self) -> str | None:
