@@ -351,6 +351,55 @@ def test_validation_between_micro_batches_leaves_the_training_step_whole(record)
     assert ran(rec) == [("train", "Net Net"), ("eval", "Net")] * 2
 
 
+class Teacher(Net):
+    pass
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_teacher_between_forward_and_optimizer_belongs_to_the_training_step(record, micro_batches):
+    net, teacher = Net(), Teacher()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(ops=True) as rec:
+        for _ in range(3):
+            for _ in range(micro_batches):
+                predicted = net(batch())
+                with torch.no_grad():
+                    target = teacher(batch())
+                F.mse_loss(predicted, target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ran(rec) == [("train", " ".join(["Net Teacher"] * micro_batches))] * 3
+    calls = {call["call_id"]: call["step"] for call in rec.table("calls").to_pylist()}
+    ops = [op for op in rec.table("ops").to_pylist() if op["call_id"] is not None]
+    assert all(op["step"] == calls[op["call_id"]] for op in ops)
+
+
+def test_another_root_in_front_of_the_forward_or_behind_the_optimizer_is_an_eval_step(record):
+    net, target = Net(), Teacher()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            with torch.no_grad():
+                wanted = target(batch())
+            F.mse_loss(net(batch()), wanted).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            target(batch())
+            target(batch())
+    assert ran(rec) == [("eval", "Teacher"), ("train", "Net")] * 2 + [("eval", "Teacher")] * 2
+
+
+def test_roots_with_and_without_gradients_that_are_never_trained_keep_steps_of_their_own(record):
+    net, frozen = Net(), Teacher()
+    with record() as rec:
+        for _ in range(2):
+            with torch.no_grad():
+                features = frozen(batch())
+            net(features)
+    assert ran(rec) == [("eval", "Teacher"), ("eval", "Net")] * 2
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_each_batch_of_inference_is_an_eval_step(record, mode):
     net = Net()

@@ -1,6 +1,6 @@
 """Finds the steps of a training or inference loop from what runs in it."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from ...measure.measurers.measurer import Measurement
@@ -25,6 +25,7 @@ class StepFinder:
         self.training: Step | None = None  # the open training step, to which the steps of optimizers belong
         self._eval: Step | None = None
         self._manual = False
+        self._trains = False  # a backward has added to gradients
         self._optimizer_start: int | None = None
         self._early_scalars: list[tuple[str, float | Measurement]] = []
 
@@ -99,7 +100,8 @@ class StepFinder:
         step.went_backward = True
         step.goes_on |= backward.create_graph and not backward.accumulate
         if backward.accumulate and backward.outer is None:
-            step.accumulated = True
+            self._trains = step.accumulated = True
+            self._take_between(step)
             roots = [segment.named.ref for segment in backward.reached] or step.roots
             step.evidence = evidence_of(roots)
         return step
@@ -211,6 +213,13 @@ class StepFinder:
                     train.restart = find_data_calls(train.segments, train.worked_ns, segment)
             elif self._is_repeated(train, segment):
                 self._close(train, settled=False)
+        train = self.training
+        if (
+            train is not None
+            and self._trains
+            and self._is_between(train, {module_id}, with_grad=segment.with_grad)
+        ):
+            return train
         if segment.with_grad or (self._eval is not None and module_id in self._eval.entered):
             self._close(self._eval, settled=True)
         step = self._slot(segment.with_grad)
@@ -221,6 +230,23 @@ class StepFinder:
         step.entered.add(module_id)
         step.add_root(segment)
         return step
+
+    @staticmethod
+    def _is_between(step: Step, entered: Set[int], *, with_grad: bool) -> bool:
+        """Returns whether calls of other roots with gradients off lie before the step's optimizer: a teacher's."""
+        return not with_grad and not step.stepped and step.entered.isdisjoint(entered)
+
+    def _take_between(self, step: Step) -> None:
+        """Takes over the open step with gradients off, if its calls lie between the forward and the backward."""
+        between = self._eval
+        if between is None or between.start_ns < step.start_ns or between.is_running():
+            return
+        if not self._is_between(step, between.entered, with_grad=False):
+            return
+        self._pending.remove(between)
+        between.entered.clear()  # they begin no step
+        self._eval = None
+        step.append(between)
 
     def _join(self, segment: Segment, now_ns: int) -> Step:
         if self._optimizer_start is not None and not self._manual:
