@@ -17,6 +17,7 @@ from .recording.protocols import RecordingData
 from .recording.role import PARAMETER_GRAD
 from .recording.statistics.moments import nonfinite_rows, sites_of_roles
 from .recording.suggestions import count_of
+from .recording.triggers.skips import Use
 from .recording.triggers.step_conditions import NonFiniteFinding
 from .recording.triggers.watch import Asked
 from .surface import choose_phrase, speak, surface_now
@@ -39,22 +40,20 @@ class NonFiniteReports:
         self._steps: list[int] = []  # in which something was found
         self._untold = 0
 
-    def find(
-        self, data: RecordingData, selects: Callable[..., bool], *, is_used: bool | None
-    ) -> NonFiniteFinding | None:
+    def find(self, data: RecordingData, selects: Callable[..., bool], *, use: Use) -> NonFiniteFinding | None:
         """Returns what made the first NaN or infinite values in the rows of a step; None if there is nothing to report.
 
         Args:
             data: the rows.
             selects: whether a module counts, by its path.
-            is_used: see `Finder`.
+            use: what becomes of the gradients.
         """
         if self._has_failed:
             return None
         try:
             with speak(self._namer):
-                found = find_first(data, selects, innocent=self._innocent)
-                if found is None or _is_unused(found, data, is_used):
+                found = find_first(data, selects, innocent=self._innocent, use=use)
+                if found is None or _is_unused(found, data, use.is_used):
                     return None
                 text = render_nonfinite(found)
         except Exception as error:

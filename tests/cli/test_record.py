@@ -281,7 +281,7 @@ def test_source_lines_of_ops_are_recorded_and_the_end_points_to_who_made_a_nan(t
         script=script + "model(torch.ones(1) * torch.nan)\n",
     )
     assert done.stderr.endswith(
-        "modtrace: it holds NaN or infinite values. Who made them: modtrace nonfinite train.modtrace\n"
+        "modtrace: it holds NaN or infinite values. Do they matter? modtrace nonfinite train.modtrace\n"
     )
     rec = modtrace.open_recording(tmp_path / "train.modtrace")
     lines = {op["name"]: op["source"] for op in rec.table("ops").to_pylist()}

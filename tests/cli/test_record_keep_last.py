@@ -50,7 +50,7 @@ def test_steps_before_a_nan_are_written(tmp_path: Path) -> None:
     assert because == "modtrace: written because: step 5: Linear output holds 2 NaN, and 1 more"  # the loss
     assert dropped == "modtrace: after the last trigger, 2 steps were held and dropped"
     assert end.startswith("modtrace: wrote 3 of 8 steps, ")
-    assert advice.startswith("modtrace: it holds NaN or infinite values. Who made them: modtrace nonfinite ")
+    assert advice.startswith("modtrace: it holds NaN or infinite values. Do they matter? modtrace nonfinite ")
     assert rec.triggers[0].reason.startswith("Linear output holds 2 NaN")
 
 

@@ -138,7 +138,7 @@ def check_closing_line(rec: Any, said: str, not_recorded: str) -> None:
             == "modtrace: torch.compile hides modules from it: --compiled inside measures them too"
         )
     if any(values["nan_count"].to_pylist()):
-        advice = "modtrace: it holds NaN or infinite values. Who made them: modtrace nonfinite run.modtrace"
+        advice = "modtrace: it holds NaN or infinite values. Do they matter? modtrace nonfinite run.modtrace"
         assert lines.pop() == advice
     assert re.sub(r"\d+\.\d MB", "SIZE MB", lines[-1]) == (
         f"modtrace: recorded {steps} steps, {rows:,} rows, SIZE MB{missing}. "

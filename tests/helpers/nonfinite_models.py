@@ -33,7 +33,7 @@ def record_training(
 ) -> modtrace.Recording:
     """Returns the recording of some training steps with ops and their values."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with modtrace.record(model, ops=True, values=BY_OP, **options) as rec:
+    with modtrace.record(model, **{"ops": True, "values": BY_OP, **options}) as rec:
         for step in range(steps):
             given = inputs(step)
             found = loss(model(**given) if isinstance(given, dict) else model(given))
@@ -43,10 +43,12 @@ def record_training(
     return rec
 
 
-def record_planted(function: Callable[[torch.Tensor], torch.Tensor], steps: int = 2) -> modtrace.Recording:
+def record_planted(
+    function: Callable[[torch.Tensor], torch.Tensor], steps: int = 2, **options: Any
+) -> modtrace.Recording:
     """Returns the recording of a model in whose second layer a function is planted."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), Applied(function), nn.Linear(8, 2))
     return record_training(
-        model, lambda step: torch.randn(4, 8), loss=lambda y: y.square().mean(), steps=steps
+        model, lambda step: torch.randn(4, 8), loss=lambda y: y.square().mean(), steps=steps, **options
     )

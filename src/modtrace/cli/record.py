@@ -324,7 +324,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
     if calls:
         yield f"{said}. Look at it with: modtrace show {place}"
         if is_bad:
-            yield f"it holds NaN or infinite values. Who made them: modtrace nonfinite {place}"
+            yield f"it holds NaN or infinite values. Do they matter? modtrace nonfinite {place}"
     elif recording.path and not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."
     else:

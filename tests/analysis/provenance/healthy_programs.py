@@ -1,6 +1,7 @@
 """Small programs in which NaN and infinities are meant, each with a true fault that can be planted in one step."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,8 +23,8 @@ Function = Callable[[torch.Tensor, bool], torch.Tensor]
 def names_of(found: modtrace.NonFinite) -> set[str]:
     """Returns the op, the op whose derivative it computes, and which op wrote what it read, or what held that."""
     ops = [op for op in (found.op, found.forward_op) if op]
-    wrote = (found.hint or "").partition(" wrote it")
-    return {*map(bare_name, ops), wrote[0] if wrote[1] else "", found.role or ""}
+    wrote = re.match(r"(\w+)( .*)? (wrote|made) it in step", found.hint or "")
+    return {*map(bare_name, ops), wrote[1] if wrote else "", found.role or ""}
 
 
 class Net(nn.Module):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy
@@ -84,6 +85,21 @@ FORWARD: list[tuple[str, Function, str, str]] = [
         "aten.std.correction",
         "variance of one element",
     ),
+    ("outside of the domain", lambda x: (x * 0 + 2).acos(), "aten.acos.default", "acos at 2"),
+    ("at the end of the domain", lambda x: (x * 0 - 1).log1p(), "aten.log1p.default", "log1p at -1"),
+    ("pole", lambda x: (x * 0).lgamma(), "aten.lgamma.default", "lgamma of 0"),
+    (
+        "norm of equal numbers without eps",
+        lambda x: F.layer_norm(x * 0, (8,), eps=0),
+        "aten.native_layer_norm.default",
+        "division by 0",
+    ),
+    (
+        "negative running variance",
+        lambda x: F.batch_norm(x, torch.zeros(8), torch.full((8,), -1.0)),
+        "aten.native_batch_norm.default",
+        "root of a negative number",
+    ),
     ("write through a view", write_through_view, "aten.copy_.default", "constant NaN"),
     ("write by index", write_by_index, "aten.index_put_.default", "constant NaN"),
 ]
@@ -127,6 +143,82 @@ def test_op_in_backward_is_named_with_the_op_whose_derivative_it_is(
     found = first_in(record_planted(function))
     assert (found.step, found.phase, found.path, found.op) == (0, "backward", "1", "aten.div.Tensor")
     assert (found.forward_op, found.cause, found.kind) == (forward_op, cause, "producer")
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [
+        (lambda x: (x * 200).exp() / (x * 200).exp().sum(), "clamp its input"),
+        (lambda x: (big := (x * 200).exp()) / big.sum(), "subtract the maximum first"),
+        (lambda x: x + (x * 200).exp().sum().log(), "subtract the maximum first"),
+        (lambda x: (x * 200).exp().sum(), "clamp its input"),
+    ],
+    ids=["ratio of two", "softmax", "logsumexp", "sum"],
+)
+def test_maximum_is_to_be_subtracted_where_a_softmax_is_computed_by_hand(
+    function: Function, remedy: str
+) -> None:
+    found = first_in(record_planted(function))
+    assert found.cause == "exp overflow" and (found.remedy or "").startswith(remedy)
+
+
+def test_vectors_of_equal_eigenvalues_have_no_derivative() -> None:
+    weight = torch.eye(4, requires_grad=True)
+    with modtrace.record(ops=modtrace.Ops(source=True)) as rec:
+        torch.linalg.eigh(weight)[1].sum().backward()
+    found = first_in(rec)
+    assert (found.phase, found.forward_op, found.cause) == (
+        "backward", "aten._linalg_eigh.default", "equal eigenvalues",
+    )  # fmt: skip
+
+
+class Halving(torch.autograd.Function):
+    """Divides the gradient by 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / 0
+
+
+def divide_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient / 0
+
+
+def hooked(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(divide_gradient)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [(Halving.apply, Halving.backward.__code__), (lambda x: hooked(x * 2), divide_gradient.__code__)],
+    ids=["custom Function", "hook"],
+)
+def test_code_that_runs_in_backward_has_its_line(function: Function, code: CodeType) -> None:
+    found = first_in(record_planted(function, ops=modtrace.Ops(source=True)))
+    assert (found.phase, found.op) == ("backward", "aten.div.Tensor")
+    last = max(line for _, _, line in code.co_lines() if line is not None)
+    assert found.source_line == f"{__file__}:{last}"
+
+
+@pytest.mark.parametrize("ops", [True, False])
+def test_micro_batch_is_named(ops: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, ops=ops) as rec:
+        for _ in range(2):
+            for number in range(4):
+                labels = torch.full((4,), -100 if number == 2 else 1)
+                F.cross_entropy(model(torch.randn(4, 8)), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = first_in(rec)
+    assert (found.step, found.micro_batch, found.micro_batches) == (0, 2, 4)
 
 
 def test_what_a_where_takes_away_in_forward_and_backward_is_nobodys_fault() -> None:
@@ -301,7 +393,7 @@ def test_gradient_of_a_square_that_overflows_is_an_overflow_and_no_root() -> Non
 def test_infinity_of_an_op_with_small_inputs_is_no_overflow() -> None:
     with modtrace.record(nn.Identity(), ops=True) as rec:
         torch.tensor([0.5, 1.0]).logit()
-    assert (first_in(rec).op, first_in(rec).cause) == ("aten.logit.default", None)
+    assert (first_in(rec).op, first_in(rec).cause) == ("aten.logit.default", "logit at 1")
 
 
 def test_model_with_sparse_gradients_is_answered_for() -> None:

@@ -130,6 +130,12 @@ def divide_by_foreach(x: torch.Tensor) -> torch.Tensor:
     return both[0] + both[1]
 
 
+def read_unwritten(x: torch.Tensor) -> torch.Tensor:
+    memory = torch.empty(8)
+    memory.numpy()[:] = np.nan  # as if chance had it there
+    return x + memory
+
+
 def write_by_numpy(x: torch.Tensor) -> torch.Tensor:
     copied = x.detach().clone()
     copied.numpy()[0, 0] = np.nan
@@ -145,11 +151,15 @@ def write_by_numpy(x: torch.Tensor) -> torch.Tensor:
             "_foreach_div_ wrote it in step 0, forward",
         ),
         (
+            read_unwritten,
+            "a tensor that it read is memory of torch.empty, to which no op has written since",
+        ),
+        (
             write_by_numpy,
             "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy",
         ),
     ],
-    ids=["foreach", "NumPy"],
+    ids=["foreach", "unwritten", "NumPy"],
 )
 def test_op_that_reads_what_nobody_measured_is_only_the_first_that_was_seen(
     function: Callable[[torch.Tensor], torch.Tensor], hint: str

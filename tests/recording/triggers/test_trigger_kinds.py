@@ -125,7 +125,7 @@ def test_it_fires_where_what_is_known_turns_from_good_to_bad(numbers: list[float
 
 
 def test_scaler_is_not_asked_whether_it_skips_a_step_in_which_all_is_finite() -> None:
-    watched = TriggerWatch([NonFinite(then="report")], lambda data, selects, *, is_used: None)
+    watched = TriggerWatch([NonFinite(then="report")], lambda data, selects, *, use: None)
     for table, columns in (("modules", MODULES), ("sites", SITES)):
         watched.see(table, to_columns(table, columns))
     watched.may_skip(0, lambda: pytest.fail("it was asked, which waits for a device"))

@@ -11,14 +11,16 @@ import numpy as np
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import BY_NAME, INPUT, LEAF, OP_OUTPUT, PARAMETER
 from ..graph.parts import forms_of_op
+from ..step.ops import bare_name
 from ..step.sites import Site
-from ..values.nonfinite import PRODUCER, SOURCE, NonFinite
+from ..values.nonfinite import PRODUCER, SOURCE, NonFinite, describe_counts
 from .causes_and_remedies import ReadTensor, find_cause
 from .indexed_tables import IndexedTables
-from .op_rules import MOVES
+from .makers import Maker, Makers
+from .op_rules import MOVES, UNINITIALIZED
 from .step_counts import Counts
 from .step_flow import Argument, tell_place
-from .trace import Origin, Trace
+from .trace import MODEL_STATE, Origin, Trace
 
 
 def is_data(trace: Trace, event: Origin) -> bool:
@@ -38,26 +40,28 @@ def _is_moved(trace: Trace, event: Origin) -> bool:
     return ran_outside and trace.flow.bare_names[event.op] in MOVES
 
 
-def answer(tables: IndexedTables, trace: Trace, event: Origin, step: int) -> NonFinite:
+def answer(tables: IndexedTables, makers: Makers, trace: Trace, event: Origin, step: int) -> NonFinite:
     """Returns what is known of one event of a step."""
-    return _Answer(tables, trace, event).build(step)
+    return _Answer(tables, makers, trace, event, step).build()
 
 
 class _Answer:
     """Tells one event."""
 
-    def __init__(self, tables: IndexedTables, trace: Trace, event: Origin) -> None:
+    def __init__(self, tables: IndexedTables, makers: Makers, trace: Trace, event: Origin, step: int) -> None:
         self._tables = tables
+        self._makers = makers
         self._trace = trace
         self._flow = trace.flow
         self._event = event
+        self._step = step
 
-    def build(self, step: int) -> NonFinite:
+    def build(self) -> NonFinite:
         """Returns what is known of the event."""
         if is_data(self._trace, self._event):
-            return self._build_input(step)
+            return self._build_input()
         if is_loaded(self._trace, self._event):
-            return self._build_loaded(step)
+            return self._build_loaded()
         flow, event, ops = self._flow, self._event, self._flow.ops
         phase, forward = int(ops.phase[event.op]), str(self._forward["name"]) if self._forward else None
         inputs = [
@@ -66,7 +70,7 @@ class _Answer:
         cause = find_cause(self._trace, event, inputs, forward) if event.kind == PRODUCER else None
         site = self._site(event.tensor)
         is_made = event.kind != SOURCE
-        ran = self._forward or self._find_op(int(ops.op_id[event.op]))
+        lines = [row["source"] for row in (self._find_op(int(ops.op_id[event.op])), self._forward) if row]
         return NonFinite(
             **tell_place(ops.placed, int(ops.call[event.op]), int(ops.where[event.op])),
             op=flow.name_op(event.op),
@@ -74,28 +78,30 @@ class _Answer:
             forward_op=forward,
             phase=PHASES[phase] if phase >= 0 else None,
             follows=self._find_phase_before(),
-            step=step,
+            step=self._step,
             role=OP_OUTPUT if is_made else (site.role if site else None),
             slot=event.slot,
             kind=event.kind,
             source=self._find_parameter(inputs) if is_made else _name_source(site),
-            source_line=ran["source"] if ran else None,
+            source_line=next(filter(None, lines), None),
+            has_lines=self._tables.has_lines,
             cause=cause.name if cause else None,
             count=event.counts.nan + event.counts.inf,
             nan_count=event.counts.nan,
             inf_count=event.counts.inf,
+            are_negative=event.counts.are_negative,
             numel=event.counts.numel,
             first_index=event.counts.first_index,
             inputs=tuple(self._describe(each) for each in inputs),
             chain=tuple(self._chain(phase)),
             replaced_by=tuple(
-                dict.fromkeys(flow.describe_op(op) for op in event.absorbed_by if flow.returns.get(op))
+                dict.fromkeys(flow.describe_op(op) for op in event.absorbed_by if self._is_written_by(op))
             ),
             hint=cause.text if cause else self._hint(),
             remedy=cause.remedy if cause else None,
         )
 
-    def _build_input(self, step: int) -> NonFinite:
+    def _build_input(self) -> NonFinite:
         """Returns what is known of values that the program has given to a model."""
         flow, event, placed = self._flow, self._event, self._flow.ops.placed
         assert event.given is not None
@@ -110,7 +116,6 @@ class _Answer:
         if event.kind != SOURCE and flow.bare_names[event.op] != "set":  # a worker's tensor is set
             hint += f"; {flow.describe_op(event.op)} wrote them"
         return self._build_held(
-            step,
             reader,
             counts,
             role=INPUT,
@@ -120,7 +125,7 @@ class _Answer:
             remedy="look at the data of this step",
         )
 
-    def _build_loaded(self, step: int) -> NonFinite:
+    def _build_loaded(self) -> NonFinite:
         """Returns what is known of values that the program has written into a parameter or buffer."""
         flow, event = self._flow, self._event
         assert event.loaded is not None
@@ -133,7 +138,6 @@ class _Answer:
             and any(flow.regions[tensor].storage == storage for _, tensor in flow.reads.get(op, ()))
         )
         return self._build_held(
-            step,
             next(reads, event.op),
             event.counts,
             role=site.role,
@@ -143,7 +147,7 @@ class _Answer:
             remedy="look at what it was loaded from, as a checkpoint",
         )
 
-    def _build_held(self, step: int, reader: int, counts: Counts, **told: Any) -> NonFinite:
+    def _build_held(self, reader: int, counts: Counts, **told: Any) -> NonFinite:
         """Returns what is known of values that no op of the step has made; `told` are the other fields."""
         flow, ops = self._flow, self._flow.ops
         ran = self._find_op(int(ops.op_id[reader]))
@@ -153,15 +157,17 @@ class _Answer:
             op_nth=int(ops.nth[reader]),
             phase=FORWARD,
             follows=self._find_phase_before(),
-            step=step,
+            step=self._step,
             kind=SOURCE,
             source_line=ran["source"] if ran else None,
+            has_lines=self._tables.has_lines,
             count=counts.nan + counts.inf,
             nan_count=counts.nan,
             inf_count=counts.inf,
+            are_negative=counts.are_negative,
             numel=counts.numel,
             first_index=counts.first_index,
-            chain=tuple(self._chain(PHASES.index(FORWARD))),
+            chain=tuple(self._chain(PHASES.index(FORWARD), reader)),
             **told,
         )
 
@@ -198,7 +204,7 @@ class _Answer:
                 unknown if is_parameter else "no op of this step has made it: it is data, or was made before"
             )
         if event.unseen is None:
-            return (
+            return self._tell_unwritten() or (
                 "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy"
             )
         if event.unseen < 0 or event.unseen in self._trace.counts.dropped:
@@ -210,17 +216,49 @@ class _Answer:
             f": {written}" if written else ""
         )
 
+    def _tell_unwritten(self) -> str | None:
+        """Returns which tensor that the op read is memory to which no op has written; None if none is."""
+        for _, read in self._flow.reads.get(self._event.op, ()):
+            tensor, shown = read, self._flow.shown_by(read)
+            while shown is not None:
+                tensor, shown = shown, self._flow.shown_by(shown)
+            writer = self._find_writer(tensor)
+            if writer is not None and bare_name(writer["name"]) in UNINITIALIZED:
+                site = self._site(tensor)
+                known = BY_NAME.get((site.role if site else None) or "")
+                name = f"{known.of_one} {_name_source(site)}" if known else "a tensor that it read"
+                return (
+                    f"{name} is memory of torch.{bare_name(writer['name'])}, to which no op has written since"
+                )
+        return None
+
     def _tell_writer(self, tensor: int) -> str | None:
-        """Returns which op wrote a tensor, and when; None if none did that was seen."""
-        tensor_id = self._flow.tensors.tensor_id[[tensor]]
-        written_by = self._tables.find("tensors", ["producer_op"], tensor_id=tensor_id)[
-            "producer_op"
-        ].to_pylist()
-        writer = self._find_op(written_by[0]) if written_by and written_by[0] is not None else None
+        """Returns which op made the values of a tensor in an earlier step, or wrote it; None if none did that was seen.
+
+        What an optimizer has written is told as that: the step of its gradients has an answer of its own.
+        """
+        tensor_id, site = int(self._flow.tensors.tensor_id[tensor]), self._site(tensor)
+        is_of_model = site is not None and site.role in MODEL_STATE
+        if not is_of_model and (maker := self._makers.find(tensor_id, self._step)) is not None:
+            return self._tell_maker(maker)
+        writer = self._find_writer(tensor)
         if writer is None:
             return None
         phase = f", {writer['phase']}" if writer["phase"] else ""
         return f"{forms_of_op(writer['name'])[-1]} wrote it in step {writer['step']}{phase}"
+
+    def _find_writer(self, tensor: int) -> Mapping[str, Any] | None:
+        """Returns the op that wrote a tensor, in whatever step, as a row of `ops`."""
+        tensor_id = self._flow.tensors.tensor_id[[tensor]]
+        written_by = self._tables.find("tensors", ["producer_op"], tensor_id=tensor_id)["producer_op"]
+        return next((self._find_op(op) for op in written_by.to_pylist() if op is not None), None)
+
+    def _tell_maker(self, maker: Maker) -> str:
+        flow, op = maker.trace.flow, maker.event.op
+        phase, row = int(flow.ops.phase[op]), self._find_op(int(flow.ops.op_id[op]))
+        when = f", {PHASES[phase]}" if phase >= 0 else ""
+        line = f" at {row['source']}" if row and row["source"] else ""
+        return f"{flow.describe_op(op)} made it in step {maker.step}{when}{line}"
 
     def _counts(self, tensor: int) -> Counts | None:
         """Returns what was measured of a tensor, or of what it is a view of."""
@@ -240,8 +278,11 @@ class _Answer:
         flow = self._flow
         shape = ", ".join(map(str, flow.tensors.shapes[read.tensor]))
         text = f"{flow.tensors.dtypes[read.tensor]}[{shape}]"
-        if read.counts is not None and read.counts.min is not None and read.counts.max is not None:
-            text += f", {read.counts.min:.4g} .. {read.counts.max:.4g}"
+        counts = read.counts
+        if counts is not None and counts.nan:
+            text += f", {describe_counts(counts.nan, counts.inf)}"
+        elif counts is not None and counts.min is not None and counts.max is not None:
+            text += f", {counts.min + 0.0:.4g} .. {counts.max + 0.0:.4g}"  # -0 is 0
         held = self._name_held(read.tensor)
         op = int(flow.tensors.producer[read.tensor])
         made = f"from {flow.describe_op(op)}" if op >= 0 else None
@@ -277,10 +318,23 @@ class _Answer:
         assert site is not None  # an input that its module was the first to see
         return Argument(int(np.flatnonzero(calls.in_step & (calls.module == site.module_id))[0]), site.slot)
 
-    def _chain(self, phase: int) -> Iterator[str]:
-        """Yields the modules through which the values went in a phase, with the first op of each."""
+    def _is_written_by(self, op: int) -> bool:
+        """Returns whether an op has written something: a view only shows it."""
+        return any(self._flow.shown_by(tensor) is None for _, tensor in self._flow.returns.get(op, ()))
+
+    def _chain(self, phase: int, first: int | None = None) -> Iterator[str]:
+        """Yields the modules through which the values went in a phase, with the first op of each.
+
+        Args:
+            phase: that of the op that made them.
+            first: the op with which the chain begins; None: what read them first.
+        """
         flow, written = self._flow, {op for op, _ in self._trace.counts.outputs}
-        carried = [op for op in self._event.carried_by if op in written and flow.ops.phase[op] in (phase, -1)]
+        phases = {phase, -1} if phase >= 0 else {PHASES.index(FORWARD), -1}
+        carried = [op for op in self._event.carried_by if op in written and flow.ops.phase[op] in phases]
+        if first is not None:
+            ran = {op: at for at, op in enumerate(flow.order)}
+            carried = [op for op in carried if ran[op] >= ran[first]]
         for _, ops in groupby(carried, key=lambda op: int(flow.ops.where[op])):
             yield flow.describe_op(next(ops))
 

@@ -25,6 +25,23 @@ from .op_rules import (
 from .step_counts import Counts
 from .trace import Origin, Trace
 
+#: Where functions of one number are finite: above the first bound and below the second.
+_FINITE_BETWEEN = {
+    "acos": (-1.0, 1.0), "asin": (-1.0, 1.0), "atanh": (-1.0, 1.0), "erfinv": (-1.0, 1.0), "acosh": (1.0, math.inf),
+    "log1p": (-1.0, math.inf), "logit": (0.0, 1.0),
+}  # fmt: skip
+
+#: They are infinite at 0 and at the whole numbers below it.
+_GAMMAS = frozenset({"lgamma", "digamma", "polygamma"})
+
+#: Their derivatives divide by the differences of eigenvalues or singular values.
+_DECOMPOSITIONS = frozenset({"linalg_eigh", "linalg_eig", "linalg_svd"})
+
+#: Whole layers with the mask of an attention in them.
+_FUSED_ATTENTION = frozenset({"transformer_encoder_layer_fwd", "native_multi_head_attention"})
+
+_NORMALIZATIONS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm"})
+
 
 class Cause(NamedTuple):
     """Why values came up that are not finite."""
@@ -55,7 +72,10 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
         if found is not None:
             return found
     return (
-        _in_forward(name, event, inputs, args)
+        _fully_masked(trace, name, event, inputs)
+        or _outside_of_domain(name, inputs)
+        or _of_normalization(name, inputs, args)
+        or _in_forward(name, event, inputs, args)
         or _written(name, event, args)
         or _written_infinity(name, event, args)
         or _by_infinity(event, args)
@@ -64,13 +84,57 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
     )
 
 
-def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -> Cause | None:
-    if (name in SOFTMAX or is_attention(name)) and event.counts.nan and event.meant_inputs:
+def _fully_masked(trace: Trace, name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
+    reads_mask = any(trace.flow.tensors.dtypes[each.tensor] == "bool" for each in inputs)
+    is_softmax = (name in SOFTMAX or is_attention(name)) and event.meant_inputs
+    if not event.counts.nan or not (is_softmax or (name in _FUSED_ATTENTION and reads_mask)):
+        return None
+    return Cause(
+        "fully masked row",
+        "a row of the scores is masked in full, and softmax over nothing but -inf is 0 / 0",
+        "leave one position of each row unmasked, or set the rows of padding to 0 after the softmax",
+    )
+
+
+def _outside_of_domain(name: str, inputs: list[ReadTensor]) -> Cause | None:
+    if name in _GAMMAS and _reaches(inputs, 0.0):
         return Cause(
-            "fully masked row",
-            "a row of the scores is masked in full, and softmax over nothing but -inf is 0 / 0",
-            "leave one position of each row unmasked, or set the rows of padding to 0 after the softmax",
+            f"{name} of 0",
+            f"{name} is infinite at 0 and at the whole numbers below it; its input reaches down to {_lowest(inputs)}",
+            "clamp it to a small positive number",
         )
+    if name not in _FINITE_BETWEEN:
+        return None
+    low, high = _FINITE_BETWEEN[name]
+    for counts in (each.counts for each in inputs):
+        if counts is None or counts.min is None or counts.max is None:
+            continue
+        reached = counts.max if counts.max >= high else counts.min
+        if reached >= high or reached <= low:
+            above = f"from {low:g} to {high:g}" if high < math.inf else f"above {low:g}"
+            return Cause(
+                f"{name} at {reached:.4g}",
+                f"{name} is finite {above}, and its input reaches {reached:.7g}",
+                "clamp it a little inside of that: rounding alone can lead out of it",
+            )
+    return None
+
+
+def _of_normalization(name: str, inputs: list[ReadTensor], args: str) -> Cause | None:
+    if name not in _NORMALIZATIONS:
+        return None
+    if _reaches([each for each in inputs if each.slot == "running_var"], -math.ulp(0.0)):
+        return Cause(
+            "root of a negative number",
+            "its running variance is negative: as after a merge of two checkpoints, or an error in loading one",
+            "look at what wrote the running variance",
+        )
+    if re.search(r'"eps":0(\.0*)?[,}]', args):
+        return Cause("division by 0", "eps is 0, and elements that it normalizes are all equal", "eps=1e-5")
+    return None
+
+
+def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -> Cause | None:
     if "ctc_loss" in name:
         return Cause(
             "no alignment",
@@ -138,6 +202,13 @@ def _by_infinity(event: Origin, args: str) -> Cause | None:
 
 
 def _in_backward(forward: str, zero: str | None) -> Cause | None:
+    if forward in _DECOMPOSITIONS:
+        values = "singular values" if forward == "linalg_svd" else "eigenvalues"
+        return Cause(
+            f"equal {values}",
+            f"the derivative of the vectors divides by the differences of {values}, and some are equal",
+            f"compute the gradient of the {values} alone, or add small different numbers to the diagonal",
+        )
     if zero is None:
         return None
     if forward in ROOTS:
@@ -161,9 +232,26 @@ def _overflow_of_exp(trace: Trace, event: Origin, inputs: list[ReadTensor]) -> C
     top = max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
     if names[event.op] not in EXPONENTIALS or limit is None or top <= (most := math.log(limit)):
         return None
-    is_softmax = any(names[reader] == "sum" for reader in trace.flow.readers.get(event.tensor, ()))
+    is_softmax = _is_softmax_by_hand(trace, event)
     remedy = "subtract the maximum first, as softmax and logsumexp do" if is_softmax else "clamp its input"
     return Cause(EXP_OVERFLOW, f"exp of {top:.4g}: {event.counts.dtype} ends at exp({most:.1f})", remedy)
+
+
+def _is_softmax_by_hand(trace: Trace, event: Origin) -> bool:
+    """Returns whether exponentials are divided by their sum, or the logarithm of that sum is taken."""
+    flow, names = trace.flow, trace.flow.bare_names
+    sums = [op for op in flow.readers.get(event.tensor, ()) if names[op] == "sum"]
+    of_sums = [
+        reader
+        for op in sums
+        for _, tensor in flow.returns.get(op, ())
+        for reader in flow.readers.get(tensor, ())
+    ]
+    return any(
+        names[op] == "log"
+        or (names[op] == "div" and event.tensor in [tensor for _, tensor in flow.reads[op]])
+        for op in of_sums
+    )
 
 
 def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | None:

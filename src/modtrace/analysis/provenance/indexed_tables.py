@@ -31,6 +31,12 @@ class IndexedTables:
         """The sites of the recording by their ids."""
         return read_sites(self.data)
 
+    @cached_property
+    def has_lines(self) -> bool:
+        """True if lines of the program were recorded for ops."""
+        lines = self.data.table("ops")["source"]
+        return bool(lines.null_count < len(lines))
+
     def sites_of(self, *roles: str) -> Column:
         """Returns the ids of the sites at which tensors of some roles are seen."""
         return self._sites_of(roles)

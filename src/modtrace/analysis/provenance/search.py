@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from ...recording.arrow.arrays import to_numpy
-from ...recording.phase import BACKWARD
+from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import nonfinite_rows, sites_of_roles
+from ...recording.triggers.skips import Use
 from ...surface import choose_phrase
 from ..step.calls import column_of
 from ..step.inside import find_unseen
@@ -18,6 +20,7 @@ from ..step.placement import Module, merge_wrappers
 from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
 from .answer import answer
 from .indexed_tables import IndexedTables
+from .makers import Makers, is_read_later
 from .op_rules import SHAPES_ONLY, UNSCALES
 from .reach import Innocent, are_ends_finite, select_guilty
 from .skipped_steps import SkippedSteps
@@ -34,6 +37,7 @@ def find_first(
     selects: Callable[[str], bool] = lambda _: True,
     *,
     innocent: Innocent | None = None,
+    use: Use | None = None,
 ) -> NonFinite | None:
     """Returns what made the first NaN or infinite values; None if there are none, or only intended ones.
 
@@ -41,14 +45,15 @@ def find_first(
         data: the recording.
         selects: of what was made by ops, whether it counts, by the path of the module.
         innocent: what is known, for the next part of the same recording.
+        use: of a step that has just ended, what became of its gradients; None: the recording tells.
 
     Raises:
         NothingRecordedError: no tensor was measured.
     """
-    tables = IndexedTables(data)
-    every = _search(tables, Innocent() if innocent is None else innocent)
+    search = _Search(data, innocent, use)
+    every = search.find_answers()
     found = next((each for each in every if each.op is None or selects(each.path or "")), None)
-    return None if found is None else add_surroundings(tables, found)
+    return None if found is None else add_surroundings(search.tables, found)
 
 
 def find_all(data: RecordingData) -> Iterator[NonFinite]:
@@ -61,42 +66,129 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
     Raises:
         NothingRecordedError: no tensor was measured.
     """
-    tables = IndexedTables(data)
-    every = _search(tables, Innocent())
+    search = _Search(data)
+    every = search.find_answers()
     first = next(every, None)
     if first is not None:
-        yield add_surroundings(tables, first)
+        yield add_surroundings(search.tables, first)
         yield from every
 
 
 def find_absorbed(data: RecordingData, most: int) -> list[NonFinite]:
     """Returns who made values that came to nothing that matters, each place in its first step; no more than `most`."""
-    tables = IndexedTables(data)
-    skipped, innocent, known = SkippedSteps(tables), Innocent(), set[bytes]()
-    found: dict[object, NonFinite] = {}
-    for step, sites in _find_suspicious_steps(data):
-        if sites in known:
-            continue
-        known.add(sites)
-        for each in _search_step(tables, step, skipped, innocent).absorbed():
-            found.setdefault((each.root, each.path, each.phase, each.op, each.op_nth, each.slot), each)
-        if len(found) >= most:
-            break
-    return list(found.values())[:most]
+    return list(_Search(data).find_absorbed(most))
 
 
-def _search(tables: IndexedTables, innocent: Innocent) -> Iterator[NonFinite]:
-    suspicious = _find_suspicious_steps(tables.data)
-    if not suspicious:
-        require_measured(tables.data)
-    skipped = SkippedSteps(tables)
-    for step, sites in suspicious:
-        if sites in innocent.steps:
-            continue
-        found = _search_step(tables, step, skipped, innocent)
-        if found.is_innocent:
-            innocent.steps.add(sites)
-        yield from (replace(each, others=len(found.told) - 1) for each in found.told)
+class _Searched(NamedTuple):
+    """What was found in a step."""
+
+    told: list[NonFinite]
+    is_innocent: bool  # later steps like it need not be searched
+    absorbed: Callable[[], list[NonFinite]] = list
+
+
+class _Search:
+    """Searches the steps of a recording."""
+
+    def __init__(self, data: RecordingData, innocent: Innocent | None = None, use: Use | None = None) -> None:
+        self.tables = IndexedTables(data)
+        self._innocent = Innocent() if innocent is None else innocent
+        self._skipped = SkippedSteps(self.tables, use)
+        self._makers = Makers(self.tables)
+
+    def find_answers(self) -> Iterator[NonFinite]:
+        """Yields who made values that matter, step by step."""
+        suspicious = _find_suspicious_steps(self.tables.data)
+        if not suspicious:
+            require_measured(self.tables.data)
+        for step, sites in suspicious:
+            if sites in self._innocent.steps:
+                continue
+            found = self._search_step(step)
+            if found.is_innocent:
+                self._innocent.steps.add(sites)
+            yield from (replace(each, others=len(found.told) - 1) for each in found.told)
+
+    def find_absorbed(self, most: int) -> Iterator[NonFinite]:
+        """Returns who made values that came to nothing, each place in its first step; no more than `most`."""
+        known, found = set[bytes](), dict[object, NonFinite]()
+        for step, sites in _find_suspicious_steps(self.tables.data):
+            if sites in known:
+                continue
+            known.add(sites)
+            for each in self._search_step(step).absorbed():
+                found.setdefault((each.root, each.path, each.phase, each.op, each.op_nth, each.slot), each)
+            if len(found) >= most:
+                break
+        return islice(found.values(), most)
+
+    def _search_step(self, step: int) -> _Searched:
+        """Returns who made values in a step that are an answer, and who made others."""
+        tables, data = self.tables, self.tables.of_step(step)
+        if not np.isin(column_of(data.table("values"), "site_id"), tables.sites_of(OP_OUTPUT)).any():
+            return self._search_modules(data, step)
+        if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
+            return _describe_partly_lost(data, unscales=False)
+        flow = read_step_flow(data, step)
+        counts = StepCounts(tables, data, flow)
+        if counts.has_lost_rows:
+            return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
+        trace = trace_step(tables, flow, counts)
+        losses = find_bad_losses(tables, step)
+        are_finite = are_ends_finite(tables, data, losses, returns_meant=trace.returns_meant)
+        found = select_guilty(trace, are_finite, self._innocent)
+        guilty = _drop_unseen(data, step, trace, found) if found else found
+        told = [self._answer(data, trace, event, step) for event in guilty]
+        rows = (
+            _find_unjudged(tables, data, trace) if len(guilty) == len(found) else _find_rows_of_modules(data)
+        )
+        row = next((each for each in rows if _role_of(tables, data, each) != LEAF and not are_finite), None)
+        if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
+            told = [self._describe_module(data, row), *told]
+        if trace.unscales:
+            told = [each for each in told if not _is_expected(each)] or _unless_few(told, self._skipped)
+
+        def answer_absorbed() -> list[NonFinite]:
+            others = [event for event in trace.events if event not in set(found)]
+            return [
+                self._answer(data, trace, event, step)
+                for event in others
+                if not is_read_later(tables, trace, event)
+            ]
+
+        return _Searched(told, not guilty and row is None, answer_absorbed)
+
+    def _search_modules(self, data: RecordingData, step: int) -> _Searched:
+        """Returns the first tensor of a module that is not finite, of a step without measured ops."""
+        row = next(_find_rows_of_modules(data), None)
+        if row is None:
+            return _Searched([], is_innocent=True)
+        told = [self._describe_module(data, row)]
+        if are_ends_finite(self.tables, data):
+            return _Searched([], True, lambda: told)
+        if step in self._skipped and _is_gradient(told[0]):
+            return _Searched(_unless_few(told, self._skipped), is_innocent=False)
+        return _Searched(told, is_innocent=False)
+
+    def _answer(self, data: RecordingData, trace: Trace, event: Origin, step: int) -> NonFinite:
+        of_op = (counts.order for (op, _), counts in trace.counts.outputs.items() if op == event.op)
+        order = min(of_op, default=event.counts.order)
+        return self._add_micro_batch(data, answer(self.tables, self._makers, trace, event, step), order)
+
+    def _describe_module(self, data: RecordingData, row: int) -> NonFinite:
+        found = _describe_module(self.tables, data, row)
+        return self._add_micro_batch(data, found, _order_of(data, row))
+
+    def _add_micro_batch(self, data: RecordingData, found: NonFinite, order: int) -> NonFinite:
+        """Adds how many of several backwards of the step had begun before a measurement."""
+        values = data.table("values").select(["site_id", "order"])
+        began = column_of(values, "order")[np.isin(column_of(values, "site_id"), self.tables.sites_of(LOSS))]
+        if len(began) < 2 or found.phase == OPTIMIZER:
+            return found
+        begun = int((began < order).sum())
+        # Its own backward has begun where a backward runs, and in front of it the loss is measured.
+        at = begun - 1 if found.phase == BACKWARD else begun
+        return replace(found, micro_batch=min(max(at, 0), len(began) - 1), micro_batches=len(began))
 
 
 def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
@@ -120,60 +212,6 @@ def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
     steps, starts = np.unique(every[0], return_index=True)
     of_steps = np.split(every[1:], starts, axis=1)[1:]
     return [(step, rows.tobytes()) for step, rows in zip(steps.tolist(), of_steps, strict=True)]
-
-
-class _Searched(NamedTuple):
-    """What was found in a step."""
-
-    told: list[NonFinite]
-    is_innocent: bool  # later steps like it need not be searched
-    absorbed: Callable[[], list[NonFinite]] = list
-
-
-def _search_step(tables: IndexedTables, step: int, skipped: SkippedSteps, innocent: Innocent) -> _Searched:
-    """Returns who made values in a step that are an answer, and who made others."""
-    data = tables.of_step(step)
-    if not np.isin(column_of(data.table("values"), "site_id"), tables.sites_of(OP_OUTPUT)).any():
-        return _search_modules(tables, data, step, skipped)
-    if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
-        return _describe_partly_lost(data, unscales=False)
-    flow = read_step_flow(data, step)
-    counts = StepCounts(tables, data, flow)
-    if counts.has_lost_rows:
-        return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
-    trace = trace_step(tables, flow, counts)
-    losses = find_bad_losses(tables, step)
-    are_finite = are_ends_finite(tables, data, losses, returns_meant=trace.returns_meant)
-    found = select_guilty(trace, are_finite, innocent)
-    guilty = _drop_unseen(data, step, trace, found) if found else found
-    told = [answer(tables, trace, event, step) for event in guilty]
-    rows = _find_unjudged(tables, data, trace) if len(guilty) == len(found) else _find_rows_of_modules(data)
-    row = next((each for each in rows if _role_of(tables, data, each) != LEAF and not are_finite), None)
-    if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
-        told = [_describe_module(tables, data, row), *told]
-    if trace.unscales:
-        told = [each for each in told if not _is_expected(each)] or _unless_few(told, skipped)
-
-    def answer_absorbed() -> list[NonFinite]:
-        known = set(found)
-        return [answer(tables, trace, event, step) for event in trace.events if event not in known]
-
-    return _Searched(told, not guilty and row is None, answer_absorbed)
-
-
-def _search_modules(
-    tables: IndexedTables, data: RecordingData, step: int, skipped: SkippedSteps
-) -> _Searched:
-    """Returns the first tensor of a module that is not finite, of a step without measured ops."""
-    row = next(_find_rows_of_modules(data), None)
-    if row is None:
-        return _Searched([], is_innocent=True)
-    told = [_describe_module(tables, data, row)]
-    if are_ends_finite(tables, data):
-        return _Searched([], True, lambda: told)
-    if step in skipped and _is_gradient(told[0]):
-        return _Searched(_unless_few(told, skipped), is_innocent=False)
-    return _Searched(told, is_innocent=False)
 
 
 def _drop_unseen(data: RecordingData, step: int, trace: Trace, events: list[Origin]) -> list[Origin]:

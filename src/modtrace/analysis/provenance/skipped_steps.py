@@ -7,14 +7,11 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD
+from ...recording.triggers.skips import SKIPS_WINDOW, Use, are_many_skipped
 from ..step.calls import Column, column_of, phase_codes
 from ..step.ops import bare_name
 from .indexed_tables import IndexedTables
 from .op_rules import UNSCALES
-
-#: A scaler tries the largest scale again and again, so that it skips a step now and then, and several at the
-#: beginning. As many as `_MOST` of the last `_WINDOW` steps show that the gradients overflow at every scale.
-_WINDOW, _MOST = 20, 10
 
 
 class SkippedSteps:
@@ -23,21 +20,31 @@ class SkippedSteps:
     Where no optimizer ran after a step, the program may have stopped because of its gradients.
     """
 
-    def __init__(self, tables: IndexedTables) -> None:
-        """Reads nothing before it is asked."""
+    def __init__(self, tables: IndexedTables, use: Use | None = None) -> None:
+        """Reads nothing before it is asked.
+
+        Args:
+            tables: the recording.
+            use: if it has a single step, what became of its gradients.
+        """
         self._tables = tables
+        self._use = use
 
     def __contains__(self, step: int) -> bool:
+        if self._use is not None:
+            return self._use.skipped > 0
         return bool(np.isin(step, self._skipped))
 
     def count(self, step: int) -> tuple[int, int]:
         """Returns how many of the last steps up to one were skipped, and how many steps these are."""
-        last = self._trained[self._trained <= step][-_WINDOW:]
+        if self._use is not None:
+            return self._use.skipped, self._use.steps
+        last = self._trained[self._trained <= step][-SKIPS_WINDOW:]
         return int(np.isin(last, self._skipped).sum()), len(last)
 
     def are_many(self, step: int) -> bool:
         """Returns whether so many of the last steps were skipped that lowering the scale does not help."""
-        return self.count(step)[0] >= _MOST
+        return are_many_skipped(self.count(step)[0])
 
     @cached_property
     def _trained(self) -> Column:

@@ -42,6 +42,11 @@ class Counts(NamedTuple):
     first_index: tuple[int, ...] | None = None  # of the first NaN or infinite element
     order: int = 0  # of the measurement within its step
 
+    @property
+    def are_negative(self) -> bool:
+        """Whether the infinite elements are all -inf; False too where NaN beside them hides their signs."""
+        return not self.nan and self.max != math.inf
+
 
 class StepCounts:
     """The measurements of the tensors of a step; numbers of ops and tensors are those of its `StepFlow`."""

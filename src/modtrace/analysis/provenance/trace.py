@@ -1,7 +1,7 @@
 """Follows NaN and infinite values through the ops of one step, from what made them to what reads them."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from ...recording.role import BUFFER, INPUT, LEAF, OPTIMIZER_STATE, PARAMETER
 from ..step.sites import Site
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
 from .indexed_tables import IndexedTables
+from .memory import BAD, CLEAN, MEANT, UNSEEN, Finiteness, Memory, join
 from .op_rules import (
     CARRIERS,
     CASTS,
@@ -29,38 +30,12 @@ from .op_rules import (
     is_attention,
 )  # fmt: skip
 from .step_counts import Counts, StepCounts
-from .step_flow import MemoryRegion, StepFlow
-
-#: What the values of a tensor are, from the best to the worst; UNSEEN: they were not measured.
-CLEAN, MEANT, UNSEEN, BAD = range(4)
-
+from .step_flow import StepFlow
 
 _BACKWARD, _OPTIMIZER = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
 
 #: The roles of what a model keeps from step to step.
-_MODEL_STATE = (PARAMETER, BUFFER, OPTIMIZER_STATE)
-
-
-class Finiteness(NamedTuple):
-    """The values of a tensor, or of a part of memory."""
-
-    kind: int = CLEAN
-    #: The number of the event; of MEANT that of the constant; of UNSEEN the tensor written; -1: not known.
-    origin: int = -1
-    #: Of BAD further events from which some of the values come.
-    others: frozenset[int] = frozenset()
-
-    @property
-    def origins(self) -> frozenset[int]:
-        """The events from which bad values come."""
-        return self.others | {self.origin} if self.kind == BAD else frozenset()
-
-
-class Write(NamedTuple):
-    """What an op has left in a part of memory."""
-
-    region: MemoryRegion
-    state: Finiteness
+MODEL_STATE = (PARAMETER, BUFFER, OPTIMIZER_STATE)
 
 
 @dataclass(eq=False)
@@ -105,6 +80,7 @@ class Trace:
     flow: StepFlow
     counts: StepCounts
     events: list[Origin]
+    memory: Memory  # at the end of the step
     unscales: bool  # a GradScaler looks at the gradients of this step
     ends: list["End"]
     returns_meant: bool  # the outermost calls returned infinities that are meant, and no others
@@ -123,7 +99,8 @@ def trace_step(tables: IndexedTables, flow: StepFlow, counts: StepCounts) -> Tra
     for op in flow.order:
         tracer.visit(op)
     tracer.close()
-    return Trace(flow, counts, tracer.events, UNSCALES in flow.bare_names, tracer.ends, tracer.returns_meant)
+    unscales = UNSCALES in flow.bare_names
+    return Trace(flow, counts, tracer.events, tracer.memory, unscales, tracer.ends, tracer.returns_meant)
 
 
 class _Tracer:
@@ -135,7 +112,7 @@ class _Tracer:
         self._flow = flow
         self._names = flow.bare_names
         self._counts = counts
-        self._memory: dict[int, list[Write]] = {}  # by storage: what is not known to be finite
+        self.memory = Memory(flow)
         self._leaves: set[int] = set()  # that some op has read
         self._meant: list[Origin] = []
         self._accused: dict[int, int] = {}  # of those, the numbers of the events that they have become
@@ -147,7 +124,7 @@ class _Tracer:
         """Follows what one op reads into what it returns."""
         reads = () if self._names[op] in SHAPES_ONLY else self._flow.reads.get(op, ())
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
-        worst = _join(state for _, _, state in inputs)
+        worst = join(state for _, _, state in inputs)
         if op in self._counts.reads_dropped:
             worst = max(worst, Finiteness(UNSEEN))
         is_bad = self._visit_outputs(op, inputs, worst)
@@ -168,7 +145,7 @@ class _Tracer:
             self._end(worst)
         elif self._flow.name_op(op) == SEED and phase < 0:
             for _, tensor in self._flow.reads.get(op, ()):
-                self._end(self._accuse_meant(self._look(tensor)))
+                self._end(self._accuse_meant(self.memory.look(tensor)))
 
     def _accuse_meant(self, state: Finiteness) -> Finiteness:
         """Returns the state of what holds an infinity that was meant elsewhere, and is not meant there."""
@@ -178,7 +155,7 @@ class _Tracer:
             self._accused[state.origin] = len(self.events)
             self.events.append(self._meant[state.origin])
         accused = Finiteness(BAD, self._accused[state.origin])
-        self._write(self._meant[state.origin].tensor, accused)
+        self.memory.write(self._meant[state.origin].tensor, accused)
         return accused
 
     def _end(self, state: Finiteness, *, is_returned: bool = False) -> None:
@@ -199,13 +176,13 @@ class _Tracer:
                 self._end(state)
         roles = [self._role_of(tensor) for tensor in range(len(flow.sites))]
         for tensor, role in enumerate(roles):
-            if role in _MODEL_STATE:
+            if role in MODEL_STATE:
                 self._end(self._without_source(tensor))
         for tensor in [*flow.given, *(tensor for tensor, role in enumerate(roles) if role == INPUT)]:
-            for origin in self._look(tensor).origins:
+            for origin in self.memory.look(tensor).origins:
                 event = self.events[origin]
                 event.given = tensor if event.given is None else event.given
-        returned = [self._look(tensor) for tensor in flow.returned]
+        returned = [self.memory.look(tensor) for tensor in flow.returned]
         for state in returned:
             self._end(state, is_returned=True)
         self.returns_meant = max((state.kind for state in returned), default=CLEAN) == MEANT
@@ -217,7 +194,7 @@ class _Tracer:
 
     def _without_source(self, tensor: int) -> Finiteness:
         """Returns what a parameter or buffer holds, unless it has held it before."""
-        state = self._look(tensor)
+        state = self.memory.look(tensor)
         held = {each for each in state.origins if self.events[each].tensor == tensor}
         return Finiteness() if held else state
 
@@ -236,29 +213,23 @@ class _Tracer:
             if (op, slot) in self._counts.outputs:
                 measured.add(slot)
             if state is not None:  # else a view: what it shows is in memory already
-                self._write(tensor, state)
-                is_loaded = self._flow.ops.phase[op] < 0 and self._role_of(tensor) in _MODEL_STATE
+                self.memory.write(tensor, state)
+                is_loaded = self._flow.ops.phase[op] < 0 and self._role_of(tensor) in MODEL_STATE
                 for event in map(self.events.__getitem__, state.origins):
-                    event.unread.setdefault(self._memory_of(tensor), []).append(tensor)
+                    event.unread.setdefault(self.memory.storage_of(tensor), []).append(tensor)
                     event.loaded = tensor if is_loaded and event.loaded is None else event.loaded
-            held = self._look(tensor) if state is None else state
+            held = self.memory.look(tensor) if state is None else state
             is_bad |= held.kind == BAD
             if held.kind == BAD and self._flow.ops.phase[op] == _BACKWARD:
                 self._gradients.append((tensor, held))
         return is_bad
 
     def _mark_read(self, event: Origin, read: list[int]) -> None:
-        regions = self._flow.regions
         for other in read:
-            unread = event.unread.pop(self._memory_of(other), [])
-            unread = [each for each in unread if not _overlap(regions[each], regions[other])]
+            unread = event.unread.pop(self.memory.storage_of(other), [])
+            unread = [each for each in unread if not self.memory.do_overlap(each, other)]
             if unread:
-                event.unread[self._memory_of(other)] = unread
-
-    def _memory_of(self, tensor: int) -> int:
-        """Returns the storage of a tensor; if that is not known, a negative number that no other tensor has."""
-        storage = self._flow.regions[tensor].storage
-        return -1 - tensor if storage is None else storage
+                event.unread[self.memory.storage_of(other)] = unread
 
     def _judge(
         self, op: int, slot: str, tensor: int, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
@@ -307,7 +278,7 @@ class _Tracer:
         name = self._names[made.op]
         if worst.kind == UNSEEN:
             if worst.origin >= 0:
-                self._write(worst.origin, Finiteness(BAD, len(self.events)))
+                self.memory.write(worst.origin, Finiteness(BAD, len(self.events)))
             return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
         args = self._flow.args[made.op]
         is_constant = holds_nan(args) or holds_infinity(args)
@@ -349,7 +320,7 @@ class _Tracer:
 
     def _look_at_first(self, op: int) -> Finiteness:
         """Returns what the first output of an op holds if it is bad; else what others hold on purpose."""
-        first = self._look(self._flow.returns[op][0][1])
+        first = self.memory.look(self._flow.returns[op][0][1])
         return first if first.kind == BAD else Finiteness(MEANT)
 
     def _find_meant(
@@ -373,8 +344,8 @@ class _Tracer:
             self._leaves.add(tensor)
             state = self._judge_leaf(tensor, op, slot)
             if state.kind != CLEAN:
-                self._write(tensor, state)
-        return self._look(tensor)
+                self.memory.write(tensor, state)
+        return self.memory.look(tensor)
 
     def _judge_leaf(self, tensor: int, op: int, slot: str) -> Finiteness:
         counts = self._counts.of_leaf(tensor)
@@ -389,36 +360,3 @@ class _Tracer:
             return self._mean(Origin(SOURCE, op, slot, tensor, counts))
         self.events.append(Origin(SOURCE, op, slot, tensor, counts))
         return Finiteness(BAD, len(self.events) - 1)
-
-    def _look(self, tensor: int) -> Finiteness:
-        region, memory = self._flow.regions[tensor], self._memory.get(self._memory_of(tensor), ())
-        return _join(each.state for each in memory if _overlap(each.region, region))
-
-    def _write(self, tensor: int, state: Finiteness) -> None:
-        region, memory = self._flow.regions[tensor], self._memory_of(tensor)
-        kept = [each for each in self._memory.pop(memory, ()) if not _covers(region, each.region)]
-        if state.kind != CLEAN:
-            kept.append(Write(region, state))
-        if kept:
-            self._memory[memory] = kept
-
-
-def _join(states: Iterable[Finiteness]) -> Finiteness:
-    """Returns the worst of some states, of bad ones with the events of all."""
-    joined = Finiteness()
-    for state in states:
-        if state.kind == joined.kind == BAD:
-            joined = joined._replace(others=(joined.origins | state.origins) - {joined.origin})
-        elif state.kind > joined.kind or (state.kind == joined.kind and state.origin > joined.origin):
-            joined = state
-    return joined
-
-
-def _overlap(one: MemoryRegion, other: MemoryRegion) -> bool:
-    return one.start < other.stop and other.start < one.stop
-
-
-def _covers(one: MemoryRegion, other: MemoryRegion) -> bool:
-    if one == other:
-        return True
-    return one.is_dense and one.start <= other.start and other.stop <= one.stop

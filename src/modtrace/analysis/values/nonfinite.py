@@ -39,7 +39,9 @@ EXP_OVERFLOW = "exp overflow"
 #: In the options of a recording: the triggers that look at all that was measured of modules, whatever they do then.
 _WATCH_ALL = {repr(NonFiniteTrigger(then=each)) for each in (None, *THEN)}
 
-_COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count", "first_index", "shape"]
+_COLUMNS = [
+    "step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count", "max", "first_index", "shape",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,8 @@ class NonFinite:
     phase: str | None  # None: between forward, backward and optimizer
     follows: str | None = None  # the phase that ran last before it in the step; None: none did
     step: int
+    micro_batch: int | None = None  # of a step with several backwards: which it belongs to, from 0 ...
+    micro_batches: int = 1  # ... of so many
     role: str | None  # what the tensor is: output, grad_output, parameter, parameter_grad, op_output, ...
     slot: str  # where the tensor is in what was returned, given or owned: "[0]", "['logits']", "weight"; "" for all
     #: producer: an op made them; source: what no op had made held them; first seen: an op returned them, and what made
@@ -86,13 +90,16 @@ class NonFinite:
     source: str | None = (
         None  # of a parameter, also one that an optimizer's op wrote, its path; else what holds them
     )
-    source_line: str | None = (
-        None  # FILE:LINE, where it was recorded; of an op in backward that of its forward op
-    )
+    #: FILE:LINE; of an op that the engine runs in backward that of its forward op. None if it is not known.
+    source_line: str | None = None
+    has_lines: bool = False  # such lines were recorded
     cause: str | None = None  # overflow, fully masked row, ...; None where the numbers do not show one
     count: int  # NaN and infinite together
     nan_count: int
     inf_count: int
+    are_negative: bool = (
+        False  # the infinite ones are all -inf; False too where NaN beside them hides their signs
+    )
     numel: int
     first_index: tuple[int, ...] | None = None  # of the first of those elements; None where it is not known
     inputs: tuple[str, ...] = ()  # each tensor that the op read: its shape, its range, and what made it
@@ -178,6 +185,7 @@ def describe_row(data: RecordingData, number: int) -> NonFinite:
         count=row["nan_count"] + row["inf_count"],
         nan_count=row["nan_count"],
         inf_count=row["inf_count"],
+        are_negative=not row["nan_count"] and row["max"] != math.inf,
         numel=row["numel"],
         first_index=read_first_index(row),
         hint=None if is_parameter else _describe_weights(site.get("module_id"), row["step"], data, modules),
@@ -210,9 +218,10 @@ def read_first_index(row: Mapping[str, Any]) -> tuple[int, ...] | None:
     return tuple(int(each) for each in np.unravel_index(index, shape))
 
 
-def describe_counts(nan_count: int, inf_count: int) -> str:
+def describe_counts(nan_count: int, inf_count: int, *, are_negative: bool = False) -> str:
     """Returns a description of the counts: `3 NaN, 1 inf`."""
-    counts = [f"{nan_count} NaN" if nan_count else "", f"{inf_count} inf" if inf_count else ""]
+    inf = "-inf" if are_negative else "inf"
+    counts = [f"{nan_count} NaN" if nan_count else "", f"{inf_count} {inf}" if inf_count else ""]
     return ", ".join(each for each in counts if each)
 
 

@@ -2,13 +2,14 @@
 
 import os
 import sys
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.call_frames import frames, frames_in_backward
 from ...torch_internals.dynamo import keep_out_of_dynamo
 
 #: Code in these folders is not the user's.
@@ -24,7 +25,7 @@ def is_in_engine() -> bool:
 
 
 class SourceLines:
-    """Finds the innermost line outside of torch, as `file:line`.
+    """Finds the innermost line outside of torch, as `file:line`: in a backward that of a hook or a custom Function.
 
     It takes 1 us an op, more below many frames of torch.
     """
@@ -36,11 +37,10 @@ class SourceLines:
 
     def begins(self, op: int, schema: Any, args: Any, kwargs: Any) -> None:
         """Receives an op that is about to run. The frames below are that of the mode and those that called the op."""
-        if is_in_engine():
-            return
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and not self._is_of_user(frame.f_code):
-            frame = frame.f_back
+        caller = sys._getframe(2)
+        # Below the engine's frame is the line that called `backward()`.
+        around = frames_in_backward(caller) if is_in_engine() else frames(caller)
+        frame = next((each for each in around if self._is_of_user(each.f_code)), None)
         if frame is not None:
             key = (frame.f_code, frame.f_lineno)
             text = self._texts.get(key)

@@ -16,6 +16,7 @@ from ..statistics.known import SUMS, names_of
 from ..statistics.moments import RAW, StatColumns, read_statistics
 from ..statistics.tier2 import read_sums
 from .site_names import SiteNames
+from .skips import Use
 from .step_band import StepBand
 from .step_tables import StepData
 from .trigger_kinds import LOGGED, REPORT, STOP, Above, NonFinite, OutOfBand, is_logged, selection_of
@@ -39,15 +40,14 @@ class NonFiniteFinding(NamedTuple):
 
 class Finder(Protocol):
     def __call__(
-        self, data: RecordingData, selects: Callable[..., bool], /, *, is_used: bool | None
+        self, data: RecordingData, selects: Callable[..., bool], /, *, use: Use
     ) -> NonFiniteFinding | None:
         """Returns what made the first NaN or infinite values of a step that count; None if there are none.
 
         Args:
             data: the rows of the step.
             selects: whether a module counts, by its path.
-            is_used: an optimizer is about to use what the step has computed; False: a GradScaler has it leave that out;
-                None: the rows tell.
+            use: what becomes of the gradients.
         """
 
 
@@ -66,7 +66,7 @@ class StepRows(NamedTuple):
     scalars: Mapping[str, Sequence[float]]
     names: SiteNames
     data: StepData
-    ask_used: Callable[[], bool | None]  # tells `is_used` of a `Finder`; it may wait for a device
+    ask_use: Callable[[], Use]  # what becomes of its gradients; it may wait for a device
 
 
 #: Returns the reason why a condition is true in a step, "" if it is false, and None if nothing that it checks was
@@ -168,7 +168,7 @@ class IsNonFinite:
         columns = {} if seen.measured is None else seen.measured.columns
         if columns and (columns["nan_count"] + columns["inf_count"]).any():
             selects = self._selection.paths.selects
-            self.finding = find(seen.data, selects, is_used=seen.ask_used())
+            self.finding = find(seen.data, selects, use=seen.ask_use())
         return "" if self.finding is None else self.finding.reason
 
     def _find_first_tensor(self, seen: StepRows, rows: _Rows, find: Finder) -> str:
@@ -177,7 +177,7 @@ class IsNonFinite:
         sites = np.unique(seen.measured.site_id[rows]) if seen.measured is not None else rows
         is_selected = np.isin(to_numpy(values["site_id"]), sites)
         data = seen.data.with_values(values.filter(pa.array(is_selected)))
-        self.finding = find(data, lambda *_: True, is_used=seen.ask_used())
+        self.finding = find(data, lambda *_: True, use=seen.ask_use())
         return "" if self.finding is None else self.finding.reason
 
     def _scalars_in(self, seen: StepRows) -> str:

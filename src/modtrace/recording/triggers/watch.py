@@ -1,12 +1,15 @@
 """Checks the rows of each step as they are written, and decides which triggers fire."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple, TypeGuard
 
 import pyarrow as pa
 
 from ..meta import Note
 from .site_names import SiteNames
+from .skips import SKIPS_WINDOW, Use, are_many_skipped
 from .step_conditions import (
     Condition,
     Finder,
@@ -53,6 +56,8 @@ class TriggerWatch:
         ]
         self.stops_runs = any(_stops(each.condition) for each in self._armed)
         self._skips: dict[int, list[Callable[[], bool | None]]] = {}  # by step, of each optimizer
+        #: Of the last steps with an optimizer whether it left its parameters unchanged.
+        self._skipped: deque[bool] = deque(maxlen=SKIPS_WINDOW)
         self._values: list[Mapping[str, pa.Array]] = []
         self._scalars: dict[str, list[float]] = {}
 
@@ -79,11 +84,18 @@ class TriggerWatch:
         values, scalars = self._values, self._scalars
         self._values, self._scalars = [], {}
         skips = [self._skips.pop(number) for number in sorted(self._skips) if number <= step][-1:]
+        if skips:
+            self._skipped.append(False)  # until something is found in it
 
-        def ask_used() -> bool | None:
-            return False if skips and all(is_skipping() for is_skipping in skips[0]) else None
+        @cache
+        def ask_use() -> Use:
+            if not skips or not all(is_skipping() for is_skipping in skips[0]):
+                return Use(None)
+            self._skipped[-1] = True
+            count = sum(self._skipped)
+            return Use(are_many_skipped(count), count, len(self._skipped))
 
-        seen = StepRows(read_measured(values), scalars, self._names, self._tables.read(), ask_used)
+        seen = StepRows(read_measured(values), scalars, self._names, self._tables.read(), ask_use)
         fired = []
         for each in self._armed:
             reason = each.condition(seen)
@@ -108,7 +120,7 @@ class TriggerWatch:
         self._skips.setdefault(step, []).append(is_skipping)
 
     def _ask(self, step: int, armed: "_Armed", condition: IsNonFinite, seen: StepRows) -> None:
-        if condition.then == STOP and seen.ask_used() is False:
+        if condition.then == STOP and seen.ask_use().is_used is False:
             return  # nothing has used it: that is what a GradScaler is for
         if condition.then in (REPORT, STOP) and condition.finding is not None:
             self.asked.append(Asked(step, condition.then, condition.finding, armed.is_armed))
@@ -120,7 +132,7 @@ class TriggerWatch:
             batches: the rows of the step so far.
         """
         values = [columns for table, columns in batches if table == "values"]
-        seen = StepRows(read_measured(values), {}, self._names, self._tables.read(batches), lambda: True)
+        seen = StepRows(read_measured(values), {}, self._names, self._tables.read(batches), lambda: Use(True))
         for each in self._armed:
             if _stops(each.condition):
                 each.condition(seen)

@@ -30,7 +30,7 @@ def _tell(finding: ReportFinding) -> tuple[str, list[str]]:
     if isinstance(answer, Absorbed):
         return "note", [
             "absorbed: NaN or infinities that came to nothing",
-            *map(describe_absorbed, answer.made),
+            *describe_absorbed(answer.made),
         ]
     if isinstance(answer, RecomputeCheck):
         return "error" if answer.differences else "good", _lines(render_recompute(answer))

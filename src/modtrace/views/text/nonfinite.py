@@ -1,6 +1,7 @@
 """Renders the first non-finite values of a recording, as lines for a terminal or as JSON."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -16,7 +17,7 @@ from ...analysis.values.nonfinite import (
     describe_counts,
 )
 from ...recording.meta import Note
-from ...recording.phase import OPTIMIZER
+from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.role import BY_NAME, LEAF, PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few
 from ...surface import choose_phrase
@@ -64,7 +65,8 @@ def render_nonfinite(
         lines = _describe(replace(found, others=0) if further else found)
     for each in further[: limit - 1]:
         lines += _describe(replace(each[0], others=0), "then") if len(each) == 1 else _describe_group(each)
-    lines += [_mark_absorbed(each) for each in absorbed[:limit]]
+    told = describe_absorbed(absorbed[:limit])
+    lines += [Text.join([Text("absorbed: ", "bold"), Text(printable(line))]) for line in told]
     if len(further) >= limit or len(absorbed) > limit:
         lines.append(Text(f"{limit} shown, and there are more: --limit {10 * limit} shows more of them"))
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
@@ -100,7 +102,11 @@ def describe_place(found: NonFinite) -> str:
 def describe_made(found: NonFinite) -> str:
     """Returns what made how many values: `log in 1.inner of Sequential made 3 NaN`."""
     verb = {PRODUCER: "made", FIRST_SEEN: "returned"}.get(found.kind or "", "holds")
-    return f"{describe_place(found)} {verb} {describe_counts(found.nan_count, found.inf_count)}"
+    return f"{describe_place(found)} {verb} {_describe_counts(found)}"
+
+
+def _describe_counts(found: NonFinite) -> str:
+    return describe_counts(found.nan_count, found.inf_count, are_negative=found.are_negative)
 
 
 def render_nonfinite_json(
@@ -127,8 +133,7 @@ def render_nonfinite_json(
 
 
 def _describe(found: NonFinite, which: str = "first non-finite values") -> list[Text]:
-    counts = describe_counts(found.nan_count, found.inf_count)
-    first = _head(which, counts, found)
+    first = _head(which, _describe_counts(found), found)
     if found.op is None:
         lines = [
             f"{_describe_tensor(found)}, {_describe_size(found)}",
@@ -146,7 +151,7 @@ def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
     one = alike[0]
     known = BY_NAME.get(one.role or "")
     held = count_of(len(alike), known.of_one if known else "tensor")
-    names = f": {first_few([each.source for each in alike])}" if known else ""
+    names = f": {first_few(list(dict.fromkeys(each.source for each in alike)))}" if known else ""
     return [
         _head("then", counts, one),
         Text(f"  {printable(f'held by {held}{names}')}"),
@@ -154,14 +159,15 @@ def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
     ]
 
 
-def describe_absorbed(found: NonFinite) -> str:
-    """Returns the line on values that came to no loss, gradient, parameter or returned output."""
+def describe_absorbed(absorbed: Iterable[NonFinite]) -> Iterator[str]:
+    """Yields the lines on values that came to no loss, gradient, parameter or returned output, equal ones once."""
+    for line, times in Counter(map(_describe_absorbed, absorbed)).items():
+        yield f"{line} ({times} times)" if times > 1 else line
+
+
+def _describe_absorbed(found: NonFinite) -> str:
     behind = f"; finite again behind {', '.join(found.replaced_by[:_LINKS])}" if found.replaced_by else ""
     return f"{describe_made(found)} in {_tell_time(found)}{behind}"
-
-
-def _mark_absorbed(found: NonFinite) -> Text:
-    return Text.join([Text("absorbed: ", "bold"), Text(printable(describe_absorbed(found)))])
 
 
 def _head(which: str, counts: str, found: NonFinite) -> Text:
@@ -169,7 +175,9 @@ def _head(which: str, counts: str, found: NonFinite) -> Text:
 
 
 def _tell_time(found: NonFinite) -> str:
-    return f"step {found.step}, {found.phase or _describe_time(found)}".rstrip(", ")
+    of_several = f"micro-batch {found.micro_batch} of 0 to {found.micro_batches - 1}"
+    parts = [f"step {found.step}", of_several if found.micro_batch is not None else ""]
+    return ", ".join(filter(None, [*parts, found.phase or _describe_time(found)]))
 
 
 def _describe_time(found: NonFinite) -> str:
@@ -203,7 +211,7 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
     if found.others:
         them = choose_phrase(python="rec.nonfinite()", command_line="modtrace nonfinite --all")
         yield f"{count_of(found.others, 'other place')} of this step made such values too: {them}"
-    if found.source_line is None and found.kind != SOURCE:
+    if not found.has_lines and found.kind != SOURCE:
         yield choose_phrase(
             python="the line of your program: record(ops=modtrace.Ops(source=True))",
             command_line="the line of your program: modtrace record --ops --source",
@@ -230,7 +238,8 @@ def _describe_after(found: NonFinite) -> Iterator[str]:
         reached.append(f"{after.gradients} of {count_of(after.measured_gradients, 'gradient')} of parameters")
     if after.parameters_step is not None:
         reached.append(f"the parameters that step {after.parameters_step} used")
-    finite = ["the loss"] if after.loss is False else []
+    # What a backward or an optimizer makes comes behind the loss.
+    finite = ["the loss"] if after.loss is False and found.phase not in (BACKWARD, OPTIMIZER) else []
     if after.measured_gradients and not after.gradients:
         finite.append("the gradients of parameters")
     if after.parameters_step is None and (after.last_parameters_step or 0) > found.step:

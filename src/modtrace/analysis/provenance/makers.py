@@ -1,0 +1,80 @@
+"""Finds the op of an earlier step that made the NaN or infinite values of a tensor which a later step reads."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ..step.calls import column_of
+from ..values.nonfinite import SOURCE
+from .indexed_tables import IndexedTables
+from .step_counts import StepCounts
+from .step_flow import read_step_flow
+from .trace import Origin, Trace, trace_step
+
+#: The number of earlier steps at most whose ops are followed again, and kept for the next question.
+_MOST_STEPS, _KEPT = 8, 2
+
+
+class Maker(NamedTuple):
+    """What made values in an earlier step."""
+
+    step: int
+    trace: Trace
+    event: Origin
+
+
+class Makers:
+    """Follows the ops of earlier steps, as far as they were recorded."""
+
+    def __init__(self, tables: IndexedTables) -> None:
+        self._tables = tables
+        self._trace = lru_cache(maxsize=_KEPT)(self._read)
+
+    def find(self, tensor_id: int, before: int) -> Maker | None:
+        """Returns what made the values that a tensor held when the step of its op ended; None if that is not known.
+
+        Args:
+            tensor_id: the tensor.
+            before: the step that reads it.
+        """
+        for _ in range(_MOST_STEPS):
+            step = self._find_step(tensor_id)
+            if step is None or step >= before:
+                return None
+            before, trace = step, self._trace(step)
+            if trace is None:
+                return None
+            tensors = trace.flow.tensors
+            [tensor] = np.flatnonzero(tensors.tensor_id == tensor_id).tolist()
+            origins = trace.memory.look(tensor).origins
+            if not origins:
+                return None
+            event = trace.events[min(origins)]
+            if event.kind != SOURCE:
+                return Maker(step, trace, event)
+            tensor_id = int(tensors.tensor_id[event.tensor])
+        return None
+
+    def _find_step(self, tensor_id: int) -> int | None:
+        """Returns the step of the op that made a tensor."""
+        made = self._tables.find("tensors", ["producer_op"], tensor_id=np.array([tensor_id]))["producer_op"]
+        ops = [op for op in made.to_pylist() if op is not None]
+        steps: list[int] = self._tables.find("ops", ["step"], op_id=np.array(ops, np.int64))[
+            "step"
+        ].to_pylist()
+        return next(iter(steps), None)
+
+    def _read(self, step: int) -> Trace | None:
+        data = self._tables.of_step(step)
+        flow = read_step_flow(data, step)
+        counts = StepCounts(self._tables, data, flow)
+        return None if counts.has_lost_rows else trace_step(self._tables, flow, counts)
+
+
+def is_read_later(tables: IndexedTables, trace: Trace, event: Origin) -> bool:
+    """Returns whether an op of a later step reads what holds the values: that step tells what became of them."""
+    ops, tensor_id = trace.flow.ops.op_id, trace.flow.tensors.tensor_id
+    held = tensor_id[[tensor for tensors in event.unread.values() for tensor in tensors]]
+    readers = column_of(tables.find("uses", ["consumer_op"], tensor_id=held), "consumer_op")
+    return bool((readers > ops.max()).any())

@@ -1,0 +1,83 @@
+"""What the memory of a step holds while its ops are followed: finite values, intended infinities, or bad ones."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .step_flow import MemoryRegion, StepFlow
+
+#: What the values of a tensor are, from the best to the worst; UNSEEN: they were not measured.
+CLEAN, MEANT, UNSEEN, BAD = range(4)
+
+
+class Finiteness(NamedTuple):
+    """The values of a tensor, or of a part of memory."""
+
+    kind: int = CLEAN
+    #: The number of the event; of MEANT that of the constant; of UNSEEN the tensor written; -1: not known.
+    origin: int = -1
+    #: Of BAD further events from which some of the values come.
+    others: frozenset[int] = frozenset()
+
+    @property
+    def origins(self) -> frozenset[int]:
+        """The events from which bad values come."""
+        return self.others | {self.origin} if self.kind == BAD else frozenset()
+
+
+class Write(NamedTuple):
+    """What an op has left in a part of memory."""
+
+    region: MemoryRegion
+    state: Finiteness
+
+
+class Memory:
+    """The parts of memory that are not known to be finite."""
+
+    def __init__(self, flow: StepFlow) -> None:
+        self._regions = flow.regions
+        self._writes: dict[int, list[Write]] = {}  # by storage
+
+    def look(self, tensor: int) -> Finiteness:
+        """Returns what a tensor holds now."""
+        region, writes = self._regions[tensor], self._writes.get(self.storage_of(tensor), ())
+        return join(each.state for each in writes if _overlap(each.region, region))
+
+    def write(self, tensor: int, state: Finiteness) -> None:
+        """Notes what was written to a tensor."""
+        region, storage = self._regions[tensor], self.storage_of(tensor)
+        kept = [each for each in self._writes.pop(storage, ()) if not _covers(region, each.region)]
+        if state.kind != CLEAN:
+            kept.append(Write(region, state))
+        if kept:
+            self._writes[storage] = kept
+
+    def storage_of(self, tensor: int) -> int:
+        """Returns the storage of a tensor; if that is not known, a negative number that no other tensor has."""
+        storage = self._regions[tensor].storage
+        return -1 - tensor if storage is None else storage
+
+    def do_overlap(self, one: int, other: int) -> bool:
+        """Returns whether two tensors of one storage have elements in common, as far as their bounds tell."""
+        return _overlap(self._regions[one], self._regions[other])
+
+
+def join(states: Iterable[Finiteness]) -> Finiteness:
+    """Returns the worst of some states, of bad ones with the events of all."""
+    joined = Finiteness()
+    for state in states:
+        if state.kind == joined.kind == BAD:
+            joined = joined._replace(others=(joined.origins | state.origins) - {joined.origin})
+        elif state.kind > joined.kind or (state.kind == joined.kind and state.origin > joined.origin):
+            joined = state
+    return joined
+
+
+def _overlap(one: MemoryRegion, other: MemoryRegion) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
+def _covers(one: MemoryRegion, other: MemoryRegion) -> bool:
+    if one == other:
+        return True
+    return one.is_dense and one.start <= other.start and other.stop <= one.stop
