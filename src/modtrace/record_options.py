@@ -9,7 +9,7 @@ from .recording.options.capture import to_json as captures_to_json
 from .recording.options.op_options import Ops
 from .recording.options.step_range import StepRange
 from .recording.options.tensor_options import TensorOptions
-from .recording.triggers.trigger_kinds import Trigger, asks_for_origin, paths_of
+from .recording.triggers.trigger_kinds import Trigger, paths_of, tells_more
 from .surface import choose_phrase, name_argument
 
 
@@ -41,7 +41,7 @@ class RecordOptions:
         Captures may wait for them. Ops that run between two steps belong to the first, and what was measured of what
         they made is in the second.
         """
-        of_ops = int(self.ops is not None and asks_for_origin(self.triggers))
+        of_ops = int(self.ops is not None and any(tells_more(each) for each in self.triggers))
         return max([of_ops, *(each.on_trigger for each in self.values)])
 
     def to_json(self) -> dict[str, Any]:

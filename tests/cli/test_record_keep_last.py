@@ -47,7 +47,7 @@ def test_steps_before_a_nan_are_written(tmp_path: Path) -> None:
     assert code == 0
     assert steps_of(rec) == [3, 4, 5]
     because, dropped, end, advice = said.splitlines()
-    assert because == "modtrace: written because: step 5: Linear output holds 2 NaN, and 1 more"  # the loss
+    assert because == "modtrace: written because: step 5: output of Linear holds 2 NaN"
     assert dropped == "modtrace: after the last trigger, 2 steps were held and dropped"
     assert end.startswith("modtrace: wrote 3 of 8 steps, ")
     assert advice.startswith("modtrace: it holds NaN or infinite values. Do they matter? modtrace nonfinite ")

@@ -87,7 +87,7 @@ def test_stop_raises_before_parameters_change_and_leaves_a_complete_recording(op
     assert rec.meta.complete
     assert rec.table("steps")["step"].to_pylist() == [0, 1, 2, 3]
     [note] = rec.triggers
-    told = "log in 2 of Sequential made 18 inf" if ops else "output of 2 in Sequential holds 18 inf"
+    told = "log in 2 of Sequential made 18 -inf" if ops else "output of 2 in Sequential holds 18 -inf"
     assert (note.step, note.kind, note.reason) == (3, "NonFinite", told)
     lines = str(stopped.value).splitlines()
     assert lines[0].endswith("in step 3, forward")
@@ -261,7 +261,7 @@ def test_first_of_two_optimizers_is_stopped(ops: bool) -> None:
 def test_bad_micro_batch_stops_the_step_that_its_gradients_are_added_up_for(ops: bool) -> None:
     loop = Loop(make_model())
     with (
-        pytest.raises(modtrace.NonFiniteError, match="in step 1, forward"),
+        pytest.raises(modtrace.NonFiniteError, match="in step 1, micro-batch 0 of 0 to 2, forward"),
         modtrace.record(loop.model, ops=ops, on_nonfinite="stop", strict=True) as rec,
     ):
         for bad in (-1, 0, -1):

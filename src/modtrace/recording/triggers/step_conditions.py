@@ -19,7 +19,7 @@ from .site_names import SiteNames
 from .skips import Use
 from .step_band import StepBand
 from .step_tables import StepData
-from .trigger_kinds import LOGGED, REPORT, STOP, Above, NonFinite, OutOfBand, is_logged, selection_of
+from .trigger_kinds import LOGGED, Above, NonFinite, OutOfBand, is_logged, selection_of
 
 _Rows = npt.NDArray[np.int64]
 
@@ -144,7 +144,7 @@ class IsNonFinite:
         self.finding: NonFiniteFinding | None = None  # of the step that was looked at last
         self._selection = selection_of(trigger)
         self._selected = _Selected(self._selection)
-        self._find = None if trigger.then is None else find
+        self._find = find if trigger.asks_for_origin else None
         self._with_ops = trigger.roles is not None
         self._with_scalars = trigger.roles is None and trigger.include is None
 
@@ -157,7 +157,7 @@ class IsNonFinite:
                 return self._find_origin(seen, self._find) or self._scalars_in(seen)
             rows = rows[~is_of_op[rows]]
         found = self._of_tensors(seen, rows)
-        if found and self._find is not None and self.then in (REPORT, STOP):
+        if found and self._find is not None:
             found = self._find_first_tensor(seen, rows, self._find)
         found = found or self._scalars_in(seen)
         is_known = len(rows) or (self._with_scalars and seen.scalars)
@@ -183,7 +183,7 @@ class IsNonFinite:
     def _scalars_in(self, seen: StepRows) -> str:
         for name, values in seen.scalars.items() if self._with_scalars else ():
             wrong = [value for value in values if not np.isfinite(value)]
-            if wrong:
+            if wrong and "loss" in name.lower():  # of a metric, 0 / 0 is no finding
                 found = f"{LOGGED}{name} is {wrong[0]}"
                 self.finding = self.finding or NonFiniteFinding(found.partition(" ")[0], found, "")
                 return found

@@ -40,11 +40,11 @@ class _Trigger:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NonFinite(_Trigger):
-    """Fires when a measured tensor, or a logged number, is NaN or infinite.
+    """Fires when a measured tensor, or a logged number with "loss" in its name, is NaN or infinite.
 
-    With `then`, where the outputs of ops are measured and `roles` is not given, it fires when an op makes such values,
-    or a tensor held them that no op of the step had made. Intended values, such as the `-inf` of a mask, and
-    gradients that overflow before a GradScaler skips the step, are no reason.
+    Without `include`, `exclude` and `roles`, or with `then`, the values must have come to something that matters, as
+    `modtrace nonfinite` decides it: the `-inf` of a mask, and gradients that overflow before a GradScaler skips the
+    step, are no reason. Otherwise any value at the given places is one.
 
     Args:
         include: selects modules and parameters, as for `record()`; None for all. Logged numbers belong to no module
@@ -68,6 +68,11 @@ class NonFinite(_Trigger):
         selection_of(self)
         if self.then is not None:
             _check_then(self.then, "then")
+
+    @property
+    def asks_for_origin(self) -> bool:
+        """Whether it fires only at what matters: it was given no places, or has something to tell."""
+        return self.then is not None or (self.include, self.exclude, self.roles) == (None, None, None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -269,7 +274,12 @@ def check_keep_last(keep_last: object) -> None:
 
 def asks_for_origin(triggers: Sequence[Trigger]) -> bool:
     """Returns whether a trigger asks which op or module made NaN or infinite values."""
-    return any(isinstance(each, NonFinite) and each.then is not None for each in triggers)
+    return any(isinstance(each, NonFinite) and each.asks_for_origin for each in triggers)
+
+
+def tells_more(trigger: Trigger) -> bool:
+    """Returns whether a trigger does more than to have the held steps written."""
+    return isinstance(trigger, NonFinite) and trigger.then is not None
 
 
 def is_logged(stat: str) -> bool:
