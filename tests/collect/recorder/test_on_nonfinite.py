@@ -274,6 +274,28 @@ def test_bad_micro_batch_stops_the_step_that_its_gradients_are_added_up_for(ops:
     assert rec.table("steps")["step"].to_pylist() == [0, 1]
 
 
+@pytest.mark.parametrize("ops", [True, False])
+def test_error_tells_that_training_diverges(ops: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
+    with (
+        pytest.raises(modtrace.NonFiniteError) as raised,
+        modtrace.record(model, ops=ops, on_nonfinite="stop", strict=True) as rec,
+    ):
+        for _ in range(9):
+            optimizer.zero_grad()
+            model(torch.randn(64, 8)).square().mean().backward()
+            optimizer.step()
+    found = rec.first_nonfinite()
+    assert found is not None and {each.of for each in found.growth} == {"parameter", "parameter_grad"}
+    said = str(raised.value).splitlines()
+    assert {line for line in said if " grew, by step: " in line} == {
+        line for line in str(found).splitlines() if " grew, by step: " in line
+    }
+    assert any(line.startswith("  try: training diverges: lower the learning rate") for line in said)
+
+
 @pytest.mark.parametrize("ops", [False])
 def test_compiled_part_is_stopped_too(ops: bool) -> None:
     model = make_model()

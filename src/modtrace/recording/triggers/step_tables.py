@@ -1,6 +1,8 @@
 """Holds the rows of one step as a recording of its own, in which an analysis finds all that the step refers to."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +12,7 @@ from ..arrow.batches import to_batch
 from ..arrow.dictionary_codes import share_dictionaries
 from ..meta import RunMeta
 from ..raw_tensor import RawTensor
+from ..role import PARAMETER, PARAMETER_GRAD
 from ..schema import schema
 
 Columns = Mapping[str, pa.Array]
@@ -20,6 +23,9 @@ Batch = tuple[str, Columns]
 #: Small tables whose rows later steps refer to.
 _LASTING = frozenset({"modules", "sites"})
 
+#: The roles of tensors that grow when training diverges.
+_GROWING = frozenset({PARAMETER, PARAMETER_GRAD})
+
 
 class StepTables:
     """The rows of the step that is being received, and those of earlier steps to which it may refer.
@@ -27,13 +33,24 @@ class StepTables:
     Of `tensors` these are the last rows of each site: a parameter or a buffer has a row in the step that saw it first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps_before: int = 0) -> None:
+        """Holds nothing yet.
+
+        Args:
+            steps_before: of so many steps in front of it the finite parameters and gradients are held, too: they tell
+                whether these have grown.
+        """
         self._lasting: list[Batch] = []
         self._of_step: list[Batch] = []
+        self._before: deque[list[Batch]] = deque(maxlen=steps_before)
+        self._tells_growth = np.zeros(0, bool)  # by site
         self._leaves: pa.Table | None = None
 
     def add(self, table: str, columns: Columns) -> None:
         """Receives rows."""
+        if table == "sites":
+            roles = columns["role"].to_pylist()
+            self._tells_growth = np.append(self._tells_growth, [role in _GROWING for role in roles])
         (self._lasting if table in _LASTING else self._of_step).append((table, columns))
 
     def end_step(self) -> None:
@@ -44,11 +61,19 @@ class StepTables:
             sites = to_numpy(tensors["site_id"])
             _, from_end = np.unique(sites[::-1], return_index=True)
             self._leaves = tensors.take(pa.array(np.sort(len(sites) - 1 - from_end)))
+        if self._before.maxlen:
+            measured = [each for table, each in self._of_step if table == "values" and "nan_count" in each]
+            self._before.append([("values", self._of_growth(each)) for each in measured])
         self._of_step = []
+
+    def _of_growth(self, columns: Columns) -> Columns:
+        site, *counts = (to_numpy(columns[name], null=0) for name in ("site_id", "nan_count", "inf_count"))
+        rows = pa.array(np.flatnonzero(self._tells_growth[site] & (sum(counts) == 0)))
+        return {name: each.take(rows) for name, each in columns.items()}
 
     def read(self, more: Sequence[Batch] = ()) -> "StepData":
         """Returns the rows as a recording; `more` are rows of a step that has not ended."""
-        return StepData([*self._lasting, *self._of_step, *more], self._leaves)
+        return StepData([*self._lasting, *chain(*self._before), *self._of_step, *more], self._leaves)
 
 
 class StepData:
