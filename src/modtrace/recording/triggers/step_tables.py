@@ -1,7 +1,7 @@
 """Holds the rows of one step as a recording of its own, in which an analysis finds all that the step refers to."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -23,8 +23,9 @@ Batch = tuple[str, Columns]
 #: Small tables whose rows later steps refer to.
 _LASTING = frozenset({"modules", "sites"})
 
-#: The roles of tensors that grow when training diverges.
+#: The roles of tensors that grow when training diverges, and the columns that tell it.
 _GROWING = frozenset({PARAMETER, PARAMETER_GRAD})
+_OF_GROWTH = ("step", "site_id", "order", "count", "nan_count", "inf_count", "min", "max")
 
 
 class StepTables:
@@ -42,7 +43,7 @@ class StepTables:
         """
         self._lasting: list[Batch] = []
         self._of_step: list[Batch] = []
-        self._before: deque[list[Batch]] = deque(maxlen=steps_before)
+        self._before: deque[list[Columns]] = deque(maxlen=steps_before)
         self._tells_growth = np.zeros(0, bool)  # by site
         self._leaves: pa.Table | None = None
 
@@ -63,37 +64,47 @@ class StepTables:
             self._leaves = tensors.take(pa.array(np.sort(len(sites) - 1 - from_end)))
         if self._before.maxlen:
             measured = [each for table, each in self._of_step if table == "values" and "nan_count" in each]
-            self._before.append([("values", self._of_growth(each)) for each in measured])
+            self._before.append([{name: each[name] for name in _OF_GROWTH} for each in measured])
         self._of_step = []
 
-    def _of_growth(self, columns: Columns) -> Columns:
+    def _of_growth(self, columns: Columns) -> Batch:
         site, *counts = (to_numpy(columns[name], null=0) for name in ("site_id", "nan_count", "inf_count"))
         rows = pa.array(np.flatnonzero(self._tells_growth[site] & (sum(counts) == 0)))
-        return {name: each.take(rows) for name, each in columns.items()}
+        return "values", {name: each.take(rows) for name, each in columns.items()}
 
     def read(self, more: Sequence[Batch] = ()) -> "StepData":
         """Returns the rows as a recording; `more` are rows of a step that has not ended."""
-        return StepData([*self._lasting, *chain(*self._before), *self._of_step, *more], self._leaves)
+        before = list(self._before)
+        batches = [*self._lasting, *self._of_step, *more]
+        return StepData(batches, self._leaves, lambda: map(self._of_growth, chain(*before)))
 
 
 class StepData:
     """A `RecordingData` of one step."""
 
-    def __init__(self, batches: Sequence[Batch], leaves: pa.Table | None) -> None:
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        leaves: pa.Table | None,
+        before: Callable[[], Iterable[Batch]],
+    ) -> None:
+        """Holds rows; `before` returns some of `values` of earlier steps."""
         self.meta = RunMeta()
         self._batches = batches
+        self._before = before
         self._leaves = leaves
         self._tables: dict[str, pa.Table] = {}
 
     def table(self, name: str) -> pa.Table:
         """Returns the rows of a table."""
         if name not in self._tables:
-            self._tables[name] = _join(name, self._leaves if name == "tensors" else None, self._batches)
+            batches = [*(self._before() if name == "values" else ()), *self._batches]
+            self._tables[name] = _join(name, self._leaves if name == "tensors" else None, batches)
         return self._tables[name]
 
     def with_values(self, values: pa.Table) -> "StepData":
         """Returns the same rows with others of `values`."""
-        other = StepData(self._batches, self._leaves)
+        other = StepData(self._batches, self._leaves, self._before)
         other._tables = {**self._tables, "values": values}
         return other
 
