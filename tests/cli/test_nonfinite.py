@@ -74,7 +74,7 @@ def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_mark
         model(torch.ones(4, 4))
 
     assert run_command(monkeypatch, "show", folder) == 0
-    assert "NaN or infinite values in step 0; where they came up: modtrace nonfinite" in " ".join(
+    assert "NaN or infinite values in step 0; do they matter? modtrace nonfinite" in " ".join(
         capsys.readouterr().out.split()
     )
     assert run_command(monkeypatch, "nonfinite", folder) == 0

@@ -266,17 +266,17 @@ def test_calls_that_raised_or_did_not_end_are_noted() -> None:
         (
             (19,),
             None,
-            "! NaN or infinite values in step 19; where they came up: rec.first_nonfinite()",
+            "! NaN or infinite values in step 19; do they matter? rec.first_nonfinite()",
         ),
         (
             (4, 19),
             "my run",
-            "! NaN or infinite values in 2 steps, first in step 4; where they came up: modtrace nonfinite 'my run'",
+            "! NaN or infinite values in 2 steps, first in step 4; do they matter? modtrace nonfinite 'my run'",
         ),
         (
             (4,),
             "run",
-            "! NaN or infinite values in step 4, not in this one; where they came up: modtrace nonfinite run",
+            "! NaN or infinite values in step 4, not in this one; do they matter? modtrace nonfinite run",
         ),
     ],
 )

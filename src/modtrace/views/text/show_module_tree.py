@@ -120,7 +120,7 @@ def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Tex
     is_here = tree.step is not None and tree.step.step in tree.nonfinite_steps
     elsewhere = "" if is_here else ", not in this one"
     more = "rec.first_nonfinite()" if run is None else printable(shlex.join(["modtrace", "nonfinite", run]))
-    yield Text(f"! NaN or infinite values {steps}{elsewhere}; where they came up: {more}", "bold red")
+    yield Text(f"! NaN or infinite values {steps}{elsewhere}; do they matter? {more}", "bold yellow")
 
 
 def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
