@@ -232,7 +232,7 @@ class LiveRecording(Recording):
             options.triggers,
             max_bytes=options.max_bytes,
             behind=options.steps_behind,
-            reports=NonFiniteReports(strict=options.strict),
+            reports=NonFiniteReports(strict=options.strict, measures_all=options.measures_all),
         )
         recorder = Recorder(
             sink,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from .analysis.provenance.earlier_steps import EarlierSteps
 from .analysis.provenance.reach import Innocent
 from .analysis.provenance.search import find_first
 from .analysis.values.nonfinite import NonFinite
@@ -30,9 +31,15 @@ _MOST_REPORTS = 5
 class NonFiniteReports:
     """The reports of one recording: one for each place, and at the end the number of steps with such values."""
 
-    def __init__(self, *, strict: bool) -> None:
-        """Creates the reports of one recording; `strict` raises internal errors."""
+    def __init__(self, *, strict: bool, measures_all: bool) -> None:
+        """Creates the reports of one recording.
+
+        Args:
+            strict: raises internal errors.
+            measures_all: all that ops return is measured in every step.
+        """
         self._strict = strict
+        self._earlier = EarlierSteps(is_complete=measures_all)
         self._namer = surface_now()  # `modtrace record` speaks Python while its program runs
         self._innocent = Innocent()
         self._has_failed = False
@@ -52,7 +59,7 @@ class NonFiniteReports:
             return None
         try:
             with speak(self._namer):
-                found = find_first(data, selects, innocent=self._innocent, use=use)
+                found = find_first(data, selects, innocent=self._innocent, use=use, earlier=self._earlier)
                 if found is None or _is_unused(found, data, use.is_used):
                     return None
                 text = render_nonfinite(found)

@@ -7,7 +7,7 @@ from typing import Any
 from .recording.options.capture import BOUNDARY, COMPILED, INSIDE, Capture
 from .recording.options.capture import to_json as captures_to_json
 from .recording.options.op_options import Ops
-from .recording.options.step_range import StepRange
+from .recording.options.step_range import ALL_STEPS, StepRange
 from .recording.options.tensor_options import TensorOptions
 from .recording.triggers.trigger_kinds import Trigger, paths_of, tells_more
 from .surface import choose_phrase, name_argument
@@ -43,6 +43,15 @@ class RecordOptions:
         """
         of_ops = int(self.ops is not None and any(tells_more(each) for each in self.triggers))
         return max([of_ops, *(each.on_trigger for each in self.values)])
+
+    @property
+    def measures_all(self) -> bool:
+        """Whether all that ops return is measured in every step."""
+        return (
+            self.ops is not None
+            and self.steps == ALL_STEPS
+            and any(each.measures_all for each in self.values)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the options that determine the contents of the recording."""

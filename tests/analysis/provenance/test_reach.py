@@ -34,7 +34,6 @@ MISNAMED: Wrong = {
     ("distances", False): _RETURNED,
     ("cache", True): _VIEW,
     ("scaled gradients", False): _SKIPPED,
-    ("infinite data", True): "an infinity that `nan_to_num` writes in place of another is taken for its own",
     ("kept table", True): _VIEW,
     ("hook that cleans", True): _HOOK,
     ("hook that cleans", False): _HOOK,

@@ -136,6 +136,13 @@ def read_unwritten(x: torch.Tensor) -> torch.Tensor:
     return x + memory
 
 
+def read_partly_written(x: torch.Tensor) -> torch.Tensor:
+    memory = torch.empty(8)
+    memory.numpy()[:] = np.nan
+    memory[2:] = 1.0
+    return x + memory
+
+
 def write_by_numpy(x: torch.Tensor) -> torch.Tensor:
     copied = x.detach().clone()
     copied.numpy()[0, 0] = np.nan
@@ -152,14 +159,18 @@ def write_by_numpy(x: torch.Tensor) -> torch.Tensor:
         ),
         (
             read_unwritten,
-            "a tensor that it read is memory of torch.empty, to which no op has written since",
+            "a tensor that it read is memory of torch.empty, and no op has written to all of it",
+        ),
+        (
+            read_partly_written,
+            "a tensor that it read is memory of torch.empty, and no op has written to all of it",
         ),
         (
             write_by_numpy,
             "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy",
         ),
     ],
-    ids=["foreach", "unwritten", "NumPy"],
+    ids=["foreach", "unwritten", "partly written", "NumPy"],
 )
 def test_op_that_reads_what_nobody_measured_is_only_the_first_that_was_seen(
     function: Callable[[torch.Tensor], torch.Tensor], hint: str

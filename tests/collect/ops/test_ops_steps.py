@@ -252,6 +252,19 @@ def test_ops_that_prepare_a_batch_between_two_steps_belong_to_the_step_that_uses
     assert all(row["step"] == of_op[row["op_id"]] for row in values if row["op_id"] is not None)
 
 
+def test_ops_that_write_to_parts_of_a_batch_belong_to_the_step_that_uses_it():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, ops=True, strict=True) as rec:
+        for step in range(3):
+            part = torch.zeros(2, 4)
+            part[0] = torch.full((4,), float(step)).sin()
+            model(part).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert steps_of(rec, "sin") == steps_of(rec, "zeros") == [0, 1, 2]
+
+
 class Halve(nn.Module):
     def forward(self, x):
         return x / 2

@@ -163,7 +163,7 @@ def test_whatever_happens_to_tensors_c_numbers_them_as_python_does(seed):
             lambda: tensors.append(drawn_tensor(draw)), add_view, add_view, disturb, lose, read_arguments,
             lambda op=op: make(op), lambda op=op: make(op),
             lambda x=x: twins.same(lambda ids: ids.read(x)),
-            lambda x=x: twins.same(lambda ids: ids.find(x)),
+            lambda x=x: twins.same(lambda ids: (ids.storage_of(x), ids.find(x))),
             lambda x=x: twins.same(lambda ids: ids.identify(x)),
             lambda x=x, op=op: twins.same(lambda ids: ids.write(x, op)),
             lambda x=x, op=op: twins.same(lambda ids: ids.note_unreadable(x, op, "", KeyError(op))),

@@ -208,28 +208,32 @@ class _Answer:
                 "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy"
             )
         if event.unseen < 0 or event.unseen in self._trace.counts.dropped:
-            return (
-                "it read a tensor of an earlier step, which may have held them; nothing is known of it here"
-            )
+            return self._tell_dropped()
         written = self._tell_writer(event.unseen)
         return "it read a tensor that was not measured, and may have held them" + (
             f": {written}" if written else ""
         )
 
+    def _tell_dropped(self) -> str:
+        read = self._trace.counts.reads_dropped.get(self._event.op, ())
+        made = next(filter(None, map(self._makers.earlier.describe, read)), None)
+        if made is not None:
+            return f"it read a tensor of an earlier step: {made}"
+        return "it read a tensor of an earlier step, which may have held them; nothing is known of it here"
+
     def _tell_unwritten(self) -> str | None:
-        """Returns which tensor that the op read is memory to which no op has written; None if none is."""
-        for _, read in self._flow.reads.get(self._event.op, ()):
-            tensor, shown = read, self._flow.shown_by(read)
+        """Returns which tensor that the op read is memory to which ops have not written in full; None if none is."""
+        read = [tensor for _, tensor in self._flow.reads.get(self._event.op, ())]
+        for tensor in read if self._event.unwritten is None else [self._event.unwritten]:
+            shown: int | None = tensor
             while shown is not None:
                 tensor, shown = shown, self._flow.shown_by(shown)
             writer = self._find_writer(tensor)
-            if writer is not None and bare_name(writer["name"]) in UNINITIALIZED:
+            if writer is not None and (made_by := bare_name(writer["name"])) in UNINITIALIZED:
                 site = self._site(tensor)
                 known = BY_NAME.get((site.role if site else None) or "")
                 name = f"{known.of_one} {_name_source(site)}" if known else "a tensor that it read"
-                return (
-                    f"{name} is memory of torch.{bare_name(writer['name'])}, to which no op has written since"
-                )
+                return f"{name} is memory of torch.{made_by}, and no op has written to all of it"
         return None
 
     def _tell_writer(self, tensor: int) -> str | None:
@@ -269,10 +273,31 @@ class _Answer:
                 return self._trace.counts.of_leaf(tensor)
             counts = self._trace.counts.of_output(tensor)
             shown = flow.shown_by(tensor)
+            if counts is not None and counts.numel < math.prod(flow.tensors.shapes[tensor]):
+                return self._bound(tensor, counts)
             if counts is not None or shown is None:
                 return counts
             tensor = shown
         return None
+
+    def _bound(self, tensor: int, last: Counts) -> Counts | None:
+        """Returns what a tensor may hold of which an op has written a part; None if nothing is known of the rest."""
+        regions, counts = self._flow.regions, self._trace.counts
+        alike = (each for each, region in enumerate(regions) if region.storage == regions[tensor].storage)
+        measured = [
+            counts.of_output(each) if self._flow.tensors.producer[each] >= 0 else counts.of_leaf(each)
+            for each in alike
+            if self._trace.memory.do_overlap(each, tensor)
+        ]
+        earlier = [
+            each for each in measured if each is not None and each.order <= last.order and not each.nan
+        ]
+        numel = math.prod(self._flow.tensors.shapes[tensor])
+        low = min((each.min for each in earlier if each.min is not None), default=None)
+        high = max((each.max for each in earlier if each.max is not None), default=None)
+        if all(each.numel < numel for each in earlier):
+            return None
+        return last._replace(nan=0, inf=0, numel=numel, min=low, max=high, first_index=None, is_bound=True)
 
     def _describe(self, read: ReadTensor) -> str:
         flow = self._flow
@@ -282,7 +307,8 @@ class _Answer:
         if counts is not None and counts.nan:
             text += f", {describe_counts(counts.nan, counts.inf)}"
         elif counts is not None and counts.min is not None and counts.max is not None:
-            text += f", {counts.min + 0.0:.4g} .. {counts.max + 0.0:.4g}"  # -0 is 0
+            within = "within " if counts.is_bound else ""
+            text += f", {within}{counts.min + 0.0:.4g} .. {counts.max + 0.0:.4g}"  # -0 is 0
         held = self._name_held(read.tensor)
         op = int(flow.tensors.producer[read.tensor])
         made = f"from {flow.describe_op(op)}" if op >= 0 else None

@@ -247,9 +247,13 @@ def _is_softmax_by_hand(trace: Trace, event: Origin) -> bool:
         for _, tensor in flow.returns.get(op, ())
         for reader in flow.readers.get(tensor, ())
     ]
+    exponentials = {op for op, name in enumerate(names) if name in EXPONENTIALS}
     return any(
         names[op] == "log"
-        or (names[op] == "div" and event.tensor in [tensor for _, tensor in flow.reads[op]])
+        or (
+            names[op] == "div"
+            and any(flow.tensors.producer[each] in exponentials for _, each in flow.reads[op])
+        )
         for op in of_sums
     )
 

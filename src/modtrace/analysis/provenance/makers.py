@@ -7,6 +7,7 @@ import numpy as np
 
 from ..step.calls import column_of
 from ..values.nonfinite import SOURCE
+from .earlier_steps import EarlierSteps
 from .indexed_tables import IndexedTables
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
@@ -27,8 +28,10 @@ class Maker(NamedTuple):
 class Makers:
     """Follows the ops of earlier steps, as far as they were recorded."""
 
-    def __init__(self, tables: IndexedTables) -> None:
+    def __init__(self, tables: IndexedTables, earlier: EarlierSteps) -> None:
+        """Reads nothing before it is asked; `earlier` is what is known of dropped steps."""
         self._tables = tables
+        self.earlier = earlier
         self._trace = lru_cache(maxsize=_KEPT)(self._read)
 
     def find(self, tensor_id: int, before: int) -> Maker | None:
@@ -68,7 +71,7 @@ class Makers:
     def _read(self, step: int) -> Trace | None:
         data = self._tables.of_step(step)
         flow = read_step_flow(data, step)
-        counts = StepCounts(self._tables, data, flow)
+        counts = StepCounts(self._tables, data, flow, self.earlier)
         return None if counts.has_lost_rows else trace_step(self._tables, flow, counts)
 
 

@@ -37,6 +37,7 @@ class Memory:
     def __init__(self, flow: StepFlow) -> None:
         self._regions = flow.regions
         self._writes: dict[int, list[Write]] = {}  # by storage
+        self._unwritten: dict[int, list[int]] = {}  # by storage: tensors to which no op has written in full
 
     def look(self, tensor: int) -> Finiteness:
         """Returns what a tensor holds now."""
@@ -51,6 +52,21 @@ class Memory:
             kept.append(Write(region, state))
         if kept:
             self._writes[storage] = kept
+        if storage in self._unwritten:
+            unwritten = (
+                each for each in self._unwritten.pop(storage) if not _covers(region, self._regions[each])
+            )
+            self._unwritten[storage] = list(unwritten)
+
+    def allocate(self, tensor: int) -> None:
+        """Notes that nobody has written to a tensor."""
+        self.write(tensor, Finiteness())
+        self._unwritten.setdefault(self.storage_of(tensor), []).append(tensor)
+
+    def find_unwritten(self, tensor: int) -> int | None:
+        """Returns the allocated tensor of which a tensor shows a part, if ops have not written to all of it."""
+        allocated = self._unwritten.get(self.storage_of(tensor), ())
+        return next((each for each in allocated if self.do_overlap(each, tensor)), None)
 
     def storage_of(self, tensor: int) -> int:
         """Returns the storage of a tensor; if that is not known, a negative number that no other tensor has."""

@@ -39,6 +39,9 @@ NEVER_NAN = _names(
     "add sub rsub mul neg abs relu threshold where masked_fill maximum minimum clamp clamp_min clamp_max"
 )
 
+#: They make no NaN of finite numbers either, if there are some.
+AVERAGES = _names("sum mean")
+
 #: They return memory that nobody has written to.
 UNINITIALIZED = _names(
     "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize empty_affine_quantized"

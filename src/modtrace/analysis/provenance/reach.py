@@ -77,7 +77,7 @@ def _has_backward(data: RecordingData) -> bool:
 EventPlace = tuple[object, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Innocent:
     """What is known from the steps before."""
 

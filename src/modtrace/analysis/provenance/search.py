@@ -19,6 +19,7 @@ from ..step.inside import find_unseen
 from ..step.placement import Module, merge_wrappers
 from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
 from .answer import answer
+from .earlier_steps import EarlierSteps
 from .indexed_tables import IndexedTables
 from .makers import Makers, is_read_later
 from .op_rules import SHAPES_ONLY, UNSCALES
@@ -38,6 +39,7 @@ def find_first(
     *,
     innocent: Innocent | None = None,
     use: Use | None = None,
+    earlier: EarlierSteps | None = None,
 ) -> NonFinite | None:
     """Returns what made the first NaN or infinite values; None if there are none, or only intended ones.
 
@@ -45,12 +47,13 @@ def find_first(
         data: the recording.
         selects: of what was made by ops, whether it counts, by the path of the module.
         innocent: what is known, for the next part of the same recording.
+        earlier: what is known of the tensors of dropped steps; what this one holds is added to it.
         use: of a step that has just ended, what became of its gradients; None: the recording tells.
 
     Raises:
         NothingRecordedError: no tensor was measured.
     """
-    search = _Search(data, innocent, use)
+    search = _Search(data, innocent, use, earlier)
     every = search.find_answers()
     found = next((each for each in every if each.op is None or selects(each.path or "")), None)
     return None if found is None else add_surroundings(search.tables, found)
@@ -90,11 +93,18 @@ class _Searched(NamedTuple):
 class _Search:
     """Searches the steps of a recording."""
 
-    def __init__(self, data: RecordingData, innocent: Innocent | None = None, use: Use | None = None) -> None:
+    def __init__(
+        self,
+        data: RecordingData,
+        innocent: Innocent | None = None,
+        use: Use | None = None,
+        earlier: EarlierSteps | None = None,
+    ) -> None:
         self.tables = IndexedTables(data)
         self._innocent = Innocent() if innocent is None else innocent
         self._skipped = SkippedSteps(self.tables, use)
-        self._makers = Makers(self.tables)
+        self._earlier = EarlierSteps() if earlier is None else earlier
+        self._makers = Makers(self.tables, self._earlier)
 
     def find_answers(self) -> Iterator[NonFinite]:
         """Yields who made values that matter, step by step."""
@@ -103,6 +113,7 @@ class _Search:
             require_measured(self.tables.data)
         for step, sites in suspicious:
             if sites in self._innocent.steps:
+                self._earlier.skip(self.tables.of_step(step))
                 continue
             found = self._search_step(step)
             if found.is_innocent:
@@ -130,10 +141,11 @@ class _Search:
         if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
             return _describe_partly_lost(data, unscales=False)
         flow = read_step_flow(data, step)
-        counts = StepCounts(tables, data, flow)
+        counts = StepCounts(tables, data, flow, self._earlier)
         if counts.has_lost_rows:
             return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
         trace = trace_step(tables, flow, counts)
+        self._earlier.note(trace, step)
         losses = find_bad_losses(tables, step)
         are_finite = are_ends_finite(tables, data, losses, returns_meant=trace.returns_meant)
         found = select_guilty(trace, are_finite, self._innocent)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,9 @@ class Counts(NamedTuple):
     dtype: str
     first_index: tuple[int, ...] | None = None  # of the first NaN or infinite element
     order: int = 0  # of the measurement within its step
+    is_bound: bool = (
+        False  # `min` and `max` are of all that it may hold: an op has written to a part of it since
+    )
 
     @property
     def are_negative(self) -> bool:
@@ -48,18 +51,36 @@ class Counts(NamedTuple):
         return not self.nan and self.max != math.inf
 
 
+class Remembered(Protocol):
+    """What is known of the tensors of dropped steps, by id."""
+
+    def is_finite(self, tensor_id: int) -> bool:
+        """Returns whether it is known to be finite."""
+
+    def describe(self, tensor_id: int) -> str | None:
+        """Returns what made the values that it held; None if nothing is known, or they were meant."""
+
+
 class StepCounts:
     """The measurements of the tensors of a step; numbers of ops and tensors are those of its `StepFlow`."""
 
-    def __init__(self, tables: IndexedTables, data: RecordingData, flow: StepFlow) -> None:
+    def __init__(
+        self,
+        tables: IndexedTables,
+        data: RecordingData,
+        flow: StepFlow,
+        earlier: "Remembered",
+    ) -> None:
         """Reads the step's rows of `values`.
 
         Args:
             tables: all of the recording.
             data: the rows of the step.
             flow: its ops.
+            earlier: what is known of the tensors of dropped steps.
         """
         self._tables = tables
+        self._earlier_steps = earlier
         self._flow = flow
         self.outputs: dict[tuple[int, str], Counts] = {}  # by op and slot of its output
         #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
@@ -170,14 +191,25 @@ class StepCounts:
         return frozenset(np.flatnonzero(np.isin(of_step.tensor_id, dropped)).tolist())
 
     @cached_property
-    def reads_dropped(self) -> frozenset[int]:
-        """The ops that read a tensor whose row is not in the recording, because its step was dropped."""
+    def reads_dropped(self) -> Mapping[int, list[int]]:
+        """By op the ids of what it read whose row is not in the recording, because its step was dropped.
+
+        What is known to be finite is left out.
+        """
         ops = self._flow.ops.op_id
         uses = self._tables.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops)
         read = column_of(uses, "tensor_id")
         known = column_of(self._tables.find("tensors", ["tensor_id"], tensor_id=read), "tensor_id")
         op = RowFinder(ops)(column_of(uses, "consumer_op"))
-        return frozenset(op[(op >= 0) & ~np.isin(read, known)].tolist())
+        found: dict[int, list[int]] = {}
+        for at in np.flatnonzero((op >= 0) & ~np.isin(read, known)).tolist():
+            if not self._earlier_steps.is_finite(int(read[at])):
+                found.setdefault(int(op[at]), []).append(int(read[at]))
+        return found
+
+    def reads_bad(self, op: int) -> bool:
+        """Returns whether an op reads a tensor of a dropped step that is known to hold values which are not meant."""
+        return any(self._earlier_steps.describe(each) is not None for each in self.reads_dropped.get(op, ()))
 
     def _find_shown(self, views: list[Mapping[str, Any]]) -> dict[int, int]:
         """Returns of tensors that are views what they show: tensors that their ops read, and did not write to."""

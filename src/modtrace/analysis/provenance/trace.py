@@ -12,6 +12,7 @@ from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
 from .indexed_tables import IndexedTables
 from .memory import BAD, CLEAN, MEANT, UNSEEN, Finiteness, Memory, join
 from .op_rules import (
+    AVERAGES,
     CARRIERS,
     CASTS,
     DIVISIONS,
@@ -60,6 +61,7 @@ class Origin:
     loaded: int | None = None  # the parameter or buffer into which the program has written them
     #: Of what was first seen: the tensor that the op read and nobody had measured, -1 if it has no row.
     unseen: int | None = None
+    unwritten: int | None = None  # memory that it read, to which ops have not written in full
 
     def is_mask(self, names: list[str]) -> bool:
         """Returns whether it holds -inf and nothing else: meant, logarithms, or lowest numbers in a smaller format."""
@@ -237,7 +239,8 @@ class _Tracer:
         """Returns what an op has left in what it returned; None if it has written nothing."""
         name, counts = self._names[op], self._counts.outputs.get((op, slot))
         if name in UNINITIALIZED:
-            return Finiteness()
+            self.memory.allocate(tensor)
+            return None
         if counts is None:
             return self._judge_unmeasured(op, tensor, worst)
         if not counts.nan and not counts.inf:
@@ -282,8 +285,13 @@ class _Tracer:
             return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
         args = self._flow.args[made.op]
         is_constant = holds_nan(args) or holds_infinity(args)
-        if worst.kind == CLEAN and made.counts.nan and name in NEVER_NAN and not is_constant:
-            return replace(made, kind=FIRST_SEEN)
+        has_numbers = any(self._flow.holds_numbers(tensor) for _, tensor, _ in inputs)
+        is_given = name in NEVER_NAN or (name in AVERAGES and has_numbers)
+        if worst.kind == CLEAN and made.counts.nan and is_given and not is_constant:
+            found = [self.memory.find_unwritten(tensor) for _, tensor, _ in inputs]
+            return replace(
+                made, kind=FIRST_SEEN, unwritten=next((each for each in found if each is not None), None)
+            )
         # What is bad of what it read is a mask.
         meant = tuple(other for _, other, state in inputs if state.kind in (MEANT, BAD))
         return replace(made, meant_inputs=meant)
@@ -333,6 +341,7 @@ class _Tracer:
             worst.kind == UNSEEN
             and name in CARRIERS
             and (worst.origin < 0 or worst.origin in self._counts.dropped)
+            and not self._counts.reads_bad(op)
         ):
             return Finiteness(MEANT)  # a mask that is made once and kept
         states = [worst, *(state for _, _, state in inputs)]

@@ -77,20 +77,25 @@ class OpBoundary(Listener):
         mode = self._mode
         return not (mode.is_off or mode.is_running or threading.get_ident() != self._thread)
 
-    def find_given(self, segment: Segment) -> list[int]:
-        """Returns the numbers of the tensors that the module call which begins is given, as far as they are known."""
+    def find_given(self, segment: Segment) -> set[int]:
+        """Returns the numbers of the storages that the module call which begins is given, as far as they are known."""
         if self._mode.has_failed or not self._is_seen():
-            return []
+            return set()
         try:
             args, kwargs = call_arguments(find_call(sys._getframe()))
             with DisableTorchFunction():
                 given = _tensors_in((args, kwargs))
             with _aside(given):
-                numbers = [self._find(tensor) for _, tensor in given]
+                return {self._storage_of(tensor) for _, tensor in given} - {NO_TENSOR}
         except Exception as error:
             self._mode.fail(error, f"what {segment.named.shown} was given")
-            return []
-        return [number for number in numbers if number != NO_TENSOR]
+            return set()
+
+    def _storage_of(self, tensor: torch.Tensor) -> int:
+        try:
+            return self._mode.ids.storage_of(_unwrapped(tensor))
+        except Exception:  # it is unreadable, or has none
+            return NO_TENSOR
 
     # Going in. Leaves are named on every thread, and where ops are not wanted.
 

@@ -208,6 +208,15 @@ static PyObject *ids_find(PyObject *self, PyObject *tensor) {
     return number < 0 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(number);
 }
 
+static PyObject *ids_storage_of(PyObject *object, PyObject *tensor) {
+    TensorIds *self = (TensorIds *)object;
+    PyObject *stored = call_method(tensor, self->state->names[UNTYPED_STORAGE]);
+    if (stored == NULL) return NULL;
+    const Storage *storage = find_storage(&self->storages, stored);
+    Py_DECREF(stored);
+    return PyLong_FromLongLong(storage == NULL ? -1 : storage->number);
+}
+
 /* ---- Writing and making. */
 
 static PyObject *wrong_count(const char *name, Py_ssize_t wanted, Py_ssize_t given) {
@@ -479,6 +488,7 @@ static PyMethodDef methods[] = {
     {"read", ids_read, METH_O, "read(tensor): records that an op reads a tensor."},
     {"identify", ids_identify, METH_O, "identify(tensor): returns the number of a tensor that no op reads."},
     {"find", ids_find, METH_O, "find(tensor): returns its number; -1 if it is new and would become a leaf."},
+    {"storage_of", ids_storage_of, METH_O, "storage_of(tensor): returns the number of its storage; -1 if it is new."},
     {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): records that an op has written to a tensor."},
     {"resized", ids_resized, METH_O, "resized(storage): records the size of a storage that may have been resized."},
     {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): records that an op returns a tensor."},

@@ -204,6 +204,11 @@ class TensorIds:
             number = self._add(tensor, storage, geometry, storage.writer, "", tensor.requires_grad)
         return NO_TENSOR if number is None else number
 
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        """Returns the number of a tensor's storage; -1 if it is new."""
+        storage = self._known(tensor.untyped_storage())
+        return -1 if storage is None else storage.number
+
     def _identify(self, tensor: torch.Tensor) -> tuple[int, int]:
         stored = tensor.untyped_storage()
         geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))

@@ -160,6 +160,12 @@ class Capture:
             )
 
     @property
+    def measures_all(self) -> bool:
+        """Whether it measures all that ops return, in every step."""
+        is_always = self.steps is None and not self.on_trigger and self.stats > 0
+        return is_always and OP_OUTPUT in self.roles and not self.ops and self.means_all_modules
+
+    @property
     def means_all_modules(self) -> bool:
         """True if the capture does not choose among modules."""
         return self.paths.is_all and not self.types and self.where is None
