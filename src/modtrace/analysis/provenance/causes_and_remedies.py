@@ -240,21 +240,22 @@ def _overflow_of_exp(trace: Trace, event: Origin, inputs: list[ReadTensor]) -> C
 def _is_softmax_by_hand(trace: Trace, event: Origin) -> bool:
     """Returns whether exponentials are divided by their sum, or the logarithm of that sum is taken."""
     flow, names = trace.flow, trace.flow.bare_names
-    sums = [op for op in flow.readers.get(event.tensor, ()) if names[op] == "sum"]
-    of_sums = [
+
+    def reads(op: int) -> set[str]:
+        made_by = (int(flow.tensors.producer[tensor]) for _, tensor in flow.reads.get(op, ()))
+        return {names[each] for each in made_by if each >= 0}
+
+    readers = flow.readers.get(event.tensor, ())
+    of_sums = {
         reader
-        for op in sums
+        for op in readers
+        if names[op] == "sum"
         for _, tensor in flow.returns.get(op, ())
         for reader in flow.readers.get(tensor, ())
-    ]
-    exponentials = {op for op, name in enumerate(names) if name in EXPONENTIALS}
-    return any(
-        names[op] == "log"
-        or (
-            names[op] == "div"
-            and any(flow.tensors.producer[each] in exponentials for _, each in flow.reads[op])
-        )
-        for op in of_sums
+    }
+    return any(names[op] == "log" for op in of_sums) or any(
+        names[op] == "div" and "sum" in reads(op) and not EXPONENTIALS.isdisjoint(reads(op))
+        for op in {*readers, *of_sums}
     )
 
 
