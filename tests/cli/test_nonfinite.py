@@ -80,8 +80,8 @@ def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_mark
     assert run_command(monkeypatch, "nonfinite", folder) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert re.fullmatch(
-        r"no non-finite values that matter, in \d+ measured tensors of 1 step: those in \d+ tensors came to no "
-        r"loss, parameter or output that is returned, or no optimizer used them \(--all lists what was absorbed\)",
+        r"no non-finite values that matter, in \d+ measured tensors of 1 step: what \d+ tensors hold came to "
+        r"no loss, gradient, parameter or returned output, or no optimizer used it \(--all lists who made it\)",
         told,
     )
 

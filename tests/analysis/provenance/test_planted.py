@@ -247,7 +247,7 @@ def test_overflow_of_float16_is_named_with_how_near_its_inputs_were() -> None:
     found = first_in(rec)
     assert (found.step, found.phase, found.path, found.op) == (0, "forward", "1", "aten.addmm.default")
     assert found.cause == "overflow"
-    assert found.hint == "beyond 6.55e+04, the largest float16; its inputs reach 3750, 6% of it"
+    assert found.hint == "beyond 65504, the largest float16; its inputs reach 3750, 6% of it"
 
 
 def test_gated_product_is_named_and_not_the_layer_that_reads_it() -> None:

@@ -144,7 +144,7 @@ class _Answer:
             slot=site.slot,
             source=site.name,
             hint="the program wrote them into it before the forward",
-            remedy="look at what it was loaded from, as a checkpoint",
+            remedy="check what it was loaded from, such as a checkpoint",
         )
 
     def _build_held(self, reader: int, counts: Counts, **told: Any) -> NonFinite:

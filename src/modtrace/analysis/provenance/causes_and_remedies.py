@@ -91,7 +91,7 @@ def _fully_masked(trace: Trace, name: str, event: Origin, inputs: list[ReadTenso
         return None
     return Cause(
         "fully masked row",
-        "a row of the scores is masked in full, and softmax over nothing but -inf is 0 / 0",
+        "a row of the scores is masked in full, and the softmax of a row of nothing but -inf is 0 / 0",
         "leave one position of each row unmasked, or set the rows of padding to 0 after the softmax",
     )
 
@@ -113,7 +113,7 @@ def _outside_of_domain(name: str, inputs: list[ReadTensor]) -> Cause | None:
         if reached >= high or reached <= low:
             above = f"from {low:g} to {high:g}" if high < math.inf else f"above {low:g}"
             return Cause(
-                f"{name} at {reached:.4g}",
+                f"{name} at {reached:.7g}",
                 f"{name} is finite {above}, and its input reaches {reached:.7g}",
                 "clamp it a little inside of that: rounding alone can lead out of it",
             )
@@ -150,8 +150,8 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
     if name in VARIANCES and event.counts.nan:
         return Cause(
             "variance of one element",
-            "the unbiased variance divides by the number of elements less one",
-            "give it more than one element, or correction=0",
+            "the unbiased variance divides by the number of elements less one, which is 0",
+            "give it more than one element, as by drop_last=True of a DataLoader, or correction=0",
         )
     if name in MEANS and event.counts.nan:
         return Cause(
@@ -167,10 +167,13 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
         return Cause(
             "division by 0",
             "its divisor holds 0: the root of the second moment and eps",
-            "a larger eps in the optimizer: 1e-8 is 0 in float16",
+            "a larger eps in the optimizer"
+            + (": 1e-8 is 0 in float16" if event.counts.dtype == "float16" else ""),
         )
     if zero := _tell_zero(name, inputs, args):
-        return Cause("division by 0", zero, "add an epsilon to the divisor, or clamp it: a count at 1")
+        return Cause(
+            "division by 0", zero, "add an epsilon to the divisor, or clamp it, as count.clamp(min=1)"
+        )
     return None
 
 
@@ -209,6 +212,12 @@ def _in_backward(forward: str, zero: str | None) -> Cause | None:
             f"the derivative of the vectors divides by the differences of {values}, and some are equal",
             f"compute the gradient of the {values} alone, or add small different numbers to the diagonal",
         )
+    if forward in _FINITE_BETWEEN and forward != "logit":
+        return Cause(
+            f"derivative of {forward} at an end of its range",
+            f"the derivative of {forward} is infinite at the ends of where it is defined",
+            f"clamp the input of {forward} a little inside of that",
+        )
     if zero is None:
         return None
     if forward in ROOTS:
@@ -218,11 +227,12 @@ def _in_backward(forward: str, zero: str | None) -> Cause | None:
             "add an epsilon inside of it",
         )
     if forward in LOGARITHMS | DIVISIONS:
+        by, keep = ("divisor", "x != 0") if forward in DIVISIONS else ("input", "x > 0")
         return Cause(
             f"derivative of {forward} at 0",
-            f"the derivative of {forward} divides by its input, and {zero}; a where() behind it hides the values, "
-            "and not their gradients",
-            f"keep 0 out of what {forward} is given: torch.where(x > 0, x, 1) before it",
+            f"the derivative divides by the {by} of {forward}, and {zero}; a where() behind {forward} hides "
+            "the values, and not their gradients",
+            f"keep 0 out of the {by}: clamp it, or torch.where({keep}, x, 1) in front of {forward}",
         )
     return None
 
@@ -264,10 +274,10 @@ def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | Non
     top = max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
     if limit is None or name in EXPONENTIALS or not event.counts.inf or top <= 1:
         return None
-    text = f"beyond {limit:.4g}, the largest {event.counts.dtype}; {_tell_reach(name, inputs, limit)}"
+    text = f"beyond {limit:.6g}, the largest {event.counts.dtype}; {_tell_reach(name, inputs, limit)}"
     remedy = "look at what makes the inputs that large"
     if event.counts.dtype == "float16":
-        remedy = "run this module in float32 or bfloat16, or scale its input or weights down"
+        remedy = "compute this in float32 or bfloat16, or scale its input or weights down"
     return Cause(OVERFLOW, text, remedy)
 
 
@@ -278,7 +288,7 @@ def _tell_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
             f"its inputs reach {tops[0]:.4g} and {tops[1]:.4g}, which multiplied are {tops[0] * tops[1]:.4g}"
         )
     share = max(tops) / limit
-    return f"its inputs reach {max(tops):.4g}" + (f", {share:.0%} of it" if share >= 0.005 else "")
+    return f"its inputs reach {max(tops):.6g}" + (f", {share:.0%} of it" if 0.005 <= share <= 0.99 else "")
 
 
 def _abs_max(counts: Counts) -> float:

@@ -77,7 +77,10 @@ class Makers:
 
 def is_read_later(tables: IndexedTables, trace: Trace, event: Origin) -> bool:
     """Returns whether an op of a later step reads what holds the values: that step tells what became of them."""
-    ops, tensor_id = trace.flow.ops.op_id, trace.flow.tensors.tensor_id
-    held = tensor_id[[tensor for tensors in event.unread.values() for tensor in tensors]]
-    readers = column_of(tables.find("uses", ["consumer_op"], tensor_id=held), "consumer_op")
-    return bool((readers > ops.max()).any())
+    number = trace.events.index(event)
+    tensors = [event.tensor, *(each for unread in event.unread.values() for each in unread)]
+    held = {trace.memory.storage_of(each) for each in tensors if number in trace.memory.look(each).origins}
+    storages = np.array([each for each in held if each >= 0], np.int64)
+    shown = column_of(tables.find("tensors", ["tensor_id"], storage=storages), "tensor_id")
+    readers = column_of(tables.find("uses", ["consumer_op"], tensor_id=shown), "consumer_op")
+    return bool((readers > trace.flow.ops.op_id.max()).any())

@@ -56,7 +56,7 @@ def find_first(
     search = _Search(data, innocent, use, earlier)
     every = search.find_answers()
     found = next((each for each in every if each.op is None or selects(each.path or "")), None)
-    return None if found is None else add_surroundings(search.tables, found)
+    return None if found is None else add_surroundings(search.tables, search.skipped, found)
 
 
 def find_all(data: RecordingData) -> Iterator[NonFinite]:
@@ -73,7 +73,7 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
     every = search.find_answers()
     first = next(every, None)
     if first is not None:
-        yield add_surroundings(search.tables, first)
+        yield add_surroundings(search.tables, search.skipped, first)
         yield from every
 
 
@@ -102,7 +102,7 @@ class _Search:
     ) -> None:
         self.tables = IndexedTables(data)
         self._innocent = Innocent() if innocent is None else innocent
-        self._skipped = SkippedSteps(self.tables, use)
+        self.skipped = SkippedSteps(self.tables, use)
         self._earlier = EarlierSteps() if earlier is None else earlier
         self._makers = Makers(self.tables, self._earlier)
 
@@ -158,7 +158,7 @@ class _Search:
         if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
             told = [self._describe_module(data, row), *told]
         if trace.unscales:
-            told = [each for each in told if not _is_expected(each)] or _unless_few(told, self._skipped)
+            told = [each for each in told if not _is_expected(each)] or _unless_few(told, self.skipped)
 
         def answer_absorbed() -> list[NonFinite]:
             others = [event for event in trace.events if event not in set(found)]
@@ -178,8 +178,8 @@ class _Search:
         told = [self._describe_module(data, row)]
         if are_ends_finite(self.tables, data):
             return _Searched([], True, lambda: told)
-        if step in self._skipped and _is_gradient(told[0]):
-            return _Searched(_unless_few(told, self._skipped), is_innocent=False)
+        if step in self.skipped and _is_gradient(told[0]):
+            return _Searched(_unless_few(told, self.skipped), is_innocent=False)
         return _Searched(told, is_innocent=False)
 
     def _answer(self, data: RecordingData, trace: Trace, event: Origin, step: int) -> NonFinite:

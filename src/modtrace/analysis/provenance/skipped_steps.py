@@ -46,6 +46,11 @@ class SkippedSteps:
         """Returns whether so many of the last steps were skipped that lowering the scale does not help."""
         return are_many_skipped(self.count(step)[0])
 
+    def find_many(self) -> tuple[int, int]:
+        """Returns `count` of the last step if so many were skipped; else zeros."""
+        last = 0 if self._use is not None else int(self._trained.max(initial=0))
+        return self.count(last) if self.are_many(last) else (0, 0)
+
     @cached_property
     def _trained(self) -> Column:
         return np.union1d(self._find((GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD), BACKWARD), self._used)

@@ -13,6 +13,7 @@ from ..step.calls import column_of
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
 from .op_rules import SEED
+from .skipped_steps import SkippedSteps
 from .step_counts import read_outputs
 
 #: The steps that are looked at for growth.
@@ -28,7 +29,7 @@ _Rows = npt.NDArray[np.void]
 _ROW = np.dtype([("step", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_max", "f8")])
 
 
-def add_surroundings(tables: IndexedTables, found: NonFinite) -> NonFinite:
+def add_surroundings(tables: IndexedTables, skipped: SkippedSteps, found: NonFinite) -> NonFinite:
     """Returns the answer with what grew in the steps before, and with what else was not finite from its step on."""
     rows = _read_parameters(tables, found.step)
     growth = tuple(_find_growth(tables.data, rows, found.step))
@@ -36,7 +37,7 @@ def add_surroundings(tables: IndexedTables, found: NonFinite) -> NonFinite:
     return replace(
         found,
         growth=growth,
-        after=_find_aftermath(tables, rows, found.step),
+        after=_find_aftermath(tables, skipped, rows, found.step),
         remedy=found.remedy if is_explained else _remedy_of({each.of for each in growth}) or found.remedy,
     )
 
@@ -51,16 +52,19 @@ def _remedy_of(grown: Collection[str]) -> str | None:
     return None
 
 
-def _find_aftermath(tables: IndexedTables, rows: _Rows, step: int) -> Aftermath:
+def _find_aftermath(tables: IndexedTables, skipped: SkippedSteps, rows: _Rows, step: int) -> Aftermath:
     gradients = rows[(rows["step"] == step) & rows["of_gradient"]]
     later = rows[(rows["step"] >= step) & ~rows["of_gradient"]]
     bad = later[later["is_bad"]]["step"]
+    count, trained = skipped.find_many()
     return Aftermath(
         loss=_is_any(find_bad_losses(tables, step)),
         gradients=int(gradients["is_bad"].sum()),
         measured_gradients=len(gradients),
         parameters_step=int(bad.min()) if len(bad) else None,
         last_parameters_step=int(later["step"].max()) if len(later) else None,
+        skipped=count,
+        trained=trained,
     )
 
 

@@ -64,6 +64,8 @@ class Aftermath:
     #: The first step that used parameters which were not finite; None: none is known.
     parameters_step: int | None
     last_parameters_step: int | None  # the last step whose parameters were measured; None: there is none
+    skipped: int = 0  # steps without an optimizer at the end of the recording, if that is too often ...
+    trained: int = 0  # ... of so many
 
 
 @dataclass(frozen=True, kw_only=True)

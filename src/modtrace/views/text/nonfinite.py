@@ -166,8 +166,11 @@ def describe_absorbed(absorbed: Iterable[NonFinite]) -> Iterator[str]:
 
 
 def _describe_absorbed(found: NonFinite) -> str:
+    made = (
+        f" ({found.hint})" if found.kind == SOURCE and found.hint and " made it in step" in found.hint else ""
+    )
     behind = f"; finite again behind {', '.join(found.replaced_by[:_LINKS])}" if found.replaced_by else ""
-    return f"{describe_made(found)} in {_tell_time(found)}{behind}"
+    return f"{describe_made(found)} in {_tell_time(found)}{made}{behind}"
 
 
 def _head(which: str, counts: str, found: NonFinite) -> Text:
@@ -213,8 +216,8 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
         yield f"{count_of(found.others, 'other place')} of this step made such values too: {them}"
     if not found.has_lines and found.kind != SOURCE:
         yield choose_phrase(
-            python="the line of your program: record(ops=modtrace.Ops(source=True))",
-            command_line="the line of your program: modtrace record --ops --source",
+            python="for the line of your program: record(ops=modtrace.Ops(source=True))",
+            command_line="for the line of your program: modtrace record --ops --source",
         )
 
 
@@ -243,18 +246,20 @@ def _describe_after(found: NonFinite) -> Iterator[str]:
     if after.measured_gradients and not after.gradients:
         finite.append("the gradients of parameters")
     if after.parameters_step is None and (after.last_parameters_step or 0) > found.step:
-        finite.append(f"the parameters up to step {after.last_parameters_step}")
+        finite.append(f"the parameters that step {after.last_parameters_step} used")
     if reached:
         yield f"reached {', '.join(reached)}"
+    if after.skipped:
+        yield f"no optimizer used the gradients of {after.skipped} of the last {after.trained} steps of this recording"
     if finite:
-        yield f"did not reach {', '.join(finite)}"
+        yield f"finite all the same: {', '.join(finite)}"
 
 
 def _describe_module(found: NonFinite) -> str:
     if found.path is None:
         of_parameter = f", for {found.source}" if found.kind == PRODUCER and found.source else ""
         return f" in the optimizer{of_parameter}" if found.phase == OPTIMIZER else " outside of modules"
-    call = f"@{found.call}" if found.call else ""
+    call = f" (call {found.call})" if found.call else ""
     return f" in {found.path or found.root}{call}" + (f" of {found.root}" if found.path else "")
 
 
@@ -290,10 +295,11 @@ def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
     text += f", the last of them step {measured.last_step}" if marks else ""
     text += f" (of steps {measured.chosen_steps}; no others were recorded)" if measured.chosen_steps else ""
     if measured.nonfinite:
+        held = f"{count_of(measured.nonfinite, 'tensor')} hold{'s' * (measured.nonfinite == 1)}"
         text += (
-            f": those in {count_of(measured.nonfinite, 'tensor')} came to no loss, parameter or output that"
+            f": what {held} came to no loss, gradient, parameter or returned output, or no optimizer used it"
         )
-        text += " is returned, or no optimizer used them (--all lists what was absorbed)"
+        text += " (--all lists who made it)"
         text += ", as far as the rows that are there tell" * bool(marks)
     if measured.unmeasured:
         text += f"; {measured.unmeasured:,} more could not be measured (column `note` of `values`)"
