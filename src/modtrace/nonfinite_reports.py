@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from .analysis.provenance.earlier_steps import EarlierSteps
 from .analysis.provenance.reach import Innocent
-from .analysis.provenance.search import find_first
+from .analysis.provenance.search import LiveStep, find_first
 from .analysis.values.nonfinite import NonFinite
 from .recording.arrow.arrays import to_numpy
 from .recording.failure_reporter import warn_of_error
@@ -20,6 +20,7 @@ from .recording.statistics.moments import nonfinite_rows, sites_of_roles
 from .recording.suggestions import count_of
 from .recording.triggers.skips import Use
 from .recording.triggers.step_conditions import NonFiniteFinding
+from .recording.triggers.step_tables import StepData
 from .recording.triggers.watch import Asked
 from .surface import choose_phrase, speak, surface_now
 from .views.text.nonfinite import describe_made, describe_place, render_nonfinite
@@ -47,7 +48,7 @@ class NonFiniteReports:
         self._steps: list[int] = []  # in which something was found
         self._untold = 0
 
-    def find(self, data: RecordingData, selects: Callable[..., bool], *, use: Use) -> NonFiniteFinding | None:
+    def find(self, data: StepData, selects: Callable[..., bool], *, use: Use) -> NonFiniteFinding | None:
         """Returns what made the first NaN or infinite values in the rows of a step; None if there is nothing to report.
 
         Args:
@@ -59,7 +60,8 @@ class NonFiniteReports:
             return None
         try:
             with speak(self._namer):
-                found = find_first(data, selects, innocent=self._innocent, use=use, earlier=self._earlier)
+                live = LiveStep(self._innocent, self._earlier, use, data.values_before)
+                found = find_first(data, selects, live=live)
                 if found is None or _is_unused(found, data, use.is_used):
                     return None
                 text = render_nonfinite(found)

@@ -296,6 +296,30 @@ def test_error_tells_that_training_diverges(ops: bool) -> None:
     assert any(line.startswith("  try: training diverges: lower the learning rate") for line in said)
 
 
+def test_tensor_of_a_dropped_step_is_suspected_only_if_it_held_such_values() -> None:
+    """A target of every step is innocent; a weight that step 1 divided by 0 is named with that division."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 1), torch.randn(4, 8)
+    target, weights = x.sum(1, keepdim=True), [torch.ones(())]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(modtrace.NonFiniteError) as raised,
+        modtrace.record(model, ops=True, on_nonfinite="stop", strict=True),
+    ):
+        target = target + 1
+        for step in range(5):
+            loss = (model(x) - target).square().mean()
+            weights.append(loss.detach() / (0.0 if step == 1 else 1.0))
+            (loss * weights[max(0, step - 1)]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    said = str(raised.value)
+    assert said.startswith(
+        "first non-finite values: 1 inf in step 3, after forward\n  first seen at mul outside"
+    )
+    assert "it read a tensor of an earlier step: div (outside of modules) made it in step 1" in said
+
+
 @pytest.mark.parametrize("ops", [False])
 def test_compiled_part_is_stopped_too(ops: bool) -> None:
     model = make_model()

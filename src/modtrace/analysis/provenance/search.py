@@ -1,11 +1,12 @@
 """Searches a recording for what made NaN or infinite values: the op where ops were measured, else the module."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER
@@ -33,30 +34,33 @@ from .trace import Origin, Trace, trace_step
 _GIVEN = "this module may only have been given them"
 
 
+@dataclass(frozen=True)
+class LiveStep:
+    """What is known, beside its rows, of a step that has just ended; what they tell is added for the next one."""
+
+    innocent: Innocent
+    earlier: EarlierSteps
+    use: Use
+    values_before: Callable[[], pa.Table]  # rows of parameters and their gradients in the steps before
+
+
 def find_first(
-    data: RecordingData,
-    selects: Callable[[str], bool] = lambda _: True,
-    *,
-    innocent: Innocent | None = None,
-    use: Use | None = None,
-    earlier: EarlierSteps | None = None,
+    data: RecordingData, selects: Callable[[str], bool] = lambda _: True, *, live: LiveStep | None = None
 ) -> NonFinite | None:
     """Returns what made the first NaN or infinite values; None if there are none, or only intended ones.
 
     Args:
         data: the recording.
         selects: of what was made by ops, whether it counts, by the path of the module.
-        innocent: what is known, for the next part of the same recording.
-        earlier: what is known of the tensors of dropped steps; what this one holds is added to it.
-        use: of a step that has just ended, what became of its gradients; None: the recording tells.
+        live: of a single step, while the run goes on.
 
     Raises:
         NothingRecordedError: no tensor was measured.
     """
-    search = _Search(data, innocent, use, earlier)
+    search = _Search(data, live)
     every = search.find_answers()
     found = next((each for each in every if each.op is None or selects(each.path or "")), None)
-    return None if found is None else add_surroundings(search.tables, search.skipped, found)
+    return None if found is None else search.add_surroundings(found)
 
 
 def find_all(data: RecordingData) -> Iterator[NonFinite]:
@@ -73,7 +77,7 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
     every = search.find_answers()
     first = next(every, None)
     if first is not None:
-        yield add_surroundings(search.tables, search.skipped, first)
+        yield search.add_surroundings(first)
         yield from every
 
 
@@ -93,27 +97,27 @@ class _Searched(NamedTuple):
 class _Search:
     """Searches the steps of a recording."""
 
-    def __init__(
-        self,
-        data: RecordingData,
-        innocent: Innocent | None = None,
-        use: Use | None = None,
-        earlier: EarlierSteps | None = None,
-    ) -> None:
-        self.tables = IndexedTables(data)
-        self._innocent = Innocent() if innocent is None else innocent
-        self.skipped = SkippedSteps(self.tables, use)
-        self._earlier = EarlierSteps() if earlier is None else earlier
-        self._makers = Makers(self.tables, self._earlier)
+    def __init__(self, data: RecordingData, live: LiveStep | None = None) -> None:
+        self._tables = IndexedTables(data)
+        self._live = live
+        self._innocent = live.innocent if live else Innocent()
+        self._earlier = live.earlier if live else EarlierSteps()
+        self._skipped = SkippedSteps(self._tables, live.use if live else None)
+        self._makers = Makers(self._tables, self._earlier)
+
+    def add_surroundings(self, found: NonFinite) -> NonFinite:
+        """Adds the growth in front of the first answer, and what came of it."""
+        before = [self._live.values_before()] if self._live else []
+        return add_surroundings(self._tables, self._skipped, before, found)
 
     def find_answers(self) -> Iterator[NonFinite]:
         """Yields who made values that matter, step by step."""
-        suspicious = _find_suspicious_steps(self.tables.data)
+        suspicious = _find_suspicious_steps(self._tables.data)
         if not suspicious:
-            require_measured(self.tables.data)
+            require_measured(self._tables.data)
         for step, sites in suspicious:
             if sites in self._innocent.steps:
-                self._earlier.skip(self.tables.of_step(step))
+                self._earlier.skip(self._tables.data)
                 continue
             found = self._search_step(step)
             if found.is_innocent:
@@ -123,7 +127,7 @@ class _Search:
     def find_absorbed(self, most: int) -> Iterator[NonFinite]:
         """Returns who made values that came to nothing, each place in its first step; no more than `most`."""
         known, found = set[bytes](), dict[object, NonFinite]()
-        for step, sites in _find_suspicious_steps(self.tables.data):
+        for step, sites in _find_suspicious_steps(self._tables.data):
             if sites in known:
                 continue
             known.add(sites)
@@ -135,7 +139,7 @@ class _Search:
 
     def _search_step(self, step: int) -> _Searched:
         """Returns who made values in a step that are an answer, and who made others."""
-        tables, data = self.tables, self.tables.of_step(step)
+        tables, data = self._tables, self._tables.of_step(step)
         if not np.isin(column_of(data.table("values"), "site_id"), tables.sites_of(OP_OUTPUT)).any():
             return self._search_modules(data, step)
         if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
@@ -158,7 +162,7 @@ class _Search:
         if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
             told = [self._describe_module(data, row), *told]
         if trace.unscales:
-            told = [each for each in told if not _is_expected(each)] or _unless_few(told, self.skipped)
+            told = [each for each in told if not _is_expected(each)] or _unless_few(told, self._skipped)
 
         def answer_absorbed() -> list[NonFinite]:
             others = [event for event in trace.events if event not in set(found)]
@@ -176,25 +180,25 @@ class _Search:
         if row is None:
             return _Searched([], is_innocent=True)
         told = [self._describe_module(data, row)]
-        if are_ends_finite(self.tables, data):
+        if are_ends_finite(self._tables, data):
             return _Searched([], True, lambda: told)
-        if step in self.skipped and _is_gradient(told[0]):
-            return _Searched(_unless_few(told, self.skipped), is_innocent=False)
+        if step in self._skipped and _is_gradient(told[0]):
+            return _Searched(_unless_few(told, self._skipped), is_innocent=False)
         return _Searched(told, is_innocent=False)
 
     def _answer(self, data: RecordingData, trace: Trace, event: Origin, step: int) -> NonFinite:
         of_op = (counts.order for (op, _), counts in trace.counts.outputs.items() if op == event.op)
         order = min(of_op, default=event.counts.order)
-        return self._add_micro_batch(data, answer(self.tables, self._makers, trace, event, step), order)
+        return self._add_micro_batch(data, answer(self._tables, self._makers, trace, event, step), order)
 
     def _describe_module(self, data: RecordingData, row: int) -> NonFinite:
-        found = _describe_module(self.tables, data, row)
+        found = _describe_module(self._tables, data, row)
         return self._add_micro_batch(data, found, _order_of(data, row))
 
     def _add_micro_batch(self, data: RecordingData, found: NonFinite, order: int) -> NonFinite:
         """Adds how many of several backwards of the step had begun before a measurement."""
         values = data.table("values").select(["site_id", "order"])
-        began = column_of(values, "order")[np.isin(column_of(values, "site_id"), self.tables.sites_of(LOSS))]
+        began = column_of(values, "order")[np.isin(column_of(values, "site_id"), self._tables.sites_of(LOSS))]
         if len(began) < 2 or found.phase == OPTIMIZER:
             return found
         begun = int((began < order).sum())

@@ -1,10 +1,12 @@
 """Tells how parameters and gradients grew before NaN or infinite values, and whether these reached the loss."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
@@ -29,9 +31,18 @@ _Rows = npt.NDArray[np.void]
 _ROW = np.dtype([("step", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_max", "f8")])
 
 
-def add_surroundings(tables: IndexedTables, skipped: SkippedSteps, found: NonFinite) -> NonFinite:
-    """Returns the answer with what grew in the steps before, and with what else was not finite from its step on."""
-    rows = _read_parameters(tables, found.step)
+def add_surroundings(
+    tables: IndexedTables, skipped: SkippedSteps, before: Sequence[pa.Table], found: NonFinite
+) -> NonFinite:
+    """Returns the answer with what grew in the steps before, and with what else was not finite from its step on.
+
+    Args:
+        tables: the recording.
+        skipped: its steps without an optimizer.
+        before: further rows of `values`, of earlier steps.
+        found: the answer.
+    """
+    rows = _read_parameters(tables, before, found.step)
     growth = tuple(_find_growth(tables.data, rows, found.step))
     is_explained = found.cause not in (None, OVERFLOW, EXP_OVERFLOW)
     return replace(
@@ -74,14 +85,15 @@ def _is_any(losses: Iterable[bool | None]) -> bool | None:
     return True if True in known else None if None in known or not known else False
 
 
-def _read_parameters(tables: IndexedTables, step: int) -> _Rows:
+def _read_parameters(tables: IndexedTables, before: Sequence[pa.Table], step: int) -> _Rows:
     """Returns the rows of parameters and of their gradients that were measured from `_STEPS` before a step on."""
     role_of = np.zeros(max(tables.sites, default=-1) + 2, np.int8)
     for number, site in tables.sites.items():
         role_of[number] = {PARAMETER: 1, PARAMETER_GRAD: 2}.get(site.role or "", 0)
     names = ["step", "site_id", "count", "nan_count", "inf_count", "min", "max"]
     found = [np.empty(0, _ROW)]
-    for batch in tables.data.table("values").select(names).to_batches():
+    every = (*before, tables.data.table("values"))
+    for batch in chain.from_iterable(each.select(names).to_batches() for each in every):
         of_step = to_numpy(batch.columns[0], null=-1)
         if not len(of_step) or of_step.max() <= step - _STEPS:
             continue

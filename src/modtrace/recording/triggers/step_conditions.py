@@ -11,7 +11,6 @@ import pyarrow as pa
 from ..arrow.arrays import to_numpy
 from ..arrow.batches import to_batch
 from ..options.capture import Capture
-from ..protocols import RecordingData
 from ..statistics.known import SUMS, names_of
 from ..statistics.moments import RAW, StatColumns, read_statistics
 from ..statistics.tier2 import read_sums
@@ -40,7 +39,7 @@ class NonFiniteFinding(NamedTuple):
 
 class Finder(Protocol):
     def __call__(
-        self, data: RecordingData, selects: Callable[..., bool], /, *, use: Use
+        self, data: StepData, selects: Callable[..., bool], /, *, use: Use
     ) -> NonFiniteFinding | None:
         """Returns what made the first NaN or infinite values of a step that count; None if there are none.
 

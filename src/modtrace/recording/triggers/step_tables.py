@@ -88,7 +88,7 @@ class StepData:
         leaves: pa.Table | None,
         before: Callable[[], Iterable[Batch]],
     ) -> None:
-        """Holds rows; `before` returns some of `values` of earlier steps."""
+        """Holds rows; `before` returns those for `values_before`."""
         self.meta = RunMeta()
         self._batches = batches
         self._before = before
@@ -98,9 +98,12 @@ class StepData:
     def table(self, name: str) -> pa.Table:
         """Returns the rows of a table."""
         if name not in self._tables:
-            batches = [*(self._before() if name == "values" else ()), *self._batches]
-            self._tables[name] = _join(name, self._leaves if name == "tensors" else None, batches)
+            self._tables[name] = _join(name, self._leaves if name == "tensors" else None, self._batches)
         return self._tables[name]
+
+    def values_before(self) -> pa.Table:
+        """Returns rows of `values` of parameters and their gradients in the steps before."""
+        return _join("values", None, list(self._before()))
 
     def with_values(self, values: pa.Table) -> "StepData":
         """Returns the same rows with others of `values`."""
