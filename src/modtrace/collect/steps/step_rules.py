@@ -239,7 +239,7 @@ class StepFinder:
     def _take_between(self, step: Step) -> None:
         """Takes over the open step with gradients off, if its calls lie between the forward and the backward."""
         between = self._eval
-        if between is None or between.start_ns < step.start_ns or between.is_running():
+        if between is None or between is step or between.start_ns < step.start_ns or between.is_running():
             return
         if not self._is_between(step, between.entered, with_grad=False):
             return
