@@ -390,6 +390,15 @@ def test_another_root_in_front_of_the_forward_or_behind_the_optimizer_is_an_eval
     assert ran(rec) == [("eval", "Teacher"), ("train", "Net")] * 2 + [("eval", "Teacher")] * 2
 
 
+def test_model_around_what_is_trained_is_no_teacher(record):
+    net = Net()
+    with record() as rec:
+        net.layer(batch()).sum().backward()
+        with torch.no_grad():
+            net(batch())
+    assert ran(rec) == [("train", "Linear"), ("eval", "Net")]
+
+
 def test_roots_with_and_without_gradients_that_are_never_trained_keep_steps_of_their_own(record):
     net, frozen = Net(), Teacher()
     with record() as rec:

@@ -241,11 +241,12 @@ class _Answer:
 
         What an optimizer has written is told as that: the step of its gradients has an answer of its own.
         """
-        tensor_id, site = int(self._flow.tensors.tensor_id[tensor]), self._site(tensor)
-        is_of_model = site is not None and site.role in MODEL_STATE
-        if not is_of_model and (maker := self._makers.find(tensor_id, self._step)) is not None:
-            return self._tell_maker(maker)
-        writer = self._find_writer(tensor)
+        writer, site = self._find_writer(tensor), self._site(tensor)
+        is_of_optimizer = writer is not None and writer["phase"] == OPTIMIZER
+        if not is_of_optimizer and (site is None or site.role not in MODEL_STATE):
+            maker = self._makers.find(int(self._flow.tensors.tensor_id[tensor]), self._step)
+            if maker is not None:
+                return self._tell_maker(maker)
         if writer is None:
             return None
         phase = f", {writer['phase']}" if writer["phase"] else ""

@@ -1,7 +1,9 @@
 """Finds the steps of a training or inference loop from what runs in it."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
+
+from torch import nn
 
 from ...measure.measurers.measurer import Measurement
 from ...recording.options.step_range import StepRange
@@ -13,6 +15,9 @@ from .step import Step
 
 #: Steps that may wait for a later backward to join them, at most: one for each move of an episode.
 _MAX_PENDING = 10_000
+
+#: Pairs of models of which it is kept whether they are one, at most.
+_MOST_KNOWN = 256
 
 
 class StepFinder:
@@ -26,6 +31,8 @@ class StepFinder:
         self._eval: Step | None = None
         self._manual = False
         self._trains = False  # a backward has added to gradients
+        #: Whether a module and the roots of a step belong to one model, by their ids.
+        self._are_related: dict[tuple[int, frozenset[int]], bool] = {}
         self._optimizer_start: int | None = None
         self._early_scalars: list[tuple[str, float | Measurement]] = []
 
@@ -214,11 +221,7 @@ class StepFinder:
             elif self._is_repeated(train, segment):
                 self._close(train, settled=False)
         train = self.training
-        if (
-            train is not None
-            and self._trains
-            and self._is_between(train, {module_id}, with_grad=segment.with_grad)
-        ):
+        if train is not None and self._trains and self._is_between(train, segment):
             return train
         if segment.with_grad or (self._eval is not None and module_id in self._eval.entered):
             self._close(self._eval, settled=True)
@@ -231,17 +234,24 @@ class StepFinder:
         step.add_root(segment)
         return step
 
-    @staticmethod
-    def _is_between(step: Step, entered: Set[int], *, with_grad: bool) -> bool:
-        """Returns whether calls of other roots with gradients off lie before the step's optimizer: a teacher's."""
-        return not with_grad and not step.stepped and step.entered.isdisjoint(entered)
+    def _is_between(self, step: Step, segment: Segment) -> bool:
+        """Returns whether a call of another model with gradients off lies before the step's optimizer: a teacher's."""
+        if segment.with_grad or step.stepped:
+            return False
+        key = (segment.named.module_id, frozenset(step.entered))
+        if key not in self._are_related:
+            if len(self._are_related) >= _MOST_KNOWN:
+                self._are_related.clear()
+            roots = [root for root in (each() for each in step.roots) if root is not None]
+            self._are_related[key] = _is_related(segment.named.module, roots)
+        return not self._are_related[key]
 
     def _take_between(self, step: Step) -> None:
         """Takes over the open step with gradients off, if its calls lie between the forward and the backward."""
         between = self._eval
         if between is None or between is step or between.start_ns < step.start_ns or between.is_running():
             return
-        if not self._is_between(step, between.entered, with_grad=False):
+        if not all(self._is_between(step, each) for each in between.segments):
             return
         self._pending.remove(between)
         between.entered.clear()  # they begin no step
@@ -343,3 +353,13 @@ class StepFinder:
             new.add_root(segment)
             if segment.last_seq is not None:
                 new.touch(int(segment.times[-1]))
+
+
+def _is_related(module: Any, roots: Sequence[Any]) -> bool:
+    """Returns whether a module is one of these, or inside of one, or has one inside; True if it is gone."""
+    if module is None:
+        return True
+    inside = set(map(id, nn.Module.modules(module)))
+    return any(
+        id(root) in inside or any(each is module for each in nn.Module.modules(root)) for root in roots
+    )
