@@ -265,6 +265,18 @@ def test_ops_that_write_to_parts_of_a_batch_belong_to_the_step_that_uses_it():
     assert steps_of(rec, "sin") == steps_of(rec, "zeros") == [0, 1, 2]
 
 
+def test_ops_on_a_batch_that_every_step_uses_belong_to_the_step_that_is_over():
+    model, batch = nn.Linear(4, 4), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, ops=True, strict=True) as rec:
+        for _ in range(3):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            batch[0].sin().mean()
+    assert steps_of(rec, "sin") == steps_of(rec, "select") == [0, 1, 2]
+
+
 class Halve(nn.Module):
     def forward(self, x):
         return x / 2

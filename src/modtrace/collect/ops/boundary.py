@@ -77,19 +77,24 @@ class OpBoundary(Listener):
         mode = self._mode
         return not (mode.is_off or mode.is_running or threading.get_ident() != self._thread)
 
-    def find_given(self, segment: Segment) -> set[int]:
-        """Returns the numbers of the storages that the module call which begins is given, as far as they are known."""
+    def find_given(self, segment: Segment) -> dict[int, int]:
+        """Returns the known tensors that the module call which begins is given, with their storages.
+
+        Both are numbers.
+        """
         if self._mode.has_failed or not self._is_seen():
-            return set()
+            return {}
         try:
             args, kwargs = call_arguments(find_call(sys._getframe()))
             with DisableTorchFunction():
                 given = _tensors_in((args, kwargs))
             with _aside(given):
-                return {self._storage_of(tensor) for _, tensor in given} - {NO_TENSOR}
+                found = {self._find(tensor): self._storage_of(tensor) for _, tensor in given}
         except Exception as error:
             self._mode.fail(error, f"what {segment.named.shown} was given")
-            return set()
+            return {}
+        found.pop(NO_TENSOR, None)
+        return found
 
     def _storage_of(self, tensor: torch.Tensor) -> int:
         try:

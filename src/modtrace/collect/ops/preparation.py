@@ -1,6 +1,6 @@
 """Finds the ops between two steps that prepared what the next step's model is given."""
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 
 from ..steps.step import Step
@@ -9,7 +9,7 @@ from .batches import OpBatch
 from .mode import EVENT_WIDTH, OP, USES
 
 
-def move_prepared(last: Step, step: Step, given: Set[int]) -> None:
+def move_prepared(last: Step, step: Step, given: Mapping[int, int]) -> None:
     """Moves the ops that prepared what a step's first call is given, and all after them, to that step.
 
     They are among the ops that ran outside of all calls at the end of the step before.
@@ -17,7 +17,7 @@ def move_prepared(last: Step, step: Step, given: Set[int]) -> None:
     Args:
         last: the step before, to which the ops belong so far.
         step: a step that has begun with a call.
-        given: the numbers of the storages that the call is given.
+        given: the numbers of the tensors that the call is given, with those of their storages.
     """
     if last is step or any(batch in last.ops for batch in step.ops):
         return
@@ -25,7 +25,9 @@ def move_prepared(last: Step, step: Step, given: Set[int]) -> None:
     if not between or (step.ops and step.ops[0].start_ns < between[0].start_ns):
         return
     batches = [*step.ops, *between]
-    wanted = set(given)
+    earliest = min(batch.first_tensor for batch in between)
+    # One that was seen before these ops has not been written to since: it would be another tensor.
+    wanted = {storage for tensor, storage in given.items() if tensor >= earliest}
     for batch in reversed(step.ops):
         _find_first_maker(batch, wanted, batches)
     found = [(batch, _find_first_maker(batch, wanted, batches)) for batch in between]
