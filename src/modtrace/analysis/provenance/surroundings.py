@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...recording.arrow.arrays import to_numpy
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
-from ..step.calls import column_of
+from ..step.calls import column_of, phase_codes
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
 from .op_rules import SEED
@@ -67,7 +68,7 @@ def _find_aftermath(tables: IndexedTables, skipped: SkippedSteps, rows: _Rows, s
     gradients = rows[(rows["step"] == step) & rows["of_gradient"]]
     later = rows[(rows["step"] >= step) & ~rows["of_gradient"]]
     bad = later[later["is_bad"]]["step"]
-    count, trained = skipped.find_many()
+    count, trained = skipped.find_many() if _is_skipped(tables.of_step(step)) else (0, 0)
     return Aftermath(
         loss=_is_any(find_bad_losses(tables, step)),
         gradients=int(gradients["is_bad"].sum()),
@@ -77,6 +78,14 @@ def _find_aftermath(tables: IndexedTables, skipped: SkippedSteps, rows: _Rows, s
         skipped=count,
         trained=trained,
     )
+
+
+def _is_skipped(data: RecordingData) -> bool:
+    """Returns whether a step has a backward and no optimizer: only then all steps are looked through for such."""
+    phases = {
+        int(code) for name in ("calls", "ops") for code in np.unique(phase_codes(data.table(name)["phase"]))
+    }
+    return PHASES.index(BACKWARD) in phases and PHASES.index(OPTIMIZER) not in phases
 
 
 def _is_any(losses: Iterable[bool | None]) -> bool | None:
