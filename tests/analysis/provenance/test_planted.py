@@ -100,6 +100,12 @@ FORWARD: list[tuple[str, Function, str, str]] = [
         "aten.native_batch_norm.default",
         "root of a negative number",
     ),
+    (
+        "sums of both signs that overflow",
+        lambda x: x + torch.tensor([3e38, -3e38] * 8).mean(),
+        "aten.mean.default",
+        "overflow",
+    ),
     ("write through a view", write_through_view, "aten.copy_.default", "constant NaN"),
     ("write by index", write_by_index, "aten.index_put_.default", "constant NaN"),
 ]

@@ -200,43 +200,38 @@ class _Answer:
             site = self._site(event.tensor)
             is_parameter = site is not None and site.role != LEAF
             unknown = "it held them before the recording, or an op wrote them that was not seen"
-            return self._tell_writer(event.tensor) or (
+            return self._describe_writer(event.tensor) or (
                 unknown if is_parameter else "no op of this step has made it: it is data, or was made before"
             )
         if event.unseen is None:
-            return self._tell_unwritten() or (
+            return self._describe_unwritten() or (
                 "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy"
             )
         if event.unseen < 0 or event.unseen in self._trace.counts.dropped:
-            return self._tell_dropped()
-        written = self._tell_writer(event.unseen)
+            return self._describe_dropped()
+        written = self._describe_writer(event.unseen)
         return "it read a tensor that was not measured, and may have held them" + (
             f": {written}" if written else ""
         )
 
-    def _tell_dropped(self) -> str:
-        read = self._trace.counts.reads_dropped.get(self._event.op, ())
-        made = next(filter(None, map(self._makers.earlier.describe, read)), None)
-        if made is not None:
-            return f"it read a tensor of an earlier step: {made}"
-        return "it read a tensor of an earlier step, which may have held them; nothing is known of it here"
+    def _describe_dropped(self) -> str:
+        """Returns what is known of what the op read of steps that are not in the recording any more."""
+        made = self._trace.counts.describe_dropped(self._event.op)
+        unknown = "it read a tensor of an earlier step, which may have held them; nothing is known of it here"
+        return unknown if made is None else f"it read a tensor of an earlier step: {made}"
 
-    def _tell_unwritten(self) -> str | None:
+    def _describe_unwritten(self) -> str | None:
         """Returns which tensor that the op read is memory to which ops have not written in full; None if none is."""
         read = [tensor for _, tensor in self._flow.reads.get(self._event.op, ())]
         for tensor in read if self._event.unwritten is None else [self._event.unwritten]:
-            shown: int | None = tensor
-            while shown is not None:
-                tensor, shown = shown, self._flow.shown_by(shown)
-            writer = self._find_writer(tensor)
-            if writer is not None and (made_by := bare_name(writer["name"])) in UNINITIALIZED:
-                site = self._site(tensor)
-                known = BY_NAME.get((site.role if site else None) or "")
-                name = f"{known.of_one} {_name_source(site)}" if known else "a tensor that it read"
-                return f"{name} is memory of torch.{made_by}, and no op has written to all of it"
+            base = self._find_base(tensor)
+            writer = self._find_writer(base)
+            if writer is not None and bare_name(writer["name"]) in UNINITIALIZED:
+                name = self._name(base) or "a tensor that it read"
+                return f"{name} is memory of torch.{bare_name(writer['name'])}, and no op has written to all of it"
         return None
 
-    def _tell_writer(self, tensor: int) -> str | None:
+    def _describe_writer(self, tensor: int) -> str | None:
         """Returns which op made the values of a tensor in an earlier step, or wrote it; None if none did that was seen.
 
         What an optimizer has written is told as that: the step of its gradients has an answer of its own.
@@ -246,7 +241,7 @@ class _Answer:
         if not is_of_optimizer and (site is None or site.role not in MODEL_STATE):
             maker = self._makers.find(int(self._flow.tensors.tensor_id[tensor]), self._step)
             if maker is not None:
-                return self._tell_maker(maker)
+                return self._describe_maker(maker)
         if writer is None:
             return None
         phase = f", {writer['phase']}" if writer["phase"] else ""
@@ -254,11 +249,9 @@ class _Answer:
 
     def _find_writer(self, tensor: int) -> Mapping[str, Any] | None:
         """Returns the op that wrote a tensor, in whatever step, as a row of `ops`."""
-        tensor_id = self._flow.tensors.tensor_id[[tensor]]
-        written_by = self._tables.find("tensors", ["producer_op"], tensor_id=tensor_id)["producer_op"]
-        return next((self._find_op(op) for op in written_by.to_pylist() if op is not None), None)
+        return self._tables.find_writer(int(self._flow.tensors.tensor_id[tensor]))
 
-    def _tell_maker(self, maker: Maker) -> str:
+    def _describe_maker(self, maker: Maker) -> str:
         flow, op = maker.trace.flow, maker.event.op
         phase, row = int(flow.ops.phase[op]), self._find_op(int(flow.ops.op_id[op]))
         when = f", {PHASES[phase]}" if phase >= 0 else ""
@@ -283,21 +276,19 @@ class _Answer:
 
     def _bound(self, tensor: int, last: Counts) -> Counts | None:
         """Returns what a tensor may hold of which an op has written a part; None if nothing is known of the rest."""
-        regions, counts = self._flow.regions, self._trace.counts
-        alike = (each for each, region in enumerate(regions) if region.storage == regions[tensor].storage)
-        measured = [
-            counts.of_output(each) if self._flow.tensors.producer[each] >= 0 else counts.of_leaf(each)
-            for each in alike
-            if self._trace.memory.do_overlap(each, tensor)
-        ]
-        earlier = [
-            each for each in measured if each is not None and each.order <= last.order and not each.nan
-        ]
-        numel = math.prod(self._flow.tensors.shapes[tensor])
-        low = min((each.min for each in earlier if each.min is not None), default=None)
-        high = max((each.max for each in earlier if each.max is not None), default=None)
-        if all(each.numel < numel for each in earlier):
+        flow, counts = self._flow, self._trace.counts
+        storage, numel = flow.regions[tensor].storage, math.prod(flow.tensors.shapes[tensor])
+        parts = []
+        for part in (at for at, region in enumerate(flow.regions) if region.storage == storage):
+            is_leaf = flow.tensors.producer[part] < 0
+            measured = counts.of_leaf(part) if is_leaf else counts.of_output(part)
+            is_earlier = measured is not None and (is_leaf or measured.order <= last.order)
+            if measured is not None and is_earlier and not measured.nan:
+                parts.append(measured)
+        if all(part.numel < numel for part in parts):
             return None
+        low = min((part.min for part in parts if part.min is not None), default=None)
+        high = max((part.max for part in parts if part.max is not None), default=None)
         return last._replace(nan=0, inf=0, numel=numel, min=low, max=high, first_index=None, is_bound=True)
 
     def _describe(self, read: ReadTensor) -> str:
@@ -317,17 +308,20 @@ class _Answer:
 
     def _name_held(self, tensor: int) -> str | None:
         """Returns the name of the parameter, buffer or input that a tensor is, or shows; None if it is another."""
-        shown: int | None = tensor
-        while shown is not None:
-            tensor, shown = (
-                shown,
-                self._flow.shown_by(shown) if self._flow.tensors.producer[shown] >= 0 else None,
-            )
+        base = self._find_base(tensor)
+        return None if self._flow.tensors.producer[base] >= 0 else self._name(base)
+
+    def _find_base(self, tensor: int) -> int:
+        """Returns the tensor of which a view of views shows a part; the tensor itself if it is no view."""
+        while (shown := self._flow.shown_by(tensor)) is not None:
+            tensor = shown
+        return tensor
+
+    def _name(self, tensor: int) -> str | None:
+        """Returns the role and name of a tensor of a model: `buffer scale`; None if it is another tensor."""
         site = self._site(tensor)
         role = BY_NAME.get((site.role if site else None) or "")
-        if self._flow.tensors.producer[tensor] >= 0 or role is None or role.name == LEAF:
-            return None
-        return f"{role.of_one} {_name_source(site)}"
+        return None if role is None or role.name == LEAF else f"{role.of_one} {_name_source(site)}"
 
     def _find_parameter(self, inputs: list[ReadTensor]) -> str | None:
         """Returns the parameter that an op of an optimizer works on; None if it is another op, or of several."""

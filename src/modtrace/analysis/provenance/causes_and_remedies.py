@@ -9,6 +9,7 @@ from ...recording.statistics.number_formats import LARGEST
 from ..step.ops import bare_name
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .op_rules import (
+    AVERAGES,
     DIVISIONS,
     EXPONENTIALS,
     FILLS,
@@ -153,6 +154,12 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
             "the unbiased variance divides by the number of elements less one, which is 0",
             "give it more than one element, as by drop_last=True of a DataLoader, or correction=0",
         )
+    if name in AVERAGES and event.counts.nan and inputs and _sums_overflow(event, inputs):
+        return Cause(
+            OVERFLOW,
+            f"its inputs reach {_largest(inputs):.4g}: sums of them overflow with both signs, and inf - inf is NaN",
+            "look at what makes the inputs that large",
+        )
     if name in MEANS and event.counts.nan:
         return Cause(
             "mean of nothing",
@@ -175,6 +182,14 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
             "division by 0", zero, "add an epsilon to the divisor, or clamp it, as count.clamp(min=1)"
         )
     return None
+
+
+def _sums_overflow(event: Origin, inputs: list[ReadTensor]) -> bool:
+    """Returns whether the sum of all elements of an input may be beyond the largest number of the output's dtype."""
+    limit = LARGEST.get(event.counts.dtype, math.inf)
+    return any(
+        each.counts is not None and _abs_max(each.counts) * each.counts.numel > limit for each in inputs
+    )
 
 
 def _written(name: str, event: Origin, args: str) -> Cause | None:
@@ -239,7 +254,7 @@ def _in_backward(forward: str, zero: str | None) -> Cause | None:
 
 def _overflow_of_exp(trace: Trace, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
     names, limit = trace.flow.bare_names, LARGEST.get(event.counts.dtype)
-    top = max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
+    top = _largest(inputs)
     if names[event.op] not in EXPONENTIALS or limit is None or top <= (most := math.log(limit)):
         return None
     is_softmax = _is_softmax_by_hand(trace, event)
@@ -271,7 +286,7 @@ def _is_softmax_by_hand(trace: Trace, event: Origin) -> bool:
 
 def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
     limit = LARGEST.get(event.counts.dtype)
-    top = max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
+    top = _largest(inputs)
     if limit is None or name in EXPONENTIALS or not event.counts.inf or top <= 1:
         return None
     text = f"beyond {limit:.6g}, the largest {event.counts.dtype}; {_tell_reach(name, inputs, limit)}"
@@ -294,6 +309,10 @@ def _tell_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
 def _abs_max(counts: Counts) -> float:
     ends = [abs(each) for each in (counts.min, counts.max) if each is not None and math.isfinite(each)]
     return max(ends, default=0.0)
+
+
+def _largest(inputs: list[ReadTensor]) -> float:
+    return max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
 
 
 def _reaches(inputs: list[ReadTensor], bound: float) -> bool:

@@ -1,7 +1,8 @@
 """Reads the tables of a recording one step at a time: of a batch that has no row of the step, nothing is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,14 @@ class IndexedTables:
         """True if lines of the program were recorded for ops."""
         lines = self.data.table("ops")["source"]
         return bool(lines.null_count < len(lines))
+
+    def find_writer(self, tensor_id: int) -> Mapping[str, Any] | None:
+        """Returns the row of the op that wrote a tensor; None if none did that is in the recording."""
+        written_by = self.find("tensors", ["producer_op"], tensor_id=np.array([tensor_id]))
+        rows: list[Mapping[str, Any]] = self.find(
+            "ops", op_id=column_of(written_by, "producer_op")
+        ).to_pylist()
+        return next(iter(rows), None)
 
     def sites_of(self, *roles: str) -> Column:
         """Returns the ids of the sites at which tensors of some roles are seen."""

@@ -1,6 +1,7 @@
 """Finds the op of an earlier step that made the NaN or infinite values of a tensor which a later step reads."""
 
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ class Makers:
     def __init__(self, tables: IndexedTables, earlier: EarlierSteps) -> None:
         """Reads nothing before it is asked; `earlier` is what is known of dropped steps."""
         self._tables = tables
-        self.earlier = earlier
+        self._earlier = earlier
         self._trace = lru_cache(maxsize=_KEPT)(self._read)
 
     def find(self, tensor_id: int, before: int) -> Maker | None:
@@ -42,10 +43,11 @@ class Makers:
             before: the step that reads it.
         """
         for _ in range(_MOST_STEPS):
-            step = self._find_step(tensor_id)
-            if step is None or step >= before:
+            writer = self._tables.find_writer(tensor_id)
+            if writer is None or writer["step"] >= before:
                 return None
-            before, trace = step, self._trace(step)
+            before = int(writer["step"])
+            trace = self._trace(before)
             if trace is None:
                 return None
             tensors = trace.flow.tensors
@@ -55,32 +57,23 @@ class Makers:
                 return None
             event = trace.events[min(origins)]
             if event.kind != SOURCE:
-                return Maker(step, trace, event)
+                return Maker(before, trace, event)
             tensor_id = int(tensors.tensor_id[event.tensor])
         return None
-
-    def _find_step(self, tensor_id: int) -> int | None:
-        """Returns the step of the op that made a tensor."""
-        made = self._tables.find("tensors", ["producer_op"], tensor_id=np.array([tensor_id]))["producer_op"]
-        ops = [op for op in made.to_pylist() if op is not None]
-        steps: list[int] = self._tables.find("ops", ["step"], op_id=np.array(ops, np.int64))[
-            "step"
-        ].to_pylist()
-        return next(iter(steps), None)
 
     def _read(self, step: int) -> Trace | None:
         data = self._tables.of_step(step)
         flow = read_step_flow(data, step)
-        counts = StepCounts(self._tables, data, flow, self.earlier)
+        counts = StepCounts(self._tables, data, flow, self._earlier)
         return None if counts.has_lost_rows else trace_step(self._tables, flow, counts)
 
 
 def is_read_later(tables: IndexedTables, trace: Trace, event: Origin) -> bool:
     """Returns whether an op of a later step reads what holds the values: that step tells what became of them."""
-    number = trace.events.index(event)
-    tensors = [event.tensor, *(each for unread in event.unread.values() for each in unread)]
-    held = {trace.memory.storage_of(each) for each in tensors if number in trace.memory.look(each).origins}
-    storages = np.array([each for each in held if each >= 0], np.int64)
-    shown = column_of(tables.find("tensors", ["tensor_id"], storage=storages), "tensor_id")
-    readers = column_of(tables.find("uses", ["consumer_op"], tensor_id=shown), "consumer_op")
+    number, memory = trace.events.index(event), trace.memory
+    tensors = [event.tensor, *chain.from_iterable(event.unread.values())]
+    held = {memory.storage_of(tensor) for tensor in tensors if number in memory.look(tensor).origins}
+    shown = tables.find("tensors", ["tensor_id"], storage=np.array(sorted(held), np.int64))
+    uses = tables.find("uses", ["consumer_op"], tensor_id=column_of(shown, "tensor_id"))
+    readers = column_of(uses, "consumer_op")
     return bool((readers > trace.flow.ops.op_id.max()).any())

@@ -39,7 +39,7 @@ NEVER_NAN = _names(
     "add sub rsub mul neg abs relu threshold where masked_fill maximum minimum clamp clamp_min clamp_max"
 )
 
-#: They make no NaN of finite numbers either, if there are some.
+#: They make NaN of nothing, and of numbers so large that sums of both signs overflow; else of none that are finite.
 AVERAGES = _names("sum mean")
 
 #: They return memory that nobody has written to.

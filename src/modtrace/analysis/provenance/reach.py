@@ -8,7 +8,7 @@ import numpy as np
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, LOSS, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
-from ..step.calls import Column, column_of, outermost_calls, phase_codes
+from ..step.calls import Column, column_of, outermost_calls, phases_of
 from .indexed_tables import IndexedTables
 from .step_flow import tell_place
 from .trace import End, Origin, Trace
@@ -56,7 +56,7 @@ def are_ends_finite(
     )
     if is_bad.any() or any(losses):
         return False
-    decides = is_of(PARAMETER_GRAD) if _has_backward(data) else is_returned
+    decides = is_of(PARAMETER_GRAD) if BACKWARD in phases_of(data) else is_returned
     return True if (decides & (column_of(values, "count") >= 0)).any() else None
 
 
@@ -68,16 +68,11 @@ def _held_from_the_beginning(tables: IndexedTables, buffers: Column) -> Column:
     return held
 
 
-def _has_backward(data: RecordingData) -> bool:
-    backward = PHASES.index(BACKWARD)
-    return any(backward in phase_codes(data.table(name)["phase"]) for name in ("calls", "ops", "values"))
-
-
 #: Where an event is, in any step.
 EventPlace = tuple[object, ...]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Innocent:
     """What is known from the steps before."""
 

@@ -23,6 +23,7 @@ from .answer import answer
 from .earlier_steps import EarlierSteps
 from .indexed_tables import IndexedTables
 from .makers import Makers, is_read_later
+from .memory import BAD, CLEAN
 from .op_rules import SHAPES_ONLY, UNSCALES
 from .reach import Innocent, are_ends_finite, select_guilty
 from .skipped_steps import SkippedSteps
@@ -117,7 +118,7 @@ class _Search:
             require_measured(self._tables.data)
         for step, sites in suspicious:
             if sites in self._innocent.steps:
-                self._earlier.skip(self._tables.data)
+                self._keep_unsearched(step)
                 continue
             found = self._search_step(step)
             if found.is_innocent:
@@ -149,7 +150,7 @@ class _Search:
         if counts.has_lost_rows:
             return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
         trace = trace_step(tables, flow, counts)
-        self._earlier.note(trace, step)
+        self._keep_held(trace, step)
         losses = find_bad_losses(tables, step)
         are_finite = are_ends_finite(tables, data, losses, returns_meant=trace.returns_meant)
         found = select_guilty(trace, are_finite, self._innocent)
@@ -173,6 +174,29 @@ class _Search:
             ]
 
         return _Searched(told, not guilty and row is None, answer_absorbed)
+
+    def _keep_held(self, trace: Trace, step: int) -> None:
+        """Keeps for later steps what the tensors of a step hold at its end, while the run goes on."""
+        if not self._earlier.is_complete:
+            return
+        held: dict[int, str | None] = {}
+        for tensor, tensor_id in enumerate(trace.flow.tensors.tensor_id.tolist()):
+            state = trace.memory.look(tensor)
+            if state.kind == BAD:
+                maker = trace.events[min(state.origins)].op
+                held[tensor_id] = f"{trace.flow.describe_op(maker)} made it in step {step}"
+            elif state.kind != CLEAN:
+                held[tensor_id] = None
+        self._earlier.add(held)
+
+    def _keep_unsearched(self, step: int) -> None:
+        """Keeps for later steps which tensors the ops of a step have made that is not searched."""
+        if not self._earlier.is_complete:
+            return
+        ops = column_of(self._tables.of_step(step).table("ops"), "op_id")
+        made = column_of(self._tables.find("tensors", ["tensor_id"], producer_op=ops), "tensor_id")
+        if len(made):
+            self._earlier.add_unsearched(int(made.min()), int(made.max()))
 
     def _search_modules(self, data: RecordingData, step: int) -> _Searched:
         """Returns the first tensor of a module that is not finite, of a step without measured ops."""

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
 from ..step.calls import RowFinder, column_of
 from ..values.nonfinite import read_first_index
+from .earlier_steps import EarlierSteps
 from .indexed_tables import IndexedTables
 from .step_flow import StepFlow
 
@@ -51,16 +52,6 @@ class Counts(NamedTuple):
         return not self.nan and self.max != math.inf
 
 
-class Remembered(Protocol):
-    """What is known of the tensors of dropped steps, by id."""
-
-    def is_finite(self, tensor_id: int) -> bool:
-        """Returns whether it is known to be finite."""
-
-    def describe(self, tensor_id: int) -> str | None:
-        """Returns what made the values that it held; None if nothing is known, or they were meant."""
-
-
 class StepCounts:
     """The measurements of the tensors of a step; numbers of ops and tensors are those of its `StepFlow`."""
 
@@ -69,7 +60,7 @@ class StepCounts:
         tables: IndexedTables,
         data: RecordingData,
         flow: StepFlow,
-        earlier: "Remembered",
+        earlier: EarlierSteps,
     ) -> None:
         """Reads the step's rows of `values`.
 
@@ -207,9 +198,10 @@ class StepCounts:
                 found.setdefault(int(op[at]), []).append(int(read[at]))
         return found
 
-    def reads_bad(self, op: int) -> bool:
-        """Returns whether an op reads a tensor of a dropped step that is known to hold values which are not meant."""
-        return any(self._earlier_steps.describe(each) is not None for each in self.reads_dropped.get(op, ()))
+    def describe_dropped(self, op: int) -> str | None:
+        """Returns what made the values of a tensor of a dropped step that an op reads; None if that is not known."""
+        read = self.reads_dropped.get(op, ())
+        return next(filter(None, map(self._earlier_steps.describe, read)), None)
 
     def _find_shown(self, views: list[Mapping[str, Any]]) -> dict[int, int]:
         """Returns of tensors that are views what they show: tensors that their ops read, and did not write to."""

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...recording.arrow.arrays import to_numpy
-from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.protocols import RecordingData
 from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
-from ..step.calls import column_of, phase_codes
+from ..step.calls import column_of, phases_of
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
 from .op_rules import SEED
@@ -82,10 +82,8 @@ def _find_aftermath(tables: IndexedTables, skipped: SkippedSteps, rows: _Rows, s
 
 def _is_skipped(data: RecordingData) -> bool:
     """Returns whether a step has a backward and no optimizer: only then all steps are looked through for such."""
-    phases = {
-        int(code) for name in ("calls", "ops") for code in np.unique(phase_codes(data.table(name)["phase"]))
-    }
-    return PHASES.index(BACKWARD) in phases and PHASES.index(OPTIMIZER) not in phases
+    phases = phases_of(data)
+    return BACKWARD in phases and OPTIMIZER not in phases
 
 
 def _is_any(losses: Iterable[bool | None]) -> bool | None:

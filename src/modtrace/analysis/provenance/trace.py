@@ -285,13 +285,11 @@ class _Tracer:
             return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
         args = self._flow.args[made.op]
         is_constant = holds_nan(args) or holds_infinity(args)
-        has_numbers = any(self._flow.holds_numbers(tensor) for _, tensor, _ in inputs)
-        is_given = name in NEVER_NAN or (name in AVERAGES and has_numbers)
-        if worst.kind == CLEAN and made.counts.nan and is_given and not is_constant:
-            found = [self.memory.find_unwritten(tensor) for _, tensor, _ in inputs]
-            return replace(
-                made, kind=FIRST_SEEN, unwritten=next((each for each in found if each is not None), None)
-            )
+        if worst.kind == CLEAN and made.counts.nan and not is_constant:
+            found = (self.memory.find_unwritten(tensor) for _, tensor, _ in inputs)
+            unwritten = next((tensor for tensor in found if tensor is not None), None)
+            if name in NEVER_NAN or (name in AVERAGES and unwritten is not None):
+                return replace(made, kind=FIRST_SEEN, unwritten=unwritten)
         # What is bad of what it read is a mask.
         meant = tuple(other for _, other, state in inputs if state.kind in (MEANT, BAD))
         return replace(made, meant_inputs=meant)
@@ -341,7 +339,7 @@ class _Tracer:
             worst.kind == UNSEEN
             and name in CARRIERS
             and (worst.origin < 0 or worst.origin in self._counts.dropped)
-            and not self._counts.reads_bad(op)
+            and self._counts.describe_dropped(op) is None
         ):
             return Finiteness(MEANT)  # a mask that is made once and kept
         states = [worst, *(state for _, _, state in inputs)]

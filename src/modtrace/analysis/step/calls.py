@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...recording.phase import FORWARD, PHASES
+from ...recording.protocols import RecordingData
 
 Rows = npt.NDArray[np.int64]  # positions in the columns of `Calls`; -1 for none
 Column = npt.NDArray[Any]
@@ -166,6 +167,12 @@ class RowFinder:
             return np.full(len(wanted), -1, np.int64)
         at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
         return np.where(self._sorted[at] == wanted, self._order[at], -1)
+
+
+def phases_of(data: RecordingData) -> set[str]:
+    """Returns the phases of the calls, ops and values of a recording, or of a step of it."""
+    codes = (np.unique(phase_codes(data.table(name)["phase"])) for name in ("calls", "ops", "values"))
+    return {PHASES[code] for code in np.concatenate([*codes]).tolist() if code >= 0}
 
 
 def take(column: Column, rows: Rows) -> Rows:
