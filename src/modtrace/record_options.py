@@ -9,7 +9,7 @@ from .recording.options.capture import to_json as captures_to_json
 from .recording.options.op_options import Ops
 from .recording.options.step_range import ALL_STEPS, StepRange
 from .recording.options.tensor_options import TensorOptions
-from .recording.triggers.trigger_kinds import Trigger, paths_of, tells_more
+from .recording.triggers.trigger_kinds import Trigger, has_action, paths_of
 from .surface import choose_phrase, name_argument
 
 
@@ -41,7 +41,7 @@ class RecordOptions:
         Captures may wait for them. Ops that run between two steps belong to the first, and what was measured of what
         they made is in the second.
         """
-        of_ops = int(self.ops is not None and any(tells_more(each) for each in self.triggers))
+        of_ops = int(self.ops is not None and any(has_action(each) for each in self.triggers))
         return max([of_ops, *(each.on_trigger for each in self.values)])
 
     @property

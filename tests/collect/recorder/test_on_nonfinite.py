@@ -320,6 +320,28 @@ def test_tensor_of_a_dropped_step_is_suspected_only_if_it_held_such_values() -> 
     assert "it read a tensor of an earlier step: div (outside of modules) made it in step 1" in said
 
 
+def test_tensor_of_a_step_that_nobody_searched_is_not_taken_for_finite() -> None:
+    """A metric of 0 / 0 in each step is absorbed; that of step 3 is used in step 4."""
+    torch.manual_seed(0)
+    model, metrics = nn.Linear(8, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(modtrace.NonFiniteError) as raised,
+        modtrace.record(model, ops=True, on_nonfinite="stop", strict=True),
+    ):
+        for step in range(6):
+            loss = model(torch.randn(4, 8)).square().mean()
+            metrics.append((loss.detach() - loss.detach()) / 0)
+            (loss * metrics[3] if step == 4 else loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    said = str(raised.value)
+    assert said.startswith(
+        "first non-finite values: 1 NaN in step 4, after forward\n  first seen at mul outside"
+    )
+    assert "it read a tensor of an earlier step, which may have held them" in said
+
+
 @pytest.mark.parametrize("ops", [False])
 def test_compiled_part_is_stopped_too(ops: bool) -> None:
     model = make_model()

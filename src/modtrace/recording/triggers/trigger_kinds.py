@@ -277,7 +277,7 @@ def asks_for_origin(triggers: Sequence[Trigger]) -> bool:
     return any(isinstance(each, NonFinite) and each.asks_for_origin for each in triggers)
 
 
-def tells_more(trigger: Trigger) -> bool:
+def has_action(trigger: Trigger) -> bool:
     """Returns whether a trigger does more than to have the held steps written."""
     return isinstance(trigger, NonFinite) and trigger.then is not None
 
