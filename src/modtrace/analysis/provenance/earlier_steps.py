@@ -18,12 +18,14 @@ class EarlierSteps:
         """
         self.is_complete = is_complete
         self._held: OrderedDict[int, str | None] = OrderedDict()
+        self._forgotten = -1  # up to this tensor something may have been known
         self._unsearched: list[tuple[int, int]] = []  # the first and the last tensor of steps in a row
 
     def is_finite(self, tensor_id: int) -> bool:
         """Returns whether a tensor is known to have been finite when its step ended."""
         is_unsearched = any(first <= tensor_id <= last for first, last in self._unsearched)
-        return self.is_complete and tensor_id not in self._held and not is_unsearched
+        is_known = self.is_complete and tensor_id > self._forgotten and not is_unsearched
+        return is_known and tensor_id not in self._held
 
     def describe(self, tensor_id: int) -> str | None:
         """Returns what made the values that a tensor held: `log in Net made it in step 3`; None if nothing is known."""
@@ -33,7 +35,8 @@ class EarlierSteps:
         """Keeps what made the values of the tensors of a step; None for infinities that are meant."""
         self._held.update(held)
         while len(self._held) > _MOST_TENSORS:
-            self._held.popitem(last=False)
+            tensor_id, _ = self._held.popitem(last=False)
+            self._forgotten = max(self._forgotten, tensor_id)
 
     def add_unsearched(self, first: int, last: int) -> None:
         """Keeps that nobody has followed the ops of a step, which made the tensors from one id to another."""
