@@ -17,6 +17,15 @@ def test_tensor_is_finite_only_where_all_is_measured_and_nothing_was_held() -> N
     assert not EarlierSteps().is_finite(2)
 
 
+def test_many_steps_that_nobody_searched_are_joined() -> None:
+    known = EarlierSteps(is_complete=True)
+    for step in range(1000):
+        known.add_unsearched(100 * step, 100 * step + 49)
+    known.add_unsearched(1_000_000, 1_000_049)
+    assert not any(known.is_finite(100 * step + 20) for step in range(1000))
+    assert known.is_finite(500_000)
+
+
 def test_tensor_that_was_forgotten_is_not_taken_for_finite(monkeypatch) -> None:
     monkeypatch.setattr(earlier_steps, "_MOST_TENSORS", 2)
     known = EarlierSteps(is_complete=True)

@@ -14,6 +14,7 @@ from torch import nn
 
 import modtrace
 from helpers.nonfinite_models import BY_OP, Applied, record_planted, record_training
+from modtrace.analysis.provenance.search import find_absorbed
 from modtrace.analysis.values.nonfinite import Aftermath
 from modtrace.recording.protocols import RecordingData
 
@@ -209,6 +210,67 @@ def test_code_that_runs_in_backward_has_its_line(function: Function, code: CodeT
     assert (found.phase, found.op) == ("backward", "aten.div.Tensor")
     last = max(line for _, _, line in code.co_lines() if line is not None)
     assert found.source_line == f"{__file__}:{last}"
+
+
+def test_backward_of_a_micro_batch_is_named_and_one_with_two_losses_is_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, ops=True) as rec:
+        for number in range(3):
+            y = model(torch.randn(4, 8))
+            torch.autograd.backward([y.sum(), (y * (number != 1)).square().sum().sqrt()])
+        optimizer.step()
+    found = first_in(rec)
+    assert (found.phase, found.forward_op) == ("backward", "aten.sqrt.default")
+    assert (found.micro_batch, found.micro_batches) == (1, 3)
+
+
+def test_value_of_an_earlier_step_is_told_by_the_op_that_made_it_and_is_not_absorbed() -> None:
+    torch.manual_seed(0)
+    model, kept = nn.Linear(8, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, ops=True) as rec:
+        for step in range(4):
+            loss = model(torch.randn(4, 8)).square().mean()
+            kept.append(loss.detach() / (0.0 if step == 1 else 1.0))
+            unused = loss.detach() / 0.0  # nothing reads it
+            (loss * kept[max(0, step - 1)]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    del unused
+    found = first_in(rec)
+    assert (found.step, found.kind, found.op) == (2, "source", "aten.mul.Tensor")
+    assert found.hint == "div (outside of modules) made it in step 1"
+    assert {(each.op, each.op_nth) for each in find_absorbed(rec, 20)} == {("aten.div.Tensor", 1)}
+
+
+def test_first_argument_that_nothing_reads_is_told_by_what_reads_its_memory() -> None:
+    class Second(nn.Module):
+        def forward(self, part: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    x = torch.randn(4, 8)
+    x[0, 3] = math.nan
+    with modtrace.record(Second(), ops=True) as rec:
+        Second()(x[:1], x)
+    assert first_in(rec).role == "input"
+
+
+def test_advice_on_data_stays_where_gradients_have_grown() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with modtrace.record(model, ops=True) as rec:
+        for step in range(5):
+            x = torch.randn(16, 8) * 10**step
+            if step == 4:
+                x[2, 3] = math.nan
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = first_in(rec)
+    assert found.growth and found.remedy == "look at the data of this step"
 
 
 @pytest.mark.parametrize("ops", [True, False])

@@ -390,6 +390,31 @@ def test_another_root_in_front_of_the_forward_or_behind_the_optimizer_is_an_eval
     assert ran(rec) == [("eval", "Teacher"), ("train", "Net")] * 2 + [("eval", "Teacher")] * 2
 
 
+def test_validation_of_another_model_after_a_skipped_optimizer_does_not_go_on_in_the_training_step(record):
+    net, average = Net(), Teacher()
+    with record() as rec:
+        net(batch()).sum().backward()  # no optimizer steps, and nothing clears the gradients
+        with torch.no_grad():
+            for _ in range(3):
+                average(batch())
+    assert ran(rec) == [("train", "Net Teacher"), ("eval", "Teacher"), ("eval", "Teacher")]
+
+
+def test_two_calls_of_a_teacher_before_the_backward_belong_to_the_training_step(record):
+    net, teacher = Net(), Teacher()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(3):
+            predicted = net(batch())
+            with torch.no_grad():
+                wanted = teacher(batch()) + teacher(batch())
+            F.mse_loss(predicted, wanted).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    # Before the first backward nobody knows that this is training.
+    assert ran(rec)[-2:] == [("train", "Net Teacher Teacher")] * 2
+
+
 def test_model_around_what_is_trained_is_no_teacher(record):
     net = Net()
     with record() as rec:

@@ -106,7 +106,8 @@ class _Answer:
         flow, event, placed = self._flow, self._event, self._flow.ops.placed
         assert event.given is not None
         given, argument = event.given, self._argument(event.given)
-        reader = next(op for op in flow.order if any(tensor == given for _, tensor in flow.reads.get(op, ())))
+        readers = (op for op in flow.order if any(tensor == given for _, tensor in flow.reads.get(op, ())))
+        reader = next(readers, event.op)  # else an op reads another view of it
         numel = math.prod(flow.tensors.shapes[given])
         counts = self._counts(given)
         if counts is None or counts.numel != numel or not (counts.nan or counts.inf):

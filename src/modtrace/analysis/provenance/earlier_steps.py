@@ -2,6 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import pairwise
+
+#: The number of ranges of tensors at most about which nothing is known.
+_MOST_RANGES = 64
 
 #: The number of tensors at most of which something is kept: the last ones.
 _MOST_TENSORS = 100_000
@@ -19,7 +23,7 @@ class EarlierSteps:
         self.is_complete = is_complete
         self._held: OrderedDict[int, str | None] = OrderedDict()
         self._forgotten = -1  # up to this tensor something may have been known
-        self._unsearched: list[tuple[int, int]] = []  # the first and the last tensor of steps in a row
+        self._unsearched: list[tuple[int, int]] = []  # the first and the last tensor of steps
 
     def is_finite(self, tensor_id: int) -> bool:
         """Returns whether a tensor is known to have been finite when its step ended."""
@@ -39,7 +43,13 @@ class EarlierSteps:
             self._forgotten = max(self._forgotten, tensor_id)
 
     def add_unsearched(self, first: int, last: int) -> None:
-        """Keeps that nobody has followed the ops of a step, which made the tensors from one id to another."""
-        if self._unsearched and first <= self._unsearched[-1][1] + 1:
-            first, _ = self._unsearched.pop()
-        self._unsearched.append((first, last))
+        """Keeps that nobody has followed the ops of a step, which made the tensors from one id to another.
+
+        Of many steps those that are nearest to each other are joined, with what is between them.
+        """
+        ranges = self._unsearched
+        ranges.append((first, last))
+        if len(ranges) > _MOST_RANGES:
+            gaps = [behind[0] - before[1] for before, behind in pairwise(ranges)]
+            at = gaps.index(min(gaps))
+            ranges[at : at + 2] = [(ranges[at][0], ranges[at + 1][1])]

@@ -72,8 +72,11 @@ def is_read_later(tables: IndexedTables, trace: Trace, event: Origin) -> bool:
     """Returns whether an op of a later step reads what holds the values: that step tells what became of them."""
     number, memory = trace.events.index(event), trace.memory
     tensors = [event.tensor, *chain.from_iterable(event.unread.values())]
-    held = {memory.storage_of(tensor) for tensor in tensors if number in memory.look(tensor).origins}
-    shown = tables.find("tensors", ["tensor_id"], storage=np.array(sorted(held), np.int64))
-    uses = tables.find("uses", ["consumer_op"], tensor_id=column_of(shown, "tensor_id"))
+    held = [tensor for tensor in tensors if number in memory.look(tensor).origins]
+    written = {(memory.storage_of(tensor), trace.flow.versions[tensor]) for tensor in held}
+    storages = np.array(sorted(storage for storage, _ in written), np.int64)
+    rows = tables.find("tensors", ["tensor_id", "storage", "version"], storage=storages).to_pylist()
+    shown = [row["tensor_id"] for row in rows if (row["storage"], row["version"] or 0) in written]
+    uses = tables.find("uses", ["consumer_op"], tensor_id=np.array(shown, np.int64))
     readers = column_of(uses, "consumer_op")
     return bool((readers > trace.flow.ops.op_id.max()).any())

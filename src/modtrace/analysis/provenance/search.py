@@ -15,7 +15,7 @@ from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAME
 from ...recording.statistics.moments import nonfinite_rows, sites_of_roles
 from ...recording.triggers.skips import Use
 from ...surface import choose_phrase
-from ..step.calls import column_of
+from ..step.calls import Column, column_of
 from ..step.inside import find_unseen
 from ..step.placement import Module, merge_wrappers
 from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
@@ -102,6 +102,10 @@ class _Search:
         self._tables = IndexedTables(data)
         self._live = live
         self._innocent = live.innocent if live else Innocent()
+        if (
+            live and live.use.is_used
+        ):  # the step is still open: what came to nothing so far may come to something
+            self._innocent = Innocent(set(live.innocent.steps), set(live.innocent.places))
         self._earlier = live.earlier if live else EarlierSteps()
         self._skipped = SkippedSteps(self._tables, live.use if live else None)
         self._makers = Makers(self._tables, self._earlier)
@@ -175,6 +179,17 @@ class _Search:
 
         return _Searched(told, not guilty and row is None, answer_absorbed)
 
+    def _find_backwards(self, data: RecordingData) -> Column:
+        """Returns the orders of measuring at which the backwards of a step began: of the first loss of each."""
+        values = data.table("values").select(["site_id", "order"])
+        rows = np.flatnonzero(np.isin(column_of(values, "site_id"), self._tables.sites_of(LOSS)))
+        rows = rows[np.argsort(column_of(values, "order")[rows], kind="stable")]
+        slots = [self._tables.sites[site].slot for site in column_of(values, "site_id")[rows].tolist()]
+        # Of one with several losses the slots go up: [0], [1].
+        is_first = [at == 0 or slot <= slots[at - 1] for at, slot in enumerate(slots)]
+        found: Column = column_of(values, "order")[rows[is_first]]
+        return found
+
     def _keep_held(self, trace: Trace, step: int) -> None:
         """Keeps for later steps what the tensors of a step hold at its end, while the run goes on."""
         if not self._earlier.is_complete:
@@ -221,8 +236,7 @@ class _Search:
 
     def _add_micro_batch(self, data: RecordingData, found: NonFinite, order: int) -> NonFinite:
         """Adds how many of several backwards of the step had begun before a measurement."""
-        values = data.table("values").select(["site_id", "order"])
-        began = column_of(values, "order")[np.isin(column_of(values, "site_id"), self._tables.sites_of(LOSS))]
+        began = self._find_backwards(data)
         if len(began) < 2 or found.phase == OPTIMIZER:
             return found
         begun = int((began < order).sum())

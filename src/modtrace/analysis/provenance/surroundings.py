@@ -12,20 +12,19 @@ from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.protocols import RecordingData
 from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
+from ...recording.triggers.step_tables import GROWTH_STEPS
 from ..step.calls import column_of, phases_of
-from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
+from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, SOURCE, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
 from .op_rules import SEED
 from .skipped_steps import SkippedSteps
 from .step_counts import read_outputs
 
-#: The steps that are looked at for growth.
-_STEPS = 20
-
 #: Growth is told with at most so many figures.
 _FIGURES = 5
 
-#: Within `_STEPS`, healthy training changes the largest parameter less than this. Gradients vary more by themselves.
+#: Within `GROWTH_STEPS`, healthy training changes the largest parameter less than this. Gradients vary more by
+#: themselves.
 _LEAST_GROWTH = {PARAMETER: 10.0, PARAMETER_GRAD: 100.0, "loss": 100.0}
 
 _Rows = npt.NDArray[np.void]
@@ -44,12 +43,13 @@ def add_surroundings(
         found: the answer.
     """
     rows = _read_parameters(tables, before, found.step)
+    count, trained = skipped.find_many() if _is_skipped(tables.of_step(found.step)) else (0, 0)
     growth = tuple(_find_growth(tables.data, rows, found.step))
-    is_explained = found.cause not in (None, OVERFLOW, EXP_OVERFLOW)
+    is_explained = found.cause not in (None, OVERFLOW, EXP_OVERFLOW) or found.kind == SOURCE or (count > 0)
     return replace(
         found,
         growth=growth,
-        after=_find_aftermath(tables, skipped, rows, found.step),
+        after=replace(_find_aftermath(tables, rows, found.step), skipped=count, trained=trained),
         remedy=found.remedy if is_explained else _remedy_of({each.of for each in growth}) or found.remedy,
     )
 
@@ -64,19 +64,16 @@ def _remedy_of(grown: Collection[str]) -> str | None:
     return None
 
 
-def _find_aftermath(tables: IndexedTables, skipped: SkippedSteps, rows: _Rows, step: int) -> Aftermath:
+def _find_aftermath(tables: IndexedTables, rows: _Rows, step: int) -> Aftermath:
     gradients = rows[(rows["step"] == step) & rows["of_gradient"]]
     later = rows[(rows["step"] >= step) & ~rows["of_gradient"]]
     bad = later[later["is_bad"]]["step"]
-    count, trained = skipped.find_many() if _is_skipped(tables.of_step(step)) else (0, 0)
     return Aftermath(
         loss=_is_any(find_bad_losses(tables, step)),
         gradients=int(gradients["is_bad"].sum()),
         measured_gradients=len(gradients),
         parameters_step=int(bad.min()) if len(bad) else None,
         last_parameters_step=int(later["step"].max()) if len(later) else None,
-        skipped=count,
-        trained=trained,
     )
 
 
@@ -93,7 +90,7 @@ def _is_any(losses: Iterable[bool | None]) -> bool | None:
 
 
 def _read_parameters(tables: IndexedTables, before: Sequence[pa.Table], step: int) -> _Rows:
-    """Returns the rows of parameters and of their gradients that were measured from `_STEPS` before a step on."""
+    """Returns the rows of parameters and of their gradients that were measured from `GROWTH_STEPS` before a step on."""
     role_of = np.zeros(max(tables.sites, default=-1) + 2, np.int8)
     for number, site in tables.sites.items():
         role_of[number] = {PARAMETER: 1, PARAMETER_GRAD: 2}.get(site.role or "", 0)
@@ -102,11 +99,11 @@ def _read_parameters(tables: IndexedTables, before: Sequence[pa.Table], step: in
     every = (*before, tables.data.table("values"))
     for batch in chain.from_iterable(each.select(names).to_batches() for each in every):
         of_step = to_numpy(batch.columns[0], null=-1)
-        if not len(of_step) or of_step.max() <= step - _STEPS:
+        if not len(of_step) or of_step.max() <= step - GROWTH_STEPS:
             continue
         site_id, count = (to_numpy(column, null=-1) for column in batch.columns[1:3])
         role = role_of[np.clip(site_id, -1, len(role_of) - 1)]
-        at = np.flatnonzero((role > 0) & (of_step > step - _STEPS) & (count >= 0))
+        at = np.flatnonzero((role > 0) & (of_step > step - GROWTH_STEPS) & (count >= 0))
         if len(at):
             nan, inf, low, high = (to_numpy(column, null=0)[at] for column in batch.columns[3:])
             rows = np.empty(len(at), _ROW)
@@ -126,7 +123,7 @@ def _find_growth(data: RecordingData, rows: _Rows, step: int) -> Iterator[Growth
     scalars = data.table("scalars").to_pylist()
     for name in dict.fromkeys(row["name"] for row in scalars if "loss" in row["name"].lower()):
         logged = {row["step"]: abs(row["value"]) for row in scalars if row["name"] == name}
-        logged = {each: value for each, value in logged.items() if step - _STEPS < each <= step}
+        logged = {each: value for each, value in logged.items() if step - GROWTH_STEPS < each <= step}
         yield from _to_growth(name, logged, _LEAST_GROWTH["loss"])
 
 

@@ -27,7 +27,7 @@ def move_prepared(last: Step, step: Step, given: Mapping[int, int]) -> None:
     batches = [*step.ops, *between]
     earliest = min(batch.first_tensor for batch in between)
     # One that was seen before these ops has not been written to since: it would be another tensor.
-    wanted = {storage for tensor, storage in given.items() if tensor >= earliest}
+    wanted = {storage for tensor, storage in given.items() if tensor >= earliest and storage >= 0}
     for batch in reversed(step.ops):
         _find_first_maker(batch, wanted, batches)
     found = [(batch, _find_first_maker(batch, wanted, batches)) for batch in between]

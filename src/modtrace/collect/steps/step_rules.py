@@ -236,7 +236,7 @@ class StepFinder:
 
     def _is_between(self, step: Step, segment: Segment) -> bool:
         """Returns whether a call of another model with gradients off lies before the step's optimizer: a teacher's."""
-        if segment.with_grad or step.stepped:
+        if segment.with_grad or step.stepped or self._is_validation(step, segment):
             return False
         key = (segment.named.module_id, frozenset(step.entered))
         if key not in self._are_related:
@@ -246,6 +246,19 @@ class StepFinder:
             self._are_related[key] = _is_related(segment.named.module, roots)
         return not self._are_related[key]
 
+    @staticmethod
+    def _is_validation(step: Step, segment: Segment) -> bool:
+        """Returns whether a model is called again behind a backward, with no forward between.
+
+        Its optimizer was skipped then, and this is a validation.
+        """
+        for earlier in reversed(step.segments):
+            if earlier.with_grad or not step.accumulated or int(earlier.times[0]) < step.worked_ns:
+                return False
+            if earlier.named.module_id == segment.named.module_id and earlier is not segment:
+                return True
+        return False
+
     def _take_between(self, step: Step) -> None:
         """Takes over the open step with gradients off, if its calls lie between the forward and the backward."""
         between = self._eval
@@ -254,7 +267,8 @@ class StepFinder:
         if not all(self._is_between(step, each) for each in between.segments):
             return
         self._pending.remove(between)
-        between.entered.clear()  # they begin no step
+        between.entered.clear()  # its models begin no step
+        between.roots.clear()
         self._eval = None
         step.append(between)
 

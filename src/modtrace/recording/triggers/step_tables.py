@@ -23,6 +23,9 @@ Batch = tuple[str, Columns]
 #: Small tables whose rows later steps refer to.
 _LASTING = frozenset({"modules", "sites"})
 
+#: The steps before a finding in which its report looks for growth.
+GROWTH_STEPS = 20
+
 #: The roles of tensors that grow when training diverges, and the columns that tell it.
 _GROWING = frozenset({PARAMETER, PARAMETER_GRAD})
 _OF_GROWTH = ("step", "site_id", "order", "count", "nan_count", "inf_count", "min", "max")

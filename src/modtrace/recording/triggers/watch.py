@@ -19,11 +19,8 @@ from .step_conditions import (
     condition_of,
     read_measured,
 )
-from .step_tables import Batch, StepTables
+from .step_tables import GROWTH_STEPS, Batch, StepTables
 from .trigger_kinds import REPORT, STOP, OnSignal, Trigger, asks_for_origin, has_action
-
-#: The steps before a finding in which its report looks for growth.
-_STEPS_BEFORE = 20
 
 
 class Asked(NamedTuple):
@@ -51,7 +48,7 @@ class TriggerWatch:
         """
         self.asked: list[Asked] = []  # what was found in the steps that have ended, until somebody takes it
         self._names = SiteNames()
-        self._tables = StepTables(_STEPS_BEFORE if any(map(has_action, triggers)) else 0)
+        self._tables = StepTables(GROWTH_STEPS if any(map(has_action, triggers)) else 0)
         #: A trigger asks what made non-finite values.
         self.tells = find is not None and asks_for_origin(triggers)
         self._armed = [
