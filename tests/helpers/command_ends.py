@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 #: A command that is sent signals has written this line before.
 READY = "ready"
 
+#: Seconds of a processor after which a command that does not sleep has begun what it is to be interrupted in.
+_BEGUN_S = 0.1
+
 #: So many commands that are sent signals run beside each other.
 _BESIDE = 4
 _LONGEST_S = 60.0
@@ -34,7 +37,10 @@ class End(NamedTuple):
 
 
 class Signalled(NamedTuple):
-    """A command that is sent signals, each so many seconds after the one before, the first after `READY`."""
+    """A command that is sent signals, each so many seconds after the one before, the first after `READY`.
+
+    The first waits besides until the command sleeps or computes: on a busy machine it may be held up behind `READY`.
+    """
 
     arguments: Sequence[str]
     signals: Sequence[tuple[int, float]]
@@ -134,7 +140,7 @@ class _Child:
         self._process = process
         self._signals = list(signals)
         self._since_s = time.monotonic()
-        self._is_ready = False
+        self._ready_s: float | None = None
 
     def look(self) -> tuple[int, float] | None:
         """Sends a signal that is due. Returns how it has ended, if it has."""
@@ -145,13 +151,25 @@ class _Child:
             return os.waitstatus_to_exitcode(status), after_s
         if after_s > _LONGEST_S:
             self._kill()
-        elif not self._is_ready:
+        elif self._ready_s is None:
             if self._output.exists() and READY in self._output.read_text():
-                self._is_ready, self._since_s = True, time.monotonic()
-        elif self._signals and after_s >= self._signals[0][1]:
+                self._ready_s, self._since_s = self._look_at_thread()[1], time.monotonic()
+        elif self._signals and after_s >= self._signals[0][1] and self._has_begun():
+            self._ready_s = 0.0
             os.kill(self._process, self._signals.pop(0)[0])
             self._since_s = time.monotonic()
         return None
+
+    def _has_begun(self) -> bool:
+        sleeps, used_s = self._look_at_thread()
+        return sleeps or used_s - (self._ready_s or 0.0) >= _BEGUN_S
+
+    def _look_at_thread(self) -> tuple[bool, float]:
+        """Returns whether the first thread sleeps, and the seconds of a processor that it has used."""
+        fields = (
+            Path(f"/proc/{self._process}/task/{self._process}/stat").read_text().rpartition(")")[2].split()
+        )
+        return fields[0] == "S", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _kill(self) -> None:
         with contextlib.suppress(OSError):
