@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..analysis.tables.op_flow import read_op_flow
 from ..recording.protocols import RecordingData
 
 #: A storage in one state: its number, and the number of writes to it so far.
@@ -99,13 +100,12 @@ def read_graph(data: RecordingData) -> RecordedGraph:
         call = calls.get(row["call_id"], f"unknown call {row['call_id']}")
         place = f"{call}, {row['phase']}" if row["phase"] else call
         ops[row["op_id"]] = RecordedOp(row["op_id"], row["name"], place)
-    tensors = {row[0]: row for row in map(_to_tensor, data.table("tensors").to_pylist())}
-    for tensor in sorted(tensors.values(), key=lambda each: each.tensor_id):
-        if tensor.producer in ops:
-            ops[tensor.producer].makes.append(tensor)
-    for use in _rows(data, "uses", "consumer_op", "slot", "tensor_id"):
-        if use["consumer_op"] in ops and use["tensor_id"] in tensors:
-            ops[use["consumer_op"]].reads.append(Read(use["slot"], tensors[use["tensor_id"]]))
+    flow = read_op_flow(data)
+    tensors = [_to_tensor(row) for row in flow.tensors.table.to_pylist()]
+    for op, number in enumerate(flow.op_id.tolist()):
+        ops[number].makes += [tensors[row] for _, row in flow.returns_by_op.get(op, ())]
+        ops[number].makes.sort(key=lambda tensor: tensor.tensor_id)
+        ops[number].reads += [Read(slot, tensors[row]) for slot, row in flow.reads_by_op.get(op, ())]
     return RecordedGraph(dict(sorted(ops.items())))
 
 

@@ -8,13 +8,12 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.alignment.sides import read_side
 from modtrace.analysis.divergence.cancellation import find_cancellation
-from modtrace.analysis.divergence.flow import OpFlow
 from modtrace.analysis.divergence.measured import read_measured
 
 
 def factors(data: TypedRecording) -> list[float]:
     rows = np.arange(data.table("values").num_rows)
-    found = find_cancellation(read_side(data, [0]), OpFlow(data), rows, read_measured(data, rows))
+    found = find_cancellation(read_side(data, [0]), rows, read_measured(data, rows))
     return [float(each) for each in found]
 
 

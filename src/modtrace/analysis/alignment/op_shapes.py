@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..step.calls import Column, RowFinder, Rows, column_of, take
+from ..step.calls import Column, Rows, take
 from ..step.ops import dictionary_codes
 from .keys import Partners, number_codes
 from .sides import Side
@@ -34,11 +34,9 @@ class _Outputs(NamedTuple):
 
 
 def _read_outputs(side: Side) -> _Outputs:
-    table = side.data.table("tensors")
-    producer = column_of(table, "producer_op")
-    rows = np.flatnonzero(np.isin(producer, column_of(side.data.table("ops"), "op_id")[side.ops.kept]))
-    table = table.select(["shape", "dtype"]).take(rows)
-    distinct, first = np.unique(producer[rows], return_index=True)
-    of_op = take(first, RowFinder(distinct)(column_of(side.data.table("ops"), "op_id")))
+    of_op = np.where(side.ops.kept, side.flow.first_returned, -1)
+    is_kept = of_op >= 0
+    table = side.flow.tensors.table.select(["shape", "dtype"]).take(of_op[is_kept])
+    of_op[is_kept] = np.arange(table.num_rows)
     dtype, names = dictionary_codes(table["dtype"])
     return _Outputs(read_sizes(table["shape"]), dtype, names, of_op)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
-from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels, take
+from ..step.calls import Bools, Column, Rows, iterate_levels, take
 from ..step.ops import bare_name
 from .calls import translate
 from .keys import Partners, number_codes, number_keys, rows_in_order
@@ -15,9 +15,6 @@ from .sequences import align_sequences
 from .sides import Side
 
 _OPTIMIZED = PHASES.index(OPTIMIZER)
-
-#: Of chains of ops that ran for nothing, so many are found from the end on.
-_MOST_PASSED = 64
 
 #: Instead of the number of a call: ops that can have no partner.
 _ALONE = -2
@@ -45,7 +42,7 @@ def pair_ops(
     pairs = _align_groups(
         (groups[0][rows[0]], groups[1][rows[1]]),
         [(one[rows[0]], other[rows[1]]) for one, other in tokens],
-        lambda: (_find_unread(a)[rows[0]], _find_unread(b)[rows[1]]),
+        lambda: (a.find_unread()[rows[0]], b.find_unread()[rows[1]]),
         a.ops.phase[rows[0]] == _OPTIMIZED,
     )
     at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
@@ -180,25 +177,3 @@ def _pair_equal(
     is_equal = same_size.copy()
     is_equal[group[tokens[0][pairs[:, 0]] != tokens[1][pairs[:, 1]]]] = False
     return pairs[is_equal[group]], is_equal
-
-
-def _find_unread(side: Side) -> Bools:
-    """Returns which ops made nothing that a call returned or that is read, or only by such ops."""
-    ops, tensors, uses = (side.data.table(name) for name in ("ops", "tensors", "uses"))
-    find_op = RowFinder(column_of(ops, "op_id"))
-    producers = find_op(column_of(tensors, "producer_op"))
-    tensor = RowFinder(column_of(tensors, "tensor_id"))(column_of(uses, "tensor_id"))
-    producer = take(producers, tensor)
-    reader = find_op(column_of(uses, "consumer_op"))
-    kept = producer >= 0
-    producer, reader = producer[kept], reader[kept]
-    reads = np.bincount(producer, minlength=ops.num_rows)
-    unread = np.asarray(reads == 0)
-    last = unread
-    for _ in range(_MOST_PASSED):
-        reads -= np.bincount(producer[(reader >= 0) & last[reader]], minlength=ops.num_rows)
-        last = (reads == 0) & ~unread
-        if not last.any():
-            break
-        unread = unread | last
-    return unread

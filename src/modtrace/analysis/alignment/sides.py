@@ -24,8 +24,10 @@ from ..step.calls import (
     take,
 )
 from ..step.inside import with_all_inside
-from ..step.ops import dictionary_codes
+from ..step.ops import bare_name, dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
+from ..tables.op_flow import OpFlow, read_op_flow
+from ..tables.op_rules import OVERWRITES
 from .contract import ModuleName
 from .keys import number_keys
 from .sizes import Sizes, read_sizes
@@ -66,6 +68,11 @@ class OpSide:
     nth: Column  # of its name within its call
     #: It ran outside of modules before the first call of its step: it makes a model, draws weights or loads a batch.
     is_preparing: Bools
+
+    def are_named(self, wanted: Collection[str]) -> Bools:
+        """Returns which ops have one of these bare names."""
+        is_wanted = np.array([*(bare_name(name) in wanted for name in self.names), False])
+        return np.asarray(is_wanted[self.name])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,6 +132,15 @@ class Side:
     calls: CallSide
     ops: OpSide
     values: ValueSide
+
+    @cached_property
+    def flow(self) -> OpFlow:
+        """What the ops read and return."""
+        return read_op_flow(self.data)
+
+    def find_unread(self, among: Bools | None = None) -> Bools:
+        """Returns which ops, or which of some, ran for nothing; see `OpFlow.find_unread`."""
+        return self.flow.find_unread(self.ops.are_named(OVERWRITES), among)
 
 
 def read_side(data: RecordingData, steps: Collection[int]) -> Side:

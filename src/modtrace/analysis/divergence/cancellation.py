@@ -7,7 +7,7 @@ from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..step.calls import RowFinder, Rows
 from ..step.ops import bare_name
-from .flow import OpFlow
+from .flow import find_inputs, find_plain
 from .inherited import find_largest, name_parameters
 from .measured import ComparedRows
 
@@ -20,21 +20,20 @@ _AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "nativ
 _LARGEST = 1e12
 
 
-def find_cancellation(side: Side, flow: OpFlow, rows: Rows, measured: ComparedRows) -> Numbers:
+def find_cancellation(side: Side, rows: Rows, measured: ComparedRows) -> Numbers:
     """Returns how many times larger than a tensor what it was added up from is: 1 where nothing cancels.
 
     The gradient of the bias of keys is an example: it is zero but for rounding, as a softmax does not see it.
 
     Args:
         side: the recording.
-        flow: its ops.
         rows: rows of `values`.
         measured: what was measured of them.
     """
     factor = np.ones(len(rows))
     with np.errstate(all="ignore"):
         _compare_with_siblings(factor, side, rows, measured)
-        _compare_with_summands(factor, side, flow, rows, measured)
+        _compare_with_summands(factor, side, rows, measured)
     return np.clip(np.nan_to_num(factor, nan=1.0), 1.0, _LARGEST)
 
 
@@ -61,24 +60,23 @@ def _name_keys(side: Side, rows: Rows) -> Rows:
     return name_parameters(side, rows) << 32 | side.values.step[rows].astype(np.int64)
 
 
-def _compare_with_summands(
-    factor: Numbers, side: Side, flow: OpFlow, rows: Rows, measured: ComparedRows
-) -> None:
+def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: ComparedRows) -> None:
     if not len(side.ops.name):
         return
     mine = np.flatnonzero(side.values.is_of(OP_OUTPUT, rows=rows) & (side.values.op[rows] >= 0))
-    values = side.values
-    tensor = flow.tensor_of(values.op[rows[mine]], values.slot[rows[mine]], values.slots)
+    values, flow = side.values, side.flow
+    tensor = flow.find_output(values.op[rows[mine]], values.slot[rows[mine]], values.slots)
     names = [bare_name(name) for name in side.ops.names]
     name = side.ops.name[values.op[rows[mine]]]
     slot = np.array([*values.slots, ""], object)[values.slot[rows[mine]]]
+    is_plain = find_plain(side.ops)
     for kinds, slots, size in (
         (_ADDITIVE, None, measured.stats.l2),
         (_AVERAGING, ("", "[1]"), measured.stats.rms),
     ):
-        of_tensor = np.full(len(flow.producer), np.nan)
+        of_tensor = np.full(len(flow.tensors), np.nan)
         of_tensor[tensor[tensor >= 0]] = size[mine[tensor >= 0]]
-        read = flow.find_inputs(of_tensor, np.full(len(flow.read), np.nan)).error
+        read = find_inputs(flow, is_plain, of_tensor, np.full(len(flow.read), np.nan)).error
         is_wanted = np.isin(name, [code for code, each in enumerate(names) if each in kinds])
         summed = mine[is_wanted if slots is None else is_wanted & np.isin(slot, slots)]
         factor[summed] = read[values.op[rows[summed]]] / size[summed]

@@ -31,7 +31,6 @@ from .culprits import Key
 from .details import Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING
-from .flow import OpFlow
 from .inherited import read_order
 from .merged_pairs import MergedPairs, put_in_order
 from .names import Names, label, list_unmatched
@@ -88,7 +87,7 @@ def _compare_all(
     """Returns what is found out of the pairs, and then of what one of the recordings alone has recomputed."""
     runs, recomputes = [], []
     for each, unpaired, of in ((side, alignment.missing, FIRST), (other, alignment.extra, SECOND)):
-        run = ComparedSide(each, OpFlow(each.data), np.zeros(len(each.values.step)))
+        run = ComparedSide(each, np.zeros(len(each.values.step)))
         if len(unpaired.recomputed):
             modules = {there: here for here, there in alignment.modules} if of == SECOND else {}
             found, given = compare_recomputed(run, unpaired.recomputed, of, modules, tolerance)

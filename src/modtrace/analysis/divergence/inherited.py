@@ -19,7 +19,8 @@ from ...recording.role import (
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of, columns_at, iterate_levels
-from .flow import OpFlow
+from ..tables.op_rules import UNINITIALIZED
+from .flow import find_inputs, find_plain
 
 _FORWARD = PHASES.index(FORWARD)
 
@@ -46,12 +47,11 @@ class Inherited:
         return Inherited(**columns_at(self, at))
 
 
-def find_inherited(side: Side, flow: OpFlow, rows: Rows, error: Numbers) -> Inherited:
+def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     """Returns what each pair has inherited.
 
     Args:
         side: the recording, of which the calls are read.
-        flow: its ops.
         rows: the row of `values` of each pair, in the order of `order_by_use`.
         error: the error of each pair; NaN where nothing could be compared.
     """
@@ -84,7 +84,7 @@ def find_inherited(side: Side, flow: OpFlow, rows: Rows, error: Numbers) -> Inhe
     _inherit_by_inputs(found, side, rows, error, inside)
     outputs = values.is_of(OUTPUT, rows=rows)
     found.error[outputs] = np.fmax(found.error[outputs], of_parameters[outputs])
-    _inherit_by_ops(found, side, flow, rows, own, group, before)
+    _inherit_by_ops(found, side, rows, own, group, before)
     return found
 
 
@@ -276,24 +276,24 @@ def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers,
 def _inherit_by_ops(
     found: Inherited,
     side: Side,
-    flow: OpFlow,
     rows: Rows,
     of_group: Numbers,
     group: Rows,
     before: Numbers,
 ) -> None:
     """Gives what ops returned the errors of what they read."""
-    values = side.values
+    values, flow, producer = side.values, side.flow, side.flow.tensors.producer
     if not len(side.ops.name):
         return
     is_output = values.is_of(OP_OUTPUT)
     outputs = np.flatnonzero(is_output & (values.op >= 0))
-    tensor = flow.tensor_of(values.op[outputs], values.slot[outputs], values.slots)
-    of_tensor = np.full(len(flow.producer), np.nan)
+    tensor = flow.find_output(values.op[outputs], values.slot[outputs], values.slots)
+    of_tensor = np.full(len(producer), np.nan)
     np.fmax.at(of_tensor, tensor[tensor >= 0], of_group[group[outputs]][tensor >= 0])
-    of_tensor[(flow.producer >= 0) & flow.is_uninitialized[flow.producer]] = 0.0
+    of_tensor[(producer >= 0) & side.ops.are_named(UNINITIALIZED)[producer]] = 0.0
     leaves = np.flatnonzero(~is_output & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
-    inputs = flow.find_inputs(of_tensor, _errors_of_reads(flow, side, leaves, of_group[group[leaves]]))
+    of_read = _errors_of_reads(side, leaves, of_group[group[leaves]])
+    inputs = find_inputs(flow, find_plain(side.ops), of_tensor, of_read)
     # Where ops tell who made what, a module is blamed only for more than all before it.
     found.is_copy[found.is_input] = True  # an op has returned it, or it is a leaf
     others = np.flatnonzero(~found.is_source & ~found.is_update)
@@ -312,11 +312,11 @@ def _inherit_by_ops(
     found.through[mine], found.is_partial[mine] = inputs.through[op[mine]], inputs.is_partial[op[mine]]
 
 
-def _errors_of_reads(flow: OpFlow, side: Side, leaves: Rows, errors: Numbers) -> Numbers:
+def _errors_of_reads(side: Side, leaves: Rows, errors: Numbers) -> Numbers:
     """Returns the error of each read of a parameter, buffer, input or constant, from what was measured in its step."""
-    values = side.values
+    values, flow = side.values, side.flow
     site_id = np.asarray(side.data.table("sites")["site_id"])
     keys = site_id[values.site[leaves]].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
-    site, step = flow.site[flow.read], flow.op_step[flow.reader]
+    site, step = flow.tensors.site_id[flow.read], side.ops.step[flow.reader]
     wanted = np.where(site >= 0, site.astype(np.int64) << 32 | step.astype(np.int64), -1)
     return find_largest(keys, errors, wanted, none=np.nan)

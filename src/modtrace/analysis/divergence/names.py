@@ -101,7 +101,7 @@ def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> OneSided:
         unpaired: what has no partner.
         misfits: rows of `values` whose partners have another number of elements.
     """
-    names, is_plain = Names(side), np.append(find_plain(side.data.table("ops")), False)
+    names, is_plain = Names(side), np.append(find_plain(side.ops), False)
     calls, ops, values = (_harmful(each) for each in (unpaired.calls, unpaired.ops, unpaired.values))
     of_plain = is_plain[np.where(side.values.op[values[0]] >= 0, side.values.op[values[0]], -1)]
     kept_ops, kept_values = ~is_plain[ops[0]], ~of_plain

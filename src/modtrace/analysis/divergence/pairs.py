@@ -15,9 +15,10 @@ from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
 from ..alignment.sides import Side
 from ..step.calls import Bools, Rows, column_of
+from ..tables.op_rules import UNINITIALIZED
 from .cancellation import find_cancellation
 from .errors import Errors, find_errors
-from .flow import OpFlow
+from .flow import find_plain
 from .inherited import Inherited, add_second, find_inherited, order_by_use
 from .joined_errors import find_joined_errors
 from .measured import ComparedRows, read_measured
@@ -32,7 +33,6 @@ class ComparedSide(NamedTuple):
     """One of the two recordings."""
 
     side: Side
-    flow: OpFlow
     #: Of each row of `values`: how far apart what it was computed from is because a recompute differs from its forward.
     given: Numbers
 
@@ -119,8 +119,8 @@ def _find_noise(
     runs: Sequence[RecordingData],
 ) -> Noise:
     """Returns the noise that further runs show, or that is assumed without any."""
-    ones = find_cancellation(one.side, one.flow, a.rows, a)
-    others = find_cancellation(other.side, other.flow, b.rows, b)
+    ones = find_cancellation(one.side, a.rows, a)
+    others = find_cancellation(other.side, b.rows, b)
     # What cancels in one recording alone is a difference; in a part, and not in the whole, it is none.
     cancellation = np.where(is_joined, np.maximum(ones, others), np.minimum(ones, others))
     if runs:
@@ -130,15 +130,13 @@ def _find_noise(
 
 def is_uninitialized(run: ComparedSide, rows: Rows) -> Bools:
     """Returns which rows are of memory that an op has made and nobody written, as that of `empty`."""
-    values = run.side.values
+    values, is_one = run.side.values, run.side.ops.are_named(UNINITIALIZED)
     op = values.op[rows]
-    return np.asarray(
-        (op >= 0) & values.is_of(OP_OUTPUT, rows=rows) & np.append(run.flow.is_uninitialized, False)[op]
-    )
+    return np.asarray((op >= 0) & values.is_of(OP_OUTPUT, rows=rows) & np.append(is_one, False)[op])
 
 
 def _find_alone(run: ComparedSide, paired: Rows) -> Bools:
-    is_alone = np.append(~run.flow.is_plain, False)
+    is_alone = np.append(~find_plain(run.side.ops), False)
     is_alone[paired] = False
     return is_alone
 
@@ -146,9 +144,9 @@ def _find_alone(run: ComparedSide, paired: Rows) -> Bools:
 def _find_inherited(
     one: ComparedSide, other: ComparedSide, rows: Rows, rows_b: Rows, errors: Errors, alignment: Alignment
 ) -> Inherited:
-    found = find_inherited(one.side, one.flow, rows, errors.error)
+    found = find_inherited(one.side, rows, errors.error)
     if len(alignment.extra.ops):
-        second = find_inherited(other.side, other.flow, rows_b, errors.error)
+        second = find_inherited(other.side, rows_b, errors.error)
         found = add_second(found, second, one.side.values.is_of(OP_OUTPUT, rows=rows))
     np.maximum(found.error, np.maximum(one.given[rows], other.given[rows_b]), out=found.error)
     return found
@@ -172,7 +170,7 @@ def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bo
 
 def _is_unread(run: ComparedSide, rows: Rows) -> Bools:
     """Returns which rows were made before a step's first call, and nothing that follows reads them."""
-    is_unread = run.flow.find_unread(run.side.ops.is_preparing)
+    is_unread = run.side.find_unread(run.side.ops.is_preparing)
     return np.append(is_unread, False)[run.side.values.op[rows]]
 
 

@@ -43,12 +43,12 @@ def compare_recomputed(
     every = every[order_by_use(side, every)]
     of_row = np.zeros(len(every))  # all other tensors are themselves
     of_row[rows] = errors.error
-    inherited = find_inherited(side, run.flow, every, of_row[every])
+    inherited = find_inherited(side, every, of_row[every])
     given = np.empty(len(every))
     given[every] = inherited.error
     place = np.argsort(every)[rows]
     if tolerance is None:
-        noise = assume_noise(first, again, find_cancellation(side, run.flow, rows, again))
+        noise = assume_noise(first, again, find_cancellation(side, rows, again))
     else:
         noise = give_noise(tolerance, len(rows))
     mine = replace(inherited.take(place), through=np.full(len(rows), -1))

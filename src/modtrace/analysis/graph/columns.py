@@ -1,14 +1,13 @@
 """The execution graph of one step as columns: layers, the nodes in them, and the edges between nodes."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
 
 from ..step.calls import Column, Rows, columns_at
 from ..step.chosen_step import ShownStep
+from ..tables.tensors import Tensors
 
 #: No layer, no node.
 NONE = -1
@@ -154,40 +153,6 @@ class Edges:
     def take(self, rows: Rows) -> "Edges":
         """Returns some of the edges."""
         return replace(self, **columns_at(self, rows))
-
-
-def shape_text(shape: Iterable[int]) -> str:
-    """Returns the sizes of a tensor as a text that is easily typed: `64x32`, or `scalar`."""
-    return "x".join(map(str, shape)) or "scalar"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Tensors:
-    """The tensors of a graph's edges and leaves."""
-
-    tensor_id: Column
-    producer: Rows  # the node that made it; NONE: it is a leaf
-    slot: Column  # codes of `slots`: of the op's output
-    table: pa.Table  # shape, dtype, device and more: a row for each
-    slots: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.tensor_id)
-
-    @cached_property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shape of each tensor."""
-        return [tuple(each) for each in self.table["shape"].to_pylist()]
-
-    @cached_property
-    def shape_texts(self) -> list[str]:
-        """The shape of each tensor as a text."""
-        return [shape_text(each) for each in self.shapes]
-
-    @cached_property
-    def dtypes(self) -> list[str]:
-        """The dtype of each tensor, such as `float32`."""
-        return list(self.table["dtype"].to_pylist())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

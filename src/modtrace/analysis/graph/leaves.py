@@ -11,18 +11,8 @@ from ...recording import role
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of
 from ..step.sites import Site, read_sites
-from .columns import (
-    BUFFER,
-    CONSTANT,
-    EARLIER,
-    INPUT,
-    LAYER_KINDS,
-    NODE_KINDS,
-    NONE,
-    PARAMETER,
-    PHASE,
-    Tensors,
-)
+from ..tables.tensors import Tensors
+from .columns import BUFFER, CONSTANT, EARLIER, INPUT, LAYER_KINDS, NODE_KINDS, NONE, PARAMETER, PHASE
 from .layers import LayerTree, common_layer
 
 _KIND_OF_ROLE = {role.PARAMETER: PARAMETER, role.BUFFER: BUFFER, role.INPUT: INPUT, role.LEAF: CONSTANT}
@@ -69,7 +59,7 @@ def find_leaves(
     by_time = np.argsort(readers.time_ns, kind="stable")
     by_time = by_time[tensors.producer[readers.tensor[by_time]] < 0]
     tensor, first = np.unique(readers.tensor[by_time], return_index=True)
-    site = column_of(tensors.table, "site_id")[tensor]
+    site = tensors.site_id[tensor]
     sites = read_sites(data)
     kinds, names, roots = _name_sites(data, list(sites.values()))
     at = RowFinder(np.array([*sites], np.int64))(site).tolist()

@@ -10,11 +10,11 @@ from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of, columns_at, join_columns, take
 from ..step.ops import PlacedCalls, StepOps, dictionary_codes
-from .columns import NODE_KINDS, NONE, OP, OUTPUT, NodeColumns, Nodes, Numbers, Tensors
+from ..tables.op_flow import OpFlow
+from .columns import NODE_KINDS, NONE, OP, OUTPUT, NodeColumns, Nodes, Numbers
 from .costs import MeasuredValues, empty_numbers
 from .layers import LayerTree
 from .leaves import Leaves, outermost_phase
-from .reads import Reads
 
 _OP, _OUTPUT = (NODE_KINDS.index(each) for each in (OP, OUTPUT))
 #: The order at one time: a leaf comes before the op that reads it, an output after it.
@@ -69,7 +69,7 @@ def blank_table(kind: int, when: int, layer: Rows) -> NodeTable:
 
 
 def tabulate_ops(
-    data: RecordingData, ops: StepOps, layer: Rows, tensors: Tensors, measured: MeasuredValues
+    data: RecordingData, ops: StepOps, layer: Rows, flow: OpFlow, measured: MeasuredValues
 ) -> NodeTable:
     rows = RowFinder(column_of(data.table("ops"), "op_id"))(ops.op_id)
     table = data.table("ops").select(["args", "is_view", "forward_op_id"]).take(pa.array(rows))
@@ -82,7 +82,7 @@ def tabulate_ops(
         nth=ops.nth,
         phase=ops.phase,
         op_id=ops.op_id,
-        tensor=_first_returned(tensors, len(ops)),
+        tensor=flow.first_returned,
         args=args,
         is_view=column_of(table, "is_view").astype(bool),
         repeats=np.where(forward >= 0, forward, _find_originals(ops)),
@@ -99,13 +99,6 @@ def tabulate_ops(
         names=ops.names,
         argument_texts=texts,
     )
-
-
-def _first_returned(tensors: Tensors, size: int) -> Rows:
-    first = np.full(size, NONE, np.int64)
-    made = np.flatnonzero(tensors.producer >= 0)[::-1]
-    first[tensors.producer[made]] = made
-    return first
 
 
 def _find_originals(ops: StepOps) -> Rows:
@@ -140,19 +133,18 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
     )
 
 
-def tabulate_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> NodeTable:
+def tabulate_outputs(flow: OpFlow, ops: StepOps, tree: LayerTree) -> NodeTable:
     """Returns a node for each output of a call, with its name."""
-    calls = ops.placed.calls
-    around = outermost_phase(tree)
+    call, tensor, slot = flow.returned
     return replace(
-        blank_table(_OUTPUT, AFTER, around[tree.of_call[reads.call]]),
-        name=reads.place,
-        nth=np.maximum(ops.placed.column("nth")[reads.call], 0).astype(np.int32),
-        root=_roots_of(reads.call, ops),
-        phase=calls.phase[reads.call],
-        tensor=reads.returned,
-        start_ns=ends_of(ops.placed)[reads.call],
-        names=reads.slots,
+        blank_table(_OUTPUT, AFTER, outermost_phase(tree)[tree.of_call[call]]),
+        name=slot,
+        nth=np.maximum(ops.placed.column("nth")[call], 0).astype(np.int32),
+        root=_roots_of(call, ops),
+        phase=ops.placed.calls.phase[call],
+        tensor=tensor,
+        start_ns=ends_of(ops.placed)[call],
+        names=flow.slots,
     )
 
 

@@ -8,7 +8,8 @@ from ...recording.schema import schema
 from ..step.calls import Column, Rows
 from ..step.device_times import on_device
 from ..step.ops import StepOps
-from .columns import CALL, NODE_KINDS, NONE, Edges, Tensors
+from ..tables.tensors import Tensors
+from .columns import CALL, NODE_KINDS, NONE, Edges
 from .costs import empty_numbers
 from .layers import LayerTree
 from .node_tables import AT, NodeTable, blank_table

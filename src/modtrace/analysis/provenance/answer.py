@@ -13,11 +13,11 @@ from ...recording.role import BY_NAME, INPUT, LEAF, OP_OUTPUT, PARAMETER
 from ..graph.parts import forms_of_op
 from ..step.ops import bare_name
 from ..step.sites import Site
+from ..tables.op_rules import MOVES, UNINITIALIZED
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite, describe_counts
 from .causes_and_remedies import ReadTensor, find_cause
 from .indexed_tables import IndexedTables
 from .makers import Maker, Makers
-from .op_rules import MOVES, UNINITIALIZED
 from .step_counts import Counts
 from .step_flow import Argument, tell_place
 from .trace import MODEL_STATE, Origin, Trace

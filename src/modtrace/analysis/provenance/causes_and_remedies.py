@@ -7,8 +7,7 @@ from typing import NamedTuple
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.statistics.number_formats import LARGEST
 from ..step.ops import bare_name
-from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
-from .op_rules import (
+from ..tables.op_rules import (
     AVERAGES,
     DIVISIONS,
     EXPONENTIALS,
@@ -23,6 +22,7 @@ from .op_rules import (
     holds_nan,
     is_attention,
 )  # fmt: skip
+from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .step_counts import Counts
 from .trace import Origin, Trace
 

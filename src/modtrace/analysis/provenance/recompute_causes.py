@@ -6,8 +6,8 @@ from typing import Any
 
 from ...recording.role import BUFFER, PARAMETER
 from ..step.sites import Site
+from ..tables.op_rules import RANDOM, is_attention
 from .causes_and_remedies import Cause
-from .op_rules import RANDOM, is_attention
 from .recompute_pairs import UNPAIRED
 from .step_flow import StepFlow
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from ..alignment.sequences import align_sequences
-from .op_rules import UNINITIALIZED
+from ..tables.op_rules import UNINITIALIZED
 from .step_flow import StepFlow
 
 _FORWARD, _BACKWARD, _RECOMPUTE = (PHASES.index(each) for each in (FORWARD, BACKWARD, RECOMPUTE))

@@ -18,13 +18,13 @@ from ...surface import choose_phrase
 from ..step.calls import Column, column_of
 from ..step.inside import find_unseen
 from ..step.placement import Module, merge_wrappers
+from ..tables.op_rules import SHAPES_ONLY, UNSCALES
 from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
 from .answer import answer
 from .earlier_steps import EarlierSteps
 from .indexed_tables import IndexedTables
 from .makers import Makers, is_read_later
 from .memory import BAD, CLEAN
-from .op_rules import SHAPES_ONLY, UNSCALES
 from .reach import Innocent, are_ends_finite, select_guilty
 from .skipped_steps import SkippedSteps
 from .step_counts import StepCounts

@@ -10,8 +10,8 @@ from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD
 from ...recording.triggers.skips import SKIPS_WINDOW, Use, are_many_skipped
 from ..step.calls import Column, column_of, phase_codes
 from ..step.ops import bare_name
+from ..tables.op_rules import UNSCALES
 from .indexed_tables import IndexedTables
-from .op_rules import UNSCALES
 
 
 class SkippedSteps:

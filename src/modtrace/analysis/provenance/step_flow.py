@@ -11,11 +11,11 @@ import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
-from ..graph.columns import Tensors
 from ..graph.parts import forms_of_op
-from ..graph.reads import Reads, read_uses
-from ..step.calls import Rows
+from ..step.calls import RowFinder, Rows
 from ..step.ops import PlacedCalls, StepOps, bare_name, read_step_ops
+from ..tables.op_flow import OpFlow, read_op_flow
+from ..tables.tensors import Tensors
 
 
 class MemoryRegion(NamedTuple):
@@ -39,7 +39,7 @@ class StepFlow:
     """Numbers of ops are rows of `ops`, numbers of tensors rows of `tensors`."""
 
     ops: StepOps
-    tensors: Tensors
+    op_flow: OpFlow
     regions: list[MemoryRegion]
     versions: list[int]  # 0 where none is known
     sites: list[int | None]  # of tensors that no op has made, or that are parameters or buffers
@@ -47,10 +47,29 @@ class StepFlow:
     #: Ids, not numbers: of a backward op the forward op, which may be of an earlier step.
     forward_op: list[int | None]
     order: list[int]  # the ops in the order in which they began
-    reads: Mapping[int, list[tuple[str, int]]]  # of each op: slot and tensor
-    returns: Mapping[int, list[tuple[str, int]]]
     returned: frozenset[int]  # tensors that the outermost forward calls have returned
     given: Mapping[int, Argument]  # tensors that these calls were given, and to which first
+
+    @property
+    def tensors(self) -> Tensors:
+        """What the ops read and return."""
+        return self.op_flow.tensors
+
+    @property
+    def reads(self) -> Mapping[int, list[tuple[str, int]]]:
+        """The slot and the tensor of each read, by op."""
+        return self.op_flow.reads_by_op
+
+    @property
+    def returns(self) -> Mapping[int, list[tuple[str, int]]]:
+        """The slot and the tensor of each output, by op."""
+        return self.op_flow.returns_by_op
+
+    @cached_property
+    def is_internal(self) -> list[bool]:
+        """Of each tensor: whether only the backward of its own op reads it; see `OpFlow.find_internal`."""
+        forward = np.array([-1 if each is None else each for each in self.forward_op], np.int64)
+        return list(self.op_flow.find_internal(RowFinder(self.ops.op_id)(forward)))
 
     @cached_property
     def bare_names(self) -> list[str]:
@@ -106,35 +125,26 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
     calls = ops.placed.calls
     is_outermost = (calls.parent < 0) & (calls.phase == PHASES.index(FORWARD)) & calls.in_step
     outermost = np.flatnonzero(is_outermost)
-    reads, tensors = read_uses(data, ops.op_id, calls.call_id[outermost])
-    read_by: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for op, tensor, slot in zip(reads.op.tolist(), reads.tensor.tolist(), reads.slot.tolist(), strict=True):
-        read_by[op].append((reads.slots[slot], tensor))
-    returned_by: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for tensor, (op, slot) in enumerate(zip(tensors.producer.tolist(), tensors.slot.tolist(), strict=True)):
-        if op >= 0:
-            returned_by[op].append((tensors.slots[slot], tensor))
+    flow = read_op_flow(data, op_id=ops.op_id, call_id=calls.call_id[outermost])
     return StepFlow(
         ops=ops,
-        tensors=tensors,
-        regions=_find_regions(tensors),
-        versions=[version or 0 for version in tensors.table["version"].to_pylist()],
-        sites=tensors.table["site_id"].to_pylist(),
+        op_flow=flow,
+        regions=_find_regions(flow.tensors),
+        versions=[version or 0 for version in flow.tensors.table["version"].to_pylist()],
+        sites=flow.tensors.table["site_id"].to_pylist(),
         args=data.table("ops")["args"].to_pylist(),
         forward_op=data.table("ops")["forward_op_id"].to_pylist(),
         order=np.lexsort((ops.op_id, ops.start_ns)).tolist(),
-        reads=read_by,
-        returns=returned_by,
-        returned=frozenset(reads.returned.tolist()),
-        given=_read_given(reads, outermost),
+        returned=frozenset(flow.returned.tensor.tolist()),
+        given=_read_given(flow, outermost),
     )
 
 
-def _read_given(reads: Reads, calls: Rows) -> dict[int, Argument]:
-    slots = [slot.removeprefix("input") for slot in reads.slots]
-    rows = zip(reads.given.tolist(), calls[reads.given_to].tolist(), reads.given_as.tolist(), strict=True)
+def _read_given(flow: OpFlow, calls: Rows) -> dict[int, Argument]:
+    slots = [slot.removeprefix("input") for slot in flow.slots]
+    columns = calls[flow.given.call], flow.given.tensor, flow.given.slot
     found: dict[int, Argument] = {}
-    for tensor, call, slot in rows:
+    for call, tensor, slot in zip(*(column.tolist() for column in columns), strict=True):
         found.setdefault(tensor, Argument(call, slots[slot]))
     return found
 

@@ -14,9 +14,9 @@ from ...recording.protocols import RecordingData
 from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
 from ...recording.triggers.step_tables import GROWTH_STEPS
 from ..step.calls import column_of, phases_of
+from ..tables.op_rules import SEED
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, SOURCE, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables
-from .op_rules import SEED
 from .skipped_steps import SkippedSteps
 from .step_counts import read_outputs
 

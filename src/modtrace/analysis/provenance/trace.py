@@ -8,10 +8,7 @@ from typing import NamedTuple
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, INPUT, LEAF, OPTIMIZER_STATE, PARAMETER
 from ..step.sites import Site
-from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
-from .indexed_tables import IndexedTables
-from .memory import BAD, CLEAN, MEANT, UNSEEN, Finiteness, Memory, join
-from .op_rules import (
+from ..tables.op_rules import (
     AVERAGES,
     CARRIERS,
     CASTS,
@@ -30,6 +27,9 @@ from .op_rules import (
     holds_nan,
     is_attention,
 )  # fmt: skip
+from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
+from .indexed_tables import IndexedTables
+from .memory import BAD, CLEAN, MEANT, UNSEEN, Finiteness, Memory, join
 from .step_counts import Counts, StepCounts
 from .step_flow import StepFlow
 
@@ -245,7 +245,7 @@ class _Tracer:
             return self._judge_unmeasured(op, tensor, worst)
         if not counts.nan and not counts.inf:
             return Finiteness()
-        if self._is_internal(op, slot, tensor):
+        if self._flow.is_internal[tensor]:
             return self._look_at_first(op)
         masks = self._find_masks(name, inputs, worst) if counts.nan else frozenset()
         if worst.kind == BAD and not masks:
@@ -315,14 +315,6 @@ class _Tracer:
         are_masks = all(self.events[each].is_mask(self._names) for each in worst.origins)
         reads_infinity = any(self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD)
         return worst.origins if is_softmax and are_masks and not reads_infinity else frozenset()
-
-    def _is_internal(self, op: int, slot: str, tensor: int) -> bool:
-        """Returns whether an output, which is not the first, is read by nothing but the op's own backward."""
-        flow = self._flow
-        readers = flow.readers.get(tensor, ())
-        own = flow.ops.op_id[op]
-        is_own = all(flow.forward_op[reader] == own for reader in readers)
-        return slot not in ("", "[0]") and tensor not in flow.returned and is_own
 
     def _look_at_first(self, op: int) -> Finiteness:
         """Returns what the first output of an op holds if it is bad; else what others hold on purpose."""

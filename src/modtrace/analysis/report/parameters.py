@@ -7,7 +7,8 @@ import numpy as np
 
 from ...recording.role import PARAMETER, PARAMETER_GRAD
 from ..graph import columns
-from ..graph.columns import Graph, shape_text
+from ..graph.columns import Graph
+from ..tables.tensors import shape_text
 from .modules import Place
 from .series import RoleValues
 from .tables import NONE, ReportTable, number_column, text_column

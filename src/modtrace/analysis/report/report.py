@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of
 from ..divergence.answer import Comparison
 from ..graph.build import build_graph
-from ..graph.columns import Graph, shape_text
+from ..graph.columns import Graph
 from ..modules.compilations import Compilations
 from ..modules.module_tree import build_module_tree
 from ..ops.memory_table import build_memory_table
@@ -20,6 +20,7 @@ from ..ops.op_table import build_op_table
 from ..step.calls import Column, column_of
 from ..step.missing_rows import explain_empty, explain_none
 from ..step.ops import has_ops
+from ..tables.tensors import shape_text
 from ..timeline.arrange import SPAN_KINDS
 from ..timeline.timeline import Timeline, build_timeline
 from ..values.nonfinite import NonFinite

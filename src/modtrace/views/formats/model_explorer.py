@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...analysis.graph.columns import TENSOR, shape_text
+from ...analysis.graph.columns import TENSOR
 from ...analysis.graph_view.records import LAYER, GraphView, ViewEdge
+from ...analysis.tables.tensors import shape_text
 from ..common.box_paths import name_boxes
 from ..common.numbers import render_compact
 from ..common.whole_file import write_pieces

@@ -52,6 +52,9 @@ SHAPES_ONLY = UNINITIALIZED | _names(
     "ones_like zeros_like full_like rand_like randn_like randint_like new_ones new_zeros new_full zero"
 )
 
+#: They do not read what `self` holds, in place or not.
+OVERWRITES = SHAPES_ONLY | _names("copy fill normal uniform random exponential geometric log_normal cauchy")
+
 #: A softmax over scores that are all masked divides 0 by 0.
 SOFTMAX = _names("softmax log_softmax safe_softmax masked_softmax")
 CASTS = _names("to_copy")

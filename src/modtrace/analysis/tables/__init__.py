@@ -1,0 +1,1 @@
+"""What every analysis reads of a recording: its tables joined into columns."""

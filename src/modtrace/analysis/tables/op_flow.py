@@ -1,0 +1,183 @@
+"""Reads which tensors ops read and return, and what nobody reads, from the rows of `uses` and `tensors`."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.protocols import RecordingData
+from ..step.calls import Bools, Column, RowFinder, Rows, column_of
+from ..step.ops import dictionary_codes
+from .tensors import Tensors
+
+#: The prefix of the slots of calls' arguments; those of their outputs begin with `output`.
+_GIVEN = "input"
+
+#: Slots of what an op returns first.
+_FIRST_SLOTS = ("", "[0]")
+
+
+class CallTensors(NamedTuple):
+    """The tensors that calls are given, or that they return: a row for each."""
+
+    call: Rows  # index among the calls that were asked for
+    tensor: Rows
+    slot: Column  # codes of `OpFlow.slots`
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpFlow:
+    """Ops and the tensors between them. Numbers of ops are rows of `op_id`, numbers of tensors rows of `tensors`.
+
+    Reads of tensors are in the order of the ops that read, and those of one op in the order of its arguments.
+    """
+
+    op_id: Column
+    tensors: Tensors
+    reader: Rows  # of each read: the op,
+    read: Rows  # the tensor,
+    slot: Column  # and the argument: codes of `slots`
+    slots: tuple[str, ...]
+    given: CallTensors
+    returned: CallTensors
+
+    @cached_property
+    def first_returned(self) -> Rows:
+        """The first tensor that each op returned; -1 for none."""
+        first = np.full(len(self.op_id), -1, np.int64)
+        made = np.flatnonzero(self.tensors.producer >= 0)[::-1]
+        first[self.tensors.producer[made]] = made
+        return first
+
+    @cached_property
+    def reads_by_op(self) -> Mapping[int, list[tuple[str, int]]]:
+        """The slot and the tensor of each read, by op."""
+        return _group_by_op(self.reader, self.slot, self.slots, self.read)
+
+    @cached_property
+    def returns_by_op(self) -> Mapping[int, list[tuple[str, int]]]:
+        """The slot and the tensor of each output, by op."""
+        tensors = self.tensors
+        made = np.flatnonzero(tensors.producer >= 0)
+        return _group_by_op(tensors.producer[made], tensors.slot[made], tensors.slots, made)
+
+    def find_output(self, op: Rows, slot: Column, slots: Sequence[str]) -> Rows:
+        """Returns the tensor that each op returned at a slot, the first one if there are several; -1 for none.
+
+        Args:
+            op: the ops; -1 for none.
+            slot: of each a code of `slots`; -1 for none.
+            slots: names of slots.
+        """
+        codes = {name: code for code, name in enumerate(self.tensors.slots)}
+        own = np.array([*(codes.get(name, -1) for name in slots), -1])[slot]
+        width = len(codes) + 2
+        keys = np.where(self.tensors.producer >= 0, self.tensors.producer * width + self.tensors.slot, -1)
+        return RowFinder(keys)(np.where((op >= 0) & (own >= 0), op * width + own, -2))
+
+    def find_unread(self, overwrites: Bools, among: Bools | None = None) -> Bools:
+        """Returns which ops returned nothing that a call has, or that any op but these reads.
+
+        Args:
+            overwrites: which ops do not read what their argument `self` holds, as a copy in place.
+            among: the ops that are asked about; None for all.
+        """
+        is_self = self.slot == (self.slots.index("self") if "self" in self.slots else -2)
+        producer = self.tensors.producer[self.read]
+        counts = (producer >= 0) & ~(is_self & overwrites[self.reader])
+        reader, producer = self.reader[counts], producer[counts]
+        of_calls = self.tensors.producer[np.concatenate([self.given.tensor, self.returned.tensor])]
+        used = np.concatenate([producer, of_calls[of_calls >= 0]])
+        readers_left = np.bincount(used, minlength=len(self.op_id))
+        ends = np.searchsorted(reader, np.arange(len(self.op_id) + 1))
+        is_unread = np.asarray(readers_left == 0)
+        if among is not None:
+            is_unread &= among
+        last = np.flatnonzero(is_unread)
+        while len(last):  # what only they have read is unread, too
+            read = producer[np.concatenate([np.arange(ends[op], ends[op + 1]) for op in last.tolist()])]
+            np.subtract.at(readers_left, read, 1)
+            last = np.unique(read[(readers_left[read] == 0) & ~is_unread[read]])
+            last = last if among is None else last[among[last]]
+            is_unread[last] = True
+        return is_unread
+
+    def find_internal(self, forward_op: Rows) -> Bools:
+        """Returns which tensors nobody but the backward of their own op reads, and are not the op's first output.
+
+        Args:
+            forward_op: the forward op of each op that ran in backward; -1 for none.
+        """
+        tensors = self.tensors
+        is_first = np.array([name in _FIRST_SLOTS for name in tensors.slots] + [True])[tensors.slot]
+        is_shown = is_first | (tensors.producer < 0)
+        is_shown[self.returned.tensor] = True
+        is_shown[self.read[forward_op[self.reader] != tensors.producer[self.read]]] = True
+        return np.asarray(~is_shown)
+
+
+def read_op_flow(
+    data: RecordingData, *, op_id: Column | None = None, call_id: Column | None = None
+) -> OpFlow:
+    """Returns what ops read and return, and what calls are given and return.
+
+    Args:
+        data: the recording, or the rows of a step of it.
+        op_id: the ids of the ops; None for all, in the order of the table.
+        call_id: the ids of the calls; None for all.
+    """
+    uses, tensors = data.table("uses"), data.table("tensors")
+    op_id = column_of(data.table("ops"), "op_id") if op_id is None else op_id
+    call_id = column_of(data.table("calls"), "call_id") if call_id is None else call_id
+    find_op = RowFinder(op_id)
+    op = find_op(column_of(uses, "consumer_op"))
+    call = RowFinder(call_id)(column_of(uses, "consumer_call"))
+    producer = find_op(column_of(tensors, "producer_op"))
+    tensor = RowFinder(column_of(tensors, "tensor_id"))(column_of(uses, "tensor_id"))
+    kept = np.flatnonzero((tensor >= 0) & ((op >= 0) | (call >= 0)))
+    op, call, tensor = op[kept], call[kept], tensor[kept]
+    is_wanted = producer >= 0
+    is_wanted[tensor] = True
+    tensor = (np.cumsum(is_wanted) - 1)[tensor]
+    slot, slots = text_codes(uses["slot"].take(pa.array(kept)))
+    is_given = np.array([*(name.startswith(_GIVEN) for name in slots), False])[slot]
+    by_op = np.flatnonzero(op >= 0)
+    by_op = by_op[np.argsort(op[by_op], kind="stable")]
+    given, returned = (np.flatnonzero((op < 0) & (is_given == each)) for each in (True, False))
+    return OpFlow(
+        op_id=op_id,
+        tensors=_read_tensors(tensors, is_wanted, producer),
+        reader=op[by_op],
+        read=tensor[by_op],
+        slot=slot[by_op],
+        slots=slots,
+        given=CallTensors(call[given], tensor[given], slot[given]),
+        returned=CallTensors(call[returned], tensor[returned], slot[returned]),
+    )
+
+
+def _read_tensors(table: pa.Table, is_wanted: Bools, producer: Rows) -> Tensors:
+    if not is_wanted.all():
+        table, producer = table.filter(pa.array(is_wanted)), producer[is_wanted]
+    slot, slots = text_codes(table["slot"])
+    return Tensors(
+        tensor_id=column_of(table, "tensor_id"), producer=producer, slot=slot, table=table, slots=slots
+    )
+
+
+def _group_by_op(
+    op: Rows, slot: Column, slots: Sequence[str], tensor: Rows
+) -> Mapping[int, list[tuple[str, int]]]:
+    found: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for row, code, number in zip(op.tolist(), slot.tolist(), tensor.tolist(), strict=True):
+        found[row].append((slots[code], number))
+    return found
+
+
+def text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
+    """Returns a column of strings as codes, and the strings; -1 for null."""
+    return dictionary_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
