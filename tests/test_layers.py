@@ -106,9 +106,9 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
     "analysis": {
         "step": set(),
         "tables": {"step"},
-        "modules": {"step"},
+        "modules": {"tables", "step"},
         "ops": {"step"},
-        "values": {"step"},
+        "values": {"tables", "step"},
         "graph": {"tables", "step"},
         "graph_view": {"graph", "tables", "step"},
         "layout": {"graph_view", "graph", "step"},

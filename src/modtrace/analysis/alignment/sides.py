@@ -25,9 +25,10 @@ from ..step.calls import (
 )
 from ..step.inside import with_all_inside
 from ..step.ops import bare_name, dictionary_codes
-from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
+from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 from ..tables.op_flow import OpFlow, read_op_flow
 from ..tables.op_rules import OVERWRITES
+from ..tables.values import PlacedValues
 from .contract import ModuleName
 from .keys import number_keys
 from .sizes import Sizes, read_sizes
@@ -76,31 +77,17 @@ class OpSide:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ValueSide:
+class ValueSide(PlacedValues):
     """The measured tensors of a recording; numbers of values are rows of the table."""
 
     #: Losses are left out: as a sum may cancel, nothing bounds its rounding, and it would excuse all gradients.
     kept: Column
-    step: Column
-    phase: Column
     place: Rows
     call: Rows
     op: Rows
     order: Rows  # the place of each row in the order in which they were measured
     sizes: Sizes  # their shapes
-    site: Rows  # row of `sites`
     has_regions: bool  # whether compiled code ran
-    nth: Column  # of the call that it was measured of, among those of its module in the step; -1 for none
-    role: Column  # codes of `roles`
-    roles: tuple[str, ...]
-    slot: Column  # codes of `slots`
-    slots: tuple[str, ...]
-
-    def is_of(self, *roles: str, rows: Rows | slice = slice(None)) -> Bools:
-        """Returns which rows, or which of some rows, have one of these roles."""
-        has_role = np.array([*(name in roles for name in self.roles), False])
-        found: Bools = has_role[self.role[rows]]
-        return found
 
     @cached_property
     def is_of_op(self) -> Bools:
@@ -261,29 +248,17 @@ def _find_first_calls(calls: CallSide, step: Column) -> Column:
 
 
 def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: CallSide) -> ValueSide:
-    table, sites = data.table("values"), data.table("sites")
-    site = RowFinder(column_of(sites, "site_id"))(column_of(table, "site_id"))
-    step, ops = column_of(table, "step"), data.table("ops")
-    op = RowFinder(column_of(ops, "op_id"))(column_of(table, "op_id"))
-    call_id = np.where(op >= 0, take(column_of(ops, "call_id"), op), column_of(table, "call_id"))
-    module = take(column_of(sites, "module_id"), site)
-    role, roles = dictionary_codes(sites["role"])
-    slot, slots = dictionary_codes(sites["slot"].dictionary_encode())
-    is_loss = np.array([*(name == LOSS for name in roles), False])[take(role, site)]
+    values, ops = PlacedValues(data=data, table=data.table("values")), data.table("ops")
+    op = RowFinder(column_of(ops, "op_id"))(column_of(values.table, "op_id"))
+    call_id = np.where(op >= 0, take(column_of(ops, "call_id"), op), values.call_id)
     return ValueSide(
-        kept=np.isin(step, steps) & ~is_loss,
-        step=step,
-        phase=phase_codes(table["phase"]),
-        place=place_by_calls(module, call_id, calls.calls, calls.place, placer),
+        data=data,
+        table=values.table,
+        kept=np.isin(values.step, steps) & ~values.is_of(LOSS),
+        place=values.find_places(calls.calls, placer, placed=calls.place, call_id=call_id),
         call=RowFinder(calls.calls.call_id)(call_id),
         op=op,
-        order=np.lexsort((column_of(table, "order"), step)).argsort(),
-        sizes=read_sizes(table["shape"]),
-        site=site,
+        order=np.lexsort((column_of(values.table, "order"), values.step)).argsort(),
+        sizes=read_sizes(values.table["shape"]),
         has_regions=bool(column_of(data.table("calls"), "compiled").any()),
-        nth=take(column_of(sites, "nth"), site),
-        role=take(role, site),
-        roles=roles,
-        slot=take(slot, site),
-        slots=slots,
     )

@@ -10,6 +10,7 @@ from ...recording import role
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..step.calls import Calls, Column, RowFinder, Rows, column_of, columns_at, take
+from ..tables.values import PlacedValues
 from .columns import NONE, Numbers
 from .layers import LayerTree
 
@@ -61,18 +62,14 @@ def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
     table = data.table("values").select(columns)
     kept = column_of(table, "step") == step if step is not None else np.zeros(table.num_rows, bool)
     table = table.filter(pa.array(kept & np.asarray(table["count"].is_valid())))
-    sites = data.table("sites")
-    roles = [*sites["role"].to_pylist(), None]
-    at = RowFinder(column_of(sites, "site_id"))(column_of(table, "site_id"))
-    is_output = np.array([each == role.OUTPUT for each in roles])[at]
-    is_gradient = np.array([each == role.GRAD_OUTPUT for each in roles])[at]
-    is_call = is_output | is_gradient
+    values = PlacedValues(data=data, table=table)
+    is_call = values.is_of(role.OUTPUT, role.GRAD_OUTPUT)
     return MeasuredValues(
         op_id=np.where(is_call, NONE, column_of(table, "op_id")),
         call_id=np.where(is_call, column_of(table, "call_id"), NONE),
         site=column_of(table, "site_id"),
-        is_gradient=is_gradient,
-        is_op_output=np.array([each == role.OP_OUTPUT for each in roles])[at],
+        is_gradient=values.is_of(role.GRAD_OUTPUT),
+        is_op_output=values.is_of(role.OP_OUTPUT),
         nonfinite=column_of(table, "nan_count") + column_of(table, "inf_count"),
         infinite=column_of(table, "inf_count"),
         count=column_of(table, "count"),

@@ -95,10 +95,9 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     table = data.table("calls")
     shown = choose_step(data.table("steps"), table, step)
     number = shown.step if shown else None
-    measured = data.table("values")
-    values = read_values(measured, data.table("sites"), number)
+    values = read_values(data, number)
     # Gradients may be those of an earlier step's calls.
-    calls = read_calls(table, number, also=values.call_id)
+    calls = read_calls(table, number, also=values.rows.call_id)
     modules = merge_wrappers(data.table("modules").to_pylist())
     placer = Placer(modules)
     on_clock = step_on_device(shown, calls)
@@ -117,7 +116,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         device_times=has_device_times(calls),
         device_step_ns=on_clock.duration_ns if on_clock is not None and on_clock is not shown else None,
         lacks_device_times=bool(data.meta.options.get("device_times")) and not has_device_times(calls),
-        nonfinite_steps=tuple(nonfinite_steps(measured, data.table("sites"))),
+        nonfinite_steps=tuple(nonfinite_steps(data.table("values"), data.table("sites"))),
         compilations=read_compilations(data, modules),
     )
 

@@ -8,10 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...recording.phase import PHASES, RECOMPUTE
+from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import RAW, StatColumns, Stats, read_statistics
-from ..step.calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes, split_rows
-from ..step.placement import NOWHERE, Placer, place_by_calls
+from ..step.calls import Calls, Column, Rows, column_of, iterate_levels, split_rows
+from ..step.placement import NOWHERE, Placer
+from ..tables.values import PlacedValues
 from .value_summary import KINDS, Kind, NonFiniteCount, SlotValues, ValueSummary
 
 _OUTPUT, _RECOMPUTED, _GRADIENT, _PARAMETER, _PARAMETER_GRADIENT = range(len(KINDS))
@@ -31,34 +33,26 @@ _COLUMNS = ["phase", "site_id", "call_id", "op_id", "order"]
 class StepValues:
     """The measured rows of `values` of one step as columns."""
 
+    rows: PlacedValues
     stats: StatColumns
     order: Column
-    call_id: Column  # -1 for none
-    module: Column  # NO_MODULE for none
     kind: Column  # index of KINDS; _NO_KIND for roles that are not summed up
-    slot: Column  # index of `slots`
-    slots: Sequence[str]
 
 
-def read_values(values: pa.Table, sites: pa.Table, step: int | None) -> StepValues:
+def read_values(data: RecordingData, step: int | None) -> StepValues:
     """Returns the rows of a step that have statistics, except those of single ops."""
+    values = data.table("values")
     kept = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
     table = values.select([*_COLUMNS, *RAW]).filter(pa.array(kept))
     table = table.filter(pc.and_(pc.is_valid(table["count"]), pc.is_null(table["op_id"])))
-    # One more at the end, for ids that are not there: index -1.
-    module = np.append(column_of(sites, "module_id"), -1)
-    kind = np.array([_KIND_OF_ROLE.get(role, _NO_KIND) for role in [*sites["role"].to_pylist(), None]])
-    slots, slot = np.unique([*sites["slot"].to_pylist(), ""], return_inverse=True)
-    site = RowFinder(column_of(sites, "site_id"))(column_of(table, "site_id"))
-    is_recomputed = (kind[site] == _OUTPUT) & (phase_codes(table["phase"]) == PHASES.index(RECOMPUTE))
+    of_step = PlacedValues(data=data, table=table)
+    kind = np.array([_KIND_OF_ROLE.get(role, _NO_KIND) for role in of_step.roles] + [_NO_KIND])[of_step.role]
+    is_recomputed = (kind == _OUTPUT) & (of_step.phase == PHASES.index(RECOMPUTE))
     return StepValues(
+        rows=of_step,
         stats=read_statistics(table),
         order=column_of(table, "order"),
-        call_id=column_of(table, "call_id"),
-        module=module[site],
-        kind=np.where(is_recomputed, _RECOMPUTED, kind[site]),
-        slot=slot[site],
-        slots=slots.tolist(),
+        kind=np.where(is_recomputed, _RECOMPUTED, kind),
     )
 
 
@@ -73,7 +67,7 @@ def summarize_values(
         placed: the place of each of `calls`.
         placer: finds places.
     """
-    own = _group(values, place_by_calls(values.module, values.call_id, calls, placed, placer), placer)
+    own = _group(values, values.rows.find_places(calls, placer, placed=placed), placer)
     summaries: dict[int, ValueSummary] = {}
     inside: dict[int, list[_Inside]] = {}
     parents = np.array([place.parent for place in placer.places], np.int64)
@@ -166,12 +160,12 @@ def _count(kind: Kind, rows: Rows, values: StepValues) -> NonFiniteCount:
 
 def _summarize_slots(outputs: Rows, gradients: Rows, values: StepValues) -> tuple[SlotValues, ...]:
     """Returns the slots in the order in which they were first measured."""
-    of_output, of_gradient = (dict(split_rows(each, values.slot[each])) for each in (outputs, gradients))
+    of_output, of_gradient = (dict(split_rows(each, values.rows.slot[each])) for each in (outputs, gradients))
     return tuple(
         SlotValues(
-            slot=values.slots[slot],
+            slot=values.rows.slots[slot],
             output=_merge_rows(of_output.get(slot, _NO_ROWS), values),
             gradient=_merge_rows(of_gradient.get(slot, _NO_ROWS), values),
         )
-        for slot in dict.fromkeys(values.slot[np.concatenate([outputs, gradients])].tolist())
+        for slot in dict.fromkeys(values.rows.slot[np.concatenate([outputs, gradients])].tolist())
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...recording.module_path import is_below, join, path_below
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
-from .calls import NO_MODULE, Calls, Column, RowFinder, Rows, iterate_levels
+from .calls import NO_MODULE, Calls, Rows
 
 NOWHERE = -1
 #: Calls are placed after those that they repeat.
@@ -210,31 +210,3 @@ def _place_by_caller(calls: Calls, rows: Rows, placed: Rows, placer: Placer) -> 
     _, first, which = np.unique((pairs[0] << 32) + pairs[1], return_index=True, return_inverse=True)
     places = [placer.place(int(pairs[0, at]), int(pairs[1, at])) for at in first]
     placed[rows] = np.array(places, np.int64)[which]
-
-
-def place_values(module: Column, call_id: Column, calls: Calls, placer: Placer) -> Rows:
-    """Returns the index of each row's place; NOWHERE for a parameter that no module owns.
-
-    A row has the place of its call, which for a shared module need not be its own path. Without a call (a parameter, or
-    a call that is not in `calls`) it has the place of its module's own path.
-
-    Args:
-        module: the module of each row's site; NO_MODULE for none.
-        call_id: the call of each row; -1 for none.
-        calls: the calls of the step.
-        placer: finds places.
-    """
-    return place_by_calls(
-        module, call_id, calls, place_calls(calls, list(iterate_levels(calls.parent)), placer), placer
-    )
-
-
-def place_by_calls(module: Column, call_id: Column, calls: Calls, placed: Rows, placer: Placer) -> Rows:
-    """Returns the same as `place_values` if the places of the calls are known."""
-    row = RowFinder(calls.call_id)(call_id)
-    found = np.where(row >= 0, placed[row], NOWHERE) if len(placed) else np.full(len(row), NOWHERE, np.int64)
-    alone = np.flatnonzero((found == NOWHERE) & (module != NO_MODULE))
-    distinct, which = np.unique(module[alone], return_inverse=True)
-    places = [placer.place(int(each), NOWHERE) for each in distinct]
-    found[alone] = np.array(places, np.int64)[which]
-    return found

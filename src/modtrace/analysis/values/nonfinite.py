@@ -19,9 +19,10 @@ from ...recording.statistics.moments import NOTHING_WRITTEN, nonfinite_rows
 from ...recording.suggestions import first_few
 from ...recording.triggers.trigger_kinds import THEN
 from ...recording.triggers.trigger_kinds import NonFinite as NonFiniteTrigger
-from ..step.calls import NO_MODULE, column_of, read_calls
+from ..step.calls import column_of, read_calls
 from ..step.missing_rows import require_rows, say_missing
-from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots, place_values
+from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
+from ..tables.values import PlacedValues
 
 #: A hint names at most this many parameters.
 _NAMED = 3
@@ -169,10 +170,11 @@ def _find_held(data: RecordingData) -> str | None:
 
 def describe_row(data: RecordingData, number: int) -> NonFinite:
     """Returns what is known of the values of one row of `values`, and of the parameters of its module in its step."""
-    [row] = data.table("values").select(_COLUMNS).slice(number, 1).to_pylist()
+    values = PlacedValues(data=data, table=data.table("values").select(_COLUMNS).slice(number, 1))
+    [row] = values.table.to_pylist()
     site = _find_row(data.table("sites"), "site_id", row["site_id"]) or {}
     modules = merge_wrappers(data.table("modules").to_pylist())
-    root, path = _find_place(site.get("module_id"), row["call_id"], data.table("calls"), modules)
+    root, path = _find_place(values, row["step"], modules)
     role, slot = site.get("role"), site.get("slot", "")
     is_parameter = role == PARAMETER
     return NonFinite(
@@ -238,15 +240,11 @@ def _find_row(table: pa.Table, column: str, wanted: int | None) -> Mapping[str, 
     return found[0]
 
 
-def _find_place(
-    module_id: int | None, call_id: int | None, calls: pa.Table, modules: Mapping[int, Module]
-) -> tuple[str | None, str | None]:
-    """Returns the root's name and the path of the place at which the module was called."""
-    call = _find_row(calls, "call_id", call_id)
+def _find_place(row: PlacedValues, step: int, modules: Mapping[int, Module]) -> tuple[str | None, str | None]:
+    """Returns the root's name and the path of the place at which the row's module was called."""
     placer = Placer(modules)
-    module = np.array([NO_MODULE if module_id is None else module_id])
-    row_id = np.array([-1 if call_id is None else call_id])
-    [at] = place_values(module, row_id, read_calls(calls, call["step"] if call else None), placer)
+    calls = read_calls(row.data.table("calls"), step, also=row.call_id)
+    [at] = row.find_places(calls, placer)
     if at == NOWHERE:
         return None, None
     place = placer.places[at]

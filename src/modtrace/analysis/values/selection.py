@@ -17,9 +17,10 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LOSS, OP_OUTPUT, OUTPUT, ROLES
 from ...surface import choose_phrase, name_argument
-from ..step.calls import Calls, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_all_calls
+from ..step.calls import Calls, Rows, column_of, iterate_levels, phase_codes, read_all_calls
 from ..step.missing_rows import explain_none, require_rows, say_missing
-from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
+from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
+from ..tables.values import PlacedValues
 
 #: Roles of calls, whose slot is a position in the arguments or output. Sites of other roles are named by their slot.
 _OF_CALLS = frozenset({INPUT, OUTPUT, GRAD_OUTPUT, GRAD_INPUT, OP_OUTPUT})
@@ -90,16 +91,15 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
     """
     paths = to_path_filter(selection.path, argument="path")
     _check_names(selection)
-    values, at = _rows_of_role(data, selection)
-    sites = data.table("sites")
-    places = _Places(data, values, sites, at)
-    site_of_row, distinct = _sites_of(sites, at, places)
+    rows_of_role = _rows_of_role(data, selection)
+    places = _Places(rows_of_role)
+    site_of_row, distinct = _sites_of(rows_of_role, places)
     meant = _matching(paths, distinct, selection)
     kept = meant[site_of_row]
-    kept &= _narrowed(kept, values, sites, at, selection)
+    kept &= _narrowed(kept, rows_of_role, selection)
     if not selection.counters:
-        kept &= _is_no_counter(kept, values, sites, at)
-    rows = np.flatnonzero(kept)
+        kept &= _is_no_counter(kept, rows_of_role)
+    rows, values = np.flatnonzero(kept), rows_of_role.table
     rows = rows[_is_preferred(values.take(rows), site_of_row[rows])]
     rows = _once_a_measurement(rows, site_of_row, values)
     shown, site = _in_layer_order(site_of_row[rows], distinct, places, selection.role)
@@ -120,17 +120,15 @@ def _check_names(selection: Selection) -> None:
         raise ValueError(f"phase={selection.phase!r}: give one of {', '.join(PHASES)}, or None")
 
 
-def _rows_of_role(data: RecordingData, selection: Selection) -> tuple[pa.Table, Rows]:
-    """Returns the rows of a role, and the row of `sites` of each."""
-    values, sites = kept_values(data) if selection.kept else data.table("values"), data.table("sites")
+def _rows_of_role(data: RecordingData, selection: Selection) -> PlacedValues:
+    values = kept_values(data) if selection.kept else data.table("values")
     require_rows(data, "values")
-    roles = np.array([*sites["role"].to_pylist(), ""], object)
-    at = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
-    rows = np.flatnonzero(roles[at] == selection.role)
+    placed = PlacedValues(data=data, table=values)
+    rows = np.flatnonzero(placed.is_of(selection.role))
     if not len(rows):
-        there = sorted(set(roles[at]) - {""})
+        there = sorted(placed.roles[code] for code in np.unique(placed.role).tolist() if code >= 0)
         raise NothingRecordedError(_describe_no_role(selection, there) + say_missing(data.meta.marks))
-    return values.take(rows), at[rows]
+    return PlacedValues(data=data, table=values.take(rows))
 
 
 def kept_values(data: RecordingData) -> pa.Table:
@@ -161,12 +159,11 @@ def _describe_no_role(selection: Selection, there: Sequence[str]) -> str:
 class _Places:
     """The places of the rows in the module tree."""
 
-    def __init__(self, data: RecordingData, values: pa.Table, sites: pa.Table, at: Rows) -> None:
-        placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
-        calls = read_all_calls(data.table("calls"))
+    def __init__(self, values: PlacedValues) -> None:
+        placer = Placer(merge_wrappers(values.data.table("modules").to_pylist()))
+        calls = read_all_calls(values.data.table("calls"))
         placed = place_calls(calls, list(iterate_levels(calls.parent)), placer)
-        module = column_of(sites, "module_id")[at]
-        self.of_row = place_by_calls(module, column_of(values, "call_id"), calls, placed, placer)
+        self.of_row = values.find_places(calls, placer, placed=placed)
         self._places = placer.places
         self._roots = name_roots(placer.places)
         self._started = _first_starts(calls, placed, len(placer.places))
@@ -189,11 +186,12 @@ def _first_starts(calls: Calls, placed: Rows, places: int) -> npt.NDArray[np.flo
     return started
 
 
-def _sites_of(sites: pa.Table, at: Rows, places: _Places) -> tuple[Rows, list[_Site]]:
+def _sites_of(values: PlacedValues, places: _Places) -> tuple[Rows, list[_Site]]:
     """Returns the index of each row's site, and the sites."""
+    sites = values.data.table("sites")
     slots, ops = sites["slot"].to_pylist(), sites["op"].to_pylist()
     op_nths = column_of(sites, "op_nth")
-    pairs, which = np.unique((at << 32) + places.of_row + 1, return_inverse=True)
+    pairs, which = np.unique((values.site << 32) + places.of_row + 1, return_inverse=True)
     known: dict[_Site, int] = {}
     codes: list[int] = []
     for site, where in zip((pairs >> 32).tolist(), (pairs % 2**32 - 1).tolist(), strict=True):
@@ -228,13 +226,13 @@ def _paths_of(site: _Site, role: str) -> list[str]:
 
 
 def _narrowed(
-    kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows, selection: Selection
+    kept: npt.NDArray[np.bool_], values: PlacedValues, selection: Selection
 ) -> npt.NDArray[np.bool_]:
     """Returns which rows have the selected slot, call, phase and steps."""
     columns: tuple[tuple[str, Any, Callable[[], npt.NDArray[Any]]], ...] = (
-        ("slot", selection.slot, lambda: np.array(sites["slot"].to_pylist(), object)[at]),
-        ("call", selection.call, lambda: column_of(sites, "nth")[at]),
-        ("phase", selection.phase, lambda: np.array([*PHASES, None], object)[phase_codes(values["phase"])]),
+        ("slot", selection.slot, lambda: np.array(values.slots, object)[values.slot]),
+        ("call", selection.call, lambda: values.nth),
+        ("phase", selection.phase, lambda: np.array([*PHASES, None], object)[values.phase]),
     )
     for argument, chosen, read in columns:
         if chosen is not None:
@@ -246,18 +244,16 @@ def _narrowed(
                     f"there are: {_list(column[kept].tolist())}"
                 )
             kept = narrowed
-    return kept & in_steps(column_of(values, "step"), kept, selection)
+    return kept & in_steps(values.step, kept, selection)
 
 
-def _is_no_counter(
-    kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows
-) -> npt.NDArray[np.bool_]:
+def _is_no_counter(kept: npt.NDArray[np.bool_], values: PlacedValues) -> npt.NDArray[np.bool_]:
     """Returns which rows are of an optimizer state that is not a counter.
 
     A state is a counter if it has a single element for each parameter, unless all states do.
     """
-    states = np.array([state_of(slot) for slot in sites["slot"].to_pylist()], object)[at]
-    larger = set(states[kept & (column_of(values, "numel") > 1)])
+    states = np.array([state_of(slot) for slot in values.slots], object)[values.slot]
+    larger = set(states[kept & (column_of(values.table, "numel") > 1)])
     return np.array([not larger or state in larger for state in states], np.bool_)
 
 

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
-from ..step.calls import RowFinder, column_of
+from ..step.calls import column_of
+from ..tables.values import PlacedValues
 from .selection import Selection, in_steps, kept_values, select_values
 
 
@@ -80,9 +81,7 @@ def _describe_several(data: RecordingData, rows: pa.Table, site: str | int) -> s
     steps = sorted(set(rows["step"].to_pylist()))
     if len(steps) > 1:
         return f"{which}: tensors of {len(steps)} steps were kept: {first_few(steps)}. Give step=."
-    sites = data.table("sites")
-    at = RowFinder(column_of(sites, "site_id"))(column_of(rows, "site_id"))
-    calls = np.unique(column_of(sites, "nth")[at]).tolist()
+    calls = np.unique(PlacedValues(data=data, table=rows).nth).tolist()
     if len(calls) > 1:
         return f"{which}: tensors of {len(calls)} calls were kept in step {steps[0]}: {first_few(calls)}. Give call=."
     return (

@@ -12,8 +12,9 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import DERIVED, RAW, read_statistics
 from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_tier2
-from ..step.calls import RowFinder, Rows, column_of, count_before, read_all_calls, take
-from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_values
+from ..step.calls import RowFinder, Rows, column_of, count_before, read_all_calls
+from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots
+from ..tables.values import PlacedValues
 
 #: The columns before the statistics: where and when a tensor was seen, and what it is.
 _FRONT = (
@@ -28,32 +29,30 @@ def build_value_table(data: RecordingData) -> pa.Table:
     measured. Hashes are hexadecimal text.
     """
     values = data.table("values")
+    placed = PlacedValues(data=data, table=values)
     columns = {name: values[name] for name in values.column_names}
-    columns |= _name_sites(data, values) | _derive(values)
+    columns |= _name_places(placed) | _name_sites(placed) | _derive(values)
     hashes = values["hash"].to_pylist()
     columns["hash"] = from_strings([None if each is None else each.hex() for each in hashes])
-    columns["relative"] = relative_sizes(values, data.table("sites"))
+    columns["relative"] = relative_sizes(placed)
     order = dict.fromkeys([*_FRONT, *RAW, *DERIVED, *OF_TIER_1, *OF_TIER_2, "argmax", "relative", *columns])
     return pa.table({name: columns[name] for name in order})
 
 
-def _name_sites(data: RecordingData, values: pa.Table) -> dict[str, Any]:
-    sites = data.table("sites")
-    site = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
-    names = _name_places(data, take(column_of(sites, "module_id"), site), column_of(values, "call_id"))
-    indices = pa.array(site, mask=site < 0)
+def _name_sites(values: PlacedValues) -> dict[str, Any]:
+    indices = pa.array(values.site, mask=values.site < 0)
     copied = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth": "op_nth"}
-    return names | {name: sites[of].take(indices) for name, of in copied.items()}
+    return {name: values.data.table("sites")[of].take(indices) for name, of in copied.items()}
 
 
-def _name_places(data: RecordingData, module: npt.NDArray[Any], call_id: npt.NDArray[Any]) -> dict[str, Any]:
-    placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
-    placed = place_values(module, call_id, read_all_calls(data.table("calls")), placer)
+def _name_places(values: PlacedValues) -> dict[str, Any]:
+    placer = Placer(merge_wrappers(values.data.table("modules").to_pylist()))
+    placed = values.find_places(read_all_calls(values.data.table("calls")), placer)
     places, roots = placer.places, name_roots(placer.places)
     return {
-        "root": _encode([roots.get(each.module.root_id, "") for each in places], placed),
-        "path": _encode([each.path for each in places], placed),
-        "type": _encode([each.module.type for each in places], placed),
+        "root": _encode([roots.get(place.module.root_id, "") for place in places], placed),
+        "path": _encode([place.path for place in places], placed),
+        "type": _encode([place.module.type for place in places], placed),
     }
 
 
@@ -75,38 +74,34 @@ def _encode(texts: Sequence[str], placed: Rows) -> pa.DictionaryArray:
 _MOST = 1 << 16
 
 
-def relative_sizes(values: pa.Table, sites: pa.Table) -> pa.Array:
+def relative_sizes(values: PlacedValues) -> pa.Array:
     """Returns the L2 norm of each update, divided by that of the parameter before the same optimizer step.
 
     It is null for other roles, and if the parameter was not measured.
     """
-    at = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
-    role = np.array([*sites["role"].to_pylist(), None], object)[at]
-    updates = np.flatnonzero(role == UPDATE)
-    parameters = np.flatnonzero((role == PARAMETER) & (column_of(values, "op_id") < 0))
-    size = np.full(values.num_rows, np.nan)
-    known = np.zeros(values.num_rows, bool)
+    updates = np.flatnonzero(values.is_of(UPDATE))
+    parameters = np.flatnonzero(values.is_of(PARAMETER) & (column_of(values.table, "op_id") < 0))
+    size = np.full(values.table.num_rows, np.nan)
+    known = np.zeros(values.table.num_rows, bool)
     if len(updates) and len(parameters):
-        wanted, there = _keys([updates, parameters], at, values, sites)
+        wanted, there = _keys([updates, parameters], values)
         found = RowFinder(there)(wanted)
-        l2 = read_statistics(values).l2
+        l2 = read_statistics(values.table).l2
         with np.errstate(all="ignore"):
             size[updates] = l2[updates] / l2[parameters][found]
         known[updates] = found >= 0
     return pa.array(size, mask=~known)
 
 
-def _keys(groups: list[Rows], at: Rows, values: pa.Table, sites: pa.Table) -> list[npt.NDArray[np.int64]]:
+def _keys(groups: list[Rows], values: PlacedValues) -> list[npt.NDArray[np.int64]]:
     """Returns a key for each row from its parameter, step and optimizer step.
 
     Keys of different groups can be compared.
     """
-    names = [*zip(column_of(sites, "module_id").tolist(), sites["slot"].to_pylist(), strict=True)]
-    codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    parameter = np.array([codes[name] for name in names], np.int64)[at]
-    step = column_of(values, "step").astype(np.int64)
+    parameter = values.module.astype(np.int64) * len(values.slots) + values.slot
+    step = values.step.astype(np.int64)
     pairs = [(parameter[rows] << 32) + step[rows] for rows in groups]
     _, compact = np.unique(np.concatenate(pairs), return_inverse=True)
-    order = column_of(values, "order")
+    order = column_of(values.table, "order")
     split = np.split(compact, np.cumsum([len(rows) for rows in groups])[:-1])
     return [pair * _MOST + count_before(pair, order[rows]) for pair, rows in zip(split, groups, strict=True)]

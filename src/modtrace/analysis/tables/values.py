@@ -1,0 +1,125 @@
+"""Joins rows of `values` with their sites, and finds the places in the module tree at which they were measured."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.protocols import RecordingData
+from ..step.calls import (
+    NO_MODULE,
+    Bools,
+    Calls,
+    Column,
+    RowFinder,
+    Rows,
+    column_of,
+    iterate_levels,
+    phase_codes,
+    take,
+)
+from ..step.ops import dictionary_codes
+from ..step.placement import NOWHERE, Placer, place_calls
+from .op_flow import text_codes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedValues:
+    """Rows of `values`, each with what is known of its site. A column is joined when it is asked for."""
+
+    data: RecordingData
+    table: pa.Table  # the rows, with the columns that are asked for
+
+    @cached_property
+    def step(self) -> Column:
+        """The step of each row."""
+        return column_of(self.table, "step")
+
+    @cached_property
+    def phase(self) -> Column:
+        """Codes of `PHASES`."""
+        return phase_codes(self.table["phase"])
+
+    @cached_property
+    def call_id(self) -> Column:
+        """The call of each row; of a gradient the forward call. -1 for none."""
+        return column_of(self.table, "call_id")
+
+    @cached_property
+    def site(self) -> Rows:
+        """The row of `sites` of each; -1 for none."""
+        return RowFinder(column_of(self.data.table("sites"), "site_id"))(column_of(self.table, "site_id"))
+
+    @cached_property
+    def module(self) -> Column:
+        """The id of the module of each site; NO_MODULE for none."""
+        return self.at_sites(column_of(self.data.table("sites"), "module_id"))
+
+    @cached_property
+    def nth(self) -> Column:
+        """Of the call of each: its number among those of its module in the step; -1 for none."""
+        return self.at_sites(column_of(self.data.table("sites"), "nth"))
+
+    @property
+    def role(self) -> Column:
+        """Codes of `roles`; -1 for none."""
+        return self._role[0]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that sites have."""
+        return self._role[1]
+
+    @property
+    def slot(self) -> Column:
+        """Codes of `slots`; -1 for none."""
+        return self._slot[0]
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots that sites have."""
+        return self._slot[1]
+
+    def is_of(self, *roles: str, rows: Rows | slice = slice(None)) -> Bools:
+        """Returns which rows, or which of some rows, have one of these roles."""
+        has_role = np.array([*(name in roles for name in self.roles), False])
+        return np.asarray(has_role[self.role[rows]])
+
+    def at_sites(self, column: Column) -> Column:
+        """Returns what a column of `sites` has for each row; -1 for those without site."""
+        return take(column, self.site)
+
+    def find_places(
+        self, calls: Calls, placer: Placer, *, placed: Rows | None = None, call_id: Column | None = None
+    ) -> Rows:
+        """Returns the index of each row's place; NOWHERE for a parameter that no module owns.
+
+        A row has the place of its call, which for a shared module need not be its own path. Without a call (a
+        parameter, or a call that is not in `calls`) it has the place of its module's own path.
+
+        Args:
+            calls: the calls of the step, or of all.
+            placer: finds places.
+            placed: the places of the calls; None finds them.
+            call_id: the call of each row; None for its own. -1 is none.
+        """
+        call_id = self.call_id if call_id is None else call_id
+        if placed is None:
+            placed = place_calls(calls, list(iterate_levels(calls.parent)), placer)
+        found = take(placed, RowFinder(calls.call_id)(call_id))
+        alone = np.flatnonzero((found == NOWHERE) & (self.module != NO_MODULE))
+        distinct, which = np.unique(self.module[alone], return_inverse=True)
+        places = [placer.place(module, NOWHERE) for module in distinct.tolist()]
+        found[alone] = np.array(places, np.int64)[which]
+        return found
+
+    @cached_property
+    def _role(self) -> tuple[Column, tuple[str, ...]]:
+        role, roles = dictionary_codes(self.data.table("sites")["role"])
+        return self.at_sites(role), roles
+
+    @cached_property
+    def _slot(self) -> tuple[Column, tuple[str, ...]]:
+        slot, slots = text_codes(self.data.table("sites")["slot"])
+        return self.at_sites(slot), slots
