@@ -62,6 +62,7 @@ ABOUT = {
     "recording/in_memory": "a recording in memory",
     "store/flight_recorder": "holds the last steps",
     "analysis/step": "one step's calls and ops",
+    "analysis/tables": "op flow, values with places",
     "analysis/modules": "module tree",
     "analysis/ops": "tables of ops and memory",
     "analysis/values": "histories, statistics",

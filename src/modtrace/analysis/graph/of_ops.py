@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.protocols import RecordingData
 from ..step.calls import Rows
 from ..step.ops import StepOps
-from ..tables.op_flow import CallTensors, OpFlow, read_op_flow
+from ..tables.op_flow import TensorsOfCalls, OpFlow, read_op_flow
 from ..tables.tensors import Tensors
 from .columns import NONE, Edges
 from .costs import MeasuredValues
@@ -47,7 +47,7 @@ def graph_of_ops(
     return join_tables(parts), _join_edges(flow, readers, leaves, len(parts[0].layer)), flow.tensors
 
 
-def _without_strays(flow: OpFlow, calls: Rows) -> CallTensors:
+def _without_strays(flow: OpFlow, calls: Rows) -> TensorsOfCalls:
     """Returns what calls return, but for what nothing in the graph has made or read and is not of the model.
 
     Args:
@@ -57,7 +57,7 @@ def _without_strays(flow: OpFlow, calls: Rows) -> CallTensors:
     is_known = (flow.tensors.producer >= 0) | (flow.tensors.site_id >= 0)
     is_known[flow.read] = True
     call, tensor, slot = (column[is_known[flow.returned.tensor]] for column in flow.returned)
-    return CallTensors(calls[call], tensor, slot)
+    return TensorsOfCalls(calls[call], tensor, slot)
 
 
 def _readers(flow: OpFlow, ops: StepOps, layer: Rows, tree: LayerTree) -> Readers:

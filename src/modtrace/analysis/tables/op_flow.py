@@ -21,7 +21,7 @@ _GIVEN = "input"
 _FIRST_SLOTS = ("", "[0]")
 
 
-class CallTensors(NamedTuple):
+class TensorsOfCalls(NamedTuple):
     """The tensors that calls are given, or that they return: a row for each."""
 
     call: Rows  # index among the calls that were asked for
@@ -42,8 +42,8 @@ class OpFlow:
     read: Rows  # the tensor,
     slot: Column  # and the argument: codes of `slots`
     slots: tuple[str, ...]
-    given: CallTensors
-    returned: CallTensors
+    given: TensorsOfCalls
+    returned: TensorsOfCalls
 
     @cached_property
     def first_returned(self) -> Rows:
@@ -155,8 +155,8 @@ def read_op_flow(
         read=tensor[by_op],
         slot=slot[by_op],
         slots=slots,
-        given=CallTensors(call[given], tensor[given], slot[given]),
-        returned=CallTensors(call[returned], tensor[returned], slot[returned]),
+        given=TensorsOfCalls(call[given], tensor[given], slot[given]),
+        returned=TensorsOfCalls(call[returned], tensor[returned], slot[returned]),
     )
 
 
