@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.protocols import RecordingData
 from ..step.calls import Rows
 from ..step.ops import StepOps
-from ..tables.op_flow import TensorsOfCalls, OpFlow, read_op_flow
+from ..tables.op_flow import OpFlow, TensorsOfCalls, read_op_flow
 from ..tables.tensors import Tensors
 from .columns import NONE, Edges
 from .costs import MeasuredValues
