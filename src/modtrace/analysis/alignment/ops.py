@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
-from ..step.calls import Bools, Column, Rows, iterate_levels, take
+from ..step.calls import Bools, Column, Rows, iterate_levels, ranges, take
 from ..step.ops import bare_name
 from .calls import translate
 from .keys import Partners, number_codes, number_keys, rows_in_order
@@ -169,11 +169,9 @@ def _pair_equal(
     begins: Rows, counts: Rows, starts: Rows, same_size: Column, tokens: tuple[Rows, Rows]
 ) -> tuple[Rows, Column]:
     """Returns the pairs of groups that are equal throughout, and which groups are; most are, so no loop is run."""
-    group = np.repeat(np.flatnonzero(same_size), counts[same_size])
-    within = np.arange(len(group)) - np.repeat(
-        np.cumsum(counts[same_size]) - counts[same_size], counts[same_size]
-    )
-    pairs = np.stack([begins[group] + within, starts[group] + within], axis=1)
+    sizes = counts[same_size]
+    group = np.repeat(np.flatnonzero(same_size), sizes)
+    pairs = np.stack([ranges(begins[same_size], sizes), ranges(starts[same_size], sizes)], axis=1)
     is_equal = same_size.copy()
     is_equal[group[tokens[0][pairs[:, 0]] != tokens[1][pairs[:, 1]]]] = False
     return pairs[is_equal[group]], is_equal

@@ -118,12 +118,8 @@ class Side:
     names: tuple[ModuleName, ...]  # of the places
     calls: CallSide
     ops: OpSide
+    flow: OpFlow  # what they read and return
     values: ValueSide
-
-    @cached_property
-    def flow(self) -> OpFlow:
-        """What the ops read and return."""
-        return read_op_flow(self.data)
 
     def find_unread(self, among: Bools | None = None) -> Bools:
         """Returns which ops, or which of some, ran for nothing; see `OpFlow.find_unread`."""
@@ -146,6 +142,7 @@ def read_side(data: RecordingData, steps: Collection[int]) -> Side:
         names=_name_places(placer),
         calls=calls,
         ops=ops,
+        flow=read_op_flow(data),
         values=values,
     )
 

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..step.calls import Rows
+from ..step.calls import Rows, ranges
 from .keys import number_keys
 
 Sizes = npt.NDArray[np.int64]  # (rows, dimensions); -1 behind the end of a shape
@@ -19,9 +19,8 @@ def read_sizes(column: pa.ChunkedArray) -> Sizes:
     flat = np.asarray(lists.values)
     counts = np.diff(offsets)
     sizes = np.full((len(counts), int(counts.max(initial=0))), -1, np.int64)
-    at = np.arange(int(counts.sum()))
-    within = at - np.repeat(np.cumsum(counts) - counts, counts)
-    sizes[np.repeat(np.arange(len(counts)), counts), within] = flat[np.repeat(offsets[:-1], counts) + within]
+    row, dimension = np.repeat(np.arange(len(counts)), counts), ranges(np.zeros_like(counts), counts)
+    sizes[row, dimension] = flat[ranges(offsets[:-1], counts)]
     return sizes
 
 

@@ -12,7 +12,7 @@ from ...recording.arrow.arrays import to_numpy
 from ...recording.meta import RunMeta
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
-from ..step.calls import Column, Rows, column_of, outermost_calls
+from ..step.calls import Column, Rows, column_of, outermost_calls, ranges
 from ..step.sites import Site, read_sites
 
 #: So many batches stay sorted by a column: those of one step, and of the next.
@@ -162,6 +162,4 @@ class _Batches:
 def _find_all(known: Column, wanted: Column) -> Rows:
     """Returns the places of all ids that are wanted among those that are sorted."""
     first = np.searchsorted(known, wanted, "left")
-    counts = np.searchsorted(known, wanted, "right") - first
-    before = np.cumsum(counts) - counts
-    return np.repeat(first - before, counts) + np.arange(counts.sum())
+    return ranges(first, np.searchsorted(known, wanted, "right") - first)

@@ -204,6 +204,12 @@ def split_rows(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
     return zip(distinct.tolist(), groups, strict=True)
 
 
+def ranges(first: Rows, counts: Rows) -> Rows:
+    """Returns the rows of some ranges, one range after the other, each from its first row on."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
+
+
 def iterate_levels(parent: Rows) -> Iterator[Rows]:
     """Yields the rows without parent, then their children, and so on. Children of one parent are adjacent."""
     order = np.argsort(parent, kind="stable")
@@ -213,9 +219,7 @@ def iterate_levels(parent: Rows) -> Iterator[Rows]:
     while len(level):
         yield level
         widths = counts[level + 1]
-        first = np.repeat(ends[level + 1] - widths, widths)
-        within = np.arange(len(first)) - np.repeat(np.cumsum(widths) - widths, widths)
-        level = order[first + within]
+        level = order[ranges(ends[level + 1] - widths, widths)]
 
 
 @dataclass(frozen=True)

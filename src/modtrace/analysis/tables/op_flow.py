@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.protocols import RecordingData
-from ..step.calls import Bools, Column, RowFinder, Rows, column_of
+from ..step.calls import Bools, Column, RowFinder, Rows, column_of, ranges
 from ..step.ops import dictionary_codes
 from .tensors import Tensors
 
@@ -99,7 +99,7 @@ class OpFlow:
             is_unread &= among
         last = np.flatnonzero(is_unread)
         while len(last):  # what only they have read is unread, too
-            read = producer[np.concatenate([np.arange(ends[op], ends[op + 1]) for op in last.tolist()])]
+            read = producer[ranges(ends[last], ends[last + 1] - ends[last])]
             np.subtract.at(readers_left, read, 1)
             last = np.unique(read[(readers_left[read] == 0) & ~is_unread[read]])
             last = last if among is None else last[among[last]]
