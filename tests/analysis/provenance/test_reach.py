@@ -106,3 +106,15 @@ def test_output_of_log_probabilities_is_no_fault_and_one_of_nan_is() -> None:
         with modtrace.record(model, ops=True) as rec, torch.no_grad():
             model(torch.randn(2, 8), False)
         assert (rec.first_nonfinite() is not None) == is_fault
+
+
+@pytest.mark.parametrize("name", ["cache", "kept table"])
+def test_no_op_is_said_to_make_what_a_dropped_step_may_have_left_in_memory(name: str) -> None:
+    program = PROGRAMS[name]
+    torch.manual_seed(0)
+    model = program.make()
+    with (
+        pytest.raises(modtrace.NonFiniteError, match="first seen at mm"),
+        modtrace.record(model, ops=True, on_nonfinite="stop"),
+    ):
+        program.train(program, model, True)

@@ -1,5 +1,6 @@
 """What the memory of a step holds while its ops are followed: finite values, intended infinities, or bad ones."""
 
+import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class Memory:
     def __init__(self, flow: StepFlow) -> None:
         self._regions = flow.regions
         self._writes: dict[int, list[Write]] = {}  # by storage
+        self._doubted: set[int] = set()  # storages
         self._unwritten: dict[int, list[int]] = {}  # by storage: tensors to which no op has written in full
 
     def look(self, tensor: int) -> Finiteness:
@@ -57,6 +59,14 @@ class Memory:
                 each for each in self._unwritten.pop(storage) if not _covers(region, self._regions[each])
             )
             self._unwritten[storage] = list(unwritten)
+
+    def doubt(self, tensor: int) -> None:
+        """Notes that nothing is known of the memory that a tensor shows a part of, if nothing was noted of it yet."""
+        storage = self.storage_of(tensor)
+        if storage not in self._doubted:
+            self._doubted.add(storage)
+            everything = MemoryRegion(storage, 0, sys.maxsize, is_dense=True)
+            self._writes.setdefault(storage, []).insert(0, Write(everything, Finiteness(UNSEEN)))
 
     def allocate(self, tensor: int) -> None:
         """Notes that nobody has written to a tensor."""

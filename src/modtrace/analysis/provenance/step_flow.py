@@ -46,6 +46,7 @@ class StepFlow:
     args: list[str]  # the template of each op's arguments
     #: Ids, not numbers: of a backward op the forward op, which may be of an earlier step.
     forward_op: list[int | None]
+    is_view: list[bool]  # of each op: it returned views of what it read
     order: list[int]  # the ops in the order in which they began
     returned: frozenset[int]  # tensors that the outermost forward calls have returned
     given: Mapping[int, Argument]  # tensors that these calls were given, and to which first
@@ -134,6 +135,7 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         sites=flow.tensors.table["site_id"].to_pylist(),
         args=data.table("ops")["args"].to_pylist(),
         forward_op=data.table("ops")["forward_op_id"].to_pylist(),
+        is_view=data.table("ops")["is_view"].to_pylist(),
         order=np.lexsort((ops.op_id, ops.start_ns)).tolist(),
         returned=frozenset(flow.returned.tensor.tolist()),
         given=_read_given(flow, outermost),

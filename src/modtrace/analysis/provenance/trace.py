@@ -129,6 +129,9 @@ class _Tracer:
         worst = join(state for _, _, state in inputs)
         if op in self._counts.reads_dropped:
             worst = max(worst, Finiteness(UNSEEN))
+            if self._flow.is_view[op]:  # the next ops may read other parts of it
+                for _, tensor in self._flow.returns.get(op, ()):
+                    self.memory.doubt(tensor)
         is_bad = self._visit_outputs(op, inputs, worst)
         for event in map(self.events.__getitem__, sorted(worst.origins)):
             self._mark_read(event, [tensor for _, tensor, state in inputs if state.kind == BAD])
