@@ -69,7 +69,7 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
     """
     name, args = trace.flow.bare_names[event.op], trace.flow.args[event.op]
     if forward_op is not None and trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD):
-        found = _in_backward(bare_name(forward_op), _tell_zero(name, inputs, args))
+        found = _in_backward(bare_name(forward_op), _describe_zero(name, inputs, args))
         if found is not None:
             return found
     return (
@@ -177,7 +177,7 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
             "a larger eps in the optimizer"
             + (": 1e-8 is 0 in float16" if event.counts.dtype == "float16" else ""),
         )
-    if zero := _tell_zero(name, inputs, args):
+    if zero := _describe_zero(name, inputs, args):
         return Cause(
             "division by 0", zero, "add an epsilon to the divisor, or clamp it, as count.clamp(min=1)"
         )
@@ -289,14 +289,14 @@ def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | Non
     top = _largest(inputs)
     if limit is None or name in EXPONENTIALS or not event.counts.inf or top <= 1:
         return None
-    text = f"beyond {limit:.6g}, the largest {event.counts.dtype}; {_tell_reach(name, inputs, limit)}"
+    text = f"beyond {limit:.6g}, the largest {event.counts.dtype}; {_describe_reach(name, inputs, limit)}"
     remedy = "look at what makes the inputs that large"
     if event.counts.dtype == "float16":
         remedy = "compute this in float32 or bfloat16, or scale its input or weights down"
     return Cause(OVERFLOW, text, remedy)
 
 
-def _tell_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
+def _describe_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
     tops = [_abs_max(each.counts) for each in inputs if each.counts]
     if name == "mul" and len(tops) == 2:
         return (
@@ -340,7 +340,7 @@ def _divisors(name: str, inputs: list[ReadTensor], args: str) -> list[tuple[floa
     ]
 
 
-def _tell_zero(name: str, inputs: list[ReadTensor], args: str) -> str | None:
+def _describe_zero(name: str, inputs: list[ReadTensor], args: str) -> str | None:
     """Returns how a divisor comes to be 0; None if none does."""
     for low, high in _divisors(name, inputs, args):
         if low == 0 or high == 0:

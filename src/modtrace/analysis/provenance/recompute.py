@@ -147,7 +147,7 @@ def _compare_ops(tables: IndexedTables, step: int, compared: _Compared) -> Itera
         if differing or (was_given and not both):
             carriers.add(op)
         if differing and not was_given:
-            yield _tell_op(tables, flow, op, pairs, *differing[0])
+            yield _describe_op(tables, flow, op, pairs, *differing[0])
 
 
 def _find_both(
@@ -161,7 +161,7 @@ def _find_both(
     return [(a, b) for a, b in found if a is not None and b is not None]
 
 
-def _tell_op(
+def _describe_op(
     tables: IndexedTables,
     flow: StepFlow,
     op: int,
@@ -198,7 +198,7 @@ def _compare_modules(tables: IndexedTables, step: int, compared: _Compared) -> I
         part = _find_part(placed, around)
         if part not in told:
             told.add(part)
-            yield _tell_module(placed, call, where, forward, row)
+            yield _describe_module(placed, call, where, forward, row)
 
 
 def _find_inside(placed: PlacedCalls) -> Mapping[str, tuple[int, int]]:
@@ -221,7 +221,7 @@ def _find_part(placed: PlacedCalls, call: int) -> int:
     return asked if asked >= 0 else -1 - call
 
 
-def _tell_module(
+def _describe_module(
     placed: PlacedCalls, call: int, where: int, forward: Row, recompute: Row
 ) -> RecomputeDifference:
     cause = find_cause_of_module(placed.name(where).type, forward, recompute)

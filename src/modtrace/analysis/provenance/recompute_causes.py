@@ -112,11 +112,11 @@ def _changed(flow: StepFlow, sites: Mapping[int, Site], op: int, forward: int) -
             continue
         is_same_memory = flow.regions[old].storage == flow.regions[tensor].storage
         if is_same_memory and flow.versions[old] != flow.versions[tensor]:
-            return _tell_changed(flow, _find_site(flow, sites, tensor), slot, tensor, forward)
+            return _describe_changed(flow, _find_site(flow, sites, tensor), slot, tensor, forward)
     return None
 
 
-def _tell_changed(flow: StepFlow, site: Site | None, slot: str, tensor: int, forward: int) -> Cause:
+def _describe_changed(flow: StepFlow, site: Site | None, slot: str, tensor: int, forward: int) -> Cause:
     what, name = "input", f"`{slot}`"
     if site is not None and site.role in (BUFFER, PARAMETER):
         what, name = site.role, site.name

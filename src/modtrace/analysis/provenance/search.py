@@ -167,7 +167,9 @@ class _Search:
         if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
             told = [self._describe_module(data, row), *told]
         if trace.unscales:
-            told = [each for each in told if not _is_expected(each)] or _unless_few(told, self._skipped)
+            told = [each for each in told if not _is_expected(each)] or _keep_if_many_skipped(
+                told, self._skipped
+            )
 
         def answer_absorbed() -> list[NonFinite]:
             others = [event for event in trace.events if event not in set(found)]
@@ -222,7 +224,7 @@ class _Search:
         if are_ends_finite(self._tables, data):
             return _Searched([], True, lambda: told)
         if step in self._skipped and _is_gradient(told[0]):
-            return _Searched(_unless_few(told, self._skipped), is_innocent=False)
+            return _Searched(_keep_if_many_skipped(told, self._skipped), is_innocent=False)
         return _Searched(told, is_innocent=False)
 
     def _answer(self, data: RecordingData, trace: Trace, event: Origin, step: int) -> NonFinite:
@@ -400,7 +402,7 @@ def _is_gradient(found: NonFinite) -> bool:
     )
 
 
-def _unless_few(told: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:
+def _keep_if_many_skipped(told: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:
     """Returns overflows of gradients that no optimizer used if there are many such steps: a lower scale is no help."""
     if not told or not skipped.are_many(told[0].step):
         return []

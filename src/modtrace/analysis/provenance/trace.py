@@ -258,13 +258,13 @@ class _Tracer:
         made = Origin(PRODUCER, op, slot, tensor, counts)
         if not counts.nan and (meant := self._find_meant(op, name, inputs, worst)) is not None:
             is_scalar = meant.origin < 0 or self._meant[meant.origin].counts.numel == 1
-            return self._mean(made) if is_scalar and name in FILLS else meant
+            return self._note_meant(made) if is_scalar and name in FILLS else meant
         if (constant := self._find_constant(name, made, worst)) is not None:
             return constant
         self.events.append(replace(self._blame(made, inputs, worst), masks=masks))
         return Finiteness(BAD, len(self.events) - 1)
 
-    def _mean(self, constant: Origin) -> Finiteness:
+    def _note_meant(self, constant: Origin) -> Finiteness:
         """Returns the state of infinities that are meant."""
         self._meant.append(replace(constant, is_meant=True))
         return Finiteness(MEANT, len(self._meant) - 1)
@@ -359,6 +359,6 @@ class _Tracer:
         role = site.role if site else None
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
             # A mask, or a constant: who writes NaN into a tensor is the one to name.
-            return self._mean(Origin(SOURCE, op, slot, tensor, counts))
+            return self._note_meant(Origin(SOURCE, op, slot, tensor, counts))
         self.events.append(Origin(SOURCE, op, slot, tensor, counts))
         return Finiteness(BAD, len(self.events) - 1)
