@@ -125,6 +125,12 @@ def path_of(net: Net, layer: nn.Module) -> str:
     [Change("repeat", 0, 2), Change("insert", 0, 0)],
     2,
 )
+@example(
+    [3],
+    [Change("rename", 0, 1), Change("insert", 0, 2), Change("idle", 0, 2)],
+    [Change("insert", 0, 0), Change("repeat", 0, 2)],
+    2,
+)
 def test_planted_difference_is_found_or_its_site_is_listed(
     sizes: list[int], changes: list[Change], others: list[Change], at: int
 ) -> None:

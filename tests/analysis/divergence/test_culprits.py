@@ -73,7 +73,7 @@ def test_one_planted_op_is_the_only_place_that_made_a_difference(multiplied: Com
 
 def test_counts_tell_what_was_inherited_from_what_was_made() -> None:
     found = modtrace.compare(trained(), trained(seed=1))
-    assert found.compared == found.equal + found.within + found.inherited + found.made
+    assert found.compared == found.equal + found.within + found.absorbed + found.inherited + found.made
     assert found.beyond == found.inherited + found.made
     frame = found.to_frame()
     noisy = frame[frame["verdict"] == "noise"]

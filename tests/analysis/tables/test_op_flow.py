@@ -87,7 +87,8 @@ def is_needed(op: int, program: Program, among: set[int], copied: np.ndarray) ->
     """Says the same as the definition, by walking on from an op."""
     own = {tensor for tensor, (by, _) in program.made.items() if by == op}
     for by, tensor, slot in program.reads:
-        if tensor not in own or (by is not None and slot == "self" and copied[by]):
+        returned = [made for made, (maker, _) in program.made.items() if maker == by]
+        if tensor not in own or (by is not None and slot == "self" and copied[by] and len(returned) < 2):
             continue
         if by is None or by not in among or is_needed(by, program, among, copied):
             return True

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import LOSS, OP_ROLES
+from ...recording.role import LOSS, OP_OUTPUT, OP_ROLES
 from ..step.calls import (
     Bools,
     Calls,
@@ -67,6 +67,7 @@ class OpSide:
     name: Column  # codes of `names`
     names: tuple[str, ...]
     nth: Column  # of its name within its call
+    forward: Rows  # the op whose autograd node an op of backward belongs to; -1 for other ops
     #: It ran outside of modules before the first call of its step: it makes a model, draws weights or loads a batch.
     is_preparing: Bools
 
@@ -120,6 +121,17 @@ class Side:
     ops: OpSide
     flow: OpFlow  # what they read and return
     values: ValueSide
+
+    @cached_property
+    def is_internal(self) -> Bools:
+        """Which tensors of `flow` only the backward of their own op reads; see `OpFlow.find_internal`."""
+        return self.flow.find_internal(self.ops.forward)
+
+    def find_tensors(self, rows: Rows) -> Rows:
+        """Returns the tensor of each of some rows of `values` that an op returned; -1 for other rows."""
+        values = self.values
+        op = np.where(values.is_of(OP_OUTPUT, rows=rows), values.op[rows], -1)
+        return self.flow.find_output(op, values.slot[rows], values.slots)
 
     def find_unread(self, among: Bools | None = None) -> Bools:
         """Returns which ops, or which of some, ran for nothing; see `OpFlow.find_unread`."""
@@ -231,6 +243,7 @@ def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
         name=name,
         names=names,
         nth=column_of(table, "nth"),
+        forward=RowFinder(op_id)(column_of(table, "forward_op_id")),
         is_preparing=(call < 0) & (phase < 0) & (start_ns < _find_first_calls(calls, step)),
     )
 

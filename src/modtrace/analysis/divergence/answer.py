@@ -12,11 +12,13 @@ AMPLIFIED = "amplified"  # the output is several times farther apart than the in
 SEEN = "seen"  # it was seen here first, and the inputs were not compared
 GROWN = "grown"  # nothing stands out: small differences added up
 
-#: What is said of each compared tensor: its difference is none, noise, as that of its inputs, or one of the above.
+#: What is said of each compared tensor: its difference is none, noise, gone in all that is computed from it, as that of
+#: its inputs, or one of the above.
 EQUAL = "equal"
 NOISE = "noise"
+ABSORBED = "absorbed"
 INHERITED = "inherited"
-VERDICTS = (EQUAL, NOISE, INHERITED, SOURCE, MADE, AMPLIFIED, SEEN, GROWN)
+VERDICTS = (EQUAL, NOISE, ABSORBED, INHERITED, SOURCE, MADE, AMPLIFIED, SEEN, GROWN)
 
 # The two recordings.
 FIRST = "first"
@@ -123,7 +125,8 @@ class Comparison:
     compared: int  # tensors
     equal: int  # of them: equal bit by bit, as far as it was measured
     within: int  # that differ, by no more than noise
-    beyond: int  # that differ by more:
+    absorbed: int  # that differ by more, while what both compute from them is equal, up to noise
+    beyond: int  # that differ by more, and what is computed from them as well:
     inherited: int  # as their inputs do,
     made: int  # or on their own account, at the places of `divergences`
     unmeasured: int  # aligned, and nothing was measured of both

@@ -65,7 +65,7 @@ def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: Co
         return
     mine = np.flatnonzero(side.values.is_of(OP_OUTPUT, rows=rows) & (side.values.op[rows] >= 0))
     values, flow = side.values, side.flow
-    tensor = flow.find_output(values.op[rows[mine]], values.slot[rows[mine]], values.slots)
+    tensor = side.find_tensors(rows[mine])
     names = [bare_name(name) for name in side.ops.names]
     name = side.ops.name[values.op[rows[mine]]]
     slot = np.array([*values.slots, ""], object)[values.slot[rows[mine]]]

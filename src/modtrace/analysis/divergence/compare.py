@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import NothingRecordedError
+from ...recording.arrow.arrays import from_numpy, from_strings
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
@@ -17,6 +18,7 @@ from ..alignment.sides import Side
 from ..step.calls import Column, Rows
 from ..step.missing_rows import require_rows
 from .answer import (
+    ABSORBED,
     EQUAL,
     FIRST,
     INHERITED,
@@ -141,15 +143,16 @@ def _count(parts: Sequence[Compared], verdicts: Column) -> dict[str, Any]:
     """Returns the fields of the answer that say how many tensors were compared, and by what."""
     metric = np.concatenate([each.errors.metric for each in parts])
     counts = {name: int((metric == code).sum()) for code, name in enumerate(METRICS)}
-    equal, within, inherited = (
-        int((verdicts == VERDICTS.index(each)).sum()) for each in (EQUAL, NOISE, INHERITED)
+    equal, within, absorbed, inherited = (
+        int((verdicts == VERDICTS.index(verdict)).sum()) for verdict in (EQUAL, NOISE, ABSORBED, INHERITED)
     )
     compared = len(metric) - counts[NOTHING]
-    beyond = compared - equal - within
+    beyond = compared - equal - within - absorbed
     return {
         "compared": compared,
         "equal": equal,
         "within": within,
+        "absorbed": absorbed,
         "beyond": beyond,
         "inherited": inherited,
         "made": beyond - inherited,
@@ -178,9 +181,11 @@ def _choose_places(
 
 
 def _add_verdicts(table: pa.Table, verdicts: Column) -> pa.Table:
-    told = pa.DictionaryArray.from_arrays(pa.array(verdicts, mask=verdicts < 0), pa.array(VERDICTS))
+    told = pa.DictionaryArray.from_arrays(
+        from_numpy(np.ma.masked_array(verdicts, verdicts < 0)), from_strings(VERDICTS)
+    )
     return table.append_column("verdict", told).append_column(
-        "beyond", pa.array(verdicts >= VERDICTS.index(INHERITED))
+        "beyond", from_numpy(verdicts >= VERDICTS.index(INHERITED))
     )
 
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from ...recording.role import OP_OUTPUT
 from ..alignment.sides import Side
-from ..step.calls import RowFinder, Rows, column_of
 from .answer import FIRST, SECOND
 from .pairs import Compared
 
@@ -28,7 +27,6 @@ class Culprits:
 
     def __init__(self, found: Compared) -> None:
         self._found = found
-        self._forward = {FIRST: _find_forward(found.side), SECOND: _find_forward(found.other)}
 
     def find(self, at: int) -> Culprit:
         """Returns who made the difference of a pair.
@@ -67,10 +65,13 @@ class Culprits:
 
     def find_forward(self, culprit: Culprit) -> int:
         """Returns the row of the forward op of an op of backward; -1 for other ops."""
-        return int(self._forward[culprit.run][culprit.op])
+        return int(self._side_of(culprit.run).ops.forward[culprit.op])
+
+    def _side_of(self, run: str) -> Side:
+        return self._found.side if run == FIRST else self._found.other
 
     def _key_of(self, run: str, op: int) -> Key:
-        side = self._found.side if run == FIRST else self._found.other
+        side = self._side_of(run)
         place = _place_of(side, op)
         return self._found.recompute_of, run, place, int(side.ops.phase[op]), int(side.ops.name[op])
 
@@ -78,9 +79,3 @@ class Culprits:
 def _place_of(side: Side, op: int) -> int:
     call = int(side.ops.call[op])
     return int(side.calls.place[call]) if call >= 0 else -1
-
-
-def _find_forward(side: Side) -> Rows:
-    """Returns the row of the op whose autograd node each op of backward belongs to; -1 for none."""
-    ops = side.data.table("ops")
-    return RowFinder(column_of(ops, "op_id"))(column_of(ops, "forward_op_id"))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy, from_strings
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import PARAMETER
 from ..alignment.contract import ModuleName
@@ -106,13 +107,13 @@ class Details:
         """Returns all pairs, with names and numbers."""
         found, rows = self._found, self._found.a.rows
         values, sites = found.side.values, found.side.data.table("sites")
-        site = pa.array(values.site[rows])
+        site = from_numpy(values.site[rows])
         place = values.place[rows]
-        paths = pa.array([each.path for each in found.side.names], pa.string())
+        paths = from_strings([name.path for name in found.side.names])
         columns: dict[str, Any] = {
             "step": values.step[rows],
             "phase": _take([*PHASES], values.phase[rows]),
-            "path": paths.take(pa.array(place, mask=place < 0)).dictionary_encode(),
+            "path": paths.take(from_numpy(np.ma.masked_array(place, place < 0))).dictionary_encode(),
             **{name: sites[of].take(site) for name, of in _OF_SITE.items()},
             "error": found.errors.error,
             "noise": np.maximum(found.noise.local, found.errors.floor),
@@ -120,11 +121,18 @@ class Details:
             "inputs_known": found.inherited.is_known,
             "score": found.ranking.score,
             "metric": _take([*METRICS], found.errors.metric),
-            "recompute_of": pa.repeat(pa.scalar(found.recompute_of, pa.string()), len(rows)),
+            "recompute_of": from_strings([found.recompute_of]).take(
+                from_numpy(np.zeros(len(rows), np.int64))
+            ),
             "row_a": self._pair[0].rows,
             "row_b": self._pair[1].rows,
         }
-        return pa.table(columns)
+        return pa.table(
+            {
+                name: from_numpy(column) if isinstance(column, np.ndarray) else column
+                for name, column in columns.items()
+            }
+        )
 
     def _bounds(self, at: int) -> tuple[float, float]:
         error, metric = float(self._found.errors.error[at]), METRICS[int(self._found.errors.metric[at])]
@@ -159,7 +167,7 @@ _OF_SITE = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth":
 
 def _take(names: list[str], codes: "np.ndarray[Any, Any]") -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(
-        pa.array(codes.astype(np.int8), mask=codes < 0), pa.array(names, pa.string())
+        from_numpy(np.ma.masked_array(codes.astype(np.int8), codes < 0)), from_strings(names)
     )
 
 

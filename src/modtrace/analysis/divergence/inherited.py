@@ -59,7 +59,7 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     is_op = values.is_of(OP_OUTPUT, rows=rows)
     is_leaf = ~is_op & (values.op[rows] >= 0)
     is_parameter = values.is_of(PARAMETER, rows=rows) & ~is_leaf
-    group = _group_tensors(side)
+    group = group_tensors(side)
     before, earlier = _scan(values.step[rows], group[rows], is_parameter, error)
     own = _error_of_groups(group, rows, error, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf)
     of_parameters = _errors_of_own_parameters(side, rows, error)
@@ -119,7 +119,7 @@ def read_order(side: Side) -> Column:
     return column_of(side.data.table("values"), "order")
 
 
-def _group_tensors(side: Side) -> Rows:
+def group_tensors(side: Side) -> Rows:
     """Returns a number for each row of `values`: its place in time, which rows of one tensor share."""
     values = side.values
     keys = values.step.astype(np.int64) << 40 | np.maximum(read_order(side), 0)
@@ -287,7 +287,7 @@ def _inherit_by_ops(
         return
     is_output = values.is_of(OP_OUTPUT)
     outputs = np.flatnonzero(is_output & (values.op >= 0))
-    tensor = flow.find_output(values.op[outputs], values.slot[outputs], values.slots)
+    tensor = side.find_tensors(outputs)
     of_tensor = np.full(len(producer), np.nan)
     np.fmax.at(of_tensor, tensor[tensor >= 0], of_group[group[outputs]][tensor >= 0])
     of_tensor[(producer >= 0) & side.ops.are_named(UNINITIALIZED)[producer]] = 0.0
@@ -315,7 +315,7 @@ def _inherit_by_ops(
 def _errors_of_reads(side: Side, leaves: Rows, errors: Numbers) -> Numbers:
     """Returns the error of each read of a parameter, buffer, input or constant, from what was measured in its step."""
     values, flow = side.values, side.flow
-    site_id = np.asarray(side.data.table("sites")["site_id"])
+    site_id = column_of(side.data.table("sites"), "site_id")
     keys = site_id[values.site[leaves]].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
     site, step = flow.tensors.site_id[flow.read], side.ops.step[flow.reader]
     wanted = np.where(site >= 0, site.astype(np.int64) << 32 | step.astype(np.int64), -1)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...recording.arrow.arrays import to_numpy
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.statistics.fingerprints import HASH_SIZE, SKETCH_SIZE
@@ -73,7 +73,7 @@ class ComparedRows:
 def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
     """Returns what was measured of some rows of `values`."""
     values = data.table("values")
-    table = values.select(_COLUMNS).take(pa.array(rows, pa.int64()))
+    table = values.select(_COLUMNS).take(from_numpy(rows, pa.int64()))
     dtype, dtypes = dictionary_codes(table["dtype"])
     hashes, has_hash = _read_hashes(values["hash"])
     return ComparedRows(
@@ -84,16 +84,16 @@ def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
         dtype=dtype,
         dtypes=dtypes,
         stats=read_statistics(table),
-        is_measured=np.asarray(table["count"].is_valid()),
+        is_measured=to_numpy(table["count"].is_valid()),
         hash=hashes[rows],
         has_hash=has_hash[rows],
         has_sketch=_has(values["sketch"], pc.list_value_length, SKETCH_SIZE)[rows],
-        has_sample=np.asarray(values["sample"].is_valid())[rows],
-        has_tensor=np.asarray(values["blob"].is_valid())[rows],
+        has_sample=to_numpy(values["sample"].is_valid())[rows],
+        has_tensor=to_numpy(values["blob"].is_valid())[rows],
     )
 
 
-_NO_SHAPES = pa.array([], pa.list_(pa.int64()))
+_NO_SHAPES = pa.nulls(0, pa.list_(pa.int64()))
 
 
 def _matrices_of(shapes: pa.Array) -> tuple[Bools, Column, Column]:
@@ -116,7 +116,7 @@ def _read_hashes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], Bools
     for chunk in column.chunks:
         there = has_one[at : at + len(chunk)]
         if there.any():
-            content = pa.concat_arrays([chunk.filter(pa.array(there))])
+            content = pa.concat_arrays([chunk.filter(from_numpy(there))])
             whole = np.frombuffer(content.buffers()[2], np.uint8)
             start = np.frombuffer(content.buffers()[1], np.int32)[content.offset]
             hashes[at : at + len(chunk)][there] = whole[start : start + HASH_SIZE * len(content)].view("<u8")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy
 from ..step.calls import Column, Rows
 from .answer import FIRST
 from .inherited import order_by_use
@@ -25,7 +26,7 @@ class MergedPairs:
 
     def sort_tables(self, tables: Sequence[pa.Table]) -> pa.Table:
         """Returns the table of all pairs from that of each part."""
-        return tables[0] if len(tables) == 1 else pa.concat_tables(tables).take(pa.array(self.order))
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables).take(from_numpy(self.order))
 
     def locate(self, at: int) -> tuple[int, int]:
         """Returns the index of the part to which a pair belongs, and the place of the pair there."""

@@ -9,17 +9,18 @@ import numpy as np
 from ...errors import NothingRecordedError
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import OF_PARAMETERS, OP_OUTPUT
+from ...recording.role import LEAF, OF_PARAMETERS, OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import Numbers
 from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
 from ..alignment.sides import Side
-from ..step.calls import Bools, Rows, column_of
+from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_rules import UNINITIALIZED
+from .absorbed import dismiss_absorbed
 from .cancellation import find_cancellation
 from .errors import Errors, find_errors
 from .flow import find_plain
-from .inherited import Inherited, add_second, find_inherited, order_by_use
+from .inherited import Inherited, add_second, find_inherited, group_tensors, order_by_use
 from .joined_errors import find_joined_errors
 from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
@@ -94,6 +95,9 @@ def compare_pairs(
         noise = give_noise(tolerance, len(rows))
     else:
         noise = _find_noise(one, other, measured, measured_b, is_joined, runs)
+    are_judged = _are_judged(side, other.side, rows, alignment)
+    are_judged &= ~(_is_passed_on(side, rows) | _is_passed_on(other.side, rows_b))
+    ranking = rank(errors, inherited, noise, are_judged)
     return Compared(
         side=side,
         other=other.side,
@@ -105,7 +109,7 @@ def compare_pairs(
         errors=errors,
         inherited=inherited,
         noise=noise,
-        ranking=rank(errors, inherited, noise, _are_judged(side, other.side, rows, alignment)),
+        ranking=dismiss_absorbed(ranking, errors.error, ((side, rows), (other.side, rows_b))),
         misfits=pairs[is_misfit],
     )
 
@@ -166,6 +170,25 @@ def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bo
     is_other = any((each.ops.phase[ops.rows] == in_optimizer).any() for each, ops in unpaired)
     is_op = (side.values.op[rows] >= 0) & (side.values.phase[rows] == in_optimizer)
     return np.asarray(~(is_op & is_other))
+
+
+def _is_passed_on(side: Side, rows: Rows) -> Bools:
+    """Returns which rows are outputs of modules that computed nothing: an op outside of the call returned the tensor.
+
+    Where that is not known, as no op that returned it was measured, a module has computed what it returned.
+    """
+    values, calls, group = side.values, side.calls.calls, group_tensors(side)
+    maker = np.full(int(group.max(initial=-1)) + 1, -2, np.int64)
+    leaves = np.flatnonzero(values.is_of(LEAF))
+    outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
+    maker[group[leaves]], maker[group[outputs]] = -1, values.op[outputs]
+    op, own = maker[group[rows]], values.call[rows]
+    around = take(side.ops.call, np.maximum(op, -1))
+    is_passed_on = values.is_of(OUTPUT, rows=rows) & (own >= 0) & (op >= -1) & ~values.is_of_op[rows]
+    while (is_passed_on & (around >= 0)).any():
+        is_passed_on &= around != own
+        around = take(calls.parent, around)
+    return np.asarray(is_passed_on)
 
 
 def _is_unread(run: ComparedSide, rows: Rows) -> Bools:

@@ -1,13 +1,13 @@
 """Decides which of the tensors that differ made a difference, and which have inherited theirs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
 from ..step.calls import Bools, Column, Rows, columns_at, join_columns
-from .answer import AMPLIFIED, EQUAL, GROWN, INHERITED, MADE, NOISE, SEEN, SOURCE, VERDICTS
+from .answer import ABSORBED, AMPLIFIED, EQUAL, GROWN, INHERITED, MADE, NOISE, SEEN, SOURCE, VERDICTS
 from .errors import NOTHING, SAMPLES, STATISTICS, Errors
 from .inherited import Inherited
 from .noise import Noise
@@ -46,14 +46,25 @@ class Ranking:
     is_beyond_as_copy: Bools  # its difference is more than noise, and that of the op that returned the tensor
     score: Numbers  # how many times larger than what it has inherited, or than the noise of its own if that is more
     is_beyond_inputs: Bools  # its inputs are apart by more than noise
-    least: Column  # the code in VERDICTS of EQUAL or, for any difference, of NOISE; -1 where nothing was compared
+    least: Column  # the code in VERDICTS of EQUAL, NOISE or ABSORBED; -1 where nothing was compared
     is_over: Bools  # its difference is more than the noise of its own
     given: Numbers  # how far its inputs are apart
-    own: Numbers  # the noise of its own
+    own: Numbers  # the noise of its own, and of what an optimizer makes of noise
+    noise: Numbers  # the noise of its own
     is_estimated: Bools  # its difference comes from statistics or samples
     is_known: Bools  # its inputs were compared
     is_partial: Bools  # and not all that these were computed from
     is_source: Bools  # it has none
+
+    def dismiss(self, absorbed: Bools) -> "Ranking":
+        """Returns the same without blame on these pairs, as nothing that follows from them differs."""
+        return replace(
+            self,
+            is_beyond=self.is_beyond & ~absorbed,
+            is_beyond_as_copy=self.is_beyond_as_copy & ~absorbed,
+            is_over=self.is_over & ~absorbed,
+            least=np.where(absorbed, VERDICTS.index(ABSORBED), self.least),
+        )
 
     def find_verdicts(self, first: int | None) -> Column:
         """Returns the code in VERDICTS of what is said of each pair.
@@ -111,6 +122,7 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
             np.where(errors.are_equal(), VERDICTS.index(EQUAL), VERDICTS.index(NOISE)),
         ),
         is_over=error > np.maximum(noise.local, errors.floor),
+        noise=np.maximum(noise.local, errors.floor),
         given=given,
         own=own,
         is_estimated=errors.is_by(STATISTICS) | errors.is_by(SAMPLES),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of, ranges
 from ..step.ops import dictionary_codes
@@ -79,16 +80,28 @@ class OpFlow:
         keys = np.where(self.tensors.producer >= 0, self.tensors.producer * width + self.tensors.slot, -1)
         return RowFinder(keys)(np.where((op >= 0) & (own >= 0), op * width + own, -2))
 
+    def find_reads_of_values(self, overwrites: Bools) -> Bools:
+        """Returns which reads are of what a tensor holds, and not of memory that is overwritten.
+
+        What an op overwrites is read all the same if it is a part of what the op returns: the rest of that stays.
+
+        Args:
+            overwrites: which ops do not read what their argument `self` holds, as a copy in place.
+        """
+        producer = self.tensors.producer
+        outputs = np.bincount(producer[producer >= 0], minlength=len(self.op_id))
+        is_self = self.slot == (self.slots.index("self") if "self" in self.slots else -2)
+        return np.asarray(~(is_self & (overwrites & (outputs <= 1))[self.reader]))
+
     def find_unread(self, overwrites: Bools, among: Bools | None = None) -> Bools:
         """Returns which ops returned nothing that a call has, or that any op but these reads.
 
         Args:
-            overwrites: which ops do not read what their argument `self` holds, as a copy in place.
+            overwrites: as in `find_reads_of_values`.
             among: the ops that are asked about; None for all.
         """
-        is_self = self.slot == (self.slots.index("self") if "self" in self.slots else -2)
         producer = self.tensors.producer[self.read]
-        counts = (producer >= 0) & ~(is_self & overwrites[self.reader])
+        counts = (producer >= 0) & self.find_reads_of_values(overwrites)
         reader, producer = self.reader[counts], producer[counts]
         of_calls = self.tensors.producer[np.concatenate([self.given.tensor, self.returned.tensor])]
         used = np.concatenate([producer, of_calls[of_calls >= 0]])
@@ -143,7 +156,7 @@ def read_op_flow(
     is_wanted = producer >= 0
     is_wanted[tensor] = True
     tensor = (np.cumsum(is_wanted) - 1)[tensor]
-    slot, slots = text_codes(uses["slot"].take(pa.array(kept)))
+    slot, slots = text_codes(uses["slot"].take(from_numpy(kept)))
     is_given = np.array([*(name.startswith(_GIVEN) for name in slots), False])[slot]
     by_op = np.flatnonzero(op >= 0)
     by_op = by_op[np.argsort(op[by_op], kind="stable")]
@@ -162,7 +175,7 @@ def read_op_flow(
 
 def _read_tensors(table: pa.Table, is_wanted: Bools, producer: Rows) -> Tensors:
     if not is_wanted.all():
-        table, producer = table.filter(pa.array(is_wanted)), producer[is_wanted]
+        table, producer = table.filter(from_numpy(is_wanted)), producer[is_wanted]
     slot, slots = text_codes(table["slot"])
     return Tensors(
         tensor_id=column_of(table, "tensor_id"), producer=producer, slot=slot, table=table, slots=slots

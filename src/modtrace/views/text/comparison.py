@@ -114,7 +114,10 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
 
 
 def _say_agreement(found: Comparison) -> Iterator[Text]:
-    if not found.within:
+    if found.absorbed:
+        yield Text("the runs agree", "bold green")
+        yield Text(": what differs on the way is equal again in all that is computed from it, up to noise")
+    elif not found.within:
         yield Text("the runs agree", "bold green")
         yield Text(": nothing that was compared differs")
     else:
@@ -237,6 +240,8 @@ def _describe_error(each: Divergence) -> str:
 def _describe_compared(found: Comparison) -> str:
     text = f"compared {count_of(found.compared, 'tensor', format_count)} of {_describe_steps(found)}"
     counts = [(found.equal, "equal"), (found.within, "within noise")]
+    if found.absorbed:
+        counts.append((found.absorbed, "equal again in what follows"))
     if found.first is not None:
         counts += [(found.inherited, "differ as their inputs do"), (found.made, "made a difference")]
     text += ": " + ", ".join(f"{format_count(count)} {what}" for count, what in counts)
