@@ -86,6 +86,7 @@ FOUND = Comparison(
     compared=248,
     equal=26,
     within=219,
+    absorbed=0,
     beyond=3,
     inherited=1,
     made=2,

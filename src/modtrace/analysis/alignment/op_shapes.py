@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...recording.arrow.arrays import from_numpy
 from ..step.calls import Column, Rows, take
 from ..step.ops import dictionary_codes
 from .keys import Partners, number_codes
@@ -36,7 +37,7 @@ class _Outputs(NamedTuple):
 def _read_outputs(side: Side) -> _Outputs:
     of_op = np.where(side.ops.kept, side.flow.first_returned, -1)
     is_kept = of_op >= 0
-    table = side.flow.tensors.table.select(["shape", "dtype"]).take(of_op[is_kept])
+    table = side.flow.tensors.table.select(["shape", "dtype"]).take(from_numpy(of_op[is_kept]))
     of_op[is_kept] = np.arange(table.num_rows)
     dtype, names = dictionary_codes(table["dtype"])
     return _Outputs(read_sizes(table["shape"]), dtype, names, of_op)

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...recording.arrow.arrays import to_numpy
 from ..step.calls import Rows, ranges
 from .keys import number_keys
 
@@ -15,8 +16,8 @@ def read_sizes(column: pa.ChunkedArray) -> Sizes:
     lists = column.combine_chunks()
     if isinstance(lists, pa.ChunkedArray):  # of no chunk
         return np.empty((0, 0), np.int64)
-    offsets = np.asarray(lists.offsets)
-    flat = np.asarray(lists.values)
+    offsets = to_numpy(lists.offsets)
+    flat = to_numpy(lists.values)
     counts = np.diff(offsets)
     sizes = np.full((len(counts), int(counts.max(initial=0))), -1, np.int64)
     row, dimension = np.repeat(np.arange(len(counts)), counts), ranges(np.zeros_like(counts), counts)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from ...recording import role
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..step.calls import Calls, Column, RowFinder, Rows, column_of, columns_at, take
@@ -61,7 +61,7 @@ def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
     columns = ["step", "site_id", "call_id", "op_id", "count", "sumsq", "nan_count", "inf_count"]
     table = data.table("values").select(columns)
     kept = column_of(table, "step") == step if step is not None else np.zeros(table.num_rows, bool)
-    table = table.filter(pa.array(kept & np.asarray(table["count"].is_valid())))
+    table = table.filter(from_numpy(kept & to_numpy(table["count"].is_valid())))
     values = PlacedValues(data=data, table=table)
     is_call = values.is_of(role.OUTPUT, role.GRAD_OUTPUT)
     return MeasuredValues(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from ...recording import role
+from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of
 from ..step.sites import Site, read_sites
@@ -87,7 +87,9 @@ def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
     """Returns the names of ops; None for -1."""
     ops = data.table("ops")
     rows = RowFinder(column_of(ops, "op_id"))(op_id)
-    known = ops["name"].take(pa.array(np.maximum(rows, 0))).to_pylist() if ops.num_rows else [""] * len(rows)
+    known = (
+        ops["name"].take(from_numpy(np.maximum(rows, 0))).to_pylist() if ops.num_rows else [""] * len(rows)
+    )
     names = [name if row >= 0 else EARLIER for name, row in zip(known, rows.tolist(), strict=True)]
     return [name if op >= 0 else None for name, op in zip(names, op_id.tolist(), strict=True)]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of, columns_at, join_columns, take
@@ -72,7 +72,7 @@ def tabulate_ops(
     data: RecordingData, ops: StepOps, layer: Rows, flow: OpFlow, measured: MeasuredValues
 ) -> NodeTable:
     rows = RowFinder(column_of(data.table("ops"), "op_id"))(ops.op_id)
-    table = data.table("ops").select(["args", "is_view", "forward_op_id"]).take(pa.array(rows))
+    table = data.table("ops").select(["args", "is_view", "forward_op_id"]).take(from_numpy(rows))
     args, texts = dictionary_codes(table["args"])
     outputs = measured.take(measured.is_op_output)
     forward = RowFinder(ops.op_id)(column_of(table, "forward_op_id"))

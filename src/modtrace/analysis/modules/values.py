@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
@@ -43,7 +43,7 @@ def read_values(data: RecordingData, step: int | None) -> StepValues:
     """Returns the rows of a step that have statistics, except those of single ops."""
     values = data.table("values")
     kept = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
-    table = values.select([*_COLUMNS, *RAW]).filter(pa.array(kept))
+    table = values.select([*_COLUMNS, *RAW]).filter(from_numpy(kept))
     table = table.filter(pc.and_(pc.is_valid(table["count"]), pc.is_null(table["op_id"])))
     of_step = PlacedValues(data=data, table=table)
     kind = np.array([_KIND_OF_ROLE.get(role, _NO_KIND) for role in of_step.roles] + [_NO_KIND])[of_step.role]

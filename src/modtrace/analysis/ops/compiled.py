@@ -6,8 +6,10 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import BACKWARD, FORWARD
 from ...recording.protocols import RecordingData
+from ..step.calls import column_of
 from ..step.placement import merge_wrappers
 
 
@@ -58,7 +60,9 @@ def read_compiled(
     for row in data.table("compilations").to_pylist():
         if row["compilation_id"] not in with_ops or row["compile_id"] not in ran:
             continue
-        ops = table.filter(pc.equal(table["compilation_id"], row["compilation_id"])).to_pylist()
+        ops = table.filter(
+            from_numpy(column_of(table, "compilation_id") == row["compilation_id"])
+        ).to_pylist()
         counts = [sum(op["phase"] == each for op in ops) for each in (FORWARD, BACKWARD)]
         kernels = [
             kernel
@@ -82,7 +86,7 @@ def _find_ran(data: RecordingData, step: int | None) -> set[str]:
     """Returns the compile ids of what ran in a step, or in any."""
     runs = data.table("compiled_runs")
     if step is not None:
-        runs = runs.filter(pc.equal(runs["step"], step))
+        runs = runs.filter(from_numpy(column_of(runs, "step") == step))
     return set(runs["compile_id"].to_pylist())
 
 
@@ -91,8 +95,10 @@ def find_compiled_before(data: RecordingData, *, step: int | None) -> tuple[str,
     if data.table("compiled_ops").num_rows:
         return None
     calls = data.table("calls")
-    ran = calls.filter(pc.and_(calls["compiled"], pc.equal(calls["step"], -1 if step is None else step)))
-    module_ids = set(ran["module_id"].to_pylist())
+    has_run = (column_of(calls, "compiled") == 1) & (
+        column_of(calls, "step") == (-1 if step is None else step)
+    )
+    module_ids = set(column_of(calls, "module_id")[has_run].tolist())
     found = dict.fromkeys(name for each, name in _name_modules(data).items() if each in module_ids)
     return tuple(found) or None
 

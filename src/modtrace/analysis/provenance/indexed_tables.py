@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...recording.arrow.arrays import to_numpy
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.meta import RunMeta
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
@@ -141,7 +141,7 @@ class _Batches:
         for number, part in zip(numbers.tolist(), np.split(rows, firsts)[1:], strict=True):
             batch = self._batches[number]
             kept = batch if columns is None else batch.select(columns)
-            parts.append(kept.take(pa.array(part - (self._ends[number] - len(batch)))))
+            parts.append(kept.take(from_numpy(part - (self._ends[number] - len(batch)))))
         empty = self._empty if columns is None else self._empty.select(columns)
         return pa.Table.from_batches(parts, empty.schema)
 

@@ -46,7 +46,7 @@ def are_ends_finite(
         return np.isin(site_id, tables.sites_of(*roles))
 
     nan, inf = column_of(values, "nan_count") > 0, column_of(values, "inf_count") > 0
-    infinite = inf & (np.asarray(values["max"].to_numpy(zero_copy_only=False), float) == np.inf)
+    infinite = inf & (column_of(values, "max") == np.inf)
     is_returned = is_of(OUTPUT) & np.isin(column_of(values, "call_id"), outermost_calls(data.table("calls")))
     bad_buffers = is_of(BUFFER) & nan
     is_bad = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import ModtraceError
+from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_ROLES, PARAMETER_GRAD, TABLE
 from ...recording.statistics.known import title_of
@@ -135,7 +136,7 @@ def _has(measured: RoleValues, stat: str) -> Column:
 
 def _is_there(measured: RoleValues, column: str) -> Column:
     """Returns which cells have a column."""
-    return np.asarray(measured.found.table[column].is_valid())[measured.cells.single]
+    return to_numpy(measured.found.table[column].is_valid())[measured.cells.single]
 
 
 def tabulate_histograms(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 
@@ -80,7 +80,7 @@ def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None)
     earlier = _steps_of(referred, table, kept, steps)
     if len(earlier):
         kept = kept | np.isin(steps, earlier)
-    return _to_calls(table.filter(pa.array(kept)), step)
+    return _to_calls(table.filter(from_numpy(kept)), step)
 
 
 def read_all_calls(table: pa.Table) -> Calls:
@@ -90,7 +90,7 @@ def read_all_calls(table: pa.Table) -> Calls:
 
 def _to_calls(table: pa.Table, step: int | None) -> Calls:
     start_ns, end_ns = column_of(table, "start_ns"), column_of(table, "end_ns")
-    ended = np.asarray(table["end_ns"].is_valid())
+    ended = to_numpy(table["end_ns"].is_valid())
     took_ns = np.where(ended, end_ns - start_ns, 0)
     overhead_ns = np.clip(column_of(table, "overhead_ns"), 0, took_ns)
     phase = phase_codes(table["phase"])
@@ -128,10 +128,7 @@ def _repeated(table: pa.Table) -> Column:
 
 def column_of(table: pa.Table, name: str) -> Column:
     """Returns a column with -1 in place of nulls."""
-    column = table[name]
-    if column.null_count:
-        column = pc.fill_null(column, -1)
-    return np.asarray(column.to_numpy())
+    return to_numpy(table[name], null=-1)
 
 
 def columns_at(table: object, rows: Column) -> dict[str, Any]:
@@ -150,7 +147,7 @@ def phase_codes(column: pa.ChunkedArray) -> Column:
     chunks = []
     for chunk in column.chunks:
         codes = np.array([PHASES.index(each) for each in chunk.dictionary.to_pylist()] + [-1], np.int8)
-        chunks.append(codes[pc.fill_null(chunk.indices, -1).to_numpy()])
+        chunks.append(codes[to_numpy(chunk.indices, null=-1)])
     return np.concatenate(chunks) if chunks else np.empty(0, np.int8)
 
 

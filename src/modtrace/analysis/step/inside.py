@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.meta import RunMeta
 from ...recording.module_path import is_below, join
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
@@ -48,7 +49,9 @@ def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> Record
 
 def _runs_of(data: RecordingData, step: int | None) -> list[_Row]:
     table = data.table("compiled_runs")
-    found: list[_Row] = (table if step is None else table.filter(pc.equal(table["step"], step))).to_pylist()
+    if step is not None:
+        table = table.filter(from_numpy(column_of(table, "step") == step))
+    found: list[_Row] = table.to_pylist()
     return found
 
 
@@ -72,7 +75,7 @@ def with_all_inside(data: RecordingData) -> tuple[RecordingData, Unseen]:
 
 def _find_unseen(data: RecordingData, runs: list[_Row]) -> "tuple[Unseen, _Added | None]":
     calls = data.table("calls")
-    regions = set(calls.filter(pc.fill_null(calls["compiled"], False))["call_id"].to_pylist())
+    regions = set(column_of(calls, "call_id")[column_of(calls, "compiled") == 1].tolist())
     if not runs and not regions:
         return Unseen(frozenset(), frozenset()), None
     added = _Added(data, fused=False)
@@ -352,7 +355,7 @@ class _Added:
         has_run = pc.is_in(calls["call_id"], pa.array(self._regions, pa.int64()))
         ran = pc.or_(pc.fill_null(calls["compiled"], False), has_run)
         tables = {
-            "ops": ops.filter(pa.array(self._is_kept)),
+            "ops": ops.filter(from_numpy(self._is_kept)),
             "tensors": self._with_makers(),
             "calls": _set(calls, "compiled", ran),
         }

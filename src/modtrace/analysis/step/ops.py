@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_calls
@@ -166,8 +167,8 @@ def _to_code(phase: str | None) -> int | None:
 def _keep(table: pa.Table, shown: ShownStep | None, phase: int | None) -> pa.Table:
     if shown is None:
         return table.slice(0, 0)
-    table = table.filter(pa.array(column_of(table, "step") == shown.step))
-    return table if phase is None else table.filter(pa.array(phase_codes(table["phase"]) == phase))
+    table = table.filter(from_numpy(column_of(table, "step") == shown.step))
+    return table if phase is None else table.filter(from_numpy(phase_codes(table["phase"]) == phase))
 
 
 def _place(data: RecordingData, table: pa.Table, shown: ShownStep | None, also: Column) -> PlacedCalls:
@@ -192,8 +193,8 @@ def _unmark_given_up(
         return table
     ids = [each for each, module in modules.items() if module.module_id in in_vain]
     at = table.schema.get_field_index("compiled")
-    compiled = np.asarray(table["compiled"]) & ~np.isin(column_of(table, "module_id"), ids)
-    return table.set_column(at, table.schema.field(at), pa.array(compiled))
+    compiled = to_numpy(table["compiled"]) & ~np.isin(column_of(table, "module_id"), ids)
+    return table.set_column(at, table.schema.field(at), from_numpy(compiled))
 
 
 def _name_places(placer: Placer) -> tuple[PlaceName, ...]:
@@ -220,7 +221,7 @@ def _to_columns(
 ) -> StepOps:
     call_id, phase = column_of(table, "call_id"), phase_codes(table["phase"])
     call = RowFinder(placed.calls.call_id)(call_id)
-    ended = np.asarray(table["end_ns"].is_valid())
+    ended = to_numpy(table["end_ns"].is_valid())
     start_ns = column_of(table, "start_ns")
     of_device = durations_on_device(table)
     duration_ns = np.where(ended, column_of(table, "end_ns") - start_ns, 0)
@@ -267,5 +268,5 @@ def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
     chunks = [np.empty(0, np.int64)]
     for chunk in column.chunks:
         codes = [known.setdefault(each, len(known)) for each in chunk.dictionary.to_pylist()]
-        chunks.append(np.array([*codes, -1], np.int64)[chunk.indices.fill_null(-1).to_numpy()])
+        chunks.append(np.array([*codes, -1], np.int64)[to_numpy(chunk.indices, null=-1)])
     return np.concatenate(chunks), tuple(known)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ..ops.groups import call_name
 from ..step.calls import (
@@ -77,9 +78,9 @@ def _name_each(places: Sequence[PlaceName], where: Rows, nth: Column) -> tuple[C
 def find_notes(values: pa.Table, call_ids: Column) -> tuple[Column, tuple[str, ...]]:
     """Returns the first note on the outputs of each call, as codes and their dictionary; -1 for none."""
     values = values.select(["call_id", "op_id", "phase", "note"])
-    noted = values["note"].is_valid().to_numpy() & values["op_id"].is_null().to_numpy()
-    values = values.filter(pa.array(noted))
-    values = values.filter(pa.array(phase_codes(values["phase"]) != PHASES.index(BACKWARD)))
+    noted = to_numpy(values["note"].is_valid()) & to_numpy(values["op_id"].is_null())
+    values = values.filter(from_numpy(noted))
+    values = values.filter(from_numpy(phase_codes(values["phase"]) != PHASES.index(BACKWARD)))
     codes, texts = dictionary_codes(values["note"])
     row = RowFinder(call_ids)(column_of(values, "call_id"))
     found = np.full(len(call_ids), -1, np.int64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..step.calls import Calls, Column, RowFinder, Rows, column_of, phase_codes, take
@@ -45,7 +46,7 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
     named = name_calls(data.table("modules"), table)
     calls, kept = named.calls, np.isin(column_of(table, "step"), list(steps))
     rows = np.flatnonzero(kept)
-    table = table.filter(pa.array(kept))
+    table = table.filter(from_numpy(kept))
     parent, thread = _renumber(calls.parent, kept), column_of(table, "thread")
     is_on_thread = thread == np.append(thread, -1)[parent]  # each thread has lanes of its own
     spans = SpanRows(
@@ -101,11 +102,11 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
     An op is inside its call if it ran on the call's thread and during the call.
     """
     table = data.table("ops")
-    table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
+    table = table.filter(from_numpy(np.isin(column_of(table, "step"), list(steps))))
     phase, start_ns, ended = (
         phase_codes(table["phase"]),
         column_of(table, "start_ns"),
-        table["end_ns"].is_valid().to_numpy(),
+        to_numpy(table["end_ns"].is_valid()),
     )
     end_ns = np.where(ended, column_of(table, "end_ns"), start_ns)
     call = RowFinder(calls.call_id)(column_of(table, "call_id"))
@@ -157,7 +158,7 @@ def _tell_ops(table: pa.Table, phase: Column, call: Rows, names: Detail) -> tupl
 def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[SpanRows]) -> SpanRows:
     """Returns the spans of the given steps. A step whose end was not recorded begins with the first span inside it."""
     table = data.table("steps")
-    table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
+    table = table.filter(from_numpy(np.isin(column_of(table, "step"), list(steps))))
     open_steps, open_start_ns = _find_open(column_of(table, "step"), inside)
     missing = np.full(len(open_steps), -1)
     kind, kinds = dictionary_codes(table["kind"])

@@ -6,6 +6,7 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 
+from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
 from ...recording.statistics.tier2 import read_tier2
@@ -61,7 +62,7 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
 
 
 def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:
-    measured: npt.NDArray[np.bool_] = np.asarray(found.table["histogram"].is_valid())
+    measured: npt.NDArray[np.bool_] = to_numpy(found.table["histogram"].is_valid())
     return measured
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import DamagedRecordingError
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.json_text import parse_json
 from ...recording.statistics.known import OF_FORMATS, QUANTILE, STATISTICS, TIER_1, names_of
 from ...recording.statistics.moments import DERIVED, RAW, Counts, Numbers, StatColumns, read_statistics
@@ -128,7 +129,7 @@ def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
     Raises:
         ValueError: none of them has.
     """
-    measured: npt.NDArray[np.bool_] = np.asarray(values[stat.column].is_valid())
+    measured: npt.NDArray[np.bool_] = to_numpy(values[stat.column].is_valid())
     if not measured.any():
         notes = sorted({note for note in values["note"].to_pylist() if note})
         why = f" Of these tensors it says: {'; '.join(notes[:3])}." if notes else ""
@@ -203,7 +204,7 @@ def _of_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
             f"{name_argument('stat', name)}: {found.names[cells.site[cell]]} has {len(rows)} values of yours in step "
             f"{cells.step[cell]}, and they do not merge. {choice}."
         )
-    texts = found.table[_USER].take(pa.array(cells.single)).to_pylist()
+    texts = found.table[_USER].take(from_numpy(cells.single)).to_pylist()
     keys = name.split(":")[1:]
     return np.array([_number(_parse_user(text), keys) for text in texts], np.float64)
 

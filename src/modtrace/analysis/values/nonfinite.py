@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...errors import NothingRecordedError
 from ...recording.meta import HELD
@@ -21,6 +20,7 @@ from ...recording.triggers.trigger_kinds import THEN
 from ...recording.triggers.trigger_kinds import NonFinite as NonFiniteTrigger
 from ..step.calls import column_of, read_calls
 from ..step.missing_rows import require_rows, say_missing
+from ..step.ops import dictionary_codes
 from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
 from ..tables.values import PlacedValues
 
@@ -141,7 +141,8 @@ def count_measured(data: RecordingData) -> Measured:
     """Returns how many tensors were measured, whatever their values."""
     values = data.table("values")
     unmeasured = values["count"].null_count
-    unwritten = pc.sum(pc.equal(values["note"], NOTHING_WRITTEN)).as_py() or 0
+    note, notes = dictionary_codes(values["note"])
+    unwritten = int(np.isin(note, [code for code, text in enumerate(notes) if text == NOTHING_WRITTEN]).sum())
     steps = np.unique(column_of(values, "step")).tolist()
     chosen = str(data.meta.options.get("steps", ALL_STEPS))
     return Measured(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import NothingRecordedError
+from ...recording.arrow.arrays import from_numpy
 from ...recording.module_path import join
 from ...recording.options.path_filter import PathFilter, describe_unmatched, to_path_filter, unmatched
 from ...recording.options.schedule import to_schedule
@@ -56,7 +57,7 @@ class SelectedValues:
 
     def filter(self, kept: npt.NDArray[np.bool_]) -> "SelectedValues":
         """Returns some of the rows, with the same names."""
-        return replace(self, table=self.table.filter(pa.array(kept)), site=self.site[kept])
+        return replace(self, table=self.table.filter(from_numpy(kept)), site=self.site[kept])
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
@@ -46,7 +46,7 @@ def build_stack(data: RecordingData, step: int | None, selection: Selection) -> 
             "Choose one with call=, slot= or phase=."
         )
     names = tuple(found.names[site] for site in cells.site.tolist())
-    blobs = found.table["blob"].take(pa.array(cells.single)).to_pylist()
+    blobs = found.table["blob"].take(from_numpy(cells.single)).to_pylist()
     raw = {name: data.tensor(blob) for name, blob in zip(names, blobs, strict=True)}
     _check_shapes(raw)
     values = np.stack([_to_numbers(name, each) for name, each in raw.items()])

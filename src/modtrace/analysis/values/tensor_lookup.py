@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
@@ -72,7 +73,7 @@ def _rows_of_id(values: pa.Table, site_id: int, selection: Selection) -> pa.Tabl
             f"tensor({site_id}): no tensor of this site_id was kept; there are: {first_few(there)}"
         )
     steps = column_of(rows, "step")
-    return rows.filter(pa.array(in_steps(steps, np.ones(len(steps), bool), selection)))
+    return rows.filter(from_numpy(in_steps(steps, np.ones(len(steps), bool), selection)))
 
 
 def _describe_several(data: RecordingData, rows: pa.Table, site: str | int) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...recording.arrow.arrays import from_strings
+from ...recording.arrow.arrays import from_strings, to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import DERIVED, RAW, read_statistics
@@ -58,7 +58,7 @@ def _name_places(values: PlacedValues) -> dict[str, Any]:
 
 def _derive(values: pa.Table) -> dict[str, pa.Array]:
     tier2 = read_tier2(values)
-    unmeasured = np.asarray(values["count"].is_null())
+    unmeasured = to_numpy(values["count"].is_null())
     columns = {name: pa.array(getattr(tier2.stats, name), mask=unmeasured) for name in DERIVED}
     columns |= {name: pa.array(getattr(tier2, name), mask=unmeasured) for name in OF_TIER_1}
     return columns | {name: pa.array(getattr(tier2, name), mask=~tier2.is_measured) for name in OF_TIER_2}

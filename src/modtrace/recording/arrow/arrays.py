@@ -83,8 +83,10 @@ _TRUTHS, _NUMBERS = (bool, np.bool_), (int, float, np.integer, np.floating)
 _MOST = 2**31 - 1  # the offsets are int32
 
 
-def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
-    """Returns a copy of a 1-D array of numbers or bools; null where a masked array is masked.
+def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType | None = None) -> pa.Array:
+    """Returns a copy of a 1-D array of numbers or bools, by default in their own type.
+
+    It is null where a masked array is masked.
 
     Raises:
         ArrowInvalid: a value does not fit the type.
@@ -93,6 +95,7 @@ def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
     if isinstance(values, np.ma.MaskedArray):
         data, mask = np.ma.getdata(values), np.ma.getmaskarray(values)
     natural = _ARROW_TYPES.get(data.dtype)
+    wanted = natural if wanted is None else wanted
     if natural is None or data.ndim != 1 or not pa.types.is_primitive(wanted):
         return pa.array(np.array(data), type=wanted, mask=mask)
     content = _packed(data) if natural == pa.bool_() else np.array(data, order="C")
