@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import LOSS, OP_OUTPUT, OP_ROLES
+from ...recording.role import BUFFER, INPUT, LOSS, OP_OUTPUT, OP_ROLES, PARAMETER
 from ..step.calls import (
     Bools,
     Calls,
@@ -84,6 +84,7 @@ class ValueSide(PlacedValues):
     #: Losses are left out: as a sum may cancel, nothing bounds its rounding, and it would excuse all gradients.
     kept: Column
     place: Rows
+    home: Rows  # the place of the site's own module
     call: Rows
     op: Rows
     order: Rows  # the place of each row in the order in which they were measured
@@ -94,6 +95,11 @@ class ValueSide(PlacedValues):
     def is_of_op(self) -> Bools:
         """Which rows belong to an op: what it returned, and a constant that it read first."""
         return (self.op >= 0) & self.is_of(*OP_ROLES)
+
+    @property
+    def is_read_first(self) -> Bools:
+        """Which rows are of an input, a parameter or a buffer, measured as an op first read it."""
+        return (self.op >= 0) & (self.home >= 0) & self.is_of(INPUT, PARAMETER, BUFFER)
 
     @cached_property
     def is_inside(self) -> Bools:
@@ -266,6 +272,7 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         table=values.table,
         kept=np.isin(values.step, steps) & ~values.is_of(LOSS),
         place=values.find_places(calls.calls, placer, placed=calls.place, call_id=call_id),
+        home=values.find_places(calls.calls, placer, placed=calls.place, call_id=np.full(len(op), -1)),
         call=RowFinder(calls.calls.call_id)(call_id),
         op=op,
         order=np.lexsort((column_of(values.table, "order"), values.step)).argsort(),

@@ -21,6 +21,10 @@ class ValueKeys:
     parameter: Partners  # of what belongs to a module: step, role and module; of the rest as `owner`
     slot: Partners
     known: tuple[Column, Column]  # whether the owner has a partner
+    home: Partners  # step, role and module of the site, whatever has read or returned the tensor
+    is_read_first: tuple[
+        Column, Column
+    ]  # whether it is of a module's, and was measured as an op first read it
     inside: "KeysInside | None"  # None if neither recording measured inside of compiled code
 
 
@@ -62,6 +66,8 @@ def number_values(
         parameter,
         number_codes((of_a.slots, of_a.slot), (of_b.slots, of_b.slot)),
         (kept[0] & owners[0].has_partner, kept[1] & owners[1].has_partner),
+        number_keys((step, of_b.step), role, (take(places.partner, of_a.home), of_b.home)),
+        (kept[0] & of_a.is_read_first, kept[1] & of_b.is_read_first),
         _number_inside(of_a, of_b, places, step, role, kept),
     )
 
@@ -109,13 +115,15 @@ def _number(back: Rows) -> Rows:
 def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
     """Returns the partner of each row of `values`; -1 if there is none.
 
-    Tensors of one owner are paired by slot; a module inside of compiled code owns them by the number of its call. What
-    is left (a module returns a tuple, its port a tensor) is paired in order where the shapes are equal, else where they
-    are but for the order of dimensions or have as many elements.
+    Tensors of one owner are paired by slot; a module inside of compiled code owns them by the number of its call. An
+    input, parameter or buffer that another op reads first in the other run is still the same. What is left (a module
+    returns a tuple, its port a tensor) is paired in order where the shapes are equal, else where they are but for the
+    order of dimensions or have as many elements.
     """
     partners = np.full(len(a.values.step), -1, np.int64), np.full(len(b.values.step), -1, np.int64)
     _pair_more(a, b, keys.known, partners, number_keys(keys.owner, keys.slot))
     _pair_more(a, b, keys.known, partners, number_keys(keys.parameter, keys.slot))
+    _pair_more(a, b, keys.is_read_first, partners, number_keys(keys.home, keys.slot))
     if keys.inside is not None:
         _pair_more(a, b, keys.inside.known, partners, number_keys(keys.inside.owner, keys.slot))
     for form in (np.asarray, _sorted, count_elements):
