@@ -177,17 +177,16 @@ def _choose_rules(named: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _generalize(one: str, other: str) -> tuple[str, str]:
-    """Returns an expression for a path with any indices, and the path that it becomes."""
-    parts, indices = one.split("."), list[str]()
-    for part in parts:
-        if part.isdigit():
-            indices.append(part)
-    expression = r"\.".join(r"(\d+)" if part.isdigit() else re.escape(part) for part in parts)
+    """Returns an expression for a path with any indices that the other path has too, and the path that it becomes."""
+    parts = one.split(".")
+    left = [at for at, part in enumerate(parts) if part.isdigit()]
+    group_of: dict[int, int] = {}  # by part, its number as a group of the expression
     target = []
-    left = list(enumerate(indices, 1))
     for part in other.split("."):
-        at = next((pair for pair in left if pair[1] == part), None)
+        at = next((at for at in left if parts[at] == part), None)
         if at is not None:
-            left = left[left.index(at) + 1 :]
-        target.append(part if at is None else rf"\{at[0]}")
-    return expression, ".".join(target)
+            left = [later for later in left if later > at]
+            group_of[at] = len(group_of) + 1
+        target.append(part if at is None else rf"\{group_of[at]}")
+    expression = (r"(\d+)" if at in group_of else re.escape(part) for at, part in enumerate(parts))
+    return r"\.".join(expression), ".".join(target)

@@ -1,0 +1,88 @@
+"""The rules that `map="auto"` makes are rules that it accepts, whatever stands for indices in paths."""
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+
+
+def make_layers(count: int) -> nn.Module:
+    return nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(count))
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Numbered(nn.Module):
+    """Indices of layers, and indices inside of these."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.blocks = make_layers(count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+class Port(nn.Module):
+    """Names inside of numbered layers."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Named() for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class Lists(nn.Module):
+    """Each kind of module in a list of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(8, 16) for _ in range(count))
+        self.acts = nn.ModuleList(nn.GELU() for _ in range(count))
+        self.down = nn.ModuleList(nn.Linear(16, 8) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for up, act, down in zip(self.up, self.acts, self.down, strict=True):
+            x = x + down(act(up(x)))
+        return x
+
+
+def copy_linears(one: nn.Module, other: nn.Module, count: int) -> None:
+    def linears(model: nn.Module) -> list[nn.Linear]:
+        if isinstance(model, Lists):
+            return [each for pair in zip(model.up, model.down, strict=True) for each in pair]
+        return [each for each in model.modules() if isinstance(each, nn.Linear)]
+
+    pairs = [*zip(linears(one), linears(other), strict=True)]
+    assert len(pairs) == 2 * count
+    for first, second in pairs:
+        second.load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("count", [1, 2, 12])
+@pytest.mark.parametrize(
+    ("make", "make_other"), [(Numbered, Port), (Port, Numbered), (Lists, Port), (Numbered, Lists)]
+)
+def test_automatic_rules_pair_all_layers(make: type, make_other: type, count: int) -> None:
+    torch.manual_seed(0)
+    model, port = make(count), make_other(count)
+    copy_linears(model, port, count)
+    found = modtrace.compare(model, port, (torch.randn(3, 8),), map="auto", allow_missing=True)
+    assert found.first is None
+    assert not [name for name in found.missing.modules if "Linear" in name or "GELU" in name]
+    again = modtrace.compare(model, port, (torch.randn(3, 8),), map=list(found.rules), allow_missing=True)
+    assert (again.missing, again.extra) == (found.missing, found.extra)
