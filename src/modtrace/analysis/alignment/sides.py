@@ -96,6 +96,18 @@ class ValueSide(PlacedValues):
         """Which rows belong to an op: what it returned, and a constant that it read first."""
         return (self.op >= 0) & self.is_of(*OP_ROLES)
 
+    @cached_property
+    def moment(self) -> Column:
+        """When each row was measured in its step, as a number; rows of one tensor share it."""
+        return column_of(self.table, "order")
+
+    @cached_property
+    def group(self) -> Rows:
+        """The same as a number among all steps."""
+        keys = self.step.astype(np.int64) << 40 | np.maximum(self.moment, 0)
+        _, group = np.unique(keys, return_inverse=True)
+        return np.asarray(group.reshape(-1))
+
     @property
     def is_read_first(self) -> Bools:
         """Which rows are of an input, a parameter or a buffer, measured as an op first read it."""

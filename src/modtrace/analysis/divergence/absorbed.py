@@ -10,7 +10,6 @@ from ..alignment.sides import Side
 from ..step.calls import Bools, Rows
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import OVERWRITES, SHAPES_ONLY
-from .inherited import group_tensors
 from .ranking import Ranking, choose_first
 
 #: What is computed from a difference is equal again if it is apart by so many times the noise of its own at most,
@@ -62,7 +61,7 @@ class _Paths:
     """What one run has computed from each tensor."""
 
     def __init__(self, side: Side, rows: Rows, ranking: Ranking, error: Numbers) -> None:
-        flow, group = side.flow, group_tensors(side)
+        flow, group = side.flow, side.values.group
         self._ranking, self._error = ranking, error
         outputs = np.flatnonzero(side.values.is_of(OP_OUTPUT))
         of_group = np.full(int(group.max(initial=-1)) + 1, -1, np.int64)

@@ -33,7 +33,6 @@ from .culprits import Key
 from .details import Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING
-from .inherited import read_order
 from .merged_pairs import MergedPairs, put_in_order
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
@@ -210,7 +209,7 @@ def _one_of_each_tensor(found: Compared, mine: Rows) -> Rows:
     order = np.lexsort((values.site[rows], values.call[rows]))
     is_first = np.append(True, np.diff(values.call[rows[order]]) != 0) | (values.call[rows[order]] < 0)
     kept = np.sort(order[is_first])
-    _, innermost = np.unique(read_order(found.side)[rows[kept]], return_index=True)
+    _, innermost = np.unique(found.side.values.moment[rows[kept]], return_index=True)
     return mine[kept[innermost]]
 
 

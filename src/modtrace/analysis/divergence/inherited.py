@@ -59,7 +59,7 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     is_op = values.is_of(OP_OUTPUT, rows=rows)
     is_leaf = ~is_op & (values.op[rows] >= 0)
     is_parameter = values.is_of(PARAMETER, rows=rows) & ~is_leaf
-    group = group_tensors(side)
+    group = values.group
     before, earlier = _scan(values.step[rows], group[rows], is_parameter, error)
     own = _error_of_groups(group, rows, error, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf)
     of_parameters = _errors_of_own_parameters(side, rows, error)
@@ -111,20 +111,7 @@ def order_by_use(side: Side, rows: Rows) -> Rows:
     """
     values = side.values
     is_parameter = side.values.is_of(PARAMETER, rows=rows) & (values.op[rows] < 0)
-    return np.lexsort((values.op[rows] < 0, read_order(side)[rows], ~is_parameter, values.step[rows]))
-
-
-def read_order(side: Side) -> Column:
-    """Returns the order in which rows of `values` were measured in their step; those of one tensor share it."""
-    return column_of(side.data.table("values"), "order")
-
-
-def group_tensors(side: Side) -> Rows:
-    """Returns a number for each row of `values`: its place in time, which rows of one tensor share."""
-    values = side.values
-    keys = values.step.astype(np.int64) << 40 | np.maximum(read_order(side), 0)
-    _, group = np.unique(keys, return_inverse=True)
-    return np.asarray(group.reshape(-1))
+    return np.lexsort((values.op[rows] < 0, values.moment[rows], ~is_parameter, values.step[rows]))
 
 
 def _error_of_groups(group: Rows, rows: Rows, error: Numbers, is_op: Bools, is_input: Bools) -> Numbers:

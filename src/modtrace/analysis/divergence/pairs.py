@@ -20,7 +20,7 @@ from .absorbed import dismiss_absorbed
 from .cancellation import find_cancellation
 from .errors import Errors, find_errors
 from .flow import find_plain
-from .inherited import Inherited, add_second, find_inherited, group_tensors, order_by_use
+from .inherited import Inherited, add_second, find_inherited, order_by_use
 from .joined_errors import find_joined_errors
 from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
@@ -177,7 +177,7 @@ def _is_passed_on(side: Side, rows: Rows) -> Bools:
 
     Where that is not known, as no op that returned it was measured, a module has computed what it returned.
     """
-    values, calls, group = side.values, side.calls.calls, group_tensors(side)
+    values, calls, group = side.values, side.calls.calls, side.values.group
     maker = np.full(int(group.max(initial=-1)) + 1, -2, np.int64)
     leaves = np.flatnonzero(values.is_of(LEAF))
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
