@@ -20,7 +20,7 @@ _OF_GIVEN = 10.0
 _DROP = 30.0
 
 #: So many tensors are looked at for all differences together. Those that were not followed to their end stay.
-_MOST_TENSORS = 1_000_000
+_MOST_TENSORS = 200_000
 
 
 def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Side, Rows]]) -> Ranking:
@@ -34,12 +34,14 @@ def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Sid
         error: how far each is apart; NaN where nothing was compared.
         sides: the two recordings, and the row of `values` of each pair.
     """
-    candidates = np.flatnonzero(ranking.is_beyond & ~ranking.is_beyond_inputs)
     if not ranking.is_beyond.any() or not all(len(side.flow.read) for side, _ in sides):
         return ranking
     paths = [_Paths(side, rows, ranking, error) for side, rows in sides]
+    candidates = ranking.is_beyond & ~ranking.is_beyond_inputs
+    for path in paths:
+        candidates &= path.has_tensor
     is_absorbed = np.zeros(len(error), bool)
-    for at in candidates.tolist():
+    for at in np.flatnonzero(candidates).tolist():
         if not is_absorbed[at]:
             is_absorbed[_follow(paths, at)] = True
     ranking = ranking.dismiss(is_absorbed)
@@ -77,6 +79,11 @@ class _Paths:
         self._is_returned = np.zeros(len(flow.tensors), bool)
         self._is_returned[flow.returned.tensor] = True
         self._left = _MOST_TENSORS
+
+    @property
+    def has_tensor(self) -> Bools:
+        """Which pairs are of a tensor that an op has returned."""
+        return np.asarray(self._tensor >= 0)
 
     def follow(self, pair: int) -> Rows:
         """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not."""
