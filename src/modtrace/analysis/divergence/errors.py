@@ -11,7 +11,7 @@ from ...recording.statistics.moments import Counts, Numbers, StatColumns
 from ..alignment.keys import number_codes
 from ..step.calls import Bools, Column, Rows
 from .measured import ComparedRows
-from .tensor_metrics import TensorDifference, compare_tensors, distances, find_mask_limit
+from .tensor_metrics import TensorDifference, compare_tensors, distances
 
 # What an error comes from, best first.
 TENSORS = "tensors"  # whole tensors, element by element
@@ -125,26 +125,7 @@ def find_errors(
     rows = found.open(both)
     found.put_rows(STATISTICS, rows, error[rows], floor[rows])
     found.put(HASHES, both_hashes, np.inf)
-    (least, infinite), (least_b, infinite_b) = _find_masks(a), _find_masks(b)
-    are_hidden = (least & (least_b | infinite_b)) | (infinite & least_b)
-    are_hidden &= ~found.is_by(TENSORS) & ~(both_hashes & (a.hash == b.hash))
-    found.put_rows(NOTHING, np.flatnonzero(are_hidden), np.nan, 0.0)
     return found
-
-
-def _find_masks(measured: ComparedRows) -> tuple[Bools, Bools]:
-    """Returns which tensors have elements near the least number of their dtype, and which may have minus infinity.
-
-    Both are scores that a mask leaves out. Beside the first all others are nothing in sums of squares: how far they are
-    apart is not known.
-    """
-    stats, limits = (
-        measured.stats,
-        np.array([*map(find_mask_limit, measured.dtypes), -np.inf])[measured.dtype],
-    )
-    with np.errstate(invalid="ignore"):
-        is_least = measured.is_measured & np.isfinite(limits) & (stats.min <= limits)
-    return np.asarray(is_least), np.asarray((stats.inf_count > 0) & (stats.nan_count == 0))
 
 
 def _find_turned(a: ComparedRows, b: ComparedRows, wanted: Bools) -> tuple[Bools, Bools]:

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from ...recording.raw_tensor import RawTensor
 from ...recording.statistics.moments import Numbers
-from ...recording.statistics.number_formats import LARGEST
 from .decode import EPSILONS, to_numbers, ulp_of
 
 #: Elements are close if they differ by no more than this share of the larger magnitude.
@@ -61,23 +60,19 @@ def coarser_dtype(a: str, b: str) -> str:
 def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
     """Returns how far two arrays of one shape are apart.
 
-    Scores that both leave out, by the least number of the dtype or by minus infinity, are equal and count in no norm.
-
     Args:
         a: the numbers of one.
         b: the numbers of the other one.
         dtype: the coarser of their dtypes.
     """
-    limit = find_mask_limit(dtype)
     with np.errstate(all="ignore"):
-        are_masked = (a <= limit) & (b <= limit)
-        apart = np.where(are_masked, 0.0, distances(a, b))
+        apart = distances(a, b)
     apart = np.where(np.isnan(apart), np.inf, apart)
     if not apart.size:
         return TensorDifference(
             relative_l2=0.0, largest=0.0, where=(), pair=(0.0, 0.0), cosine=np.nan, close_share=1.0, ulps=None
         )
-    finite_a, finite_b = (np.where(np.isfinite(each) & ~are_masked, each, 0.0) for each in (a, b))
+    finite_a, finite_b = (np.where(np.isfinite(each), each, 0.0) for each in (a, b))
     at = int(apart.argmax())
     larger = np.maximum(np.abs(finite_a), np.abs(finite_b))
     ulp = ulp_of(larger, dtype)
@@ -94,11 +89,6 @@ def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
         close_share=float(np.mean(apart <= CLOSE * larger)),
         ulps=ulps,
     )
-
-
-def find_mask_limit(dtype: str) -> float:
-    """Returns the number up to which elements are masks: half of the least one of a dtype; -inf for an unknown one."""
-    return -LARGEST.get(dtype, np.inf) / 2
 
 
 def distances(a: Numbers, b: Numbers) -> Numbers:
