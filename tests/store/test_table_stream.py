@@ -127,6 +127,19 @@ def write_columns(path: Path, columns: dict[str, pa.Array]) -> None:
         stream.write_table(table)
 
 
+def test_first_of_two_damaged_batches_is_named_in_a_long_stream(tmp_path: Path) -> None:
+    path, rows = tmp_path / "scalars.arrow", 10_000
+    batch = {"step": list(range(rows)), "name": ["loss"] * rows, "value": [1.0] * rows}
+    ends = write_stream(path, "scalars", [batch] * 20)  # which are checked in threads
+    content = bytearray(path.read_bytes())
+    for number in (16, 12):
+        codes = content.rindex(bytes(4 * 1_000), 0, ends[number])  # all are 0
+        content[codes : codes + 4] = (99).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(DamagedRecordingError, match=r"batch 12 is damaged: column 'name'"):
+        read_stream(path, schema("scalars"))
+
+
 def test_older_file_without_a_column_that_may_be_null_is_filled(tmp_path: Path) -> None:
     full = read_modules(tmp_path, leave_out=["buffers", "name"])
     assert full.schema.equals(schema("modules"))

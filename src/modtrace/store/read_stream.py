@@ -12,6 +12,7 @@ from ..errors import DamagedRecordingError
 from ..recording.arrow.arrays import absent_column
 from ..recording.arrow.dictionary_codes import share_dictionaries
 from ..recording.arrow.table_rules import Fault, find_fault
+from ..recording.arrow.threads import map_in_threads
 from ..recording.schema import schema
 from .arrow_messages import Damage, Messages, find_messages
 from .regular_file import map_regular, read_regular
@@ -118,23 +119,31 @@ def _read_batches(
 ) -> list[pa.RecordBatch]:
     """Returns all batches. Each is complete, so an error means that its bytes are wrong."""
     batches: list[pa.RecordBatch] = []
-    for number, start in enumerate(messages.batches):
-        try:
-            batch = stream.read_next_batch()
-        except (StopIteration, *ARROW_ERRORS) as error:
-            raise damaged_batch(path, number, start, f"it cannot be read: {error}") from error
-        _validate(path, batch, number, start)
-        batches.append(batch)
+    unreadable: Exception | None = None
+    try:
+        for _ in messages.batches:
+            batches.append(stream.read_next_batch())
+    except (StopIteration, *ARROW_ERRORS) as error:
+        unreadable = error
+    rows = sum(batch.num_rows for batch in batches)
+    for number, invalid in enumerate(map_in_threads(_find_invalid, batches, rows)):
+        if invalid is not None:
+            why = next(_faults_of_columns(batches[number]), str(invalid))
+            raise damaged_batch(path, number, messages.batches[number], why) from invalid
+    if unreadable is not None:
+        number = len(batches)
+        why = f"it cannot be read: {unreadable}"
+        raise damaged_batch(path, number, messages.batches[number], why) from unreadable
     return batches
 
 
-def _validate(path: Path, batch: pa.RecordBatch, number: int, start: int) -> None:
-    """Validates every offset, code and text of the batch; 10,000,000 stat rows take 0.2 s."""
+def _find_invalid(batch: pa.RecordBatch) -> Exception | None:
+    """Returns what is wrong with an offset, a code or a text of the batch; None if all are right."""
     try:
         batch.validate(full=True)
     except ARROW_ERRORS as error:
-        why = next(_faults_of_columns(batch), str(error))
-        raise damaged_batch(path, number, start, why) from error
+        return error
+    return None
 
 
 def _faults_of_columns(batch: pa.RecordBatch) -> Iterator[str]:

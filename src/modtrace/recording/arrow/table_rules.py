@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from ..phase import PHASES
 from ..role import ROLES
 from .arrays import to_numpy
+from .threads import map_in_threads
 
 #: Sums and differences of two numbers below this limit fit into 64 bits.
 _INTEGERS_END = 2**62
@@ -65,12 +66,15 @@ def find_fault(name: str, table: pa.Table) -> Fault | None:
 
 def find_bad_rows(name: str, table: pa.Table) -> Iterator[BadRows]:
     """Yields the rows that break each rule; see `find_fault`. Columns of the schema may be missing."""
+    integers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    columns = [table[name] for name in integers]
+    ends_of = dict(zip(integers, map_in_threads(_ends_of, columns, table.num_rows), strict=True))
     for field in table.schema:
         column = table[field.name]
         if column.null_count and not field.nullable:
             yield BadRows(field.name, _mask(pc.is_null(column)), lambda row: "is null, and must not be")
         if pa.types.is_integer(field.type):
-            yield from _find_wild_integers(field.name, column)
+            yield from _find_wild_integers(field.name, column, *ends_of[field.name])
         elif field.name in _ALLOWED:
             yield from _find_unknown_texts(field.name, column)
         elif pa.types.is_list(field.type):
@@ -79,9 +83,8 @@ def find_bad_rows(name: str, table: pa.Table) -> Iterator[BadRows]:
         yield from _find_circles(table, *_TREES[name])
 
 
-def _find_wild_integers(name: str, column: pa.ChunkedArray) -> Iterator[BadRows]:
-    """Finds counts, numbers and times that are negative."""
-    least, largest = _ends_of(column)
+def _find_wild_integers(name: str, column: pa.ChunkedArray, least: int, largest: int) -> Iterator[BadRows]:
+    """Finds counts, numbers and times that are negative, by the least and the largest one."""
     if least < 0 or largest >= _INTEGERS_END:
         wild = _mask(pc.or_(pc.less(column, 0), pc.greater_equal(column, _INTEGERS_END)))
         yield BadRows(name, wild, lambda row: f"is {column[row].as_py()}, and it is from 0 to 2**62")
