@@ -128,3 +128,34 @@ def test_what_the_program_reads_is_a_place() -> None:
         return record(Sums(looking), "tensors")
 
     assert modtrace.compare(read(first_two), read(outer_two)).first is not None
+
+
+class Working(nn.Module):
+    """Returns the mean of the rows, and leaves what it worked with in the second output of its op."""
+
+    def __init__(self, left: float, factor: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.left, self.factor = nn.Linear(8, 8), left, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made, _ = torch.ops.modtrace_tests.mean_of_rows(self.inner(x) * self.factor, self.left)
+        return made * 2
+
+
+@torch.library.custom_op("modtrace_tests::mean_of_rows", mutates_args=())
+def mean_of_rows(x: torch.Tensor, left: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.mean(0), torch.full((5,), left)
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_workspace_that_nobody_reads_is_no_place_and_a_fault_beside_it_is(capture: str) -> None:
+    def run(model: nn.Module) -> modtrace.Recording:
+        with modtrace.record(model, ops=True, values=CAPTURES[capture], strict=True) as rec, torch.no_grad():
+            model(torch.arange(24.0).reshape(3, 8))
+        return rec
+
+    found = modtrace.compare(run(Working(1.0)), run(Working(2.0)))
+    assert found.ok and found.absorbed == 1, str(found)
+    faulty = modtrace.compare(run(Working(1.0)), run(Working(2.0, 1.25))).first
+    assert faulty is not None and faulty.op == "aten.mul.Tensor"

@@ -120,6 +120,7 @@ def test_internal_is_a_further_output_that_only_the_backward_of_its_op_reads(pro
         for tensor, (op, slot) in program.made.items()
         if op is not None
         and slot == "[1]"
+        and op not in program.forwards
         and all(
             (by is None and read_as.startswith("input"))
             or (by is not None and program.forwards.get(by) == op)

@@ -22,9 +22,7 @@ class ValueKeys:
     slot: Partners
     known: tuple[Column, Column]  # whether the owner has a partner
     home: Partners  # step, role and module of the site, whatever has read or returned the tensor
-    is_read_first: tuple[
-        Column, Column
-    ]  # whether it is of a module's, and was measured as an op first read it
+    is_read_first: tuple[Column, Column]  # whether it is a module's, and an op read it first
     inside: "KeysInside | None"  # None if neither recording measured inside of compiled code
 
 

@@ -76,8 +76,9 @@ class _Paths:
         self._producer, self._is_idle = flow.tensors.producer, _find_idle(flow)
         made = np.flatnonzero((self._producer >= 0) & ~side.is_internal & ~self._is_idle)
         self._outputs, self._outputs_of = _sort_by(self._producer[made], made, len(flow.op_id))
-        self._is_returned = np.zeros(len(flow.tensors), bool)
-        self._is_returned[flow.returned.tensor] = True
+        self._is_end = np.bincount(flow.read[counts], minlength=len(flow.tensors)) == 0
+        self._is_end &= ~side.is_internal  # of an op that has run without its backward
+        self._is_end[flow.returned.tensor] = True
         self._left = _MOST_TENSORS
 
     @property
@@ -96,18 +97,15 @@ class _Paths:
         while waiting:
             tensor = waiting.pop()
             self._left -= 1
-            readers = self._readers[self._readers_of[tensor] : self._readers_of[tensor + 1]].tolist()
-            if self._is_returned[tensor] or not readers or self._left < 0:
+            if self._is_end[tensor] or self._left < 0:
                 return np.empty(0, np.int64)
-            for op in readers:
+            for op in self._readers[self._readers_of[tensor] : self._readers_of[tensor + 1]].tolist():
                 outputs = self._find_outputs(op)
                 if not outputs:
                     return np.empty(0, np.int64)
-                more = [
-                    each for each in outputs if each not in seen and not self._is_equal(each, given, most)
-                ]
-                seen.update(more)
-                waiting += more
+                differing = [made for made in outputs if not self._is_equal(made, given, most)]
+                waiting += [made for made in differing if made not in seen]
+                seen.update(differing)
         return np.concatenate([self._find_pairs(tensor) for tensor in sorted(seen)])
 
     def _find_outputs(self, op: int) -> list[int]:

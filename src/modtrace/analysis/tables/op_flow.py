@@ -120,14 +120,16 @@ class OpFlow:
         return is_unread
 
     def find_internal(self, forward_op: Rows) -> Bools:
-        """Returns which tensors nobody but the backward of their own op reads, and are not the op's first output.
+        """Returns the further outputs of ops that nobody but the backward of their own op reads.
+
+        What an op returns in backward is a gradient, which the engine may hand on without an op.
 
         Args:
             forward_op: the forward op of each op that ran in backward; -1 for none.
         """
         tensors = self.tensors
         is_first = np.array([name in _FIRST_SLOTS for name in tensors.slots] + [True])[tensors.slot]
-        is_shown = is_first | (tensors.producer < 0)
+        is_shown = is_first | (tensors.producer < 0) | (np.append(forward_op, -1)[tensors.producer] >= 0)
         is_shown[self.returned.tensor] = True
         is_shown[self.read[forward_op[self.reader] != tensors.producer[self.read]]] = True
         return np.asarray(~is_shown)
