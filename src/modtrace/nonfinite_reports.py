@@ -5,13 +5,12 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 
 from .analysis.provenance.earlier_steps import EarlierSteps
 from .analysis.provenance.reach import Innocent
 from .analysis.provenance.search import LiveStep, find_first
 from .analysis.values.nonfinite import NonFinite
-from .recording.arrow.arrays import to_numpy
+from .recording.arrow.arrays import from_numpy, to_numpy
 from .recording.failure_reporter import warn_of_error
 from .recording.phase import BACKWARD, OPTIMIZER
 from .recording.protocols import RecordingData
@@ -109,7 +108,7 @@ def _is_unused(found: NonFinite, data: RecordingData, is_used: bool | None) -> b
     if is_used is False:
         return True
     values, gradients = data.table("values"), sites_of_roles(data.table("sites"), [PARAMETER_GRAD])
-    used = values.filter(pa.array(np.isin(to_numpy(values["site_id"]), gradients)))
+    used = values.filter(from_numpy(np.isin(to_numpy(values["site_id"]), gradients)))
     if used.num_rows:
         return not len(nonfinite_rows(used))
     return is_used is None and OPTIMIZER not in data.table("calls")["phase"].unique().to_pylist()

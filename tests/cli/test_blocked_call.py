@@ -232,7 +232,7 @@ def test_where_python_code_runs_all_is_as_without_the_watch(tmp_path: Path) -> N
 
 GET_RECORDER = (
     "import gc\nfrom modtrace.collect.recorder.recorder import Recorder\n"
-    "recorder = next(each for each in gc.get_objects() if isinstance(each, Recorder))\n"
+    "recorder = next(each for each in gc.get_objects() if type(each) is Recorder and each._active)\n"
 )
 
 #: Programs that the watch ends, what they are sent, and the bounds of the seconds after the last signal.

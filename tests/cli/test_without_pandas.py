@@ -1,39 +1,40 @@
-"""Questions import no pandas: that takes half a second, and pyarrow does it wherever it is asked for numbers."""
+"""Recordings and questions import no pandas: that takes half a second, and pyarrow does it wherever it makes arrays."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import torch
+TRAIN = """
+import sys, torch
 from torch import nn
 
-import modtrace
+torch.manual_seed(int(sys.argv[1]))
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+"""
 
 ASK = """
 import contextlib, sys
 from modtrace.cli.main import main
 
-folders = sys.argv[1:]
-for question in ("show", "nonfinite", "ops", "memory", "paths", "graph", "compare"):
-    sys.argv = ["modtrace", question, *(folders if question == "compare" else folders[:1])]
+records = [["record", "--ops", "--to", f"{seed}.modtrace", "train.py", seed] for seed in ("0", "1")]
+questions = [[name, "0.modtrace"] for name in ("show", "nonfinite", "ops", "memory", "paths", "graph")]
+for words in (*records, *questions, ["compare", "0.modtrace", "1.modtrace"]):
+    sys.argv = ["modtrace", *words]
     with contextlib.suppress(SystemExit):
         main()
-    print(question, "pandas" in sys.modules, file=sys.stderr)
+    print(words[0], "pandas" in sys.modules)
 """
 
 
-def test_questions_import_no_pandas(tmp_path: Path) -> None:
-    folders = [str(tmp_path / name) for name in ("a.modtrace", "b.modtrace")]
-    for seed, folder in enumerate(folders):
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        optimizer = torch.optim.AdamW(model.parameters())
-        with modtrace.record(model, ops=True, to=folder):
-            for _ in range(2):
-                optimizer.zero_grad()
-                model(torch.randn(3, 4)).square().mean().backward()
-                optimizer.step()
-    done = subprocess.run([sys.executable, "-c", ASK, *folders], capture_output=True, text=True)
-    answers = dict(line.split() for line in done.stderr.splitlines())
-    assert answers == dict.fromkeys(answers, "False")
-    assert len(answers) == 7
+def test_recordings_and_questions_import_no_pandas(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, cwd=tmp_path)
+    answers = [line.split() for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
+    assert [name for name, _ in answers][:2] == ["record", "record"], done.stderr
+    assert len(answers) == 9
+    assert [name for name, imported in answers if imported == "True"] == []

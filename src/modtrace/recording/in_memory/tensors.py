@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import RecordingError
+from ..arrow.arrays import from_strings
 from ..raw_tensor import RawTensor, check_raw, copy_raw
 
 BLOB = "blob"
@@ -41,7 +42,7 @@ def with_blobs(values: pa.Table, replace: Callable[[str, int], str | None]) -> p
         if blob is not None and blob not in new:
             new[blob] = replace(blob, step)
         column.append(None if blob is None else new[blob])
-    return values.set_column(at, values.schema.field(at), pa.array(column, pa.string()))
+    return values.set_column(at, values.schema.field(at), from_strings(column))
 
 
 _LEAST_BYTES = 512  # what a tensor takes beside its elements, about

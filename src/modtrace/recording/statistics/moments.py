@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..arrow.arrays import to_numpy
+from ..arrow.arrays import from_numpy, to_numpy
 from ..role import FINITE_ROLES, GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD, ROLES
 
 Numbers = npt.NDArray[np.float64]
@@ -200,7 +200,7 @@ def holds_nonfinite(values: pa.Table, sites: pa.Table) -> bool:
     """
     gradients = sites_of_roles(sites, (GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD))
     kept = values.select(["step", "nan_count", "inf_count", "op_id", "site_id"])
-    kept = kept.filter(pa.array(~np.isin(to_numpy(kept["site_id"]), gradients)))
+    kept = kept.filter(from_numpy(~np.isin(to_numpy(kept["site_id"]), gradients)))
     return bool(to_numpy(kept["nan_count"]).any()) or len(nonfinite_rows(kept, sites)) > 0
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..arrow.arrays import to_numpy
+from ..arrow.arrays import from_numpy, to_numpy
 from .moments import Counts, Numbers, StatColumns, divide, read_statistics
 from .number_formats import NumberFormat, to_format
 
@@ -237,7 +237,7 @@ def _read_histograms(column: pa.ChunkedArray | pa.Array) -> tuple[Counts, Counts
     is_whole = np.asarray(pc.equal(pc.list_value_length(column), BINS).fill_null(False))
     start = to_numpy(column.offsets)[:-1]
     if (start[is_whole] % BINS).any():  # other rows are between them
-        column = column.filter(pa.array(is_whole))
+        column = column.filter(from_numpy(is_whole))
         start = (np.cumsum(is_whole) - 1) * BINS + column.offset
     counts = to_numpy(column.values, null=0)
     return counts[: len(counts) // BINS * BINS].reshape(-1, BINS), np.where(is_whole, start // BINS, -1)

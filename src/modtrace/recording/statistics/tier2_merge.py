@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..arrow.arrays import from_numpy
 from .moments import Counts, StatColumns, add_up, columns_of
 from .tier2 import BINS, Tier2Columns
 
@@ -69,7 +70,7 @@ def take(columns: Tier2Columns, rows: Counts) -> Tier2Columns:
     return Tier2Columns(
         stats=columns.stats.take(rows),
         histogram=columns.histogram,
-        channel_max=columns.channel_max.take(pa.array(rows, pa.int64())),
+        channel_max=columns.channel_max.take(from_numpy(rows, pa.int64())),
         **{name: getattr(columns, name)[rows] for name in (*_NUMBERS, "histogram_row")},
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..arrow.arrays import to_numpy
+from ..arrow.arrays import from_numpy, to_numpy
 from ..arrow.batches import to_batch
 from ..options.capture import Capture
 from ..statistics.known import SUMS, names_of
@@ -175,7 +175,7 @@ class IsNonFinite:
         values = seen.data.table("values")
         sites = np.unique(seen.measured.site_id[rows]) if seen.measured is not None else rows
         is_selected = np.isin(to_numpy(values["site_id"]), sites)
-        data = seen.data.with_values(values.filter(pa.array(is_selected)))
+        data = seen.data.with_values(values.filter(from_numpy(is_selected)))
         self.finding = find(data, lambda *_: True, use=seen.ask_use())
         return "" if self.finding is None else self.finding.reason
 

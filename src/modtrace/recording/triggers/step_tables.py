@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from ..arrow.arrays import to_numpy
+from ..arrow.arrays import from_numpy, to_numpy
 from ..arrow.batches import to_batch
 from ..arrow.dictionary_codes import share_dictionaries
 from ..meta import RunMeta
@@ -64,7 +64,7 @@ class StepTables:
             tensors = _join("tensors", self._leaves, of_sites)
             sites = to_numpy(tensors["site_id"])
             _, from_end = np.unique(sites[::-1], return_index=True)
-            self._leaves = tensors.take(pa.array(np.sort(len(sites) - 1 - from_end)))
+            self._leaves = tensors.take(from_numpy(np.sort(len(sites) - 1 - from_end)))
         if self._before.maxlen:
             measured = [each for table, each in self._of_step if table == "values" and "nan_count" in each]
             self._before.append([{name: each[name] for name in _OF_GROWTH} for each in measured])
@@ -72,7 +72,7 @@ class StepTables:
 
     def _of_growth(self, columns: Columns) -> Batch:
         site, *counts = (to_numpy(columns[name], null=0) for name in ("site_id", "nan_count", "inf_count"))
-        rows = pa.array(np.flatnonzero(self._tells_growth[site] & (sum(counts) == 0)))
+        rows = from_numpy(np.flatnonzero(self._tells_growth[site] & (sum(counts) == 0)))
         return "values", {name: each.take(rows) for name, each in columns.items()}
 
     def read(self, more: Sequence[Batch] = ()) -> "StepData":
@@ -120,7 +120,7 @@ class StepData:
 
 
 def _of_sites(columns: Columns) -> Columns:
-    rows = pa.array(np.flatnonzero(to_numpy(columns["site_id"], null=-1) >= 0))
+    rows = from_numpy(np.flatnonzero(to_numpy(columns["site_id"], null=-1) >= 0))
     return {name: each.take(rows) for name, each in columns.items()}
 
 
