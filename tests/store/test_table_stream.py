@@ -1,6 +1,8 @@
 """A stream cut anywhere is read to its last whole batch."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -242,3 +244,27 @@ def test_nothing_of_a_batch_that_was_broken_off_stays_and_no_marker_follows(
     assert stream.finish() is False
     assert path.read_bytes() == whole
     assert read_stream(path, schema("scalars")).to_pylist() == ROWS[: [0, 2, 3][batches]]
+
+
+NEVER_LEFT = """
+import atexit, sys
+
+def read():
+    import modtrace
+    print(modtrace.open_recording("long.modtrace").table("ops").num_rows)
+
+atexit.register(read)
+import modtrace, torch
+
+modtrace.record(ops=True, to="long.modtrace").__enter__()
+x = torch.ones(2)
+for _ in range(110_000):
+    x + 1
+"""
+
+
+def test_no_row_of_a_long_table_is_lost_at_the_end_of_the_interpreter_where_no_thread_can_be_started(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run([sys.executable, "-c", NEVER_LEFT], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "110001\n", done.stderr

@@ -1,6 +1,6 @@
 """Rules that the rows of a table follow beyond their types, so that analyses can rely on them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -58,23 +58,31 @@ def find_fault(name: str, table: pa.Table) -> Fault | None:
         name: the name of the table.
         table: the rows, in the schema and valid for Arrow.
     """
-    for bad in find_bad_rows(name, table):
+    integers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    ends = map_in_threads(_ends_of, [table[column] for column in integers], table.num_rows)
+    for bad in find_bad_rows(name, table, dict(zip(integers, ends, strict=True))):
         row = int(np.argmax(bad.rows)) if len(bad.rows) else 0
         return Fault(bad.column, row, bad.describe(row))
     return None
 
 
-def find_bad_rows(name: str, table: pa.Table) -> Iterator[BadRows]:
-    """Yields the rows that break each rule; see `find_fault`. Columns of the schema may be missing."""
-    integers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
-    columns = [table[name] for name in integers]
-    ends_of = dict(zip(integers, map_in_threads(_ends_of, columns, table.num_rows), strict=True))
+def find_bad_rows(
+    name: str, table: pa.Table, ends: Mapping[str, tuple[int, int]] | None = None
+) -> Iterator[BadRows]:
+    """Yields the rows that break each rule; see `find_fault`.
+
+    Args:
+        name: the name of the table.
+        table: the rows. Columns of the schema may be missing.
+        ends: the least and the largest number of each column of integers, if they are known.
+    """
     for field in table.schema:
         column = table[field.name]
         if column.null_count and not field.nullable:
             yield BadRows(field.name, _mask(pc.is_null(column)), lambda row: "is null, and must not be")
         if pa.types.is_integer(field.type):
-            yield from _find_wild_integers(field.name, column, *ends_of[field.name])
+            least, largest = ends[field.name] if ends else _ends_of(column)
+            yield from _find_wild_integers(field.name, column, least, largest)
         elif field.name in _ALLOWED:
             yield from _find_unknown_texts(field.name, column)
         elif pa.types.is_list(field.type):
