@@ -27,7 +27,7 @@ from ..step.inside import with_all_inside
 from ..step.ops import bare_name, dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 from ..tables.op_flow import OpFlow, read_op_flow
-from ..tables.op_rules import OVERWRITES
+from ..tables.op_rules import OVERWRITES, PLAIN
 from ..tables.values import PlacedValues
 from .contract import ModuleName
 from .keys import number_keys
@@ -71,6 +71,11 @@ class OpSide:
     #: It ran outside of modules before the first call of its step: it makes a model, draws weights or loads a batch.
     is_preparing: Bools
 
+    @cached_property
+    def is_plain(self) -> Bools:
+        """Which ops compute nothing: views, copies, and casts, which belong to the dtype."""
+        return self.is_view | self.are_named(PLAIN)
+
     def are_named(self, wanted: Collection[str]) -> Bools:
         """Returns which ops have one of these bare names."""
         is_wanted = np.array([*(bare_name(name) in wanted for name in self.names), False])
@@ -97,13 +102,8 @@ class ValueSide(PlacedValues):
         return (self.op >= 0) & self.is_of(*OP_ROLES)
 
     @cached_property
-    def moment(self) -> Column:
-        """When each row was measured in its step, as a number; rows of one tensor share it."""
-        return column_of(self.table, "order")
-
-    @cached_property
     def group(self) -> Rows:
-        """The same as a number among all steps."""
+        """A number for each tensor that was measured, of all steps: `moment` alone is one within a step."""
         keys = self.step.astype(np.int64) << 40 | np.maximum(self.moment, 0)
         _, group = np.unique(keys, return_inverse=True)
         return np.asarray(group.reshape(-1))
@@ -284,10 +284,10 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         table=values.table,
         kept=np.isin(values.step, steps) & ~values.is_of(LOSS),
         place=values.find_places(calls.calls, placer, placed=calls.place, call_id=call_id),
-        home=values.find_places(calls.calls, placer, placed=calls.place, call_id=np.full(len(op), -1)),
+        home=values.find_own_places(placer),
         call=RowFinder(calls.calls.call_id)(call_id),
         op=op,
-        order=np.lexsort((column_of(values.table, "order"), values.step)).argsort(),
+        order=np.lexsort((values.moment, values.step)).argsort(),
         sizes=read_sizes(values.table["shape"]),
         has_regions=bool(column_of(data.table("calls"), "compiled").any()),
     )

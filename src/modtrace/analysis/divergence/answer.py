@@ -42,22 +42,18 @@ class Divergence:
     error: float  # relative; infinite where it is known that they differ, and not how far
     low: float  # bounds on it; of statistics the upper one is infinite
     high: float
-    metric: (
-        str  # what the error comes from: tensors, sketches, samples, statistics, hashes, shapes, nonfinite
-    )
+    #: What the error comes from: tensors, sketches, samples, statistics, hashes, shapes, nonfinite.
+    metric: str
     noise: float  # a difference up to this is noise here
     input_error: float
     amplification: float  # error / input_error; infinite where the inputs are equal
-    recompute_of: (
-        str | None
-    )  # FIRST or SECOND: what it recomputed, `b`, differs from its own forward, `a`; None: the recordings differ
-    only_in: (
-        str | None
-    )  # FIRST or SECOND: the op is one that only this recording has; it is named as that calls it
+    #: FIRST or SECOND: what it recomputed, `b`, differs from its own forward, `a`; None: the recordings differ.
+    recompute_of: str | None
+    #: FIRST or SECOND: the op is one that only this recording has; it is named as that calls it.
+    only_in: str | None
     through: str | None  # an op that only one recording has, from which this comes
-    seen_at: (
-        str | None
-    )  # the tensor that was compared, where it is named by the op in front of it that made it
+    #: The tensor that was compared, where it is named by the op in front of it that made it.
+    seen_at: str | None
     other: str | None  # the place in the second recording, if it has another name
     source_line: str | None
     a: str  # what was measured: `float32[4, 8], -1 .. 1`

@@ -7,7 +7,7 @@ from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..step.calls import RowFinder, Rows
 from ..step.ops import bare_name
-from .flow import find_inputs, find_plain
+from .flow import find_inputs
 from .inherited import find_largest, name_parameters
 from .measured import ComparedRows
 
@@ -69,7 +69,7 @@ def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: Co
     names = [bare_name(name) for name in side.ops.names]
     name = side.ops.name[values.op[rows[mine]]]
     slot = np.array([*values.slots, ""], object)[values.slot[rows[mine]]]
-    is_plain = find_plain(side.ops)
+    is_plain = side.ops.is_plain
     for kinds, slots, size in (
         (_ADDITIVE, None, measured.stats.l2),
         (_AVERAGING, ("", "[1]"), measured.stats.rms),

@@ -5,12 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
-from ..alignment.sides import OpSide
 from ..step.calls import Bools, Rows
 from ..tables.op_flow import OpFlow
-
-#: Ops that compute nothing, as views.
-_PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy", "contiguous", "unsafe_view"})
 
 #: Errors pass through so many ops in a row that were not measured, as views.
 _MOST_PASSED = 64
@@ -33,7 +29,7 @@ def find_inputs(flow: OpFlow, is_plain: Bools, of_tensor: Numbers, of_read: Numb
 
     Args:
         flow: the ops.
-        is_plain: which of them compute nothing; see `find_plain`.
+        is_plain: which of them compute nothing; see `OpSide.is_plain`.
         of_tensor: the error of each tensor; NaN where it was not compared.
         of_read: the error of what each use reads where that is no op's output; NaN where it was not compared.
     """
@@ -79,8 +75,3 @@ def _reads_beside(flow: OpFlow, tensors: Rows) -> Rows:
     reads_one = np.zeros(len(flow.op_id), bool)
     reads_one[flow.reader[is_one[flow.read]]] = True
     return np.flatnonzero(reads_one[flow.reader])
-
-
-def find_plain(ops: OpSide) -> Bools:
-    """Returns which ops compute nothing: views, copies, and casts, which belong to the dtype."""
-    return ops.is_view | ops.are_named(_PLAIN)

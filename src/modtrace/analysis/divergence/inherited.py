@@ -20,7 +20,7 @@ from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of, columns_at, iterate_levels
 from ..tables.op_rules import UNINITIALIZED
-from .flow import find_inputs, find_plain
+from .flow import find_inputs
 
 _FORWARD = PHASES.index(FORWARD)
 
@@ -280,7 +280,7 @@ def _inherit_by_ops(
     of_tensor[(producer >= 0) & side.ops.are_named(UNINITIALIZED)[producer]] = 0.0
     leaves = np.flatnonzero(~is_output & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
     of_read = _errors_of_reads(side, leaves, of_group[group[leaves]])
-    inputs = find_inputs(flow, find_plain(side.ops), of_tensor, of_read)
+    inputs = find_inputs(flow, side.ops.is_plain, of_tensor, of_read)
     # Where ops tell who made what, a module is blamed only for more than all before it.
     found.is_copy[found.is_input] = True  # an op has returned it, or it is a leaf
     others = np.flatnonzero(~found.is_source & ~found.is_update)

@@ -13,7 +13,6 @@ from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
 from ..step.calls import Column, Rows
 from .answer import Named, OneSided
-from .flow import find_plain
 
 #: At most so many places of a kind are listed; the last one says how many more there are.
 _LISTED = 1000
@@ -101,7 +100,7 @@ def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> OneSided:
         unpaired: what has no partner.
         misfits: rows of `values` whose partners have another number of elements.
     """
-    names, is_plain = Names(side), np.append(find_plain(side.ops), False)
+    names, is_plain = Names(side), np.append(side.ops.is_plain, False)
     calls, ops, values = (_harmful(each) for each in (unpaired.calls, unpaired.ops, unpaired.values))
     of_plain = is_plain[np.where(side.values.op[values[0]] >= 0, side.values.op[values[0]], -1)]
     kept_ops, kept_values = ~is_plain[ops[0]], ~of_plain

@@ -19,7 +19,6 @@ from ..tables.op_rules import UNINITIALIZED
 from .absorbed import dismiss_absorbed
 from .cancellation import find_cancellation
 from .errors import Errors, find_errors
-from .flow import find_plain
 from .inherited import Inherited, add_second, find_inherited, order_by_use
 from .joined_errors import find_joined_errors
 from .measured import ComparedRows, read_measured
@@ -140,7 +139,7 @@ def is_uninitialized(run: ComparedSide, rows: Rows) -> Bools:
 
 
 def _find_alone(run: ComparedSide, paired: Rows) -> Bools:
-    is_alone = np.append(~find_plain(run.side.ops), False)
+    is_alone = np.append(~run.side.ops.is_plain, False)
     is_alone[paired] = False
     return is_alone
 

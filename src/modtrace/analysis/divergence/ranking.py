@@ -23,7 +23,7 @@ STANDS_OUT = 10.0
 _UNSURE = 10.0
 
 #: An output whose inputs are apart by noise alone has a difference of its own from so many times the noise on.
-_IS_MADE = 4.0
+IS_MADE = 4.0
 
 #: Adaptive optimizers move elements whose gradients are zero but for rounding as far as others: so much of an update is
 #: noise where its gradient is not equal bit by bit.
@@ -49,8 +49,8 @@ class Ranking:
     least: Column  # the code in VERDICTS of EQUAL, NOISE or ABSORBED; -1 where nothing was compared
     is_over: Bools  # its difference is more than the noise of its own
     given: Numbers  # how far its inputs are apart
-    own: Numbers  # the noise of its own, and of what an optimizer makes of noise
     noise: Numbers  # the noise of its own
+    own: Numbers  # the same, and of updates what an optimizer makes of gradients that are noise
     is_estimated: Bools  # its difference comes from statistics or samples
     is_known: Bools  # its inputs were compared
     is_partial: Bools  # and not all that these were computed from
@@ -102,10 +102,9 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
         are_judged: the pairs that may be blamed.
     """
     error, given = _make_finite(errors.error), _make_finite(inherited.error) * noise.gain
-    own = np.maximum(noise.local, errors.floor)
-    own = np.where(
-        inherited.is_update & (given > 0) & (noise.inherited > 0), np.maximum(own, _OF_UPDATES), own
-    )
+    local = np.maximum(noise.local, errors.floor)
+    moves_noise = inherited.is_update & (given > 0) & (noise.inherited > 0)
+    own = np.where(moves_noise, np.maximum(local, _OF_UPDATES), local)
     is_beyond = are_judged & ~inherited.is_copy & (error > own + _GAIN * np.minimum(given, noise.inherited))
     excused = np.maximum.accumulate(np.where(is_beyond | inherited.is_copy, 0.0, np.minimum(error, given)))
     # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
@@ -121,8 +120,8 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
             -1,
             np.where(errors.are_equal(), VERDICTS.index(EQUAL), VERDICTS.index(NOISE)),
         ),
-        is_over=error > np.maximum(noise.local, errors.floor),
-        noise=np.maximum(noise.local, errors.floor),
+        is_over=error > local,
+        noise=local,
         given=given,
         own=own,
         is_estimated=errors.is_by(STATISTICS) | errors.is_by(SAMPLES),
@@ -154,7 +153,7 @@ def choose_first(ranking: Ranking) -> int | None:
     if not len(rows):
         return None
     scores = np.maximum(ranking.score[rows], 1.0)
-    is_made = ~ranking.is_beyond_inputs[rows] & (scores >= _IS_MADE)
+    is_made = ~ranking.is_beyond_inputs[rows] & (scores >= IS_MADE)
     return int(rows[is_made | (scores >= np.sqrt(scores.max()))][0])
 
 

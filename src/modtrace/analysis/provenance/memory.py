@@ -1,6 +1,5 @@
 """What the memory of a step holds while its ops are followed: finite values, intended infinities, or bad ones."""
 
-import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -61,12 +60,15 @@ class Memory:
             self._unwritten[storage] = list(unwritten)
 
     def doubt(self, tensor: int) -> None:
-        """Notes that nothing is known of the memory that a tensor shows a part of, if nothing was noted of it yet."""
+        """Notes, once for each storage, that nothing is known of all the memory that a tensor shows a part of."""
         storage = self.storage_of(tensor)
         if storage not in self._doubted:
             self._doubted.add(storage)
-            everything = MemoryRegion(storage, 0, sys.maxsize, is_dense=True)
-            self._writes.setdefault(storage, []).insert(0, Write(everything, Finiteness(UNSEEN)))
+            stop = max(
+                region.stop for region in self._regions if region.storage == self._regions[tensor].storage
+            )
+            whole = MemoryRegion(storage, 0, stop, is_dense=True)
+            self._writes.setdefault(storage, []).append(Write(whole, Finiteness(UNSEEN)))
 
     def allocate(self, tensor: int) -> None:
         """Notes that nobody has written to a tensor."""

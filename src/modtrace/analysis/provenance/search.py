@@ -102,9 +102,8 @@ class _Search:
         self._tables = IndexedTables(data)
         self._live = live
         self._innocent = live.innocent if live else Innocent()
-        if (
-            live and live.use.is_used
-        ):  # the step is still open: what came to nothing so far may come to something
+        if live and live.use.is_used:
+            # The step is still open: what came to nothing so far may come to something.
             self._innocent = Innocent(set(live.innocent.steps), set(live.innocent.places))
         self._earlier = live.earlier if live else EarlierSteps()
         self._skipped = SkippedSteps(self._tables, live.use if live else None)

@@ -69,8 +69,9 @@ class StepFlow:
     @cached_property
     def is_internal(self) -> list[bool]:
         """Of each tensor: whether only the backward of its own op reads it; see `OpFlow.find_internal`."""
-        forward = np.array([-1 if each is None else each for each in self.forward_op], np.int64)
-        return list(self.op_flow.find_internal(RowFinder(self.ops.op_id)(forward)))
+        forward = np.array([-1 if op is None else op for op in self.forward_op], np.int64)
+        internal: list[bool] = self.op_flow.find_internal(RowFinder(self.ops.op_id)(forward)).tolist()
+        return internal
 
     @cached_property
     def bare_names(self) -> list[str]:

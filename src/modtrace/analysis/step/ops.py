@@ -262,6 +262,11 @@ def bare_name(op: str) -> str:
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_").removeprefix("foreach_")
 
 
+def text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
+    """Returns a column of strings as codes, and the strings; -1 for null."""
+    return dictionary_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
+
+
 def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
     """Returns a dictionary column as codes of one dictionary for all chunks, and that dictionary; -1 for null."""
     known: dict[str, int] = {}

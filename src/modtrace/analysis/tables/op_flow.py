@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of, ranges
-from ..step.ops import dictionary_codes
+from ..step.ops import text_codes
 from .tensors import Tensors
 
 #: The prefix of the slots of calls' arguments; those of their outputs begin with `output`.
@@ -76,22 +76,36 @@ class OpFlow:
         """
         codes = {name: code for code, name in enumerate(self.tensors.slots)}
         own = np.array([*(codes.get(name, -1) for name in slots), -1])[slot]
-        width = len(codes) + 2
-        keys = np.where(self.tensors.producer >= 0, self.tensors.producer * width + self.tensors.slot, -1)
-        return RowFinder(keys)(np.where((op >= 0) & (own >= 0), op * width + own, -2))
+        return self._find_by_slot(np.where((op >= 0) & (own >= 0), op * self._width + own, -2))
+
+    @cached_property
+    def _width(self) -> int:
+        return len(self.tensors.slots) + 2
+
+    @cached_property
+    def output(self) -> Rows:
+        """A number for each op and slot at which it returned a tensor, and maybe others; -1 for no op's."""
+        producer = self.tensors.producer
+        return np.where(producer >= 0, producer * self._width + self.tensors.slot, -1)
+
+    @cached_property
+    def _find_by_slot(self) -> RowFinder:
+        return RowFinder(self.output)
 
     def find_reads_of_values(self, overwrites: Bools) -> Bools:
         """Returns which reads are of what a tensor holds, and not of memory that is overwritten.
 
-        What an op overwrites is read all the same if it is a part of what the op returns: the rest of that stays.
+        An op in place on a view returns the whole tensor behind the view. What the op overwrites is read then, for the
+        rest of the whole tensor stays as it was.
 
         Args:
             overwrites: which ops do not read what their argument `self` holds, as a copy in place.
         """
-        producer = self.tensors.producer
-        outputs = np.bincount(producer[producer >= 0], minlength=len(self.op_id))
-        is_self = self.slot == (self.slots.index("self") if "self" in self.slots else -2)
-        return np.asarray(~(is_self & (overwrites & (outputs <= 1))[self.reader]))
+        outputs, counts = np.unique(self.output, return_counts=True)
+        returns_whole = np.zeros(len(self.op_id) + 1, bool)
+        returns_whole[outputs[(counts > 1) & (outputs >= 0)] // self._width] = True
+        is_self = np.array([*(name.partition("[")[0] == "self" for name in self.slots), False])[self.slot]
+        return np.asarray(~(is_self & (overwrites & ~returns_whole[:-1])[self.reader]))
 
     def find_unread(self, overwrites: Bools, among: Bools | None = None) -> Bools:
         """Returns which ops returned nothing that a call has, or that any op but these reads.
@@ -120,7 +134,7 @@ class OpFlow:
         return is_unread
 
     def find_internal(self, forward_op: Rows) -> Bools:
-        """Returns the further outputs of ops that nobody but the backward of their own op reads.
+        """Returns the outputs of ops, but for the first, that only the backward of their own op reads.
 
         What an op returns in backward is a gradient, which the engine may hand on without an op.
 
@@ -162,7 +176,7 @@ def read_op_flow(
     is_given = np.array([*(name.startswith(_GIVEN) for name in slots), False])[slot]
     by_op = np.flatnonzero(op >= 0)
     by_op = by_op[np.argsort(op[by_op], kind="stable")]
-    given, returned = (np.flatnonzero((op < 0) & (is_given == each)) for each in (True, False))
+    given, returned = (np.flatnonzero((op < 0) & (is_given == is_input)) for is_input in (True, False))
     return OpFlow(
         op_id=op_id,
         tensors=_read_tensors(tensors, is_wanted, producer),
@@ -191,8 +205,3 @@ def _group_by_op(
     for row, code, number in zip(op.tolist(), slot.tolist(), tensor.tolist(), strict=True):
         found[row].append((slots[code], number))
     return found
-
-
-def text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
-    """Returns a column of strings as codes, and the strings; -1 for null."""
-    return dictionary_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())

@@ -20,6 +20,9 @@ MOVES = WRITES | _names(
     "index_copy select narrow split chunk unbind detach alias squeeze unsqueeze permute t transpose set pin_memory"
 )
 
+#: They compute nothing, as views.
+PLAIN = _names("to_copy detach alias clone copy contiguous unsafe_view")
+
 #: They return elements of what they read, sums of two of them, or their extremes: a mask that they read is still one.
 CARRIERS = WRITES | _names(
     "add sub rsub mul div neg abs minimum maximum max min amax amin cummax cummin logsumexp logcumsumexp log_softmax "

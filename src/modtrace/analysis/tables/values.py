@@ -19,9 +19,8 @@ from ..step.calls import (
     phase_codes,
     take,
 )
-from ..step.ops import dictionary_codes
+from ..step.ops import dictionary_codes, text_codes
 from ..step.placement import NOWHERE, Placer, place_calls
-from .op_flow import text_codes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +39,11 @@ class PlacedValues:
     def phase(self) -> Column:
         """Codes of `PHASES`."""
         return phase_codes(self.table["phase"])
+
+    @cached_property
+    def moment(self) -> Column:
+        """When each row was measured in its step, as a number; rows of one tensor share it."""
+        return column_of(self.table, "order")
 
     @cached_property
     def call_id(self) -> Column:
@@ -90,6 +94,14 @@ class PlacedValues:
         """Returns what a column of `sites` has for each row; -1 for those without site."""
         return take(column, self.site)
 
+    def find_own_places(self, placer: Placer) -> Rows:
+        """Returns the index of the place of each row's own module; NOWHERE for a parameter that no module owns."""
+        distinct, which = np.unique(self.module, return_inverse=True)
+        places = [
+            NOWHERE if module == NO_MODULE else placer.place(module, NOWHERE) for module in distinct.tolist()
+        ]
+        return np.array(places, np.int64)[which.reshape(-1)]
+
     def find_places(
         self, calls: Calls, placer: Placer, *, placed: Rows | None = None, call_id: Column | None = None
     ) -> Rows:
@@ -108,11 +120,7 @@ class PlacedValues:
         if placed is None:
             placed = place_calls(calls, list(iterate_levels(calls.parent)), placer)
         found = take(placed, RowFinder(calls.call_id)(call_id))
-        alone = np.flatnonzero((found == NOWHERE) & (self.module != NO_MODULE))
-        distinct, which = np.unique(self.module[alone], return_inverse=True)
-        places = [placer.place(module, NOWHERE) for module in distinct.tolist()]
-        found[alone] = np.array(places, np.int64)[which]
-        return found
+        return np.where(found == NOWHERE, self.find_own_places(placer), found)
 
     @cached_property
     def _role(self) -> tuple[Column, tuple[str, ...]]:
