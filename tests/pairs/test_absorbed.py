@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import modtrace
+from modtrace.analysis.divergence import absorbed
 
 Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -97,9 +98,10 @@ def test_fault_behind_another_order_of_sums_is_the_place(name: str, capture: str
     one, other = OTHERS[name]
     found = modtrace.compare(
         record(Sums(one), capture), record(Sums(other, 1.5), capture), allow_missing=True
-    ).first
-    assert found is not None
-    assert (found.op, found.path) in {("aten.mul.Tensor", ""), ("aten.addmm.default", "out")}
+    )
+    assert found.first is not None
+    assert (found.first.op, found.first.path) in {("aten.mul.Tensor", ""), ("aten.addmm.default", "out")}
+    assert {each.op for each in found.divergences} <= {"aten.mul.Tensor", "aten.addmm.default"}
 
 
 def test_what_the_model_returns_is_a_place_though_it_is_equal_again_elsewhere() -> None:
@@ -128,6 +130,110 @@ def test_what_the_program_reads_is_a_place() -> None:
         return record(Sums(looking), "tensors")
 
     assert modtrace.compare(read(first_two), read(outer_two)).first is not None
+
+
+class Step(nn.Module):
+    """Calls a function with a linear layer, an input and a number, and goes on from what it returns."""
+
+    def __init__(
+        self, compute: Callable[[nn.Module, torch.Tensor, float], torch.Tensor], number: float
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.out, self.number = nn.Linear(8, 8), nn.Linear(8, 4), number
+        self.compute = compute
+        self.register_buffer("state", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.compute(self, x, self.number))
+
+
+def alias_made_before(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    memory = model.inner(x).clone()
+    row = memory[0]
+    memory.mul_(number)
+    memory.sign_()
+    return memory + row
+
+
+def base_of_a_view(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    memory = model.inner(x).clone()
+    row = memory[0]
+    row.mul_(number)
+    return row.sign() + memory.sum(0)
+
+
+def rows_written_twice(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    memory = torch.zeros(3, 8)
+    one, other = memory[0], memory[1]
+    one.copy_(model.inner(x)[0] * number)
+    other.copy_(x[1])
+    other.copy_(x[2])
+    return memory
+
+
+def branch(scale: float, dtype: torch.dtype) -> Callable[[Step, torch.Tensor, float], torch.Tensor]:
+    def add(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+        return (x.to(dtype) + (model.inner(x) * number).to(dtype) * scale).float()
+
+    return add
+
+
+def average(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    made = model.inner(x)
+    model.state.lerp_(made[0].detach(), number)
+    return made
+
+
+def count(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    model.state.mul_(number).add_(1)
+    return model.inner(x) + model.state.sign()
+
+
+def kept_out_of_sight(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    made = model.inner(x) * number
+    model.seen = made * 2
+    return made.sign()
+
+
+STAYING = {
+    "alias made before": alias_made_before,
+    "base of a view": base_of_a_view,
+    "rows written twice": rows_written_twice,
+    "small branch": branch(1e-3, torch.float32),
+    "branch that is less than noise": branch(1e-6, torch.float32),
+    "small branch in bfloat16": branch(0.03, torch.bfloat16),
+    "moving average of a buffer": average,
+    "buffer": count,
+    "kept, and read by no op": kept_out_of_sight,
+}
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize("name", STAYING)
+def test_difference_that_stays_is_a_place(name: str, capture: str) -> None:
+    def run(number: float) -> modtrace.Recording:
+        model, x = Step(STAYING[name], number), torch.linspace(-1, 1, 24).reshape(3, 8)
+        with modtrace.record(model, ops=True, values=CAPTURES[capture], strict=True) as rec, torch.no_grad():
+            model(x)
+        return rec
+
+    found = modtrace.compare(run(0.5), run(0.125), allow_missing=True)
+    assert not found.ok and found.first is not None, str(found)
+    assert found.first.op in {"aten.mul.Tensor", "aten.mul_.Tensor", "aten.lerp_.Scalar"}, str(found)
+
+
+def test_state_of_an_optimizer_is_a_place_though_the_step_is_equal() -> None:
+    def run(beta: float) -> modtrace.Recording:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters(), betas=(beta, 0.999), foreach=False)
+        with modtrace.record(model, ops=True, values=CAPTURES["tensors"], strict=True) as rec:
+            model(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+        return rec
+
+    assert not modtrace.compare(run(0.9), run(0.5)).ok
 
 
 class Working(nn.Module):
@@ -159,3 +265,72 @@ def test_workspace_that_nobody_reads_is_no_place_and_a_fault_beside_it_is(captur
     assert found.ok and found.absorbed == 1, str(found)
     faulty = modtrace.compare(run(Working(1.0)), run(Working(2.0, 1.25))).first
     assert faulty is not None and faulty.op == "aten.mul.Tensor"
+
+
+class Signs(nn.Module):
+    """Returns a view of what an op made of it, and its module takes the signs of that."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.out, self.number = nn.Linear(8, 8), nn.Linear(4, 4), number
+        self.scale = Scale(number)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.scale(self.inner(x)).sign())
+
+
+class Scale(nn.Module):
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.number).view(-1, 4)
+
+
+def test_output_of_a_module_that_is_a_view_comes_to_nothing_with_its_op() -> None:
+    with torch.no_grad():
+        found = modtrace.compare(Signs(1.0), Signs(3.0), (torch.linspace(-1, 1, 24).reshape(3, 8),))
+    assert found.ok and found.absorbed == 2, str(found)
+    assert found.absorbed_most is not None and found.absorbed_most.op == "aten.mul.Tensor"
+
+
+class Other(nn.Module):
+    """Hands what a function makes of it through a module that returns what it is given, to another function."""
+
+    def __init__(
+        self, make: Callable[[torch.Tensor], torch.Tensor], end: Callable[..., torch.Tensor]
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.same, self.out = nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 4)
+        self.make, self.end = make, end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.end(self.same(self.make(self.inner(x)))))
+
+
+@pytest.mark.parametrize("end", [torch.sign, torch.tanh])
+def test_module_that_returns_what_it_is_given_has_made_nothing(end: Callable[..., torch.Tensor]) -> None:
+    def run(make: Callable[[torch.Tensor], torch.Tensor]) -> modtrace.Recording:
+        model, x = Other(make, end), torch.linspace(-1, 1, 24).reshape(3, 8)
+        with (
+            modtrace.record(model, ops=True, values=CAPTURES["tensors"], strict=True) as rec,
+            torch.no_grad(),
+        ):
+            model(x)
+        return rec
+
+    found = modtrace.compare(run(lambda x: x * 3), run(lambda x: x.div(3)), allow_missing=True)
+    if end is torch.sign:
+        assert found.ok and found.absorbed == 1, str(found)
+    else:
+        assert found.first is not None and found.first.op == "aten.mul.Tensor", str(found)
+
+
+def test_what_was_not_followed_to_its_end_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (record(Sums(add_up), "tensors") for add_up in (first_two, outer_two))
+    assert modtrace.compare(one, other).ok
+    monkeypatch.setattr(absorbed, "_MOST_TENSORS", 0)
+    assert not modtrace.compare(one, other).ok

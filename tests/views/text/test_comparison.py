@@ -76,6 +76,7 @@ FOUND = Comparison(
     first=FIRST,
     divergences=(FIRST, LATER),
     firsts=(FIRST, replace(LATER, phase="backward", step=1)),
+    absorbed_most=None,
     missing=OneSided(
         modules=("transformer (GPT2Model)", "transformer.drop (Dropout)"),
         ops=(Named(name="pow in transformer.h.0.mlp.act", count=4, why="op"),),

@@ -1,45 +1,44 @@
 """Finds differences that are gone again in all that both runs compute from them, as those of another order of sums."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from ...recording.role import OP_OUTPUT
+from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.role import OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
-from ..step.calls import Bools, Rows
+from ..alignment.sizes import count_elements, read_sizes
+from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_flow import OpFlow
-from ..tables.op_rules import OVERWRITES, SHAPES_ONLY
-from .ranking import Ranking, choose_first
+from ..tables.op_rules import ADDITIVE
+from .measured import ComparedRows
+from .ranking import IS_MADE, Ranking, choose_first
 
-#: What is computed from a difference is equal again if it is apart by so many times the noise of its own at most,
-_OF_NOISE = 4.0
-#: or so many times what the inputs of the difference were apart by,
-_OF_GIVEN = 10.0
-#: and the difference is so many times as large: what a large summand hides becomes smaller by less.
-_DROP = 30.0
+#: What is computed from a difference is equal again if its noise and its own difference are less than so much of it.
+_GONE = 0.1
 
 #: So many tensors are looked at for all differences together. Those that were not followed to their end stay.
 _MOST_TENSORS = 200_000
 
 
-def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Side, Rows]]) -> Ranking:
+def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Side, ComparedRows]]) -> Ranking:
     """Returns a ranking without blame on differences from which both runs go on to compute what is equal.
 
     A difference stays if it, or what was computed from it and differs too, comes to an end: what no op reads, what an
-    outermost call returns, and what the program reads. What was not compared may differ.
+    outermost call returns, what the program reads, and what is left in memory that outlives the step. What was not
+    compared may differ.
 
     Args:
         ranking: what is said of each pair.
         error: how far each is apart; NaN where nothing was compared.
-        sides: the two recordings, and the row of `values` of each pair.
+        sides: the two recordings, and what was measured of each pair.
     """
     if not ranking.is_beyond.any() or not all(len(side.flow.read) for side, _ in sides):
         return ranking
-    paths = [_Paths(side, rows, ranking, error) for side, rows in sides]
+    paths = [_Paths(side, measured, ranking, error) for side, measured in sides]
     candidates = ranking.is_beyond & ~ranking.is_beyond_inputs
-    for path in paths:
-        candidates &= path.has_tensor
     is_absorbed = np.zeros(len(error), bool)
     for at in np.flatnonzero(candidates).tolist():
         if not is_absorbed[at]:
@@ -55,88 +54,170 @@ def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Sid
 
 def _follow(paths: Sequence["_Paths"], pair: int) -> Rows:
     """Returns all pairs through which a difference goes until it is gone in both runs; none if it is not."""
-    found = [path.follow(pair) for path in paths]
-    return np.concatenate(found) if all(map(len, found)) else np.empty(0, np.int64)
+    found = {pair}
+    for number, path in enumerate(paths):
+        passed = path.follow(pair)
+        if not len(passed):
+            return passed
+        found = {*passed.tolist()} if not number else found & {*passed.tolist()}
+    return np.array(sorted(found | {pair}), np.int64)
+
+
+class _Difference(NamedTuple):
+    """A tensor that differs."""
+
+    tensor: int
+    error: float  # how far it is apart; of a tensor without partner: what it was computed from
+    rms: float  # of its elements; NaN where that is not known
 
 
 class _Paths:
     """What one run has computed from each tensor."""
 
-    def __init__(self, side: Side, rows: Rows, ranking: Ranking, error: Numbers) -> None:
-        flow, group = side.flow, side.values.group
-        self._ranking, self._error = ranking, error
-        outputs = np.flatnonzero(side.values.is_of(OP_OUTPUT))
-        of_group = np.full(int(group.max(initial=-1)) + 1, -1, np.int64)
-        of_group[group[outputs]] = side.find_tensors(outputs)
-        self._tensor = of_group[group[rows]]
-        self._pairs, self._pairs_of = _sort_by(self._tensor, np.arange(len(rows)), len(flow.tensors))
-        counts = flow.find_reads_of_values(side.ops.are_named(OVERWRITES))
-        counts &= ~side.ops.are_named(SHAPES_ONLY)[flow.reader]
-        self._readers, self._readers_of = _sort_by(flow.read[counts], flow.reader[counts], len(flow.tensors))
-        self._producer, self._is_idle = flow.tensors.producer, _find_idle(flow)
-        made = np.flatnonzero((self._producer >= 0) & ~side.is_internal & ~self._is_idle)
-        self._outputs, self._outputs_of = _sort_by(self._producer[made], made, len(flow.op_id))
-        self._is_end = np.bincount(flow.read[counts], minlength=len(flow.tensors)) == 0
-        self._is_end &= ~side.is_internal  # of an op that has run without its backward
+    def __init__(self, side: Side, measured: ComparedRows, ranking: Ranking, error: Numbers) -> None:
+        flow = side.flow
+        self._noise, self._error, self._rms = ranking.noise, error, measured.stats.rms
+        self._tensor = _find_tensors(side, measured.rows, ranking.is_beyond)
+        self._pairs = _Groups(self._tensor, np.arange(len(measured.rows)), len(flow.tensors))
+        self._readers = _Groups(flow.read, flow.reader, len(flow.tensors))
+        is_read = np.zeros(len(flow.tensors), bool)
+        is_read[flow.read] = True
+        is_unread_workspace = side.is_internal & ~is_read
+        made = np.flatnonzero(
+            (flow.tensors.producer >= 0) & ~is_unread_workspace & ~_find_unread_aliases(flow)
+        )
+        self._outputs = _Groups(flow.tensors.producer[made], made, len(flow.op_id))
+        self._producer, self._slot = flow.tensors.producer, flow.tensors.slot
+        self._memory = _Memory(side)
+        self._is_end = ~(is_read | side.is_internal) | self._memory.stays
         self._is_end[flow.returned.tensor] = True
+        self._adds, self._is_plain = side.ops.are_named(ADDITIVE), side.ops.is_plain
         self._left = _MOST_TENSORS
-
-    @property
-    def has_tensor(self) -> Bools:
-        """Which pairs are of a tensor that an op has returned."""
-        return np.asarray(self._tensor >= 0)
 
     def follow(self, pair: int) -> Rows:
         """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not."""
         tensor = int(self._tensor[pair])
         if tensor < 0:
             return np.empty(0, np.int64)
-        most, given = float(self._error[pair]) / _DROP, float(self._ranking.given[pair])
-        waiting = self._find_outputs(int(self._producer[tensor])) if self._is_idle[tensor] else [tensor]
-        seen = {tensor, *waiting}
+        first = _Difference(tensor, float(self._error[pair]), float(self._rms[pair]))
+        waiting = [first._replace(tensor=each) for each in self._find_beside(tensor)]
+        seen = {tensor, *(each.tensor for each in waiting)}
         while waiting:
-            tensor = waiting.pop()
+            each = waiting.pop()
             self._left -= 1
-            if self._is_end[tensor] or self._left < 0:
+            if self._is_end[each.tensor] or self._left < 0:
                 return np.empty(0, np.int64)
-            for op in self._readers[self._readers_of[tensor] : self._readers_of[tensor + 1]].tolist():
-                outputs = self._find_outputs(op)
+            for op in self._readers[each.tensor].tolist():
+                outputs = self._outputs[op].tolist()
                 if not outputs:
                     return np.empty(0, np.int64)
-                differing = [made for made in outputs if not self._is_equal(made, given, most)]
-                waiting += [made for made in differing if made not in seen]
-                seen.update(differing)
-        return np.concatenate([self._find_pairs(tensor) for tensor in sorted(seen)])
+                for made in outputs:
+                    if made not in seen and not self._is_gone(each, op, made):
+                        seen.add(made)
+                        waiting.append(self._describe(made, each, op))
+        return np.concatenate([self._pairs[tensor] for tensor in sorted(seen)])
 
-    def _find_outputs(self, op: int) -> list[int]:
-        found: list[int] = self._outputs[self._outputs_of[op] : self._outputs_of[op + 1]].tolist()
-        return found
+    def _find_beside(self, tensor: int) -> Iterable[int]:
+        """Returns a tensor, and the others that its op returned at the same slot: the same memory in other forms.
 
-    def _find_pairs(self, tensor: int) -> Rows:
-        return self._pairs[self._pairs_of[tensor] : self._pairs_of[tensor + 1]]
+        One that nobody reads is left out where others are read.
+        """
+        outputs = self._outputs[self._producer[tensor]]
+        beside = outputs[self._slot[outputs] == self._slot[tensor]]
+        return beside.tolist() or [tensor]
 
-    def _is_equal(self, tensor: int, given: float, most: float) -> bool:
-        """Returns whether a tensor was compared, and is apart by less than what the difference would leave."""
-        pairs = self._find_pairs(tensor)
-        limit = np.minimum(np.maximum(_OF_NOISE * self._ranking.noise[pairs], _OF_GIVEN * given), most)
-        return bool(len(pairs) and (self._error[pairs] <= limit).all())
+    def _describe(self, made: int, read: _Difference, op: int) -> _Difference:
+        pairs = self._pairs[made]
+        if len(pairs):
+            return _Difference(made, float(self._error[pairs].max()), float(self._rms[pairs].max()))
+        return _Difference(made, read.error, read.rms if self._is_plain[op] else np.nan)
+
+    def _is_gone(self, read: _Difference, op: int, made: int) -> bool:
+        """Returns whether an output was compared, and is apart by less than what the difference would leave.
+
+        A sum with a large summand hides a difference, which stays: so little of the sum must be noise that it would be
+        seen there. An op in place may write to a part of the memory that differs.
+        """
+        pairs = self._pairs[made]
+        if not len(pairs) or self._memory.is_part_written(read.tensor, made):
+            return False
+        error, noise = self._error[pairs], self._noise[pairs]
+        left = read.error * (read.rms / self._rms[pairs] if self._adds[op] else 1.0)
+        return bool(((error <= IS_MADE * noise) & (np.maximum(error, noise) <= _GONE * left)).all())
 
 
-def _find_idle(flow: OpFlow) -> Bools:
+class _Groups:
+    """Rows by a key from 0 on."""
+
+    def __init__(self, keys: Rows, rows: Rows, size: int) -> None:
+        order = np.argsort(keys, kind="stable")
+        self._rows, self._starts = rows[order], np.searchsorted(keys[order], np.arange(size + 1))
+
+    def __getitem__(self, key: int) -> Rows:
+        return self._rows[self._starts[key] : self._starts[key + 1]]
+
+
+class _Memory:
+    """Which tensors of a run show the same memory."""
+
+    def __init__(self, side: Side) -> None:
+        tensors = side.flow.tensors
+        self._storage, self._version = (column_of(tensors.table, name) for name in ("storage", "version"))
+        numel = count_elements(read_sizes(tensors.table["shape"])).reshape(-1)
+        _, memory = np.unique(self._storage, return_inverse=True)
+        largest, last = np.zeros(len(memory) + 1, np.int64), np.zeros(len(memory) + 1, np.int64)
+        np.maximum.at(largest, memory, numel)
+        np.maximum.at(last, memory, self._version)
+        self._is_part = numel < largest[memory]
+        #: What is left in memory that outlives the step: no op has made it, or an optimizer writes to it.
+        self.stays = (self._storage >= 0) & (self._version == last[memory]) & (self._version > 0)
+        phase = take(side.ops.phase, tensors.producer)
+        outlives = np.zeros(len(memory) + 1, bool)
+        outlives[memory[(tensors.producer < 0) | (phase == PHASES.index(OPTIMIZER))]] = True
+        self.stays &= outlives[memory]
+
+    def is_part_written(self, read: int, made: int) -> bool:
+        """Returns whether an op in place that has read a tensor wrote to less than all memory of that."""
+        is_same = self._storage[read] == self._storage[made] >= 0
+        return bool(is_same and self._version[made] > self._version[read] and self._is_part[made])
+
+
+def _find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:
+    """Returns the tensor of each of some rows of `values` that an op has returned; -1 for other rows.
+
+    Args:
+        side: the recording.
+        rows: rows of `values`.
+        wanted: which of them are looked up, too, if they are of a module that returns a view.
+    """
+    values, tensors = side.values, side.flow.tensors
+    outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
+    of_group = np.full(int(values.group.max(initial=-1)) + 1, -1, np.int64)
+    of_group[values.group[outputs]] = side.find_tensors(outputs)
+    found = of_group[values.group[rows]]
+    is_view = np.append(side.ops.is_view, False)[tensors.producer]
+    views = np.flatnonzero(is_view)
+    call = take(side.ops.call, tensors.producer[views])
+    inside = take(side.ops.call, side.flow.reader)
+    for at in np.flatnonzero(wanted & (found < 0) & values.is_of(OUTPUT, rows=rows)).tolist():
+        row = rows[at]
+        own = views[call == values.call[row]]
+        shape = [size for size in values.sizes[row].tolist() if size >= 0]
+        own = own[~np.isin(own, side.flow.read[inside == values.call[row]])]
+        fitting = [each for each in own.tolist() if [*tensors.shapes[each]] == shape]
+        if len(fitting) == 1:  # the only view of this shape that the call has left to others
+            found[at] = fitting[0]
+    return found
+
+
+def _find_unread_aliases(flow: OpFlow) -> Bools:
     """Returns the tensors that no op reads, while their op returned the same memory in another form that is read.
 
     An op in place returns what it was given, and the whole tensor of which that is a part.
     """
-    width = len(flow.tensors.slots) + 1
-    _, output = np.unique(flow.tensors.producer * width + flow.tensors.slot, return_inverse=True)
     is_read = np.zeros(len(flow.tensors), bool)
     is_read[np.concatenate([flow.read, flow.returned.tensor])] = True
-    has_read = np.zeros(len(flow.tensors), bool)
+    _, output = np.unique(flow.output, return_inverse=True)
+    has_read = np.zeros(len(flow.tensors) + 1, bool)
     has_read[output[is_read]] = True
-    return np.asarray(~is_read & has_read[output] & (flow.tensors.producer >= 0))
-
-
-def _sort_by(keys: Rows, rows: Rows, size: int) -> tuple[Rows, Rows]:
-    """Returns the rows in the order of their keys, and where those of each key begin."""
-    order = np.argsort(keys, kind="stable")
-    return rows[order], np.searchsorted(keys[order], np.arange(size + 1))
+    return np.asarray(~is_read & has_read[output] & (flow.output >= 0))

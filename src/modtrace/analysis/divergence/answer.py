@@ -38,7 +38,7 @@ class Divergence:
     step: int
     role: str
     slot: str
-    kind: str  # "source", "made", "amplified", "seen" or "grown"; of `firsts` also "inherited"
+    kind: str  # "source", "made", "amplified", "seen" or "grown"; of `firsts` also "inherited"; or "absorbed"
     error: float  # relative; infinite where it is known that they differ, and not how far
     low: float  # bounds on it; of statistics the upper one is infinite
     high: float
@@ -115,13 +115,16 @@ class Comparison:
     first: Divergence | None
     divergences: tuple[Divergence, ...]  # the first, then others that made a difference, as they ran
     firsts: tuple[Divergence, ...]  # of each step and phase
+    absorbed_most: Divergence | None  # the largest of the differences that came to nothing
     missing: OneSided  # what the first recording has and the second has not
     extra: OneSided  # what the second recording has and the first has not
     environment: tuple[str, ...]  # differences of versions, device, command, commit, options; empty if equal
     compared: int  # tensors
     equal: int  # of them: equal bit by bit, as far as it was measured
     within: int  # that differ, by no more than noise
-    absorbed: int  # that differ by more, while what both compute from them is equal, up to noise
+    absorbed: (
+        int  # that differ by more, and come to nothing: what both compute from them is equal, up to noise
+    )
     beyond: int  # that differ by more, and what is computed from them as well:
     inherited: int  # as their inputs do,
     made: int  # or on their own account, at the places of `divergences`

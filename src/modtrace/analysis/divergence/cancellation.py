@@ -7,12 +7,10 @@ from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..step.calls import RowFinder, Rows
 from ..step.ops import bare_name
+from ..tables.op_rules import ADDITIVE
 from .flow import find_inputs
 from .inherited import find_largest, name_parameters
 from .measured import ComparedRows
-
-#: Ops that add numbers up.
-_ADDITIVE = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul", "addcdiv"})
 
 #: Ops that return means: of all they read, or at slot `[1]`.
 _AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "native_group_norm"})
@@ -71,7 +69,7 @@ def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: Co
     slot = np.array([*values.slots, ""], object)[values.slot[rows[mine]]]
     is_plain = side.ops.is_plain
     for kinds, slots, size in (
-        (_ADDITIVE, None, measured.stats.l2),
+        (ADDITIVE, None, measured.stats.l2),
         (_AVERAGING, ("", "[1]"), measured.stats.rms),
     ):
         of_tensor = np.full(len(flow.tensors), np.nan)

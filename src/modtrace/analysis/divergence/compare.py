@@ -113,6 +113,8 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         return details[part].tell(place, VERDICTS[verdicts[at]])
 
     told = None if first is None else tell(first)
+    error = merged.collect([each.errors.error for each in parts])
+    absorbed = np.flatnonzero(verdicts == VERDICTS.index(ABSORBED))
     of_rows = [(each.side.values, each.a.rows) for each in parts]
     step, phase = (
         merged.collect([getattr(values, name)[rows] for values, rows in of_rows])
@@ -123,6 +125,7 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         first=told,
         divergences=tuple(map(tell, _choose_places(merged, details, verdicts, first))),
         firsts=tuple(map(tell, first_of_each(verdicts, step, phase)[:_TOLD].tolist())),
+        absorbed_most=tell(int(absorbed[np.argmax(error[absorbed])])) if len(absorbed) else None,
         missing=missing,
         extra=extra,
         environment=compare_environments(a.meta, b.meta, differ=first is not None),

@@ -95,20 +95,21 @@ def compare_pairs(
     else:
         noise = _find_noise(one, other, measured, measured_b, is_joined, runs)
     are_judged = _are_judged(side, other.side, rows, alignment)
-    are_judged &= ~(_is_passed_on(side, rows) | _is_passed_on(other.side, rows_b))
+    alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
+    are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
     ranking = rank(errors, inherited, noise, are_judged)
     return Compared(
         side=side,
         other=other.side,
         modules={there: here for here, there in alignment.modules},
-        alone=_find_alone(one, alignment.ops[:, 0]),
-        alone_b=_find_alone(other, alignment.ops[:, 1]),
+        alone=alone,
+        alone_b=alone_b,
         a=measured,
         b=measured_b,
         errors=errors,
         inherited=inherited,
         noise=noise,
-        ranking=dismiss_absorbed(ranking, errors.error, ((side, rows), (other.side, rows_b))),
+        ranking=dismiss_absorbed(ranking, errors.error, ((side, measured), (other.side, measured_b))),
         misfits=pairs[is_misfit],
     )
 
@@ -171,10 +172,11 @@ def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bo
     return np.asarray(~(is_op & is_other))
 
 
-def _is_passed_on(side: Side, rows: Rows) -> Bools:
+def _is_passed_on(side: Side, rows: Rows, alone: Bools) -> Bools:
     """Returns which rows are outputs of modules that computed nothing: an op outside of the call returned the tensor.
 
-    Where that is not known, as no op that returned it was measured, a module has computed what it returned.
+    Where that is not known, as no op that returned it was measured, a module has computed what it returned. Where only
+    one recording has the op, the output shows what that has made.
     """
     values, calls, group = side.values, side.calls.calls, side.values.group
     maker = np.full(int(group.max(initial=-1)) + 1, -2, np.int64)
@@ -184,6 +186,7 @@ def _is_passed_on(side: Side, rows: Rows) -> Bools:
     op, own = maker[group[rows]], values.call[rows]
     around = take(side.ops.call, np.maximum(op, -1))
     is_passed_on = values.is_of(OUTPUT, rows=rows) & (own >= 0) & (op >= -1) & ~values.is_of_op[rows]
+    is_passed_on &= ~alone[np.maximum(op, -1)]
     while (is_passed_on & (around >= 0)).any():
         is_passed_on &= around != own
         around = take(calls.parent, around)

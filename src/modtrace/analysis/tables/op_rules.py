@@ -20,6 +20,9 @@ MOVES = WRITES | _names(
     "index_copy select narrow split chunk unbind detach alias squeeze unsqueeze permute t transpose set pin_memory"
 )
 
+#: They add numbers up.
+ADDITIVE = _names("add sub rsub sum lerp addcmul addcdiv")
+
 #: They compute nothing, as views.
 PLAIN = _names("to_copy detach alias clone copy contiguous unsafe_view")
 

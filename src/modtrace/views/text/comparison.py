@@ -106,6 +106,8 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
         yield Text("what is in both runs agrees, and only one of them has the rest", "bold yellow")
     elif first is None:
         yield Text.join(_say_agreement(found))
+        if (most := found.absorbed_most) is not None:
+            yield Text(f"  the largest is {printable(_name(most))}: {_describe_error(most)}")
     else:
         yield Text.join([Text("the runs part at ", "bold"), Text(printable(_name(first)), "bold red")])
         yield from (Text(f"  {printable(line)}") for line in _explain(first))
@@ -114,9 +116,11 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
 
 
 def _say_agreement(found: Comparison) -> Iterator[Text]:
-    if found.absorbed:
+    if found.absorbed_most is not None:
         yield Text("the runs agree", "bold green")
-        yield Text(": what differs on the way is equal again in all that is computed from it, up to noise")
+        yield Text(
+            ": what differs on the way comes to nothing, and all that is computed from it is equal, up to noise"
+        )
     elif not found.within:
         yield Text("the runs agree", "bold green")
         yield Text(": nothing that was compared differs")
@@ -241,7 +245,7 @@ def _describe_compared(found: Comparison) -> str:
     text = f"compared {count_of(found.compared, 'tensor', format_count)} of {_describe_steps(found)}"
     counts = [(found.equal, "equal"), (found.within, "within noise")]
     if found.absorbed:
-        counts.append((found.absorbed, "equal again in what follows"))
+        counts.append((found.absorbed, "came to nothing"))
     if found.first is not None:
         counts += [(found.inherited, "differ as their inputs do"), (found.made, "made a difference")]
     text += ": " + ", ".join(f"{format_count(count)} {what}" for count, what in counts)
