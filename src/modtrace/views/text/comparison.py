@@ -243,9 +243,8 @@ def _describe_error(each: Divergence) -> str:
 
 def _describe_compared(found: Comparison) -> str:
     text = f"compared {count_of(found.compared, 'tensor', format_count)} of {_describe_steps(found)}"
-    counts = [(found.equal, "equal"), (found.within, "within noise")]
-    if found.absorbed:
-        counts.append((found.absorbed, "came to nothing"))
+    counts = [(found.equal, "equal"), (found.within, "within noise"), (found.absorbed, "absorbed")]
+    counts = [(count, what) for count, what in counts if count or what == "equal"]
     if found.first is not None:
         counts += [(found.inherited, "differ as their inputs do"), (found.made, "made a difference")]
     text += ": " + ", ".join(f"{format_count(count)} {what}" for count, what in counts)
