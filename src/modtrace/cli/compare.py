@@ -10,7 +10,7 @@ from .plot import check_name
 from .steps import to_asked_step
 from .with_ops import ask, open_with_rows
 
-EXIT_DIFFERS = 1
+EXIT_DIFFERS, EXIT_NOT_COMPARED = 1, 2
 
 
 @click.command()
@@ -46,8 +46,9 @@ def compare(
 ) -> int:
     """Tells where the recordings A and B part first, how the difference grows, and which op or module made it.
 
-    The exit code is 0 if no difference is more than noise, or than --tolerance; 1 if one is, or if only one recording
-    has something; and 2 if they have nothing in common, or nothing was measured.
+    The exit code is 0 if no difference is more than noise, or than --tolerance; 1 if one is, if only one recording has
+    something, or if the shapes differ; and 2 if they have nothing in common, nothing was measured, or nothing that a
+    model returns was compared, as all shapes differ.
     """
     if path is not None:
         check_name(path)
@@ -74,6 +75,8 @@ def compare(
         print_text(render_comparison_json(found))
     else:
         print_view(render_comparison, found, top=top)
+    if found.first is None and found.is_void:
+        return EXIT_NOT_COMPARED
     return 0 if found.ok else EXIT_DIFFERS
 
 

@@ -77,6 +77,8 @@ FOUND = Comparison(
     divergences=(FIRST, LATER),
     firsts=(FIRST, replace(LATER, phase="backward", step=1)),
     absorbed_most=None,
+    reshaped=(),
+    outputs=1,
     missing=OneSided(
         modules=("transformer (GPT2Model)", "transformer.drop (Dropout)"),
         ops=(Named(name="pow in transformer.h.0.mlp.act", count=4, why="op"),),

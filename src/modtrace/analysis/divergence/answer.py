@@ -98,6 +98,19 @@ class OneSided:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reshaped:
+    """An output of a module that was not compared, as the other run's has another number of elements."""
+
+    name: str  # `output['logits'] of LlamaForCausalLM`
+    step: int
+    shape: tuple[int, ...]  # in the first recording, of its first call
+    shape_b: tuple[int, ...]
+    calls: int  # of the module, for `calls_b` of the other run's: 1 and 4 where a batch is in four parts
+    calls_b: int
+    outermost: bool  # it is what the model returns: no measured call is around that of the module
+
+
+@dataclass(frozen=True, kw_only=True)
 class GrowthPoint:
     """The output of one module along the depth of the model, in forward."""
 
@@ -109,7 +122,10 @@ class GrowthPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Where two recordings part. It is true if all of both was compared, and no difference is more than noise."""
+    """Where two recordings part. It is true if all of both was compared, and no difference is more than noise.
+
+    With `allow_missing` it is true without what only one recording has, but not where a model returns other shapes.
+    """
 
     ok: bool
     first: Divergence | None
@@ -118,6 +134,7 @@ class Comparison:
     absorbed_most: Divergence | None  # the largest of the differences that came to nothing
     missing: OneSided  # what the first recording has and the second has not
     extra: OneSided  # what the second recording has and the first has not
+    reshaped: tuple[Reshaped, ...]  # outputs of modules whose shapes differ, the outermost first
     environment: tuple[str, ...]  # differences of versions, device, command, commit, options; empty if equal
     compared: int  # tensors
     equal: int  # of them: equal bit by bit, as far as it was measured
@@ -128,6 +145,7 @@ class Comparison:
     beyond: int  # that differ by more, and what is computed from them as well:
     inherited: int  # as their inputs do,
     made: int  # or on their own account, at the places of `divergences`
+    outputs: int  # of them: what outermost calls returned
     unmeasured: int  # aligned, and nothing was measured of both
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
     noise: str  # where it comes from: given, measured, assumed
@@ -138,6 +156,11 @@ class Comparison:
     proposed: tuple[str, ...]  # rules for modules without a partner, as map= takes them
     marks: tuple[str, ...]
     table: pa.Table = field(repr=False, compare=False)  # all compared tensors, as they ran
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the recordings have other shapes, and nothing that a model returned was compared."""
+        return not self.outputs and any(each.outermost for each in self.reshaped)
 
     def __bool__(self) -> bool:
         return self.ok

@@ -39,6 +39,7 @@ from .no_common import explain_nothing
 from .pairs import Compared, ComparedSide, compare_pairs
 from .ranking import choose_first, first_of_each, merge_rankings
 from .recomputes import compare_recomputed
+from .reshaped import find_reshaped
 
 #: At most so many places that made a difference are told one by one.
 _TOLD = 100
@@ -120,16 +121,20 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         merged.collect([getattr(values, name)[rows] for values, rows in of_rows])
         for name in ("step", "phase")
     )
+    reshaped, outputs = find_reshaped(pairs)
+    is_whole = not any(each.outermost for each in reshaped) and (allow_missing or not (missing or extra))
     return Comparison(
-        ok=not ranking.is_beyond.any() and (allow_missing or not (missing or extra)),
+        ok=is_whole and not ranking.is_beyond.any(),
         first=told,
         divergences=tuple(map(tell, _choose_places(merged, details, verdicts, first))),
         firsts=tuple(map(tell, first_of_each(verdicts, step, phase)[:_TOLD].tolist())),
         absorbed_most=tell(int(absorbed[np.argmax(error[absorbed])])) if len(absorbed) else None,
         missing=missing,
         extra=extra,
+        reshaped=reshaped,
         environment=compare_environments(a.meta, b.meta, differ=first is not None),
         **_count(parts, verdicts),
+        outputs=outputs,
         noise=pairs.noise.kind,
         noise_text=pairs.noise.text,
         growth=tuple(_chart(pairs, told)),

@@ -15,6 +15,7 @@ from ...analysis.divergence.answer import (
     Divergence,
     Named,
     OneSided,
+    Reshaped,
 )
 from ...analysis.divergence.errors import HASHES, NONFINITE, NOTHING, SAMPLES, SHAPES, SKETCHES, STATISTICS
 from ...analysis.graph.parts import forms_of_op
@@ -102,8 +103,14 @@ def _describe_environments(found: Comparison) -> list[Text]:
 
 def _describe_answer(found: Comparison) -> Iterator[Text]:
     first = found.first
-    if first is None and not found.ok:
-        yield Text("what is in both runs agrees, and only one of them has the rest", "bold yellow")
+    yield from _describe_reshaped(found)
+    if first is None and found.is_void:
+        yield Text("what has the same shape in both runs agrees, and says nothing of what the model returns")
+    elif first is None and not found.ok:
+        rest = (
+            "only one of them has the rest" if found.missing or found.extra else "the rest has other shapes"
+        )
+        yield Text(f"what is in both runs agrees, and {rest}", "bold yellow")
     elif first is None:
         yield Text.join(_say_agreement(found))
         if (most := found.absorbed_most) is not None:
@@ -113,6 +120,43 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
         yield from (Text(f"  {printable(line)}") for line in _explain(first))
     yield Text(_describe_compared(found))
     yield Text(_describe_metrics(found), "dim")
+
+
+def _describe_reshaped(found: Comparison) -> Iterator[Text]:
+    """Yields which outputs were not compared as their shapes differ; none where models return the same shapes."""
+    if not any(each.outermost for each in found.reshaped):
+        return
+    each, others = found.reshaped[0], len(found.reshaped) - 1
+    shapes = [f"{list(each.shape)}", f"{list(each.shape_b)}"]
+    if each.calls != each.calls_b:
+        counts = (each.calls, each.calls_b)
+        shapes = [f"{n} x {shape}" if n > 1 else shape for n, shape in zip(counts, shapes, strict=True)]
+    told = f"{printable(each.name)} is {shapes[0]} against {shapes[1]}"
+    told += f", and {count_of(others, 'other output')} of modules" if others else ""
+    yield Text.join([Text("the shapes differ: ", "bold red"), Text(told, "bold")])
+    yield Text(f"  {_guess_reason(each)}")
+    compared = "nothing that a model returned was compared" if found.is_void else "these were not compared"
+    yield Text(f"  {compared}: give both runs the same inputs")
+
+
+def _guess_reason(each: Reshaped) -> str:
+    """Returns what makes such shapes: batches in parts, a cache, padding."""
+    shape, shape_b = each.shape, each.shape_b
+    if len(shape) != len(shape_b):
+        return f"they have {len(shape)} and {len(shape_b)} axes"
+    axes = [at for at, (size, size_b) in enumerate(zip(shape, shape_b, strict=True)) if size != size_b]
+    if len(axes) > 1:
+        return f"axes {', '.join(map(str, axes))} differ"
+    [axis] = axes
+    is_whole = each.calls * shape[axis] == each.calls_b * shape_b[axis]
+    what = f"axis {axis} is {shape[axis]} in {count_of(each.calls, 'call')}, and {shape_b[axis]} in {each.calls_b}"
+    if axis == 0:
+        return f"{what}: " + ("a batch in parts, or the share of a rank" if is_whole else "another batch")
+    if axis < len(shape) - 1:
+        return f"{what}: " + (
+            "a sequence in parts, as with a cache" if is_whole else "another length, as with padding"
+        )
+    return what
 
 
 def _say_agreement(found: Comparison) -> Iterator[Text]:
