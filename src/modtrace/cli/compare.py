@@ -46,9 +46,9 @@ def compare(
 ) -> int:
     """Tells where the recordings A and B part first, how the difference grows, and which op or module made it.
 
-    The exit code is 0 if no difference is more than noise, or than --tolerance; 1 if one is, if only one recording has
-    something, or if the shapes differ; and 2 if they have nothing in common, nothing was measured, or nothing that a
-    model returns was compared, as all shapes differ.
+    The exit code is 0 if no difference is more than noise, or than --tolerance; 1 if one is, or if only one recording
+    has something; and 2 if they have nothing in common, nothing was measured, or the inputs have other shapes, so that
+    nothing that a model returned was compared.
     """
     if path is not None:
         check_name(path)

@@ -56,6 +56,10 @@ class Divergence:
     seen_at: str | None
     other: str | None  # the place in the second recording, if it has another name
     source_line: str | None
+    arguments: tuple[str, ...]  # of the op, that are no tensors and differ: `eps 1e-05 against 0.001`
+    operands: tuple[
+        str, ...
+    ]  # which tensors it reads that are others and differ, as a weight of another name
     a: str  # what was measured: `float32[4, 8], -1 .. 1`
     b: str
     largest: float | None = None  # of whole tensors: the largest absolute difference,
@@ -124,7 +128,7 @@ class GrowthPoint:
 class Comparison:
     """Where two recordings part. It is true if all of both was compared, and no difference is more than noise.
 
-    With `allow_missing` it is true without what only one recording has, but not where a model returns other shapes.
+    With `allow_missing` it is true without what only one recording has, but not where the inputs have other shapes.
     """
 
     ok: bool
@@ -145,7 +149,9 @@ class Comparison:
     beyond: int  # that differ by more, and what is computed from them as well:
     inherited: int  # as their inputs do,
     made: int  # or on their own account, at the places of `divergences`
-    outputs: int  # of them: what outermost calls returned
+    is_void: (
+        bool  # what the models return has other shapes, and most of what is inside of them: the inputs do
+    )
     unmeasured: int  # aligned, and nothing was measured of both
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
     noise: str  # where it comes from: given, measured, assumed
@@ -156,11 +162,6 @@ class Comparison:
     proposed: tuple[str, ...]  # rules for modules without a partner, as map= takes them
     marks: tuple[str, ...]
     table: pa.Table = field(repr=False, compare=False)  # all compared tensors, as they ran
-
-    @property
-    def is_void(self) -> bool:
-        """Whether the recordings have other shapes, and nothing that a model returned was compared."""
-        return not self.outputs and any(each.outermost for each in self.reshaped)
 
     def __bool__(self) -> bool:
         return self.ok

@@ -121,10 +121,9 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         merged.collect([getattr(values, name)[rows] for values, rows in of_rows])
         for name in ("step", "phase")
     )
-    reshaped, outputs = find_reshaped(pairs)
-    is_whole = not any(each.outermost for each in reshaped) and (allow_missing or not (missing or extra))
+    reshaped, is_void = find_reshaped(pairs)
     return Comparison(
-        ok=is_whole and not ranking.is_beyond.any(),
+        ok=not ranking.is_beyond.any() and not is_void and (allow_missing or not (missing or extra)),
         first=told,
         divergences=tuple(map(tell, _choose_places(merged, details, verdicts, first))),
         firsts=tuple(map(tell, first_of_each(verdicts, step, phase)[:_TOLD].tolist())),
@@ -134,7 +133,7 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         reshaped=reshaped,
         environment=compare_environments(a.meta, b.meta, differ=first is not None),
         **_count(parts, verdicts),
-        outputs=outputs,
+        is_void=is_void,
         noise=pairs.noise.kind,
         noise_text=pairs.noise.text,
         growth=tuple(_chart(pairs, told)),

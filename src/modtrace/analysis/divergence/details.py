@@ -15,6 +15,7 @@ from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS
 from .inherited import name_parameters
 from .measured import ComparedRows
 from .names import Names, label
+from .operands import Operands
 from .pairs import Compared
 
 
@@ -25,6 +26,7 @@ class Details:
         self._found = found
         self._names, self._others = Names(found.side), Names(found.other)
         self.culprits = Culprits(found)
+        self._operands = Operands(found, self._names, self._others)
 
     @property
     def _pair(self) -> tuple[ComparedRows, ComparedRows]:
@@ -73,6 +75,8 @@ class Details:
             seen_at=self._names.label_value(row) if culprit.is_alone else None,
             other=None if label(mine) == label(theirs) else label(theirs),
             source_line=self._source_line(culprit, row),
+            arguments=() if culprit.is_alone else self._operands.find_arguments(at),
+            operands=() if culprit.is_alone else self._operands.find_operands(at),
             a=_describe(one, at),
             b=_describe(two, at),
             **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},

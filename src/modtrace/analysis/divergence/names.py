@@ -75,10 +75,9 @@ class Names:
         site, place = self.site(row), self.place_of_value(row)
         if site["op"] is not None:
             return f"{forms_of_op(site['op'])[-1]} {in_place(place)}"
-        if place is not None and site["role"].startswith(
-            ("parameter", "buffer", "update", "optimizer_state")
-        ):
-            return f"{site['role']} {join(place.path, site['slot'])}"
+        home = self.module(int(self._side.values.home[row]))
+        if home is not None and site["role"].startswith(("parameter", "buffer", "update", "optimizer_state")):
+            return f"{site['role']} {join(home.path, site['slot'])}"
         return f"{site['role']}{site['slot']} of {label(place) or 'no module'}"
 
 

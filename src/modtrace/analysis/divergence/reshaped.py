@@ -19,18 +19,18 @@ _FORWARD = PHASES.index(FORWARD)
 _TOLD = 100
 
 
-def find_reshaped(found: Compared) -> tuple[tuple[Reshaped, ...], int]:
+def find_reshaped(found: Compared) -> tuple[tuple[Reshaped, ...], bool]:
     """Returns the outputs of modules that have another number of elements in the other run, the outermost first.
 
-    Each output of a module is told once. Returns besides how many outputs of outermost calls were compared.
+    Each output of a module is told once. Returns besides whether what models return, and most of what modules inside of
+    them return, was not compared: then the inputs have other shapes, and not a module or two.
     """
     side, other = found.side, found.other
     values, depth = side.values, _find_depths(side)
     is_output = values.is_of(OUTPUT) & (values.phase == _FORWARD) & (values.call >= 0)
     outermost = depth[values.call[is_output & values.kept]].min(initial=len(depth))
-    mine = found.a.rows[~found.errors.is_by(NOTHING)]
-    mine = mine[is_output[mine]]
-    compared = int((depth[values.call[mine]] <= outermost).sum())
+    rows_compared = found.a.rows[~found.errors.is_by(NOTHING)]
+    compared = rows_compared[is_output[rows_compared]]
     misfits = found.misfits[is_output[found.misfits[:, 0]]]
     of = misfits[:, 0]  # of a call the last to be computed comes first: logits before what a cache keeps
     order = np.lexsort((-values.order[of], values.call[of], depth[values.call[of]]))
@@ -50,7 +50,8 @@ def find_reshaped(found: Compared) -> tuple[tuple[Reshaped, ...], int]:
                 calls_b=calls_b // common,
                 outermost=bool(depth[values.call[row]] <= outermost),
             )
-    return tuple(told.values()), compared
+    returned, others = (depth[values.call[each]] <= outermost for each in (compared, of))
+    return tuple(told.values()), bool(others.any() and not returned.any() and len(of) > len(compared))
 
 
 def _find_depths(side: Side) -> Column:

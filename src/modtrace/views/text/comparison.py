@@ -80,7 +80,8 @@ def describe_comparison(found: Comparison) -> list[str]:
 
 def describe_divergence(each: Divergence) -> list[str]:
     """Returns where a difference was made in one line, and then how."""
-    return [f"a difference at {_name(each)}", *_explain(each)]
+    given = f": {', '.join(each.arguments)}" if each.arguments else ""
+    return [f"a difference at {_name(each)}{given}", *_explain(each)]
 
 
 def render_comparison_json(found: Comparison) -> str:
@@ -116,7 +117,10 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
         if (most := found.absorbed_most) is not None:
             yield Text(f"  the largest is {printable(_name(most))}: {_describe_error(most)}")
     else:
-        yield Text.join([Text("the runs part at ", "bold"), Text(printable(_name(first)), "bold red")])
+        told = [Text("the runs part at ", "bold"), Text(printable(_name(first)), "bold red")]
+        if first.arguments:
+            told.append(Text(printable(f": {', '.join(first.arguments)}"), "bold"))
+        yield Text.join(told)
         yield from (Text(f"  {printable(line)}") for line in _explain(first))
     yield Text(_describe_compared(found))
     yield Text(_describe_metrics(found), "dim")
@@ -134,9 +138,9 @@ def _describe_reshaped(found: Comparison) -> Iterator[Text]:
     told = f"{printable(each.name)} is {shapes[0]} against {shapes[1]}"
     told += f", and {count_of(others, 'other output')} of modules" if others else ""
     yield Text.join([Text("the shapes differ: ", "bold red"), Text(told, "bold")])
-    yield Text(f"  {_guess_reason(each)}")
-    compared = "nothing that a model returned was compared" if found.is_void else "these were not compared"
-    yield Text(f"  {compared}: give both runs the same inputs")
+    if found.is_void:
+        yield Text(f"  {_guess_reason(each)}")
+        yield Text("  nothing that a model returned was compared: give both runs the same inputs")
 
 
 def _guess_reason(each: Reshaped) -> str:
@@ -258,6 +262,10 @@ def _explain_kind(each: Divergence) -> str:
         )
     if each.kind == SOURCE:
         return "it differs before anything was computed"
+    if each.operands and each.kind != AMPLIFIED:
+        return f"it reads another tensor: {', '.join(each.operands)}"
+    if each.kind == MADE and each.arguments and not each.input_error:
+        return "the tensors that it reads are equal, its output is not"
     if each.kind == MADE:
         return (
             "its inputs are equal, its output is not"

@@ -1,0 +1,133 @@
+"""Tells in what the arguments of an op differ from those of the same op of the other recording."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...recording.role import OP_OUTPUT
+from ..alignment.sides import Side
+from ..step.calls import RowFinder, Rows, column_of
+from .errors import find_errors
+from .measured import read_measured
+from .names import Names
+from .pairs import Compared
+
+#: So many views and copies in a row are looked through.
+_MOST_PASSED = 64
+
+#: They say where and how a tensor lies, and not what it holds.
+_NOT_TOLD = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+
+
+_TENSOR, _DEFAULT = "a tensor", "by default"
+
+
+class _Origin(NamedTuple):
+    """What a tensor was before views and copies of it."""
+
+    rows: Rows  # of `values` that measured it in this step
+    name: str
+
+
+class Operands:
+    """Compares what ops were given, of pairs of what they returned."""
+
+    def __init__(self, found: Compared, names: Names, others: Names) -> None:
+        self._found = found
+        self._runs = (found.side, names), (found.other, others)
+        self._find_pair = RowFinder(found.a.rows)
+
+    def find_arguments(self, at: int) -> tuple[str, ...]:
+        """Returns which arguments that are no tensors differ: `eps 1e-05 against 0.001`."""
+        op, op_b = self._ops(at)
+        if op < 0 or op_b < 0:
+            return ()
+        given, given_b = (
+            _read_arguments(side, row) for (side, _), row in zip(self._runs, (op, op_b), strict=True)
+        )
+        return tuple(
+            f"{name} {_text(given, name)} against {_text(given_b, name)}"
+            for name in {**given, **given_b}
+            if name not in _NOT_TOLD and given.get(name, _DEFAULT) != given_b.get(name, _DEFAULT)
+        )
+
+    def find_operands(self, at: int) -> tuple[str, ...]:
+        """Returns which tensors that an op has read are others, and differ: `mat2 parameter a.weight against ...`."""
+        op, op_b = self._ops(at)
+        if op < 0 or op_b < 0:
+            return ()
+        noise = max(float(self._found.noise.local[at]), float(self._found.errors.floor[at]))
+        return tuple(self._compare_reads(op, op_b, noise))
+
+    def _ops(self, at: int) -> tuple[int, int]:
+        """Returns the ops of a pair; -1 where it is not of what an op returned."""
+        rows = int(self._found.a.rows[at]), int(self._found.b.rows[at])
+        op, op_b = (
+            int(side.values.op[row]) if side.values.is_of(OP_OUTPUT, rows=np.array([row]))[0] else -1
+            for (side, _), row in zip(self._runs, rows, strict=True)
+        )
+        return op, op_b
+
+    def _compare_reads(self, op: int, op_b: int, noise: float) -> Iterator[str]:
+        (side, names), (other, others) = self._runs
+        reads, reads_b = _find_reads(side, op), _find_reads(other, op_b)
+        for slot in reads:
+            if slot not in reads_b:
+                continue
+            one, two = (
+                _find_origin(side, names, op, reads[slot]),
+                _find_origin(other, others, op_b, reads_b[slot]),
+            )
+            if not len(one.rows) or not len(two.rows) or self._are_partners(one.rows, two.rows):
+                continue
+            a, b = read_measured(side.data, one.rows[:1]), read_measured(other.data, two.rows[:1])
+            error = float(find_errors(a, b).error[0])
+            if error > noise:
+                yield f"{slot} {one.name} against {two.name}"
+
+    def _are_partners(self, rows: Rows, rows_b: Rows) -> bool:
+        """Returns whether one of the rows was compared with one of the others: that tells how far they are apart."""
+        pairs = self._find_pair(rows)
+        return bool(np.isin(self._found.b.rows[pairs[pairs >= 0]], rows_b).any())
+
+
+def _find_reads(side: Side, op: int) -> dict[str, int]:
+    """Returns the tensor of `flow` that an op has read as each argument."""
+    begin, end = np.searchsorted(side.flow.reader, [op, op + 1])
+    slots = side.flow.slot[begin:end].tolist()
+    return {
+        side.flow.slots[slot]: tensor
+        for slot, tensor in zip(slots, side.flow.read[begin:end].tolist(), strict=True)
+    }
+
+
+def _find_origin(side: Side, names: Names, op: int, tensor: int) -> _Origin:
+    """Returns what a tensor was that an op reads."""
+    tensors, values = side.flow.tensors, side.values
+    step = int(side.ops.step[op])
+    for _ in range(_MOST_PASSED):
+        producer = int(tensors.producer[tensor])
+        if producer < 0:
+            site = int(tensors.site_id[tensor])
+            is_of = (column_of(values.table, "site_id") == site) & (values.step == step) & (site >= 0)
+            rows = np.flatnonzero(is_of)
+            return _Origin(rows, names.label_value(int(rows[0])) if len(rows) else "")
+        reads = _find_reads(side, producer)
+        if not side.ops.is_plain[producer] or not reads:
+            rows = np.flatnonzero((values.op == producer) & values.is_of(OP_OUTPUT))
+            return _Origin(rows[side.find_tensors(rows) == tensor], names.label_op(producer))
+        tensor = next(iter(reads.values()))
+    return _Origin(np.empty(0, np.int64), "")
+
+
+def _read_arguments(side: Side, op: int) -> dict[str, Any]:
+    """Returns the arguments of an op by name; those of tensors as _TENSOR, defaults are not there."""
+    given = json.loads(side.data.table("ops")["args"][op].as_py() or "{}")
+    return {name: _TENSOR if "$" in json.dumps(value) else value for name, value in given.items()}
+
+
+def _text(given: dict[str, Any], name: str) -> str:
+    value = given.get(name, _DEFAULT)
+    return value if isinstance(value, str) else json.dumps(value)
