@@ -86,3 +86,36 @@ def test_automatic_rules_pair_all_layers(make: type, make_other: type, count: in
     assert not [name for name in found.missing.modules if "Linear" in name or "GELU" in name]
     again = modtrace.compare(model, port, (torch.randn(3, 8),), map=list(found.rules), allow_missing=True)
     assert (again.missing, again.extra) == (found.missing, found.extra)
+
+
+class Gated(nn.Module):
+    """Multiplies two layers, which it calls in the order of their names."""
+
+    def __init__(self, gate: str, up: str, down: str) -> None:
+        super().__init__()
+        for name, (size, size_out) in {gate: (8, 16), up: (8, 16), down: (16, 8)}.items():
+            self.add_module(name, nn.Linear(size, size_out, bias=False))
+        self.names = gate, up, down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = {name: self._modules[name](x) for name in sorted(self.names[:2])}
+        return self._modules[self.names[2]](nn.functional.silu(made[self.names[0]]) * made[self.names[1]])
+
+
+@pytest.mark.parametrize("roles", ["all", ["output", "op_output", "leaf"]])
+def test_equal_weights_speak_before_the_order_of_calls(roles: str | list[str]) -> None:
+    torch.manual_seed(0)
+    one = nn.Sequential(Gated("a_gate", "b_up", "down"), Gated("a_gate", "b_up", "down"))
+    other = nn.Sequential(Gated("w3", "w1", "w2"), Gated("w3", "w1", "w2"))
+    for parameter, source in zip(other.parameters(), one.parameters(), strict=True):
+        parameter.data.copy_(source)
+    runs = []
+    for model in (one, other):
+        capture = modtrace.Capture(roles=roles)
+        with modtrace.record(model, ops=True, values=capture, strict=True) as rec, torch.no_grad():
+            model(torch.linspace(-1, 1, 24).reshape(3, 8))
+        runs.append(rec)
+    found = modtrace.compare(*runs, map="auto")
+    assert found.ok, str(found)
+    assert set(found.rules) == {r"(\d+)\.a_gate=\1.w3", r"(\d+)\.b_up=\1.w1", r"(\d+)\.down=\1.w2"}
+    assert f"names: {', '.join(found.rules)}" in str(found).splitlines()

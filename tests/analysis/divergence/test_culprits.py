@@ -116,3 +116,29 @@ def test_inputs_that_are_not_finite_have_no_number() -> None:
     assert "e+308" not in str(found)
     assert "NaN/inf" in str(found)
     assert found.to_frame()["input_error"].max() == float("inf")
+
+
+def test_op_of_an_optimizer_that_one_run_lacks_is_in_the_optimizer() -> None:
+    def run(decay: float) -> modtrace.Recording:
+        class Decaying(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure: object = None) -> None:  # type: ignore[override]
+                super().step()
+                for parameter in self.param_groups[0]["params"] if decay else ():
+                    parameter.add_(decay)
+
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = Decaying(model.parameters(), lr=0.1)
+        capture = modtrace.Capture(roles="all", hash=True, sketch=True)
+        with modtrace.record(model, ops=True, values=capture, strict=True) as rec:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).square().mean().backward()
+                optimizer.step()
+        return rec
+
+    found = modtrace.compare(run(0.0), run(0.01))
+    told = [each for each in (*found.divergences, *found.firsts) if each.op == "aten.add_.Tensor"]
+    assert told and {each.phase for each in told} == {"optimizer"}
+    assert "in no module" not in str(found).partition("add_")[2].partition("\n")[0]

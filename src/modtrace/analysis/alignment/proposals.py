@@ -8,9 +8,10 @@ from itertools import product
 
 import numpy as np
 
+from ...recording.arrow.arrays import to_numpy
 from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
-from ...recording.role import OUTPUT
+from ...recording.role import OUTPUT, PARAMETER
 from ..step.calls import Rows, take
 from .keys import number_keys, number_texts, rows_in_order
 from .modules import PlacePairs
@@ -40,14 +41,18 @@ class _Leaf:
 def propose_rules(a: Side, b: Side, places: PlacePairs) -> tuple[str, ...]:
     """Returns rules for modules without partner that agree in parameters and outputs, in the order of their calls.
 
-    Nothing but these speaks for them: names are not looked at.
+    Equal weights speak for them before that order does. Names are not looked at.
     """
     if not ((places.partner < 0).any() and (places.back < 0).any()):
         return ()
     one, other = _find_leaves(a), _find_leaves(b)
     one, other = _join_siblings(a, one, other), _join_siblings(b, other, one)
-    aligned = _align_leaves(a, b, (one, other), places)
-    links = [link for at, there in aligned.tolist() for link in product(one[at].places, other[there].places)]
+    same = _pair_by_weights(a, b, (one, other))
+    links = [
+        link
+        for at, there in _align_leaves(a, b, (one, other), places, same)
+        for link in product(one[at].places, other[there].places)
+    ]
     links += _pair_containers(a, b, links)
     named = [
         (a.names[at].path, b.names[there].path)
@@ -117,18 +122,62 @@ def _find_outputs(side: Side, place: Rows) -> Rows:
     return found[place]
 
 
+def _pair_by_weights(a: Side, b: Side, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]]) -> dict[int, int]:
+    """Returns the pairs of leaves with equal weights, maybe transposed, that no other leaf has."""
+    ones, others = (
+        _find_unique(_describe_weights(side), those) for side, those in zip((a, b), leaves, strict=True)
+    )
+    return {at: others[key] for key, at in ones.items() if key in others}
+
+
+def _find_unique(
+    weights: Mapping[int, tuple[object, ...]], leaves: Sequence[_Leaf]
+) -> dict[tuple[object, ...], int]:
+    """Returns the leaf of all weights that only one leaf has."""
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, each in enumerate(leaves):
+        if len(each.places) == 1 and each.places[0] in weights:
+            found[weights[each.places[0]]].append(number)
+    return {key: numbers[0] for key, numbers in found.items() if len(numbers) == 1}
+
+
+def _describe_weights(side: Side) -> dict[int, tuple[object, ...]]:
+    """Returns by place what tells its parameters from all others, if not all elements of each are equal."""
+    values = side.values
+    rows = rows_in_order(values.kept & values.is_of(PARAMETER) & (values.home >= 0), values.order)
+    least, largest = (to_numpy(values.table[name], null=np.nan) for name in ("min", "max"))
+    of_place: dict[int, dict[int, tuple[object, ...]]] = defaultdict(dict)
+    for row in rows.tolist():
+        sizes = tuple(sorted(values.sizes[row].tolist()))
+        own = sizes, float(least[row]), float(largest[row])
+        of_place[int(values.home[row])].setdefault(int(values.slot[row]), own)
+    return {
+        place: tuple(sorted(each.values(), key=repr))
+        for place, each in of_place.items()
+        if any(low < high for _, low, high in each.values())  # type: ignore[operator]
+    }
+
+
 def _align_leaves(
-    a: Side, b: Side, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], places: PlacePairs
-) -> Rows:
+    a: Side,
+    b: Side,
+    leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]],
+    places: PlacePairs,
+    same: Mapping[int, int],
+) -> list[tuple[int, int]]:
+    """Returns pairs of leaves: those that are the same, and others in the order of their calls."""
     shapes = number_sizes(a.values.sizes, b.values.sizes)
     first = [np.array([each.places[0] for each in those], np.int64) for those in leaves]
     known = take(places.partner, first[0]), np.where(take(places.back, first[1]) >= 0, first[1], -1)
+    anchor = np.full(len(first[0]), -1, np.int64), np.full(len(first[1]), -1, np.int64)
+    anchor[0][[*same]], anchor[1][[*same.values()]] = [*same], [*same]
     output = [np.array([each.output for each in those], np.int64) for those in leaves]
     shape = take(shapes[0], output[0]), take(shapes[1], output[1])
     kinds = number_texts([each.kind for each in leaves[0]], [each.kind for each in leaves[1]])
     parameters = [np.array([each.parameters for each in those], np.int64) for those in leaves]
-    loose = number_keys(known, (parameters[0], parameters[1]), kinds)
-    return align_sequences(number_keys(loose, shape), loose)
+    loose = number_keys(known, anchor, (parameters[0], parameters[1]), kinds)
+    aligned = align_sequences(number_keys(loose, shape), loose).tolist()
+    return [*same.items(), *((at, there) for at, there in aligned if at not in same)]
 
 
 def _pair_containers(a: Side, b: Side, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -56,24 +56,24 @@ class Culprits:
         found, culprit = self._found, self.find(at)
         if culprit.op >= 0:
             forward = self.find_forward(culprit)
-            return self._key_of(culprit.run, culprit.op), self._key_of(
-                culprit.run, forward
-            ) if forward >= 0 else None
+            of_forward = self._key_of(culprit._replace(op=forward)) if forward >= 0 else None
+            return self._key_of(culprit), of_forward
         values, row = found.side.values, int(found.a.rows[at])
         place, phase, role = (int(column[row]) for column in (values.place, values.phase, values.role))
         return (found.recompute_of, place, phase, role), None
 
     def find_forward(self, culprit: Culprit) -> int:
         """Returns the row of the forward op of an op of backward; -1 for other ops."""
-        return int(self._side_of(culprit.run).ops.forward[culprit.op])
+        return int(self.side_of(culprit).ops.forward[culprit.op])
 
-    def _side_of(self, run: str) -> Side:
-        return self._found.side if run == FIRST else self._found.other
+    def side_of(self, culprit: Culprit) -> Side:
+        """Returns the recording that has the op."""
+        return self._found.side if culprit.run == FIRST else self._found.other
 
-    def _key_of(self, run: str, op: int) -> Key:
-        side = self._side_of(run)
+    def _key_of(self, culprit: Culprit) -> Key:
+        side, op = self.side_of(culprit), culprit.op
         place = _place_of(side, op)
-        return self._found.recompute_of, run, place, int(side.ops.phase[op]), int(side.ops.name[op])
+        return self._found.recompute_of, culprit.run, place, int(side.ops.phase[op]), int(side.ops.name[op])
 
 
 def _place_of(side: Side, op: int) -> int:

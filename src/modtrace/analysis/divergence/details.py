@@ -40,14 +40,17 @@ class Details:
         row, row_b = int(found.a.rows[at]), int(found.b.rows[at])
         site = self._names.site(row)
         values, error = found.side.values, float(found.errors.error[at])
-        given, code = float(found.inherited.error[at]), int(values.phase[row])
-        phase = PHASES[code] if code >= 0 else None
-        if found.inherited.is_source[at] and phase == OPTIMIZER:
-            phase = FORWARD  # a parameter that the optimizer finds has been used in forward
+        given = float(found.inherited.error[at])
         low, high = self._bounds(at)
         tensors = found.errors.details.get(at)
         one, two = self._pair
         culprit = self.culprits.find(at)
+        code = int(
+            self.culprits.side_of(culprit).ops.phase[culprit.op] if culprit.is_alone else values.phase[row]
+        )
+        phase = PHASES[code] if code >= 0 else None
+        if found.inherited.is_source[at] and phase == OPTIMIZER and not culprit.is_alone:
+            phase = FORWARD  # a parameter that the optimizer finds has been used in forward
         mine, theirs = self._names.place_of_value(row), self._others.place_of_value(row_b)
         own = mine, site["op"], site["op_nth"], site["nth"]
         place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
@@ -159,8 +162,7 @@ class Details:
             culprit = culprit._replace(op=int(self._found.side.values.op[row]))
         if culprit.op < 0:
             return None
-        side = self._found.side if culprit.run == FIRST else self._found.other
-        forward = self.culprits.find_forward(culprit)
+        side, forward = self.culprits.side_of(culprit), self.culprits.find_forward(culprit)
         line: str | None = side.data.table("ops")["source"][forward if forward >= 0 else culprit.op].as_py()
         return line
 

@@ -61,6 +61,7 @@ def render_comparison(
     head = [
         *_describe_environments(found),
         Text(found.noise_text, "dim"),
+        *([Text(f"names: {printable(', '.join(found.rules))}", "dim")] if found.rules else []),
         *_describe_answer(found),
         *(Text(f"! {printable(mark)}", "yellow") for mark in found.marks),
     ]
@@ -261,7 +262,7 @@ def _explain_kind(each: Divergence) -> str:
             f"{differing} of {count_of(every, 'parameter')} now differ"
         )
     if each.kind == SOURCE:
-        return "it differs before anything was computed"
+        return "it differs before the step has computed anything"
     if each.operands and each.kind != AMPLIFIED:
         return f"it reads another tensor: {', '.join(each.operands)}"
     if each.kind == MADE and each.arguments and not each.input_error:
