@@ -1,13 +1,16 @@
 """Pairs the measured tensors of two recordings."""
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from ..step.calls import Column, Rows, take
+from ...recording.arrow.arrays import to_numpy
+from ...recording.role import OUTPUT
+from ..step.calls import Bools, Column, Rows, take
 from .calls import translate
-from .keys import Partners, number_codes, number_keys, pair_keys, rows_in_order
+from .keys import Partners, number_codes, number_keys, number_texts, pair_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side, ValueSide
 from .sizes import Sizes, count_elements, number_sizes
@@ -113,35 +116,116 @@ def _number(back: Rows) -> Rows:
 def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
     """Returns the partner of each row of `values`; -1 if there is none.
 
-    Tensors of one owner are paired by slot; a module inside of compiled code owns them by the number of its call. An
-    input, parameter or buffer that another op reads first in the other run is still the same. What is left (a module
-    returns a tuple, its port a tensor) is paired in order where the shapes are equal, else where they are but for the
-    order of dimensions or have as many elements.
+    Tensors of one owner are paired by slot, and outputs of modules by what they hold, where those at the same slots
+    hold something else. A module inside of compiled code owns them by the number of its call. An input, parameter or
+    buffer that another op reads first in the other run is still the same. What is left (a module returns a tuple, its
+    port a tensor) is paired in order where the shapes are equal, else where they are but for the order of dimensions or
+    have as many elements; not what `_find_unlike` returns.
     """
     partners = np.full(len(a.values.step), -1, np.int64), np.full(len(b.values.step), -1, np.int64)
     _pair_more(a, b, keys.known, partners, number_keys(keys.owner, keys.slot))
+    _pair_by_content(a, b, keys, partners)
     _pair_more(a, b, keys.known, partners, number_keys(keys.parameter, keys.slot))
     _pair_more(a, b, keys.is_read_first, partners, number_keys(keys.home, keys.slot))
     if keys.inside is not None:
         _pair_more(a, b, keys.inside.known, partners, number_keys(keys.inside.owner, keys.slot))
+    unlike = _find_unlike(a, b, keys, partners)
+    known = keys.known[0] & ~unlike[0], keys.known[1] & ~unlike[1]
     for form in (np.asarray, _sorted, count_elements):
-        if not all(
-            (known & (partner < 0)).any() for known, partner in zip(keys.known, partners, strict=True)
-        ):
+        if not all((each & (partner < 0)).any() for each, partner in zip(known, partners, strict=True)):
             break
         shapes = number_sizes(form(a.values.sizes), form(b.values.sizes))
-        _pair_more(a, b, keys.known, partners, number_keys(keys.owner, shapes))
+        _pair_more(a, b, known, partners, number_keys(keys.owner, shapes))
     return partners
 
 
+def _pair_by_content(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> None:
+    """Pairs outputs of modules that hold the same, where their partners by slot hold something else.
+
+    A module may return `y`, and its port `(y, residual)` or `(residual, y)`.
+    """
+    content = _number_contents(a.values, b.values)
+    rows = np.flatnonzero((partners[0] >= 0) & (content[0] >= 0))
+    rows = rows[(content[1][partners[0][rows]] >= 0) & (content[1][partners[0][rows]] != content[0][rows])]
+    partners[1][partners[0][rows]] = -1
+    partners[0][rows] = -1
+    can_tell = keys.known[0] & (content[0] >= 0), keys.known[1] & (content[1] >= 0)
+    _pair_more(a, b, can_tell, partners, number_keys(keys.owner, content))
+    _pair_more(a, b, keys.known, partners, number_keys(keys.owner, keys.slot))
+
+
+def _find_unlike(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> tuple[Bools, Bools]:
+    """Returns outputs of modules that may be other tensors: one returns `x + mlp`, its port `mlp` and `x` apart.
+
+    They are those without partner of calls that return another number of tensors and are inside of other calls, if no
+    call of a module of this type has shown by what it returned which slot is which.
+    """
+    sides = a, b
+    of_calls = [
+        each.values.is_of(OUTPUT) & (each.values.call >= 0) & known
+        for each, known in zip(sides, keys.known, strict=True)
+    ]
+    size = int(max(each.max(initial=0) for each in keys.owner)) + 1
+    counts = [
+        np.bincount(owner[mine], minlength=size) for owner, mine in zip(keys.owner, of_calls, strict=True)
+    ]
+    places = [[name.type for name in each.names] for each in sides]
+    types = number_texts(places[0], places[1])
+    paired = np.flatnonzero(of_calls[0] & (partners[0] >= 0))
+    paired = paired[keys.slot[0][paired] != keys.slot[1][partners[0][paired]]]
+    told = (
+        np.unique(types[0][a.values.place[paired]]),
+        np.unique(types[1][b.values.place[partners[0][paired]]]),
+    )
+    found = []
+    for each, mine, owner, partner, type_of, known in zip(
+        sides, of_calls, keys.owner, partners, types, told, strict=True
+    ):
+        rows = np.flatnonzero(mine & (partner < 0))
+        rows = rows[counts[0][owner[rows]] != counts[1][owner[rows]]]
+        rows = rows[each.calls.calls.parent[each.values.call[rows]] >= 0]
+        rows = rows[~np.isin(type_of[each.values.place[rows]], known)]
+        found.append(np.isin(np.arange(len(partner)), rows))
+    return found[0], found[1]
+
+
+def _number_contents(a: ValueSide, b: ValueSide) -> Partners:
+    """Returns a number for what each output of a module holds, by its extremes; -1 for others and for constants."""
+    found = np.full(len(a.step), -1, np.int64), np.full(len(b.step), -1, np.int64)
+    rows = [np.flatnonzero(each.is_of(OUTPUT) & (each.call >= 0)) for each in (a, b)]
+    least, largest = (
+        [to_numpy(each.table[name], null=np.nan)[of] for each, of in zip((a, b), rows, strict=True)]
+        for name in ("min", "max")
+    )
+    split = len(rows[0])
+    codes = [
+        np.unique(np.concatenate(extremes), return_inverse=True)[1].reshape(-1)
+        for extremes in (least, largest)
+    ]
+    numbers = number_keys(*((each[:split], each[split:]) for each in codes))
+    for into, of, number, low, high in zip(found, rows, numbers, least, largest, strict=True):
+        into[of] = np.where(low < high, number, -1)
+    return found
+
+
 def _pair_more(a: Side, b: Side, wanted: tuple[Column, Column], partners: Partners, by: Partners) -> None:
-    """Pairs wanted rows without partner whose numbers are equal, in the order in which they were measured."""
+    """Pairs wanted rows without partner whose numbers are equal, in the order in which they were measured.
+
+    Outputs of one call are in the order of their indices: a residual may be computed before what is returned first.
+    """
     rows, rows_b = (
-        rows_in_order(each & (partner < 0), side.values.order)
+        rows_in_order(each & (partner < 0), _order(side.values))
         for side, each, partner in zip((a, b), wanted, partners, strict=True)
     )
     found, back = pair_keys(by[0][rows], by[1][rows_b])
     partners[0][rows], partners[1][rows_b] = take(rows_b, found), take(rows, back)
+
+
+def _order(values: ValueSide) -> Rows:
+    index = [re.match(r"\[(\d+)\]", slot) for slot in values.slots]
+    rank = np.array([*(int(each[1]) if each else 0 for each in index), 0])[values.slot]
+    is_output = values.is_of(OUTPUT) & (values.call >= 0)
+    return np.asarray(np.where(is_output, rank * len(rank), 0) + values.order)
 
 
 def _sorted(sizes: Sizes) -> Sizes:

@@ -32,7 +32,7 @@ class Culprits:
         """Returns who made the difference of a pair.
 
         Where one recording has an op between what was compared and the other has none, it is that op. Where both have
-        one, it is what was compared, if that is in the same module.
+        one, it is what was compared, if that is in the same module or around it.
         """
         found, inherited = self._found, self._found.inherited
         row = int(found.a.rows[at])
@@ -46,7 +46,7 @@ class Culprits:
         if op < 0 <= op_b:
             return Culprit(op_b, SECOND, is_alone=True)
         if op >= 0 and (
-            op_b < 0 or not is_op or _place_of(found.side, op) != int(found.side.values.place[row])
+            op_b < 0 or not is_op or not _is_inside(found.side, op, int(found.side.values.place[row]))
         ):
             return Culprit(op, FIRST, is_alone=True)
         return own
@@ -79,3 +79,11 @@ class Culprits:
 def _place_of(side: Side, op: int) -> int:
     call = int(side.ops.call[op])
     return int(side.calls.place[call]) if call >= 0 else -1
+
+
+def _is_inside(side: Side, op: int, place: int) -> bool:
+    """Returns whether an op ran in the module of a place, or in a module inside of that."""
+    own = _place_of(side, op)
+    while own != place and own >= 0:
+        own = side.places.places[own].parent
+    return own == place
