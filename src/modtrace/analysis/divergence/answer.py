@@ -39,6 +39,9 @@ class Divergence:
     role: str
     slot: str
     kind: str  # "source", "made", "amplified", "seen" or "grown"; of `firsts` also "inherited"; or "absorbed"
+    #: scale, sign, offset, masked, shifted, transposed, permuted, reordered or stale; None if it is none of these.
+    kind_of_difference: str | None
+    relation: str | None  # the same in words, of the second: `1/8 x the first run's`
     error: float  # relative; infinite where it is known that they differ, and not how far
     low: float  # bounds on it; of statistics the upper one is infinite
     high: float

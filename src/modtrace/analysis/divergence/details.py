@@ -9,14 +9,16 @@ from ...recording.arrow.arrays import from_numpy, from_strings
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import PARAMETER
 from ..alignment.contract import ModuleName
+from ..alignment.sides import Side
 from .answer import FIRST, SOURCE, Divergence
 from .culprits import Culprit, Culprits
-from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS
+from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors
 from .inherited import name_parameters
-from .measured import ComparedRows
+from .measured import ComparedRows, read_measured
 from .names import Names, label
 from .operands import Operands
 from .pairs import Compared
+from .relations import Relation, find_relation
 
 
 class Details:
@@ -52,6 +54,7 @@ class Details:
         if found.inherited.is_source[at] and phase == OPTIMIZER and not culprit.is_alone:
             phase = FORWARD  # a parameter that the optimizer finds has been used in forward
         mine, theirs = self._names.place_of_value(row), self._others.place_of_value(row_b)
+        relation = self._relate(at, row, row_b)
         own = mine, site["op"], site["op_nth"], site["nth"]
         place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
         return Divergence(
@@ -65,6 +68,8 @@ class Details:
             role=site["role"],
             slot=site["slot"],
             kind=verdict,
+            kind_of_difference=relation.kind if relation else None,
+            relation=relation.text if relation else None,
             error=error,
             low=low,
             high=high,
@@ -85,6 +90,30 @@ class Details:
             **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},
             **(self._find_update(at) if verdict == SOURCE else {}),
         )
+
+    def _relate(self, at: int, row: int, row_b: int) -> Relation | None:
+        """Returns how the second tensor comes from the first, or which of them is that of an earlier step."""
+        found = self._found
+        if found.recompute_of is not None:
+            return None
+        for side, other, mine, theirs, whose in (
+            (found.side, found.other, row, row_b, "the first run's"),
+            (found.other, found.side, row_b, row, "the second run's, which the first has now,"),
+        ):
+            earlier = _find_earlier(side, mine)
+            if earlier >= 0:
+                measured = (
+                    read_measured(side.data, np.array([earlier])),
+                    read_measured(other.data, np.array([theirs])),
+                )
+                errors = find_errors(*measured)
+                stats = measured[0].stats
+                if errors.are_equal()[0] and stats.min[0] < stats.max[0]:
+                    return Relation("stale", f"{whose} of step {int(side.values.step[earlier])}")
+        error, noise = float(found.errors.error[at]), float(found.noise.local[at])
+        op = int(found.side.values.op[row])
+        sizes = [] if op < 0 else self._operands.find_sizes(op)
+        return find_relation(found.a, found.b, at, error, noise, sizes)
 
     def _find_update(self, at: int) -> dict[str, Any]:
         """Returns since when the optimizer has made a parameter differ, and how many of all parameters it has."""
@@ -165,6 +194,18 @@ class Details:
         side, forward = self.culprits.side_of(culprit), self.culprits.find_forward(culprit)
         line: str | None = side.data.table("ops")["source"][forward if forward >= 0 else culprit.op].as_py()
         return line
+
+
+def _find_earlier(side: Side, row: int) -> int:
+    """Returns the row of the same tensor in the step before; -1 for none."""
+    values = side.values
+    is_same = (
+        (values.site == values.site[row])
+        & (values.step < values.step[row])
+        & (values.step >= values.step[row] - 1)
+    )
+    rows = np.flatnonzero(is_same)
+    return int(rows[-1]) if len(rows) else -1
 
 
 _OF_TENSORS = ("largest", "where", "pair", "cosine", "close_share", "ulps")

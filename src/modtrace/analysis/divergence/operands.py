@@ -61,6 +61,13 @@ class Operands:
         noise = max(float(self._found.noise.local[at]), float(self._found.errors.floor[at]))
         return tuple(self._compare_reads(op, op_b, noise))
 
+    def find_sizes(self, op: int) -> list[int]:
+        """Returns the sizes of the axes of what an op of the first recording reads."""
+        side, _ = self._runs[0]
+        return [
+            size for tensor in _find_reads(side, op).values() for size in side.flow.tensors.shapes[tensor]
+        ]
+
     def _ops(self, at: int) -> tuple[int, int]:
         """Returns the ops of a pair; -1 where it is not of what an op returned."""
         rows = int(self._found.a.rows[at]), int(self._found.b.rows[at])

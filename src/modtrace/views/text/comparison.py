@@ -212,6 +212,8 @@ def _explain(each: Divergence) -> Iterator[str]:
     else:
         yield f"only the {each.only_in} run has it; {_explain_kind(each).partition(',')[0]}"
         yield f"it shows in {each.seen_at}: {_describe_error(each)}"
+    if each.relation is not None:
+        yield f"the second run's is {each.relation}"
     if each.through is not None:
         yield f"it depends on {each.through}"
     if each.other is not None:

@@ -1,0 +1,135 @@
+"""A difference is named by its kind where it has one: a factor, an offset, a sign, another order, a mask, a step."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from modtrace.analysis.divergence.answer import Divergence
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+CAPTURES = {
+    "tensors": modtrace.Capture(roles="all", tensors=True),
+    "sketches": modtrace.Capture(roles="all", hash=True, sketch=True),
+    "statistics": modtrace.Capture(roles=["output", "op_output", "leaf"]),
+}
+WIDTH, ROWS = 16, 6
+
+
+class Net(nn.Module):
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.out, self.change = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.ops.modtrace_tests.apply(self.inner(x).relu() + 0.1 * x, id(self)))
+
+
+NETS: dict[int, Net] = {}
+
+
+@torch.library.custom_op("modtrace_tests::apply", mutates_args=())
+def apply(x: torch.Tensor, of: int) -> torch.Tensor:
+    return NETS[of].change(x).contiguous().clone()
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x[:, :1], x[:, :-1]], 1)
+
+
+def heads_permuted(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (4, 4))[:, :, [2, 0, 3, 1]].flatten(2)
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(0, 1).reshape(x.shape)
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    return x * (torch.arange(ROWS) < 3)[:, None]
+
+
+KINDS: dict[str, tuple[Change, str, str]] = {
+    "twice": (lambda x: x * 2, "scale", "2 x the first run's"),
+    "half": (lambda x: x / 2, "scale", "1/2 x the first run's"),
+    "sum for mean": (
+        lambda x: x * WIDTH,
+        "scale",
+        f"{WIDTH} x the first run's: {WIDTH} is a size here; a sum where the other takes a mean?",
+    ),
+    "mean for sum": (
+        lambda x: x / ROWS,
+        "scale",
+        f"1/{ROWS} x the first run's: {ROWS} is a size here; a sum where the other takes a mean?",
+    ),
+    "missing root": (
+        lambda x: x / math.sqrt(ROWS),
+        "scale",
+        f"1/sqrt({ROWS}) x the first run's: {ROWS} is a size here",
+    ),
+    "factor": (lambda x: x * 1.02, "scale", "1.02 x the first run's"),
+    "negative": (lambda x: -x, "sign", "the negative of the first run's"),
+    "offset": (lambda x: x + 1, "offset", "the first run's + 1"),
+    "transposed": (transposed, "transposed", "the first run's with axes 0 and 1 exchanged"),
+    "heads": (heads_permuted, "permuted", "the first run's in another order along axis 2"),
+    "shifted": (shifted, "shifted", "the first run's, shifted by 1 along axis 1"),
+    "masked": (masked, "masked", "equal but for 50% of the elements, which the second run has as 0"),
+}
+#: What is seen of these kinds where whole tensors are not there.
+BY_SUMS = {"transposed": "reordered", "heads": "reordered", "shifted": None, "masked": None}
+
+
+def record(change: Change, capture: str, steps: int = 1) -> modtrace.Recording:
+    net = Net(change)
+    NETS[id(net)] = net
+    with modtrace.record(net, ops=True, values=CAPTURES[capture], strict=True) as rec, torch.no_grad():
+        for step in range(steps):
+            net(torch.randn(3, ROWS, WIDTH, generator=torch.Generator().manual_seed(step)))
+    return rec
+
+
+def find(change: Change, capture: str, steps: int = 1) -> Divergence:
+    one, other = record(torch.clone, capture, steps), record(change, capture, steps)
+    found = modtrace.compare(one, other)
+    assert found.first is not None
+    assert found.first.op == "modtrace_tests.apply.default", str(found)
+    if found.first.relation:
+        assert f"  the second run's is {found.first.relation}\n" in str(found)
+    return found.first
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize("name", KINDS)
+def test_kind_of_a_difference_is_named(name: str, capture: str) -> None:
+    change, kind, relation = KINDS[name]
+    if capture == "statistics" and BY_SUMS.get(name) == "reordered":
+        return  # extremes and sums are equal: no difference is seen
+    first = find(change, capture)
+    if capture == "tensors" or name not in BY_SUMS:
+        assert (first.kind_of_difference, first.relation) == (kind, relation)
+    else:
+        assert first.kind_of_difference == BY_SUMS[name]
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_other_numbers_are_of_no_kind(capture: str) -> None:
+    first = find(lambda x: x + torch.linspace(0, 1, WIDTH).sin() * x.roll(1, -1), capture)
+    assert first.kind_of_difference is None and first.relation is None
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_tensor_of_the_step_before_is_told(capture: str) -> None:
+    kept: list[torch.Tensor] = []
+
+    def stale(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x.clone())
+        return kept[max(len(kept) - 2, 0)]
+
+    first = find(stale, capture, steps=3)
+    assert (first.step, first.kind_of_difference) == (1, "stale")
+    assert first.relation == "the first run's of step 0"
