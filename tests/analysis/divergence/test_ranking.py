@@ -105,6 +105,7 @@ def test_behind_the_first_difference_inputs_apart_by_more_than_their_own_noise_a
         text="",
         local=np.full(4, 1e-6),
         inherited=np.full(4, 1e-3),  # what rounding may have added up to
+        plain=np.full(4, 1e-3),
         gain=np.ones(4),
     )
     ranking = ranked([0.0, 1e-3, 7e-5, 5e-4], [0.0, 0.0, 8e-6, 1e-4], noise=noise)

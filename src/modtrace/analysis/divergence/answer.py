@@ -58,6 +58,8 @@ class Divergence:
     #: The tensor that was compared, where it is named by the op in front of it that made it.
     seen_at: str | None
     other: str | None  # the place in the second recording, if it has another name
+    #: What a difference that is less than noise becomes, as summands cancel behind it: `output of Net, 9.5e-02 apart`.
+    leads_to: str | None
     source_line: str | None
     arguments: tuple[str, ...]  # of the op, that are no tensors and differ: `eps 1e-05 against 0.001`
     operands: tuple[

@@ -1,6 +1,7 @@
 """Compares two recordings: aligns them, measures how far apart they are, and tells who made the difference."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,9 @@ from .merged_pairs import MergedPairs, put_in_order
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
 from .pairs import Compared, ComparedSide, compare_pairs
-from .ranking import choose_first, first_of_each, merge_rankings
+from .ranking import choose_certain, choose_first, first_of_each, merge_rankings
 from .recomputes import compare_recomputed
-from .reshaped import find_reshaped
+from .reshaped import find_reshaped, find_results
 
 #: At most so many places that made a difference are told one by one.
 _TOLD = 100
@@ -107,11 +108,19 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
     merged = put_in_order(parts)
     ranking = merge_rankings([each.ranking for each in parts], merged.order)
     details, first = [Details(each) for each in parts], choose_first(ranking)
+    are_results = merged.collect([find_results(each.side, each.a.rows) for each in parts])
+    certain = choose_certain(ranking, are_results) if first is None else None
+    if certain is not None:
+        first = certain[0]
     verdicts = ranking.find_verdicts(first)
 
     def tell(at: int) -> Divergence:
         part, place = merged.locate(at)
-        return details[part].tell(place, VERDICTS[verdicts[at]])
+        found = details[part].tell(place, VERDICTS[verdicts[at]])
+        if certain is None or at != first:
+            return found
+        part, place = merged.locate(certain[1])
+        return replace(found, leads_to=details[part].label(place))
 
     told = None if first is None else tell(first)
     error = merged.collect([each.errors.error for each in parts])
@@ -123,7 +132,10 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
     )
     reshaped, is_void = find_reshaped(pairs)
     return Comparison(
-        ok=not ranking.is_beyond.any() and not is_void and (allow_missing or not (missing or extra)),
+        ok=first is None
+        and not ranking.is_beyond.any()
+        and not is_void
+        and (allow_missing or not (missing or extra)),
         first=told,
         divergences=tuple(map(tell, _choose_places(merged, details, verdicts, first))),
         firsts=tuple(map(tell, first_of_each(verdicts, step, phase)[:_TOLD].tolist())),

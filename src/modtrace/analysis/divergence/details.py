@@ -82,6 +82,7 @@ class Details:
             through=None if culprit.is_alone else self._through(at),
             seen_at=self._names.label_value(row) if culprit.is_alone else None,
             other=None if label(mine) == label(theirs) else label(theirs),
+            leads_to=None,
             source_line=self._source_line(culprit, row),
             arguments=() if culprit.is_alone else self._operands.find_arguments(at),
             operands=() if culprit.is_alone else self._operands.find_operands(at),
@@ -90,6 +91,11 @@ class Details:
             **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},
             **(self._find_update(at) if verdict == SOURCE else {}),
         )
+
+    def label(self, at: int) -> str:
+        """Returns the name of a pair, and how far it is apart: `output of Net, 9.5e-02 apart`."""
+        name = self._names.label_value(int(self._found.a.rows[at]))
+        return f"{name}, {float(self._found.errors.error[at]):.1e} apart"
 
     def _relate(self, at: int, row: int, row_b: int) -> Relation | None:
         """Returns how the second tensor comes from the first, or which of them is that of an earlier step."""

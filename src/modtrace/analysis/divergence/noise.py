@@ -29,6 +29,7 @@ class Noise:
     text: str  # the same as a sentence
     local: Numbers  # what its op or module makes by itself
     inherited: Numbers  # what it may have inherited at most, of the noise of all before it
+    plain: Numbers  # the same, if no summands cancel
     gain: Numbers  # how many times larger what it has inherited may become, as its summands cancel
 
 
@@ -36,7 +37,14 @@ def give_noise(tolerance: float, count: int) -> Noise:
     """Returns a tolerance as the noise of all pairs."""
     level = np.full(count, float(tolerance))
     text = f"noise: a relative error of {tolerance:g} is tolerated"
-    return Noise(kind=GIVEN, text=text, local=level, inherited=np.zeros(count), gain=np.ones(count))
+    return Noise(
+        kind=GIVEN,
+        text=text,
+        local=level,
+        inherited=np.zeros(count),
+        plain=np.zeros(count),
+        gain=np.ones(count),
+    )
 
 
 def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
@@ -58,6 +66,7 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
         text=text,
         local=level,
         inherited=np.where(np.isinf(level), np.inf, np.minimum(level * cancellation, 1.0)),
+        plain=level,
         gain=cancellation,
     )
 
@@ -83,6 +92,7 @@ def assume_noise(a: ComparedRows, b: ComparedRows, cancellation: Numbers) -> Noi
         text=text,
         local=np.minimum(local * cancellation, 1.0),
         inherited=np.minimum(inherited * cancellation, 1.0),
+        plain=inherited,
         gain=cancellation,
     )
 

@@ -55,6 +55,10 @@ class Ranking:
     is_known: Bools  # its inputs were compared
     is_partial: Bools  # and not all that these were computed from
     is_source: Bools  # it has none
+    #: It is more than noise would be if no summands cancelled.
+    is_amplified: Bools
+    #: Unequal bits came of equal ones, by hashes or whole tensors, however small the difference is.
+    is_certain: Bools
 
     def dismiss(self, absorbed: Bools) -> "Ranking":
         """Returns the same without blame on these pairs, as nothing that follows from them differs."""
@@ -108,12 +112,19 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
     is_beyond = are_judged & ~inherited.is_copy & (error > own + _GAIN * np.minimum(given, noise.inherited))
     excused = np.maximum.accumulate(np.where(is_beyond | inherited.is_copy, 0.0, np.minimum(error, given)))
     # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
+    is_certain = (
+        are_judged & errors.is_unequal & inherited.is_known & (inherited.error == 0) & ~inherited.is_copy
+    )
     bound = np.maximum(noise.inherited, np.where(noise.inherited > 0, excused, 0.0))
     is_more = are_judged & (error > own + _GAIN * np.minimum(given, bound))
     return Ranking(
         is_beyond=is_more & ~inherited.is_copy,
         is_beyond_as_copy=is_more & inherited.is_copy,
-        score=error / np.maximum(np.maximum(given, own), _SMALLEST),
+        # Sketches do not resolve less than their floor: that counts as noise only where as much is.
+        score=np.fmax(
+            error / np.maximum(np.maximum(given, own), _SMALLEST),
+            np.where(is_certain & (noise.local < errors.floor), IS_MADE, 0.0),
+        ),
         is_beyond_inputs=given > np.maximum(own, bound),
         least=np.where(
             errors.is_by(NOTHING),
@@ -128,6 +139,8 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
         is_known=inherited.is_known,
         is_partial=inherited.is_partial,
         is_source=inherited.is_source,
+        is_amplified=are_judged & (error > _GAIN * np.maximum(noise.plain, local / noise.gain)),
+        is_certain=is_certain,
     )
 
 
@@ -155,6 +168,22 @@ def choose_first(ranking: Ranking) -> int | None:
     scores = np.maximum(ranking.score[rows], 1.0)
     is_made = ~ranking.is_beyond_inputs[rows] & (scores >= IS_MADE)
     return int(rows[is_made | (scores >= np.sqrt(scores.max()))][0])
+
+
+def choose_certain(ranking: Ranking, are_results: Bools) -> tuple[int, int] | None:
+    """Returns the pair with the first difference that is no chance, and the result that it has become large in.
+
+    A difference below the noise is a place only where summands cancel behind it, so that a result shows much of it.
+
+    Args:
+        ranking: what is said of each pair, none of which made a difference beyond noise.
+        are_results: which of them are what models return.
+    """
+    amplified = np.flatnonzero(are_results & ranking.is_amplified)
+    certain = np.flatnonzero(ranking.is_certain)
+    if not len(amplified) or not len(certain) or certain[0] >= amplified[0]:
+        return None
+    return int(certain[0]), int(amplified[0])
 
 
 def first_of_each(verdicts: Column, step: Column, phase: Column) -> Rows:

@@ -214,6 +214,8 @@ def _explain(each: Divergence) -> Iterator[str]:
         yield f"it shows in {each.seen_at}: {_describe_error(each)}"
     if each.relation is not None:
         yield f"the second run's is {each.relation}"
+    if each.leads_to is not None:
+        yield f"that is less than noise; behind it summands cancel, and it becomes {each.leads_to}"
     if each.through is not None:
         yield f"it depends on {each.through}"
     if each.other is not None:
