@@ -166,6 +166,12 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def count_write(tensor: torch.Tensor) -> None:
+    """Has autograd count a write to a tensor; not in inference mode, which counts none."""
+    with suppress(Exception):  # a RuntimeError of torch's, or whatever a subclass of the user's raises
+        torch.autograd.graph.increment_version(tensor)
+
+
 def set_version(tensor: torch.Tensor, version: int | None) -> None:
     """Sets the version of a tensor whose content has been restored, so that autograd sees no write (2.13).
 

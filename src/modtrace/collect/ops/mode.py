@@ -19,6 +19,7 @@ from ...torch_internals.autograd import (
 from ...torch_internals.call_frames import is_in_module_call
 from ...torch_internals.modes import UnwrappedMode
 from ...torch_internals.saved import saved_tensors_hooks
+from ...torch_internals.tensors import count_write, version_of
 from ..log.thread_log import ThreadLog
 from ..scopes.locate import Location
 from ..scopes.tracker import ScopeTracker
@@ -184,6 +185,7 @@ class OpMode(UnwrappedMode):
             return schema.call(*args, **kwargs) if kwargs else schema.call(*args)
         # What a storage gained since the last op is counted with this one.
         uses, live, sequence = ids.used_count, ids.lowest_bytes, sequence_nr()
+        versions = [version_of(each) for each in args[0]] if schema.is_foreach and args else ()
         start = time.perf_counter_ns()
         try:
             output = schema.call(*args, **kwargs) if kwargs else schema.call(*args)
@@ -200,6 +202,9 @@ class OpMode(UnwrappedMode):
         try:
             if schema.writes:
                 self._write(schema, args, kwargs or {}, op)
+                for tensor, version in zip(args[0], versions, strict=True) if versions else ():
+                    if version_of(tensor) == version:  # on a CPU, inside of a mode (2.13): as it is outside
+                        count_write(tensor)
             elif schema.is_collective:  # it declares no argument that it writes to: that is what it returns
                 for tensor, _ in tensors_in(output, ""):
                     self._write_tensor(tensor, op)

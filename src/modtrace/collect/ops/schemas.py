@@ -42,8 +42,9 @@ class OpSchema:
     """The properties of one operator, read when the operator is first seen."""
 
     __slots__ = (
-        "argument_names", "call", "func", "index", "is_changing_view", "is_collective", "is_differentiable",
-        "is_random", "is_uninitialized", "is_view", "may_be_ours", "name", "out_names", "writes", "written",
+        "argument_names", "call", "func", "hides_writes", "index", "is_changing_view", "is_collective",
+        "is_differentiable", "is_foreach", "is_random", "is_uninitialized", "is_view", "may_be_ours", "name",
+        "out_names", "writes", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any, index: int) -> None:
@@ -64,6 +65,12 @@ class OpSchema:
         self.is_view = declared is not None and any(_is_alias(each) for each in declared.returns)
         self.written = tuple(_written_arguments(self.name, arguments))
         self.writes = bool(self.written)
+        returns = [] if declared is None else [each.alias_info for each in declared.returns]
+        #: Torch does not count the writes of an op that does not return what it writes to, at least not in a mode.
+        self.hides_writes = self.is_collective or (
+            self.writes and not any(alias is not None and alias.is_write for alias in returns)
+        )
+        self.is_foreach = self.writes and self.name.startswith("aten._foreach_")
         self.out_names = tuple(each.name for each in arguments if each.is_out)
 
     def is_ours(self, args: Sequence[Any]) -> bool:

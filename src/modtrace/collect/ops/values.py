@@ -97,6 +97,8 @@ class OpValues:
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
         """Measures the outputs of an op, unless they are views."""
+        if schema.hides_writes:
+            self._latest = {}
         if schema.is_view or self._is_off:
             return
         mask = self._mask(schema.name, OP_OUTPUT)
