@@ -48,6 +48,23 @@ def test_product_and_sum_without_cancellation_have_no_factor() -> None:
     assert factors(op_after_another("aten.add.Tensor", [1.0, 2.0], [10.0, 20.0])) == [1.0, 1.0]
 
 
+def test_gradient_of_the_weights_of_a_norm_has_twice_the_rounding_of_the_gradient_that_it_adds_up() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 100)
+    call = build.call(net, 0, 90, nth=0)
+    makers = [build.op(call, "aten.mm.default", at, at + 1) for at in (10, 20)]
+    backward = build.op(call, "aten.native_layer_norm_backward.default", 30, 40)
+    for maker, slot, numbers in zip(makers, ("grad_out", "input"), ([3.0, -4.0], [3e6, 4e6]), strict=True):
+        build.use(build.tensor([2], producer=maker), op=backward, slot=slot)
+        build.value(build.site(net, "op_output", nth=0), numbers, call=call, op_id=maker)
+    for slot, numbers in (("[0]", [1e-3, 1e-3]), ("[1]", [0.03, 0.04]), ("[2]", [6.0, 8.0])):
+        build.tensor([2], producer=backward, slot=slot)
+        site = build.site(net, "op_output", nth=0, slot=slot)
+        build.value(site, numbers, call=call, op_id=backward)
+    assert factors(build.data()) == pytest.approx([1.0, 1.0, 1.0, 200.0, 1.0])
+
+
 def test_factor_of_a_tensor_that_is_zero_is_bounded() -> None:
     assert factors(op_after_another("aten.sub.Tensor", [3.0, 4.0], [0.0, 0.0])) == [1.0, 1e12]
 

@@ -15,6 +15,11 @@ from .measured import ComparedRows
 #: Ops that return means: of all they read, or at slot `[1]`.
 _AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "native_group_norm"})
 
+#: Ops that return at slots `[1]` and `[2]` sums over what they read as a gradient, times numbers of about one.
+_OF_WEIGHTS = frozenset(
+    {"native_layer_norm_backward", "native_batch_norm_backward", "native_group_norm_backward"}
+)
+
 _LARGEST = 1e12
 
 
@@ -68,13 +73,18 @@ def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: Co
     name = side.ops.name[values.op[rows[mine]]]
     slot = np.array([*values.slots, ""], object)[values.slot[rows[mine]]]
     is_plain = side.ops.is_plain
-    for kinds, slots, size in (
-        (ADDITIVE, None, measured.stats.l2),
-        (_AVERAGING, ("", "[1]"), measured.stats.rms),
+    is_gradient = np.array([*(each.startswith("grad") for each in flow.slots), False])[flow.slot]
+    is_other = side.ops.are_named(_OF_WEIGHTS)[flow.reader] & ~is_gradient
+    only_gradients = np.where(is_other, 0.0, np.nan)
+    for kinds, slots, size, of_read in (
+        (ADDITIVE, None, measured.stats.l2, np.full(len(flow.read), np.nan)),
+        (_AVERAGING, ("", "[1]"), measured.stats.rms, np.full(len(flow.read), np.nan)),
+        (_OF_WEIGHTS, ("[1]", "[2]"), measured.stats.l2, only_gradients),
     ):
         of_tensor = np.full(len(flow.tensors), np.nan)
         of_tensor[tensor[tensor >= 0]] = size[mine[tensor >= 0]]
-        read = find_inputs(flow, is_plain, of_tensor, np.full(len(flow.read), np.nan)).error
+        read = find_inputs(flow, is_plain, of_tensor, of_read).error
         is_wanted = np.isin(name, [code for code, each in enumerate(names) if each in kinds])
         summed = mine[is_wanted if slots is None else is_wanted & np.isin(slot, slots)]
-        factor[summed] = read[values.op[rows[summed]]] / size[summed]
+        # Each thread rounds a sum of its own to the dtype, and so is the sum of these.
+        factor[summed] = (2.0 if kinds is _OF_WEIGHTS else 1.0) * read[values.op[rows[summed]]] / size[summed]
