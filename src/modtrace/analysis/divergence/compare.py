@@ -45,6 +45,9 @@ from .reshaped import find_reshaped, find_results
 #: At most so many places that made a difference are told one by one.
 _TOLD = 100
 
+#: Of so many of them the kind of difference is looked for.
+_RELATED = 10
+
 #: At most so many places of the chart.
 _CHARTED = 10_000
 
@@ -114,9 +117,11 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         first = certain[0]
     verdicts = ranking.find_verdicts(first)
 
+    chosen = _choose_places(merged, details, verdicts, first)
+
     def tell(at: int) -> Divergence:
         part, place = merged.locate(at)
-        found = details[part].tell(place, VERDICTS[verdicts[at]])
+        found = details[part].tell(place, VERDICTS[verdicts[at]], with_relation=at in chosen[:_RELATED])
         if certain is None or at != first:
             return found
         part, place = merged.locate(certain[1])
@@ -137,7 +142,7 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         and not is_void
         and (allow_missing or not (missing or extra)),
         first=told,
-        divergences=tuple(map(tell, _choose_places(merged, details, verdicts, first))),
+        divergences=tuple(map(tell, chosen)),
         firsts=tuple(map(tell, first_of_each(verdicts, step, phase)[:_TOLD].tolist())),
         absorbed_most=tell(int(absorbed[np.argmax(error[absorbed])])) if len(absorbed) else None,
         missing=missing,

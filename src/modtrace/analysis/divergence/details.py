@@ -36,8 +36,8 @@ class Details:
         found = self._found
         return (found.b, found.a) if found.recompute_of else (found.a, found.b)
 
-    def tell(self, at: int, verdict: str) -> Divergence:
-        """Returns all that is known of one pair, of which the verdict is known."""
+    def tell(self, at: int, verdict: str, *, with_relation: bool = True) -> Divergence:
+        """Returns what is known of one pair, of which the verdict is known, maybe with its kind of difference."""
         found = self._found
         row, row_b = int(found.a.rows[at]), int(found.b.rows[at])
         site = self._names.site(row)
@@ -54,7 +54,7 @@ class Details:
         if found.inherited.is_source[at] and phase == OPTIMIZER and not culprit.is_alone:
             phase = FORWARD  # a parameter that the optimizer finds has been used in forward
         mine, theirs = self._names.place_of_value(row), self._others.place_of_value(row_b)
-        relation = self._relate(at, row, row_b)
+        relation = self._relate(at, row, row_b) if with_relation else None
         own = mine, site["op"], site["op_nth"], site["nth"]
         place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
         return Divergence(

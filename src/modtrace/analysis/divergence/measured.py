@@ -17,6 +17,10 @@ from ...recording.statistics.moments import RAW, Numbers, StatColumns, read_stat
 from ..step.calls import Bools, Column, Rows, column_of
 from ..step.ops import dictionary_codes
 
+#: So many rows are few.
+_FEW = 100
+
+_LISTS = ("hash", "sketch", "sample", "blob")
 _COLUMNS = ("shape", "dtype", "numel", *RAW)
 
 
@@ -75,7 +79,11 @@ def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
     values = data.table("values")
     table = values.select(_COLUMNS).take(from_numpy(rows, pa.int64()))
     dtype, dtypes = dictionary_codes(table["dtype"])
-    hashes, has_hash = _read_hashes(values["hash"])
+    # Of few rows all columns are taken; of many the long lists stay where they are.
+    columns, at = values.select(_LISTS), rows
+    if len(rows) < _FEW:
+        columns, at = columns.take(from_numpy(rows, pa.int64())), np.arange(len(rows))
+    hashes, has_hash = _read_hashes(columns["hash"])
     return ComparedRows(
         data=data,
         rows=rows,
@@ -85,11 +93,11 @@ def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
         dtypes=dtypes,
         stats=read_statistics(table),
         is_measured=to_numpy(table["count"].is_valid()),
-        hash=hashes[rows],
-        has_hash=has_hash[rows],
-        has_sketch=_has(values["sketch"], pc.list_value_length, SKETCH_SIZE)[rows],
-        has_sample=to_numpy(values["sample"].is_valid())[rows],
-        has_tensor=to_numpy(values["blob"].is_valid())[rows],
+        hash=hashes[at],
+        has_hash=has_hash[at],
+        has_sketch=_has(columns["sketch"], pc.list_value_length, SKETCH_SIZE)[at],
+        has_sample=to_numpy(columns["sample"].is_valid())[at],
+        has_tensor=to_numpy(columns["blob"].is_valid())[at],
     )
 
 

@@ -64,9 +64,8 @@ class Operands:
     def find_sizes(self, op: int) -> list[int]:
         """Returns the sizes of the axes of what an op of the first recording reads."""
         side, _ = self._runs[0]
-        return [
-            size for tensor in _find_reads(side, op).values() for size in side.flow.tensors.shapes[tensor]
-        ]
+        shapes = side.flow.tensors.table["shape"]
+        return [size for tensor in _find_reads(side, op).values() for size in shapes[tensor].as_py()]
 
     def _ops(self, at: int) -> tuple[int, int]:
         """Returns the ops of a pair; -1 where it is not of what an op returned."""
