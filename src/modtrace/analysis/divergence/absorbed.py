@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import Numbers
+from ..alignment.keys import number_keys
 from ..alignment.sides import Side
-from ..alignment.sizes import count_elements, read_sizes
-from ..step.calls import Bools, Rows, column_of, take
+from ..alignment.sizes import count_elements, number_sizes, read_sizes
+from ..step.calls import Bools, RowFinder, Rows, column_of, take
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
 from .measured import ComparedRows
@@ -190,24 +192,31 @@ def _find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:
         rows: rows of `values`.
         wanted: which of them are looked up, too, if they are of a module that returns a view.
     """
-    values, tensors = side.values, side.flow.tensors
+    values = side.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
     of_group = np.full(int(values.group.max(initial=-1)) + 1, -1, np.int64)
     of_group[values.group[outputs]] = side.find_tensors(outputs)
     found = of_group[values.group[rows]]
-    is_view = np.append(side.ops.is_view, False)[tensors.producer]
-    views = np.flatnonzero(is_view)
-    call = take(side.ops.call, tensors.producer[views])
-    inside = take(side.ops.call, side.flow.reader)
-    for at in np.flatnonzero(wanted & (found < 0) & values.is_of(OUTPUT, rows=rows)).tolist():
-        row = rows[at]
-        own = views[call == values.call[row]]
-        shape = [size for size in values.sizes[row].tolist() if size >= 0]
-        own = own[~np.isin(own, side.flow.read[inside == values.call[row]])]
-        fitting = [each for each in own.tolist() if [*tensors.shapes[each]] == shape]
-        if len(fitting) == 1:  # the only view of this shape that the call has left to others
-            found[at] = fitting[0]
+    at = np.flatnonzero(wanted & (found < 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
+    found[at] = _find_returned_views(side, rows[at])
     return found
+
+
+def _find_returned_views(side: Side, rows: Rows) -> Rows:
+    """Returns the only view of its shape that the call of each row has left to others; -1 for none, or several."""
+    values, flow, producer = side.values, side.flow, side.flow.tensors.producer
+    call = take(side.ops.call, producer)
+    is_left = np.append(side.ops.is_view, False)[producer] & (call >= 0)
+    is_left[flow.read[side.ops.call[flow.reader] == call[flow.read]]] = False
+    views = np.flatnonzero(is_left)
+    shape, own_shape = number_sizes(
+        read_sizes(flow.tensors.table["shape"].take(from_numpy(views))), values.sizes[rows]
+    )
+    keys, wanted = number_keys((call[views], values.call[rows]), (shape, own_shape))
+    distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    where = RowFinder(distinct)(wanted)
+    where = np.where(take(counts, where) == 1, where, -1)
+    return take(views, take(first, where))
 
 
 def _find_unread_aliases(flow: OpFlow) -> Bools:

@@ -50,7 +50,7 @@ def find_relation(
         sizes: sizes of axes that a factor may come from, besides those of the tensor.
     """
     left = max(_LEFT, _OF_NOISE * noise)
-    if not error > _EXPLAINS * left or a.numel[at] != b.numel[at]:
+    if not error > _EXPLAINS * left or a.numel[at] != b.numel[at] or a.numel[at] < 2:
         return None
     sizes = dict.fromkeys([*(size for size in a.shape(at)), int(a.numel[at]), *sizes])
     if a.has_tensor[at] and b.has_tensor[at]:
