@@ -132,12 +132,13 @@ def test_what_the_program_reads_is_a_place() -> None:
     assert modtrace.compare(read(first_two), read(outer_two)).first is not None
 
 
+Compute = Callable[["Step", torch.Tensor, float], torch.Tensor]
+
+
 class Step(nn.Module):
     """Calls a function with a linear layer, an input and a number, and goes on from what it returns."""
 
-    def __init__(
-        self, compute: Callable[[nn.Module, torch.Tensor, float], torch.Tensor], number: float
-    ) -> None:
+    def __init__(self, compute: Compute, number: float) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.inner, self.out, self.number = nn.Linear(8, 8), nn.Linear(8, 4), number
@@ -152,8 +153,20 @@ def alias_made_before(model: Step, x: torch.Tensor, number: float) -> torch.Tens
     memory = model.inner(x).clone()
     row = memory[0]
     memory.mul_(number)
+    return memory.sign() + row
+
+
+def alias_written_again(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    memory = model.inner(x).clone()
+    row = memory[0]
+    memory.mul_(number)
     memory.sign_()
     return memory + row
+
+
+def minus_itself(_: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    y = x * number
+    return (y - y) + x
 
 
 def base_of_a_view(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
@@ -172,7 +185,7 @@ def rows_written_twice(model: Step, x: torch.Tensor, number: float) -> torch.Ten
     return memory
 
 
-def branch(scale: float, dtype: torch.dtype) -> Callable[[Step, torch.Tensor, float], torch.Tensor]:
+def branch(scale: float, dtype: torch.dtype) -> Compute:
     def add(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
         return (x.to(dtype) + (model.inner(x) * number).to(dtype) * scale).float()
 
@@ -188,6 +201,34 @@ def average(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
 def count(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
     model.state.mul_(number).add_(1)
     return model.inner(x) + model.state.sign()
+
+
+def joined(join: Callable[..., torch.Tensor], scale: float, dtype: torch.dtype) -> Compute:
+    """Puts what differs beside what is much larger, or adds it to that by another op than an addition."""
+
+    def run(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+        large, small = (x * scale).to(dtype), (model.inner(x).tanh() * number).to(dtype)
+        return join(large, small).float()
+
+    return run
+
+
+def scatter(large: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
+    return torch.scatter(large, 0, torch.zeros(1, 8, dtype=torch.long), small)
+
+
+JOINS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cat and sum": lambda large, small: torch.cat([large, small], -1).unflatten(-1, (2, 8)).sum(-2),
+    "stack and sum": lambda large, small: torch.stack([large, small]).sum(0),
+    "stack and mean": lambda large, small: torch.stack([large, small]).mean(0),
+    "cumsum": lambda large, small: torch.stack([large, small]).cumsum(0)[1],
+    "cat and slice": lambda large, small: torch.cat([large, small], -1)[:, 8:].exp().log(),
+    "index_add": lambda large, small: large.index_add(0, torch.arange(3), small),
+    "scatter": scatter,
+    "where": lambda large, small: torch.where(torch.arange(8) < 4, large, small),
+    "addmm": lambda large, small: torch.addmm(large, small, torch.eye(8, dtype=large.dtype)),
+    "bias": lambda large, small: nn.functional.linear(small, torch.eye(8, dtype=large.dtype), large[0]),
+}
 
 
 def kept_out_of_sight(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
@@ -206,6 +247,8 @@ STAYING = {
     "moving average of a buffer": average,
     "buffer": count,
     "kept, and read by no op": kept_out_of_sight,
+    **{f"{name}, float32": joined(join, 1e6, torch.float32) for name, join in JOINS.items()},
+    **{f"{name}, bfloat16": joined(join, 30.0, torch.bfloat16) for name, join in JOINS.items()},
 }
 
 
@@ -221,6 +264,15 @@ def test_difference_that_stays_is_a_place(name: str, capture: str) -> None:
     found = modtrace.compare(run(0.5), run(0.125), allow_missing=True)
     assert not found.ok and found.first is not None, str(found)
     assert found.first.op in {"aten.mul.Tensor", "aten.mul_.Tensor", "aten.lerp_.Scalar"}, str(found)
+
+
+@pytest.mark.parametrize("compute", [alias_written_again, lambda _, x, number: x * number * 0 + x])
+def test_difference_that_is_gone_is_none(compute: Compute) -> None:
+    with torch.no_grad():
+        found = modtrace.compare(
+            Step(compute, 0.5), Step(compute, 0.125), (torch.linspace(-1, 1, 24).reshape(3, 8),)
+        )
+    assert found.ok and found.absorbed, str(found)
 
 
 def test_state_of_an_optimizer_is_a_place_though_the_step_is_equal() -> None:

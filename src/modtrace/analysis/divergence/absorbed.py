@@ -1,5 +1,6 @@
 """Finds differences that are gone again in all that both runs compute from them, as those of another order of sums."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -7,14 +8,14 @@ import numpy as np
 
 from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import OPTIMIZER, PHASES
-from ...recording.role import OP_OUTPUT, OUTPUT
-from ...recording.statistics.moments import Numbers
+from ...recording.role import BUFFER, OP_OUTPUT, OUTPUT, PARAMETER
+from ...recording.statistics.moments import Numbers, read_statistics
 from ..alignment.keys import number_keys
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, number_sizes, read_sizes
 from ..step.calls import Bools, RowFinder, Rows, column_of, take
 from ..tables.op_flow import OpFlow
-from ..tables.op_rules import ADDITIVE
+from ..tables.op_rules import ADDITIVE, ADDS_PRODUCT
 from .measured import ComparedRows
 from .ranking import IS_MADE, Ranking, choose_first
 
@@ -39,7 +40,8 @@ def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Sid
     """
     if not ranking.is_beyond.any() or not all(len(side.flow.read) for side, _ in sides):
         return ranking
-    paths = [_Paths(side, measured, ranking, error) for side, measured in sides]
+    size = np.fmax(*(measured.stats.l2 for _, measured in sides))
+    paths = [_Paths(side, measured.rows, ranking, error, size) for side, measured in sides]
     candidates = ranking.is_beyond & ~ranking.is_beyond_inputs
     is_absorbed = np.zeros(len(error), bool)
     for at in np.flatnonzero(candidates).tolist():
@@ -70,17 +72,19 @@ class _Difference(NamedTuple):
 
     tensor: int
     error: float  # how far it is apart; of a tensor without partner: what it was computed from
-    rms: float  # of its elements; NaN where that is not known
+    size: float  # its L2 norm, or the largest that it may have; NaN where that is not known
 
 
 class _Paths:
     """What one run has computed from each tensor."""
 
-    def __init__(self, side: Side, measured: ComparedRows, ranking: Ranking, error: Numbers) -> None:
+    def __init__(self, side: Side, rows: Rows, ranking: Ranking, error: Numbers, size: Numbers) -> None:
         flow = side.flow
-        self._noise, self._error, self._rms = ranking.noise, error, measured.stats.rms
-        self._tensor = _find_tensors(side, measured.rows, ranking.is_beyond)
-        self._pairs = _Groups(self._tensor, np.arange(len(measured.rows)), len(flow.tensors))
+        self._noise, self._error = ranking.noise, error
+        self._tensor = _find_tensors(side, rows, ranking.is_beyond)
+        self._pairs = _Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
+        self._size = _find_norms(side)
+        np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
         self._readers = _Groups(flow.read, flow.reader, len(flow.tensors))
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True
@@ -93,7 +97,9 @@ class _Paths:
         self._memory = _Memory(side)
         self._is_end = ~(is_read | side.is_internal) | self._memory.stays
         self._is_end[flow.returned.tensor] = True
-        self._adds, self._is_plain = side.ops.are_named(ADDITIVE), side.ops.is_plain
+        self._is_plain = side.ops.is_plain
+        self._adds, self._averages = side.ops.are_named(ADDITIVE), side.ops.are_named({"mean"})
+        self._summand = _find_summands(side)
         self._left = _MOST_TENSORS
 
     def follow(self, pair: int) -> Rows:
@@ -101,7 +107,7 @@ class _Paths:
         tensor = int(self._tensor[pair])
         if tensor < 0:
             return np.empty(0, np.int64)
-        first = _Difference(tensor, float(self._error[pair]), float(self._rms[pair]))
+        first = _Difference(tensor, float(self._error[pair]), float(self._size[tensor]))
         waiting = [first._replace(tensor=each) for each in self._find_beside(tensor)]
         seen = {tensor, *(each.tensor for each in waiting)}
         while waiting:
@@ -131,21 +137,42 @@ class _Paths:
     def _describe(self, made: int, read: _Difference, op: int) -> _Difference:
         pairs = self._pairs[made]
         if len(pairs):
-            return _Difference(made, float(self._error[pairs].max()), float(self._rms[pairs].max()))
-        return _Difference(made, read.error, read.rms if self._is_plain[op] else np.nan)
+            return _Difference(made, float(self._error[pairs].max()), float(self._size[made]))
+        if not self._is_plain[op]:
+            return _Difference(made, read.error, float(self._size[made]))
+        return _Difference(
+            made, read.error, read.size * min(1.0, math.sqrt(self._memory.ratio(made, read.tensor)))
+        )
 
     def _is_gone(self, read: _Difference, op: int, made: int) -> bool:
         """Returns whether an output was compared, and is apart by less than what the difference would leave.
 
-        A sum with a large summand hides a difference, which stays: so little of the sum must be noise that it would be
-        seen there. An op in place may write to a part of the memory that differs.
+        What is large hides a difference that stays, where it is added to it or put beside it. So the difference of what
+        was read is measured by the size of the output, of which so little must be noise that it would be seen there. An
+        op in place may write to a part of the memory that differs.
         """
         pairs = self._pairs[made]
         if not len(pairs) or self._memory.is_part_written(read.tensor, made):
             return False
         error, noise = self._error[pairs], self._noise[pairs]
-        left = read.error * (read.rms / self._rms[pairs] if self._adds[op] else 1.0)
+        if not self._size[made]:  # both are 0: nothing is left
+            return not error.any()
+        left = read.error * self._find_share(read, op, made)
         return bool(((error <= IS_MADE * noise) & (np.maximum(error, noise) <= _GONE * left)).all())
+
+    def _find_share(self, read: _Difference, op: int, made: int) -> float:
+        """Returns how much of an output comes from a tensor that its op has read, 1 at most; NaN if it is not known."""
+        size, ratio = float(self._size[made]), self._memory.ratio(made, read.tensor)
+        share = read.size / size
+        if self._averages[op]:
+            share *= ratio
+        elif self._adds[op]:
+            share *= math.sqrt(max(1.0, ratio))  # it is added to several rows
+        summand = int(self._summand[op])
+        if summand in (-1, read.tensor):
+            return min(1.0, share)
+        of_summand = float(self._size[summand]) * math.sqrt(self._memory.ratio(made, summand))
+        return min(1.0, share) * max(0.0, 1.0 - of_summand / size)
 
 
 class _Groups:
@@ -165,7 +192,7 @@ class _Memory:
     def __init__(self, side: Side) -> None:
         tensors = side.flow.tensors
         self._storage, self._version = (column_of(tensors.table, name) for name in ("storage", "version"))
-        numel = count_elements(read_sizes(tensors.table["shape"])).reshape(-1)
+        numel = self._numel = count_elements(read_sizes(tensors.table["shape"])).reshape(-1)
         _, memory = np.unique(self._storage, return_inverse=True)
         largest, last = np.zeros(len(memory) + 1, np.int64), np.zeros(len(memory) + 1, np.int64)
         np.maximum.at(largest, memory, numel)
@@ -178,10 +205,40 @@ class _Memory:
         outlives[memory[(tensors.producer < 0) | (phase == PHASES.index(OPTIMIZER))]] = True
         self.stays &= outlives[memory]
 
+    def ratio(self, one: int, other: int) -> float:
+        """Returns how many times as many elements one tensor has as the other."""
+        return float(self._numel[one] / max(self._numel[other], 1))
+
     def is_part_written(self, read: int, made: int) -> bool:
         """Returns whether an op in place that has read a tensor wrote to less than all memory of that."""
         is_same = self._storage[read] == self._storage[made] >= 0
         return bool(is_same and self._version[made] > self._version[read] and self._is_part[made])
+
+
+def _find_norms(side: Side) -> Numbers:
+    """Returns the L2 norm of each tensor as an op returned it, or of a leaf as it was met first; NaN for none."""
+    values, tensors = side.values, side.flow.tensors
+    norm = read_statistics(values.table).l2
+    found = np.full(len(tensors), np.nan)
+    leaves = np.flatnonzero(~values.is_of(OP_OUTPUT) & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
+    row = take(leaves, RowFinder(column_of(values.table, "site_id")[leaves])(tensors.site_id))
+    is_leaf = (row >= 0) & (tensors.site_id >= 0)
+    found[is_leaf] = norm[row[is_leaf]]
+    outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
+    made = side.find_tensors(outputs)
+    found[made[made >= 0]] = norm[outputs[made >= 0]]
+    return found
+
+
+def _find_summands(side: Side) -> Rows:
+    """Returns the tensor that each op adds to what it computes of others, as a bias; -1 for none."""
+    flow = side.flow
+    is_bias = np.array([*(slot == "bias" for slot in flow.slots), False])[flow.slot]
+    is_self = np.array([*(slot == "self" for slot in flow.slots), False])[flow.slot]
+    is_summand = is_bias | (is_self & side.ops.are_named(ADDS_PRODUCT)[flow.reader])
+    found = np.full(len(flow.op_id), -1, np.int64)
+    found[flow.reader[is_summand]] = flow.read[is_summand]
+    return found
 
 
 def _find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:

@@ -23,6 +23,9 @@ MOVES = WRITES | _names(
 #: They add numbers up.
 ADDITIVE = _names("add sub rsub sum lerp addcmul addcdiv")
 
+#: They add a product to what they read as `self`.
+ADDS_PRODUCT = _names("addmm addbmm baddbmm addmv addr")
+
 #: They compute nothing, as views.
 PLAIN = _names("to_copy detach alias clone copy contiguous unsafe_view")
 
