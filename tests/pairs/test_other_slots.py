@@ -1,5 +1,7 @@
 """Blocks that hand a residual on beside what they compute are compared slot by slot with blocks that add it at once."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -111,3 +113,40 @@ def test_fault_in_a_block_is_in_that_block(layer: int, residual_first: bool, cap
             (f"layers.{layer}", "forward"),
             (f"layers.{layer}.down", "forward"),
         }, first
+
+
+class Pair(nn.Module):
+    """Returns two tensors."""
+
+    def __init__(self, make: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.make(x)
+
+
+EXCHANGED: dict[str, tuple[Callable[[torch.Tensor], object], Callable[[torch.Tensor], object]]] = {
+    "tuple": (lambda x: (x.tanh(), x.sigmoid()), lambda x: (x.tanh(), x.sigmoid())[::-1]),
+    "dict": (
+        lambda x: {"a": x.tanh(), "b": x.sigmoid()},
+        lambda x: dict(zip("ba", (x.tanh(), x.sigmoid()), strict=True)),
+    ),
+    "equal extremes": (
+        lambda x: (x.clamp(-0.1, 0.1)[:3], x.tanh()),
+        lambda x: ((x * 1.01).tanh()[:3], x.clamp(-0.1, 0.1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("ops", [False, True])
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_what_models_return_at_other_slots_differs(name: str, ops: bool) -> None:
+    runs = []
+    for make in EXCHANGED[name]:
+        model = Pair(make)
+        with modtrace.record(model, ops=ops, values=CAPTURES["hashes"], strict=True) as rec:
+            model(torch.linspace(-2, 2, 32).reshape(4, 8))
+        runs.append(rec)
+    found = modtrace.compare(*runs, allow_missing=True)
+    assert not found.ok and found.first is not None and not found.reshaped, str(found)

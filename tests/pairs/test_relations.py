@@ -123,6 +123,23 @@ def test_other_numbers_are_of_no_kind(capture: str) -> None:
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize("change", [lambda z: z * 1j, lambda z: z.conj(), lambda z: z.roll(1, -1)])
+def test_complex_numbers_are_of_no_kind(change: Change, capture: str) -> None:
+    class Complex(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return change(torch.fft.fft(x)) if self.training else torch.fft.fft(x)
+
+    runs = []
+    for is_changed in (False, True):
+        model = Complex().train(is_changed)
+        with modtrace.record(model, ops=True, values=CAPTURES[capture], strict=True) as rec:
+            model(torch.linspace(-1, 1, 32).reshape(4, 8))
+        runs.append(rec)
+    found = modtrace.compare(*runs, allow_missing=True)
+    assert {each.kind_of_difference for each in found.divergences} <= {None}
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
 def test_tensor_of_the_step_before_is_told(capture: str) -> None:
     kept: list[torch.Tensor] = []
 

@@ -79,3 +79,32 @@ def test_autograd_refuses_what_was_written_to_as_without_a_recording(name: str) 
         return [each._version for each in saved], str(raised.value).partition(";")[0]
 
     assert run(True) == run(False)
+
+
+def out_alone(tensors: Sequence[torch.Tensor]) -> None:
+    torch.ops.aten._foreach_add.Scalar_out(tensors[:1], 1.0, out=tensors[1:2])
+
+
+def by_name(tensors: Sequence[torch.Tensor]) -> None:
+    torch.ops.aten._foreach_add_.Scalar(self=tensors, scalar=1.0)
+
+
+COUNTED: dict[str, Callable[[Sequence[torch.Tensor]], Any]] = {
+    **WRITES,
+    "out alone": out_alone,
+    "by name": by_name,
+    "the same twice": lambda tensors: torch._foreach_add_([tensors[0], tensors[0]], 1.0),
+    "views of one": lambda tensors: torch._foreach_add_([tensors[0][:1], tensors[0][1:]], 1.0),
+    "no write": lambda tensors: torch._foreach_add(tensors, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_torch_counts_as_many_writes_as_without_a_recording(name: str) -> None:
+    def run(recorded: bool) -> list[int]:
+        tensors = [torch.ones(3), torch.ones(3)]
+        with modtrace.record(ops=True, strict=True) if recorded else nullcontext(), torch.no_grad():
+            COUNTED[name](tensors)
+        return [each._version for each in tensors]
+
+    assert run(True) == run(False)

@@ -142,9 +142,10 @@ def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
 def _pair_by_content(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> None:
     """Pairs outputs of modules that hold the same, where their partners by slot hold something else.
 
-    A module may return `y`, and its port `(y, residual)` or `(residual, y)`.
+    A module may return `y`, and its port `(y, residual)` or `(residual, y)`. What outermost calls return stays with its
+    slot: nothing that was recorded tells that both runs read it alike.
     """
-    content = _number_contents(a.values, b.values)
+    content = _number_contents(a, b)
     rows = np.flatnonzero((partners[0] >= 0) & (content[0] >= 0))
     rows = rows[(content[1][partners[0][rows]] >= 0) & (content[1][partners[0][rows]] != content[0][rows])]
     partners[1][partners[0][rows]] = -1
@@ -189,20 +190,28 @@ def _find_unlike(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> tuple
     return found[0], found[1]
 
 
-def _number_contents(a: ValueSide, b: ValueSide) -> Partners:
-    """Returns a number for what each output of a module holds, by its extremes; -1 for others and for constants."""
-    found = np.full(len(a.step), -1, np.int64), np.full(len(b.step), -1, np.int64)
-    rows = [np.flatnonzero(each.is_of(OUTPUT) & (each.call >= 0)) for each in (a, b)]
+def _number_contents(a: Side, b: Side) -> Partners:
+    """Returns a number for what each output of a call inside of another holds, by its sizes and extremes.
+
+    It is -1 for all other rows and for constants.
+    """
+    sides = a.values, b.values
+    found = np.full(len(a.values.step), -1, np.int64), np.full(len(b.values.step), -1, np.int64)
+    rows = [
+        np.flatnonzero(each.values.is_of(OUTPUT) & (take(each.calls.calls.parent, each.values.call) >= 0))
+        for each in (a, b)
+    ]
     least, largest = (
-        [to_numpy(each.table[name], null=np.nan)[of] for each, of in zip((a, b), rows, strict=True)]
+        [to_numpy(each.table[name], null=np.nan)[of] for each, of in zip(sides, rows, strict=True)]
         for name in ("min", "max")
     )
+    sizes = number_sizes(*(_sorted(each.sizes[of]) for each, of in zip(sides, rows, strict=True)))
     split = len(rows[0])
     codes = [
         np.unique(np.concatenate(extremes), return_inverse=True)[1].reshape(-1)
         for extremes in (least, largest)
     ]
-    numbers = number_keys(*((each[:split], each[split:]) for each in codes))
+    numbers = number_keys(sizes, *((each[:split], each[split:]) for each in codes))
     for into, of, number, low, high in zip(found, rows, numbers, least, largest, strict=True):
         into[of] = np.where(low < high, number, -1)
     return found

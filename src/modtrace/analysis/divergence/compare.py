@@ -37,10 +37,10 @@ from .errors import METRICS, NOTHING
 from .merged_pairs import MergedPairs, put_in_order
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
-from .pairs import Compared, ComparedSide, compare_pairs
+from .pairs import Compared, ComparedSide, compare_pairs, find_results
 from .ranking import choose_certain, choose_first, first_of_each, merge_rankings
 from .recomputes import compare_recomputed
-from .reshaped import find_reshaped, find_results
+from .reshaped import find_reshaped
 
 #: At most so many places that made a difference are told one by one.
 _TOLD = 100

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import NothingRecordedError
-from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import LEAF, OF_PARAMETERS, OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import Numbers
@@ -90,6 +90,7 @@ def compare_pairs(
     for name in ("error", "floor", "metric"):
         getattr(errors, name)[is_joined] = getattr(joined, name)[of]
     inherited = _find_inherited(one, other, rows, rows_b, errors, alignment)
+    inherited.is_copy[_is_exchanged(side, rows, other.side, rows_b, alignment)] = False
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
     else:
@@ -178,12 +179,8 @@ def _is_passed_on(side: Side, rows: Rows, alone: Bools) -> Bools:
     Where that is not known, as no op that returned it was measured, a module has computed what it returned. Where only
     one recording has the op, the output shows what that has made.
     """
-    values, calls, group = side.values, side.calls.calls, side.values.group
-    maker = np.full(int(group.max(initial=-1)) + 1, -2, np.int64)
-    leaves = np.flatnonzero(values.is_of(LEAF))
-    outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
-    maker[group[leaves]], maker[group[outputs]] = -1, values.op[outputs]
-    op, own = maker[group[rows]], values.call[rows]
+    values, calls = side.values, side.calls.calls
+    op, own = _find_makers(side, rows), values.call[rows]
     around = take(side.ops.call, np.maximum(op, -1))
     is_passed_on = values.is_of(OUTPUT, rows=rows) & (own >= 0) & (op >= -1) & ~values.is_of_op[rows]
     is_passed_on &= ~alone[np.maximum(op, -1)]
@@ -191,6 +188,33 @@ def _is_passed_on(side: Side, rows: Rows, alone: Bools) -> Bools:
         is_passed_on &= around != own
         around = take(calls.parent, around)
     return np.asarray(is_passed_on)
+
+
+def find_results(side: Side, rows: Rows) -> Bools:
+    """Returns which rows of `values` are of what outermost calls returned in forward."""
+    values, call = side.values, side.values.call[rows]
+    is_output = values.is_of(OUTPUT, rows=rows) & (values.phase[rows] == PHASES.index(FORWARD)) & (call >= 0)
+    return np.asarray(is_output & (take(side.calls.outermost, call) == call))
+
+
+def _is_exchanged(side: Side, rows: Rows, other: Side, rows_b: Rows, alignment: Alignment) -> Bools:
+    """Returns which rows are of results of another op than in the second recording, as if slots were exchanged."""
+    partner = np.full(len(side.ops.name), -1, np.int64)
+    partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
+    theirs = take(partner, np.maximum(_find_makers(side, rows), -1))
+    makers_b = _find_makers(other, rows_b)
+    is_exchanged: Bools = (theirs >= 0) & (makers_b >= 0) & (theirs != makers_b)
+    return find_results(side, rows) & is_exchanged
+
+
+def _find_makers(side: Side, rows: Rows) -> Rows:
+    """Returns the op that returned the tensor of each row; -1 for a leaf, -2 where no op that did was measured."""
+    values = side.values
+    maker = np.full(int(values.group.max(initial=-1)) + 1, -2, np.int64)
+    leaves = np.flatnonzero(values.is_of(LEAF))
+    outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
+    maker[values.group[leaves]], maker[values.group[outputs]] = -1, values.op[outputs]
+    return np.asarray(maker[values.group[rows]])
 
 
 def _is_unread(run: ComparedSide, rows: Rows) -> Bools:

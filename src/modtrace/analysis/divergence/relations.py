@@ -50,7 +50,13 @@ def find_relation(
         sizes: sizes of axes that a factor may come from, besides those of the tensor.
     """
     left = max(_LEFT, _OF_NOISE * noise)
-    if not error > _EXPLAINS * left or a.numel[at] != b.numel[at] or a.numel[at] < 2:
+    dtypes = a.dtypes[a.dtype[at]], b.dtypes[b.dtype[at]]
+    if (
+        not error > _EXPLAINS * left
+        or a.numel[at] != b.numel[at]
+        or a.numel[at] < 2
+        or "complex" in "".join(dtypes)
+    ):
         return None
     sizes = dict.fromkeys([*(size for size in a.shape(at)), int(a.numel[at]), *sizes])
     if a.has_tensor[at] and b.has_tensor[at]:
@@ -87,7 +93,7 @@ def _relate_tensors(a: Numbers, b: Numbers, left: float, sizes: Iterable[int]) -
 
 def _find_orders(a: Numbers, b: Numbers, most: float) -> Iterator[Relation]:
     for axis, size in enumerate(a.shape):
-        for rows in range(1, min(_MOST_ROWS, size // 2) + 1):
+        for rows in range(1, min(_MOST_ROWS, size // 4) + 1):  # most of them have to be compared
             for one, other, by in ((a, b, rows), (b, a, -rows)):
                 ahead = np.take(one, range(size - rows), axis)
                 if norm_of(np.take(other, range(rows, size), axis) - ahead) <= most and norm_of(ahead):

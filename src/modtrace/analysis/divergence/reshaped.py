@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT
 from ..alignment.sides import Side
-from ..step.calls import Bools, Column, Rows, iterate_levels, take
+from ..step.calls import Column, iterate_levels
 from .answer import Reshaped
 from .errors import NOTHING
 from .names import Names
@@ -52,14 +52,6 @@ def find_reshaped(found: Compared) -> tuple[tuple[Reshaped, ...], bool]:
             )
     returned, others = (depth[values.call[each]] <= outermost for each in (compared, of))
     return tuple(told.values()), bool(others.any() and not returned.any() and len(of) > len(compared))
-
-
-def find_results(side: Side, rows: Rows) -> Bools:
-    """Returns which rows of `values` are of what outermost calls returned in forward."""
-    values = side.values
-    call = values.call[rows]
-    is_output = values.is_of(OUTPUT, rows=rows) & (values.phase[rows] == _FORWARD) & (call >= 0)
-    return np.asarray(is_output & (take(side.calls.outermost, call) == call))
 
 
 def _find_depths(side: Side) -> Column:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -185,7 +185,7 @@ class OpMode(UnwrappedMode):
             return schema.call(*args, **kwargs) if kwargs else schema.call(*args)
         # What a storage gained since the last op is counted with this one.
         uses, live, sequence = ids.used_count, ids.lowest_bytes, sequence_nr()
-        versions = [version_of(each) for each in args[0]] if schema.is_foreach and args else ()
+        unseen = self._versions_of_written(schema, args, kwargs or {}) if schema.is_foreach else ()
         start = time.perf_counter_ns()
         try:
             output = schema.call(*args, **kwargs) if kwargs else schema.call(*args)
@@ -202,9 +202,10 @@ class OpMode(UnwrappedMode):
         try:
             if schema.writes:
                 self._write(schema, args, kwargs or {}, op)
-                for tensor, version in zip(args[0], versions, strict=True) if versions else ():
-                    if version_of(tensor) == version:  # on a CPU, inside of a mode (2.13): as it is outside
-                        count_write(tensor)
+                for tensor, _ in [each for each in unseen if version_of(each[0]) == each[1]]:
+                    count_write(
+                        tensor
+                    )  # as outside of modes: inside of one, torch counts none on a CPU (2.13)
             elif schema.is_collective:  # it declares no argument that it writes to: that is what it returns
                 for tensor, _ in tensors_in(output, ""):
                     self._write_tensor(tensor, op)
@@ -311,16 +312,18 @@ class OpMode(UnwrappedMode):
         """
         if schema.is_changing_view:
             op = None
-        for argument in schema.written:
-            if isinstance(argument.key, int) and argument.key < len(args):
-                value = args[argument.key]
-            else:
-                value = kwargs.get(argument.name)
-            if isinstance(value, torch.Tensor):
-                self._write_tensor(value, op)
-            elif value:
-                for tensor in value:
-                    self._write_tensor(tensor, op)
+        for tensor in schema.find_written(args, kwargs):
+            self._write_tensor(tensor, op)
+
+    def _versions_of_written(
+        self, schema: OpSchema, args: Any, kwargs: Any
+    ) -> Sequence[tuple[torch.Tensor, int | None]]:
+        """Returns what an op is going to write to, with its version."""
+        try:
+            return [(tensor, version_of(tensor)) for tensor in schema.find_written(args, kwargs)]
+        except Exception as error:
+            self.fail(error, f"the op {schema.name}")
+            return ()
 
     def _write_tensor(self, tensor: torch.Tensor, op: int | None) -> None:
         try:

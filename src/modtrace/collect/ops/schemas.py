@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from ...torch_internals.ops import callable_of, is_random_op, schema_of
 
 #: Arguments that an op writes to although its schema does not say so (torch 2.13), by its name without the overload.
@@ -79,6 +81,18 @@ class OpSchema:
             args[1] if self.name == "with_effects" else self.func
         )  # by the former compiled code calls another op
         return self.may_be_ours and getattr(op, "namespace", "") == "modtrace"
+
+    def find_written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+        """Yields the tensors that a call writes to."""
+        for argument in self.written:
+            if isinstance(argument.key, int) and argument.key < len(args):
+                value = args[argument.key]
+            else:
+                value = kwargs.get(argument.name)
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif value:
+                yield from value
 
     def only_written(self, kwargs: Mapping[str, Any]) -> Collection[int]:
         """Returns the `id` of what is given as `out=`, whose values before the op mean nothing."""
