@@ -1,6 +1,7 @@
 """An op that got other arguments, or reads another tensor, is told with them: what it was given is the answer."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import modtrace
+from modtrace.analysis.divergence.answer import Comparison
+from modtrace.collect.recorder.recorder import Recorder
 
 Compute = Callable[["Net", torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -83,27 +86,57 @@ OPERANDS: dict[str, tuple[Compute, Compute, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_arguments_that_differ_are_in_the_first_line(name: str) -> None:
-    one, other, op, arguments = ARGUMENTS[name]
+def name_op(found: Comparison) -> str:
+    assert found.first is not None
+    return (found.first.op or "").split(".")[1]
+
+
+@pytest.mark.parametrize("name", [*ARGUMENTS, *OPERANDS])
+def test_what_an_op_is_given_otherwise_is_in_the_first_lines(name: str) -> None:
+    one, other, op, given = (ARGUMENTS | OPERANDS)[name]
+    arguments, operands = (given, ()) if name in ARGUMENTS else ((), (given,))
     x = torch.linspace(-1, 1, 32).reshape(4, 8)
     found = modtrace.compare(Net(one), Net(other), (x,))
+    assert name_op(found) == op
     assert found.first is not None
-    assert (found.first.op or "").split(".")[1] == op
-    assert found.first.arguments == arguments and found.first.operands == ()
-    assert f"{op} in Net, step 0, forward: {', '.join(arguments)}\n" in str(found)
+    assert found.first.arguments == arguments and found.first.operands == operands
+    assert f"{op} in Net, step 0, forward{': ' * bool(arguments)}{', '.join(arguments)}\n" in str(found)
+    assert all(f"  it reads another tensor: {operand}\n" in str(found) for operand in operands)
     assert "its inputs are equal" not in str(found)
 
 
-@pytest.mark.parametrize("name", OPERANDS)
-def test_tensors_that_are_others_are_named(name: str) -> None:
-    one, other, op, operand = OPERANDS[name]
-    x = torch.linspace(-1, 1, 32).reshape(4, 8)
-    found = modtrace.compare(Net(one), Net(other), (x,))
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"lr": 0.02}, "0.9999 against 0.9998"),
+        ({"eps": 1e-3}, "1e-08 against 0.001"),
+        ({"weight_decay": 0.5}, "0.9999 against 0.995"),
+        ({"betas": (0.8, 0.999)}, "weight 0.09999999999999998 against 0.19999999999999996"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_what_the_ops_of_an_optimizer_are_given_otherwise_is_named(
+    options: dict[str, Any], argument: str, foreach: bool
+) -> None:
+    def train(options: dict[str, Any]) -> Recorder:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach, **{"lr": 0.01} | options)
+        values = modtrace.Capture(roles="all", hash=True, sketch=True)
+        with modtrace.record(model, ops=True, values=values, strict=True) as rec:
+            for _ in range(2):
+                model(torch.ones(2, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return rec
+
+    found = modtrace.compare(train({}), train(options))
     assert found.first is not None
-    assert (found.first.op or "").split(".")[1] == op
-    assert found.first.operands == (operand,) and found.first.arguments == ()
-    assert f"  it reads another tensor: {operand}\n" in str(found)
+    assert found.first.phase == "optimizer" and found.first.step == 0
+    assert len(found.first.arguments) == 1 and found.first.arguments[0].endswith(argument)
+    assert found.first.arguments[0].startswith("_foreach_") == foreach
+    assert "run has it" not in str(found) and "run lacks" not in str(found)
 
 
 class Tied(nn.Module):

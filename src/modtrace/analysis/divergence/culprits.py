@@ -41,8 +41,8 @@ class Culprits:
         if inherited.is_source[at]:
             return own
         maker, maker_b = int(inherited.maker[at]), int(inherited.maker_b[at])
-        op = maker if not is_op and found.alone[maker] else int(inherited.through[at])
-        op_b = maker_b if not is_op and found.alone_b[maker_b] else int(inherited.through_b[at])
+        op = maker if not is_op and found.alone[maker] else self.find_through(at)
+        op_b = maker_b if not is_op and found.alone_b[maker_b] else self.find_through(at, SECOND)
         if op < 0 <= op_b:
             return Culprit(op_b, SECOND, is_alone=True)
         if op >= 0 and (
@@ -50,6 +50,18 @@ class Culprits:
         ):
             return Culprit(op, FIRST, is_alone=True)
         return own
+
+    def find_through(self, at: int, run: str = FIRST) -> int:
+        """Returns the op that one recording alone has, from which what was read comes; -1 for none.
+
+        What an op made may also not have been measured, as that of an op that returns nothing.
+        """
+        through, alone = (
+            (self._found.inherited.through, self._found.alone)
+            if run == FIRST
+            else (self._found.inherited.through_b, self._found.alone_b)
+        )
+        return int(through[at]) if alone[through[at]] else -1
 
     def find_keys(self, at: int) -> tuple[Key, Key | None]:
         """Returns what is equal for differences of one place, and the same of the forward op of an op of backward."""

@@ -10,7 +10,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import PARAMETER
 from ..alignment.contract import ModuleName
 from ..alignment.sides import Side
-from .answer import FIRST, SOURCE, Divergence
+from .answer import FIRST, SECOND, SOURCE, Divergence
 from .culprits import Culprit, Culprits
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors
 from .inherited import name_parameters
@@ -185,7 +185,7 @@ class Details:
         return error, error
 
     def _through(self, at: int) -> str | None:
-        op, op_b = int(self._found.inherited.through[at]), int(self._found.inherited.through_b[at])
+        op, op_b = self.culprits.find_through(at), self.culprits.find_through(at, SECOND)
         if op >= 0:
             return f"{self._names.label_op(op)}, which the second run lacks"
         return (

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT
 from ..alignment.sides import Side
+from ..graph.parts import forms_of_op
 from ..step.calls import RowFinder, Rows, column_of
 from .errors import find_errors
 from .measured import read_measured
@@ -40,10 +42,31 @@ class Operands:
         self._find_pair = RowFinder(found.a.rows)
 
     def find_arguments(self, at: int) -> tuple[str, ...]:
-        """Returns which arguments that are no tensors differ: `eps 1e-05 against 0.001`."""
+        """Returns which arguments that are no tensors differ: `eps 1e-05 against 0.001`.
+
+        Those of an optimizer may be given to an op that returns nothing: `_foreach_mul_ with scalar 0.9 against 0.8`.
+        """
         op, op_b = self._ops(at)
-        if op < 0 or op_b < 0:
-            return ()
+        told = self._compare_arguments(op, op_b) if op >= 0 and op_b >= 0 else ()
+        row = int(self._found.a.rows[at])
+        return told or (self._find_unmeasured(row) if self._of_optimizer(row) else ())
+
+    def _of_optimizer(self, row: int) -> bool:
+        return int(self._runs[0][0].values.phase[row]) == PHASES.index(OPTIMIZER)
+
+    def _find_unmeasured(self, row: int) -> tuple[str, ...]:
+        """Returns what else the first op was given of those whose outputs an optimizer's step has left unmeasured."""
+        (side, names), partner = self._runs[0], self._found.partner
+        is_wanted = (side.ops.step == side.values.step[row]) & (side.ops.phase == PHASES.index(OPTIMIZER))
+        is_wanted &= partner >= 0
+        is_wanted[side.values.op[side.values.is_of(OP_OUTPUT) & (side.values.op >= 0)]] = False
+        ops = np.flatnonzero(is_wanted)
+        for op in ops[np.argsort(side.ops.order[ops])].tolist():
+            if told := self._compare_arguments(op, int(partner[op])):
+                return tuple(f"{forms_of_op(names.op(op))[-1]} with {each}" for each in told)
+        return ()
+
+    def _compare_arguments(self, op: int, op_b: int) -> tuple[str, ...]:
         given, given_b = (
             _read_arguments(side, row) for (side, _), row in zip(self._runs, (op, op_b), strict=True)
         )

@@ -44,6 +44,7 @@ class Compared:
     side: Side
     other: Side
     modules: Mapping[ModuleName, ModuleName]  # of the second recording, and those of the first that they are
+    partner: Rows  # of each op of the first: the same op of the second; -1 for none
     alone: Bools  # of each op of the first: it computes something, and the second lacks it; the last stands for no op
     alone_b: Bools  # the same of the second recording
     a: ComparedRows
@@ -90,7 +91,9 @@ def compare_pairs(
     for name in ("error", "floor", "metric"):
         getattr(errors, name)[is_joined] = getattr(joined, name)[of]
     inherited = _find_inherited(one, other, rows, rows_b, errors, alignment)
-    inherited.is_copy[_is_exchanged(side, rows, other.side, rows_b, alignment)] = False
+    partner = np.full(len(side.ops.name), -1, np.int64)
+    partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
+    inherited.is_copy[_is_exchanged(side, rows, other.side, rows_b, partner)] = False
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
     else:
@@ -103,6 +106,7 @@ def compare_pairs(
         side=side,
         other=other.side,
         modules={there: here for here, there in alignment.modules},
+        partner=partner,
         alone=alone,
         alone_b=alone_b,
         a=measured,
@@ -197,10 +201,8 @@ def find_results(side: Side, rows: Rows) -> Bools:
     return np.asarray(is_output & (take(side.calls.outermost, call) == call))
 
 
-def _is_exchanged(side: Side, rows: Rows, other: Side, rows_b: Rows, alignment: Alignment) -> Bools:
+def _is_exchanged(side: Side, rows: Rows, other: Side, rows_b: Rows, partner: Rows) -> Bools:
     """Returns which rows are of results of another op than in the second recording, as if slots were exchanged."""
-    partner = np.full(len(side.ops.name), -1, np.int64)
-    partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
     theirs = take(partner, np.maximum(_find_makers(side, rows), -1))
     makers_b = _find_makers(other, rows_b)
     is_exchanged: Bools = (theirs >= 0) & (makers_b >= 0) & (theirs != makers_b)

@@ -56,6 +56,7 @@ def compare_recomputed(
         side=replace(side, names=tuple(modules.get(each, each) for each in side.names)),
         other=side,
         modules={},
+        partner=np.full(len(side.ops.name), -1, np.int64),
         alone=(none_alone := np.zeros(len(side.ops.name) + 1, bool)),
         alone_b=none_alone,
         a=again,
