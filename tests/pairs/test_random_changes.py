@@ -131,6 +131,12 @@ def path_of(net: Net, layer: nn.Module) -> str:
     [Change("insert", 0, 0), Change("repeat", 0, 2)],
     2,
 )
+@example(
+    [2],
+    [Change("reorder", 0, 2), Change("rename", 0, 0), Change("rename", 0, 1), Change("repeat", 0, 1)],
+    [Change("repeat", 0, 0)],
+    0,
+)
 def test_planted_difference_is_found_or_its_site_is_listed(
     sizes: list[int], changes: list[Change], others: list[Change], at: int
 ) -> None:

@@ -1,10 +1,10 @@
 """Pairs the ops of two recordings, by the sequence in which they ran inside of each pair of calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ..step.calls import Bools, Column, Rows, iterate_levels, ranges, take
 from ..step.ops import bare_name
 from .calls import translate
@@ -14,7 +14,7 @@ from .op_shapes import number_shapes
 from .sequences import align_sequences
 from .sides import Side
 
-_OPTIMIZED = PHASES.index(OPTIMIZER)
+_FORWARD, _OPTIMIZED = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 
 #: Instead of the number of a call: ops that can have no partner.
 _ALONE = -2
@@ -42,12 +42,17 @@ def pair_ops(
     pairs = _align_groups(
         (groups[0][rows[0]], groups[1][rows[1]]),
         [(one[rows[0]], other[rows[1]]) for one, other in tokens],
-        lambda: (a.find_unread()[rows[0]], b.find_unread()[rows[1]]),
+        (_run_for_nothing(a)[rows[0]], _run_for_nothing(b)[rows[1]]),
         a.ops.phase[rows[0]] == _OPTIMIZED,
     )
     at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
     partner[at], back[there] = there, at
     return partner, back
+
+
+def _run_for_nothing(side: Side) -> Bools:
+    """Returns which ops of forward nothing needs; of backward, gradients are what nothing reads."""
+    return side.find_unread() & (side.ops.phase == _FORWARD)
 
 
 def _number_ops(a: Side, b: Side) -> list[tuple[Rows, Rows]]:
@@ -141,22 +146,25 @@ def _drop_repeats(places: Rows) -> Rows:
 def _align_groups(
     groups: tuple[Rows, Rows],
     tokens: Sequence[Partners],
-    read_unread: Callable[[], tuple[Bools, Bools]],
+    are_idle: tuple[Bools, Bools],
     by_optimizer: Column,
 ) -> Rows:
     """Returns pairs of positions, where the ops of a group are adjacent.
 
-    Two calls that ran ops of the same names in the same order ran the same ones, of whatever shapes. Optimizers run the
-    same ops for each parameter: where they are not the same throughout, none is known to be for the same parameter.
+    Two calls that ran ops of the same names in the same order, and the same ones for nothing, ran the same ones, of
+    whatever shapes. Optimizers run the same ops for each parameter: where they are not the same throughout, none is
+    known to be for the same parameter. Where they are not, those that something needs come first.
     """
     distinct, begins, counts = np.unique(groups[0], return_index=True, return_counts=True)
     starts = np.searchsorted(groups[1], distinct)
     others = np.searchsorted(groups[1], distinct, side="right") - starts
-    pairs, is_equal = _pair_equal(begins, counts, starts, counts == others, tokens[0])
+    equal = number_keys(tokens[0], are_idle)
+    pairs, is_equal = _pair_equal(begins, counts, starts, counts == others, equal)
     found = [pairs]
     differing = np.flatnonzero(~is_equal & (others > 0) & ~by_optimizer[begins]).tolist()
-    if differing:
-        tokens = [number_keys(tokens[1], read_unread()), *tokens[1:]]
+    exact = number_keys(tokens[1], are_idle)
+    needed = np.where(are_idle[0], -1, exact[0]), np.where(are_idle[1], -2, exact[1])
+    tokens = [needed, exact, *tokens[1:]]
     for at in differing:
         one = slice(begins[at], begins[at] + counts[at])
         other = slice(starts[at], starts[at] + others[at])

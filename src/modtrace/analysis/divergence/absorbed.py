@@ -16,17 +16,18 @@ from ..alignment.sizes import count_elements, number_sizes, read_sizes
 from ..step.calls import Bools, RowFinder, Rows, column_of, take
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE, ADDS_PRODUCT
+from .errors import Errors
 from .measured import ComparedRows
 from .ranking import IS_MADE, Ranking, choose_first
 
-#: What is computed from a difference is equal again if its noise and its own difference are less than so much of it.
+#: What is computed from a difference is equal again if it is apart by less than so much of what would be left of that.
 _GONE = 0.1
 
 #: So many tensors are looked at for all differences together. Those that were not followed to their end stay.
 _MOST_TENSORS = 200_000
 
 
-def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Side, ComparedRows]]) -> Ranking:
+def dismiss_absorbed(ranking: Ranking, errors: Errors, sides: Sequence[tuple[Side, ComparedRows]]) -> Ranking:
     """Returns a ranking without blame on differences from which both runs go on to compute what is equal.
 
     A difference stays if it, or what was computed from it and differs too, comes to an end: what no op reads, what an
@@ -35,15 +36,15 @@ def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Sid
 
     Args:
         ranking: what is said of each pair.
-        error: how far each is apart; NaN where nothing was compared.
+        errors: how far each is apart.
         sides: the two recordings, and what was measured of each pair.
     """
     if not ranking.is_beyond.any() or not all(len(side.flow.read) for side, _ in sides):
         return ranking
     size = np.fmax(*(measured.stats.l2 for _, measured in sides))
-    paths = [_Paths(side, measured.rows, ranking, error, size) for side, measured in sides]
+    paths = [_Paths(side, measured.rows, ranking, errors, size) for side, measured in sides]
     candidates = ranking.is_beyond & ~ranking.is_beyond_inputs
-    is_absorbed = np.zeros(len(error), bool)
+    is_absorbed = np.zeros(len(errors), bool)
     for at in np.flatnonzero(candidates).tolist():
         if not is_absorbed[at]:
             is_absorbed[_follow(paths, at)] = True
@@ -52,14 +53,17 @@ def dismiss_absorbed(ranking: Ranking, error: Numbers, sides: Sequence[tuple[Sid
         gone = _follow(paths, first)
         if not len(gone):
             break
-        ranking = ranking.dismiss(np.isin(np.arange(len(error)), gone))
+        ranking = ranking.dismiss(np.isin(np.arange(len(errors)), gone))
     return ranking
 
 
 def _follow(paths: Sequence["_Paths"], pair: int) -> Rows:
-    """Returns all pairs through which a difference goes until it is gone in both runs; none if it is not."""
+    """Returns all pairs through which a difference goes until it is gone in both runs; none if it is not.
+
+    What the caller of a module ignores in one of the runs, as the last state of an LSTM, is followed in the other.
+    """
     found = {pair}
-    for number, path in enumerate(paths):
+    for number, path in enumerate([each for each in paths if not each.is_ignored(pair)] or paths):
         passed = path.follow(pair)
         if not len(passed):
             return passed
@@ -78,9 +82,11 @@ class _Difference(NamedTuple):
 class _Paths:
     """What one run has computed from each tensor."""
 
-    def __init__(self, side: Side, rows: Rows, ranking: Ranking, error: Numbers, size: Numbers) -> None:
+    def __init__(self, side: Side, rows: Rows, ranking: Ranking, errors: Errors, size: Numbers) -> None:
         flow = side.flow
-        self._noise, self._error = ranking.noise, error
+        self._noise, self._error = ranking.noise, errors.error
+        #: Statistics do not show how far tensors are apart that are as far apart as their noise.
+        self._resolution = np.where(ranking.is_estimated, ranking.noise, errors.floor)
         self._tensor = _find_tensors(side, rows, ranking.is_beyond)
         self._pairs = _Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
         self._size = _find_norms(side)
@@ -97,32 +103,52 @@ class _Paths:
         self._memory = _Memory(side)
         self._is_end = ~(is_read | side.is_internal) | self._memory.stays
         self._is_end[flow.returned.tensor] = True
+        self._is_ignored = np.zeros(len(flow.tensors), bool)
+        self._is_ignored[_find_results_of_modules(side)] = True
+        self._is_ignored[np.concatenate([flow.read, flow.returned.tensor])] = False
+        self._is_ignored &= ~self._memory.stays
         self._is_plain = side.ops.is_plain
         self._adds, self._averages = side.ops.are_named(ADDITIVE), side.ops.are_named({"mean"})
         self._summand = _find_summands(side)
         self._left = _MOST_TENSORS
 
+    def is_ignored(self, pair: int) -> bool:
+        """Returns whether the tensor of a pair was returned by a module, and its caller has not read it."""
+        tensor = int(self._tensor[pair])
+        return tensor >= 0 and all(self._is_ignored[each] for each in self._find_beside(tensor))
+
     def follow(self, pair: int) -> Rows:
-        """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not."""
+        """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not.
+
+        What the caller of a module ignores is no end, where something else that comes of the difference is equal.
+        """
         tensor = int(self._tensor[pair])
         if tensor < 0:
             return np.empty(0, np.int64)
         first = _Difference(tensor, float(self._error[pair]), float(self._size[tensor]))
         waiting = [first._replace(tensor=each) for each in self._find_beside(tensor)]
-        seen = {tensor, *(each.tensor for each in waiting)}
+        seen, is_gone, are_ignored = {tensor, *(each.tensor for each in waiting)}, False, False
         while waiting:
             each = waiting.pop()
             self._left -= 1
-            if self._is_end[each.tensor] or self._left < 0:
+            if self._is_ignored[each.tensor]:
+                are_ignored = True
+            elif self._is_end[each.tensor] or self._left < 0:
                 return np.empty(0, np.int64)
             for op in self._readers[each.tensor].tolist():
                 outputs = self._outputs[op].tolist()
                 if not outputs:
                     return np.empty(0, np.int64)
                 for made in outputs:
-                    if made not in seen and not self._is_gone(each, op, made):
+                    if made in seen:
+                        continue
+                    if self._is_gone(each, op, made):
+                        is_gone = True
+                    else:
                         seen.add(made)
                         waiting.append(self._describe(made, each, op))
+        if are_ignored and not is_gone:
+            return np.empty(0, np.int64)
         return np.concatenate([self._pairs[tensor] for tensor in sorted(seen)])
 
     def _find_beside(self, tensor: int) -> Iterable[int]:
@@ -148,17 +174,18 @@ class _Paths:
         """Returns whether an output was compared, and is apart by less than what the difference would leave.
 
         What is large hides a difference that stays, where it is added to it or put beside it. So the difference of what
-        was read is measured by the size of the output, of which so little must be noise that it would be seen there. An
-        op in place may write to a part of the memory that differs.
+        was read is measured by the size of the output, and must be more than what was measured there can miss. An op in
+        place may write to a part of the memory that differs.
         """
         pairs = self._pairs[made]
         if not len(pairs) or self._memory.is_part_written(read.tensor, made):
             return False
-        error, noise = self._error[pairs], self._noise[pairs]
+        error, seen = self._error[pairs], self._resolution[pairs]
         if not self._size[made]:  # both are 0: nothing is left
             return not error.any()
         left = read.error * self._find_share(read, op, made)
-        return bool(((error <= IS_MADE * noise) & (np.maximum(error, noise) <= _GONE * left)).all())
+        is_noise = error <= IS_MADE * self._noise[pairs]
+        return bool((is_noise & (np.maximum(error, seen) <= _GONE * left)).all())
 
     def _find_share(self, read: _Difference, op: int, made: int) -> float:
         """Returns how much of an output comes from a tensor that its op has read, 1 at most; NaN if it is not known."""
@@ -228,6 +255,15 @@ def _find_norms(side: Side) -> Numbers:
     made = side.find_tensors(outputs)
     found[made[made >= 0]] = norm[outputs[made >= 0]]
     return found
+
+
+def _find_results_of_modules(side: Side) -> Rows:
+    """Returns the tensors that ops have made, and modules returned."""
+    values = side.values
+    outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
+    returned = values.group[values.is_of(OUTPUT) & (values.call >= 0)]
+    tensors = side.find_tensors(outputs[np.isin(values.group[outputs], returned)])
+    return tensors[tensors >= 0]
 
 
 def _find_summands(side: Side) -> Rows:

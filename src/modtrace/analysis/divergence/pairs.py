@@ -18,7 +18,7 @@ from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import dismiss_absorbed
 from .cancellation import find_cancellation
-from .errors import Errors, find_errors
+from .errors import NOTHING, Errors, find_errors
 from .inherited import Inherited, add_second, find_inherited, order_by_use
 from .joined_errors import find_joined_errors
 from .measured import ComparedRows, read_measured
@@ -91,6 +91,7 @@ def compare_pairs(
     for name in ("error", "floor", "metric"):
         getattr(errors, name)[is_joined] = getattr(joined, name)[of]
     inherited = _find_inherited(one, other, rows, rows_b, errors, alignment)
+    errors.put_rows(NOTHING, np.flatnonzero(_is_beside(side, rows, pairs[is_misfit, 0])), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
     inherited.is_copy[_is_exchanged(side, rows, other.side, rows_b, partner)] = False
@@ -114,9 +115,20 @@ def compare_pairs(
         errors=errors,
         inherited=inherited,
         noise=noise,
-        ranking=dismiss_absorbed(ranking, errors.error, ((side, measured), (other.side, measured_b))),
+        ranking=dismiss_absorbed(ranking, errors, ((side, measured), (other.side, measured_b))),
         misfits=pairs[is_misfit],
     )
+
+
+def _is_beside(side: Side, rows: Rows, misfits: Rows) -> Bools:
+    """Returns which rows are of an op or call that returns something of another size in the other recording.
+
+    Then it was given something else, as an LSTM that gets one step where the other gets all.
+    """
+    values = side.values
+    maker = np.where(values.op >= 0, values.op, -2 - values.call)
+    is_output = values.is_of(OP_OUTPUT, OUTPUT) & (maker != -1)
+    return np.asarray(is_output[rows] & np.isin(maker[rows], maker[misfits[is_output[misfits]]]))
 
 
 def _find_noise(
