@@ -65,17 +65,22 @@ def pair_places(a: Side, b: Side, rules: Sequence[Rule]) -> PlacePairs:
 def _link(a: Side, b: Side, rules: Sequence[Rule]) -> dict[int, list[int]]:
     """Returns the places of `b` for places of `a`. A rule comes before an equal path."""
     roots = _pair_roots(a, b)
-    there = {(name.root, name.path): index for index, name in reversed(list(enumerate(b.names)))}
+    there: dict[tuple[str, str], list[int]] = {}
+    for index, name in enumerate(b.names):
+        there.setdefault((name.root, name.path), []).append(index)
     mapped = map_paths(rules, a.names, b.names)
     by_rule: dict[int, list[int]] = {}
     by_path: dict[int, list[int]] = {}
     for at, (name, paths) in enumerate(zip(a.names, mapped, strict=True)):
-        found = [there[key] for path in paths if (key := (roots.get(name.root, ""), path)) in there]
-        (by_path if paths == [name.path] else by_rule)[at] = found
+        known = [there.get((roots.get(name.root, ""), path), []) for path in paths]
+        if paths == [name.path]:
+            by_path[at] = known[0]
+        else:
+            by_rule[at] = [places[0] for places in known if places]
     taken = {place for found in by_rule.values() for place in found}
-    for at, found in by_path.items():  # the first of several places of one path
-        by_path[at] = [place for place in found if place not in taken]
-        taken.update(found)
+    for at, found in by_path.items():  # of several places of one path, as a module was replaced, the next
+        by_path[at] = [place for place in found if place not in taken][:1]
+        taken.update(by_path[at])
     return by_rule | by_path
 
 

@@ -52,7 +52,7 @@ def pair_ops(
 
 def _run_for_nothing(side: Side) -> Bools:
     """Returns which ops of forward nothing needs; of backward, gradients are what nothing reads."""
-    return side.find_unread() & (side.ops.phase == _FORWARD)
+    return np.asarray(side.find_unread() & (side.ops.phase == _FORWARD))
 
 
 def _number_ops(a: Side, b: Side) -> list[tuple[Rows, Rows]]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.protocols import RecordingData
 from ..step.calls import Rows, column_of
 from ..step.chosen_step import no_step
@@ -13,7 +14,8 @@ def pair_steps(
     """Returns the pairs of steps, and the steps of each recording that are compared at all.
 
     Steps of equal numbers are a pair. Where they are not of the same kind (one of the two runs evaluated in between),
-    or no number is in both, the n-th step of a kind is paired with the n-th of the same kind.
+    or no number is in both, the n-th step of a kind is paired with the n-th of the same kind. Steps of inference that
+    several threads ran are paired by what their first calls were given or returned, for their numbers are chance.
 
     Raises:
         ValueError: there is no such step.
@@ -29,6 +31,8 @@ def pair_steps(
     pairs = [(step, step) for step in common]
     if not common or any(len({of_a[step], of_b[step]} - {None}) > 1 for step in common):
         pairs = _pair_kinds(of_a, of_b)
+    if _are_concurrent(a, of_a) and _are_concurrent(b, of_b):
+        pairs = _pair_contents(pairs, _find_contents(a), _find_contents(b))
     return np.array(pairs, np.int64).reshape(-1, 2), set(of_a), set(of_b)
 
 
@@ -38,6 +42,36 @@ def _pair_kinds(of_a: dict[int, str | None], of_b: dict[int, str | None]) -> lis
         ones, others = ([step for step in sorted(each) if each[step] == kind] for each in (of_a, of_b))
         pairs += list(zip(ones, others, strict=False))
     return sorted(pairs)
+
+
+def _are_concurrent(data: RecordingData, kinds: dict[int, str | None]) -> bool:
+    """Returns whether several threads called models in steps, none of which trained."""
+    calls = data.table("calls")
+    threads = column_of(calls, "thread")[to_numpy(calls["parent_call_id"].is_null())]
+    return len(np.unique(threads)) > 1 and {*kinds.values()} == {"eval"}
+
+
+def _find_contents(data: RecordingData) -> dict[int, tuple[float, ...]]:
+    """Returns what the first tensor of a call in each step holds: its extremes and its sums."""
+    values = data.table("values")
+    rows = np.flatnonzero(to_numpy(values["call_id"].is_valid()))
+    steps, first = np.unique(column_of(values, "step")[rows], return_index=True)
+    found = values.take(from_numpy(rows[first])).select(["min", "max", "sum", "sumsq"])
+    return dict(
+        zip(steps.tolist(), zip(*(each.to_pylist() for each in found.columns), strict=True), strict=True)
+    )
+
+
+def _pair_contents(
+    pairs: list[tuple[int, int]], of_a: dict[int, tuple[float, ...]], of_b: dict[int, tuple[float, ...]]
+) -> list[tuple[int, int]]:
+    """Returns the pairs of the same steps by what they hold; what nothing else holds is paired in order."""
+    waiting: dict[object, list[int]] = {}
+    for _, step in reversed(pairs):
+        waiting.setdefault(of_b.get(step), []).append(step)
+    partners = {one: known.pop() for one, _ in pairs if (known := waiting.get(of_a.get(one)))}
+    left = iter(sorted({step for _, step in pairs} - {*partners.values()}))
+    return [(one, partners[one] if one in partners else next(left)) for one, _ in pairs]
 
 
 def _find_steps(data: RecordingData) -> dict[int, str | None]:

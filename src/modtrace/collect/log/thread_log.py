@@ -85,6 +85,13 @@ class ThreadLog:
         """True if a call of a module runs on the thread."""
         return self.segment is not None and not self.segment.is_stretch
 
+    def is_running(self, module_id: int) -> bool:
+        """Returns whether the outermost call on the thread is of this module."""
+        segment = self.segment
+        while segment is not None and segment.outer is not None:
+            segment = segment.outer
+        return segment is not None and segment.named.module_id == module_id
+
     def kwargs_of(self, call_frame: FrameType) -> dict[str, Any]:
         """Returns the keyword arguments of the call that begins.
 

@@ -207,7 +207,11 @@ class ScopeTracker:
             segment.with_grad = True
         if task < 0:
             segment.owners = context.owners = () if context.is_scope else self._owners(log, context, frame)
-        elsewhere = any(other.is_in_module for other in self.logs.all if other is not log)
+        elsewhere = any(
+            other.is_in_module and (with_grad or not other.is_running(segment.named.module_id))
+            for other in self.logs.all
+            if other is not log
+        )
         in_step = task >= 0 or log.segment is not None or elsewhere or self.optimizers.is_stepping(frame)
         if not in_step and not context.is_scope:
             segment.handover = Handover(
