@@ -148,7 +148,7 @@ def _describe_weights(side: Side) -> dict[int, tuple[object, ...]]:
     least, largest = (to_numpy(values.table[name], null=np.nan) for name in ("min", "max"))
     of_place: dict[int, dict[int, tuple[object, ...]]] = defaultdict(dict)
     for row in rows.tolist():
-        sizes = tuple(sorted(values.sizes[row].tolist()))
+        sizes = tuple(sorted(size for size in values.sizes[row].tolist() if size >= 0))
         own = sizes, float(least[row]), float(largest[row])
         of_place[int(values.home[row])].setdefault(int(values.slot[row]), own)
     return {

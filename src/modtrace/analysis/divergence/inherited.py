@@ -98,8 +98,10 @@ def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
     """
     is_of_ops = np.isin(found.group, found.group[is_op]) & np.isin(second.group, second.group[is_op])
     is_copy = ~is_op & (is_of_ops | found.is_input)
-    # What the second recording reads may be the output of an op that only it has, which a module returned.
-    error = np.maximum(found.error, second.error)
+    # What the second recording reads may be the output of an op that only it has, which a module returned. What was
+    # measured in front of it in one of the runs alone is not what an unknown input comes from.
+    least, most = np.minimum(found.error, second.error), np.maximum(found.error, second.error)
+    error = np.where(found.is_known | second.is_known, most, least)
     return replace(found, error=error, through_b=second.through, maker_b=second.maker, is_copy=is_copy)
 
 

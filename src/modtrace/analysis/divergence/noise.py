@@ -71,7 +71,9 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
     )
 
 
-def assume_noise(a: ComparedRows, b: ComparedRows, cancellation: Numbers) -> Noise:
+def assume_noise(
+    a: ComparedRows, b: ComparedRows, cancellation: Numbers, most: Numbers | float = 2.0
+) -> Noise:
     """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
 
     Results are rounded to their dtype, and added up in float32 at least.
@@ -80,6 +82,7 @@ def assume_noise(a: ComparedRows, b: ComparedRows, cancellation: Numbers) -> Noi
         a: the tensors of one recording.
         b: those of the other.
         cancellation: how many times larger the summands of each tensor are.
+        most: the largest noise of each. Two tensors that are noise alone are apart by up to twice their size.
     """
     coarser = _find_epsilons(a, b)
     length = np.maximum(_longest_axes(a), _longest_axes(b))
@@ -90,8 +93,8 @@ def assume_noise(a: ComparedRows, b: ComparedRows, cancellation: Numbers) -> Noi
     return Noise(
         kind=ASSUMED,
         text=text,
-        local=np.minimum(local * cancellation, 1.0),
-        inherited=np.minimum(inherited * cancellation, 1.0),
+        local=np.minimum(local * cancellation, most),
+        inherited=np.minimum(inherited * cancellation, most),
         plain=inherited,
         gain=cancellation,
     )

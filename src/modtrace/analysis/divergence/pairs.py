@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import NothingRecordedError
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import LEAF, OF_PARAMETERS, OP_OUTPUT, OUTPUT
+from ...recording.role import LEAF, OF_PARAMETERS, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
@@ -146,7 +146,10 @@ def _find_noise(
     cancellation = np.where(is_joined, np.maximum(ones, others), np.minimum(ones, others))
     if runs:
         return measure_noise([_find_levels(one.side.data, run, a.rows) for run in runs], cancellation)
-    return assume_noise(a, b, cancellation)
+    is_parameter = one.side.values.is_of(
+        PARAMETER, rows=a.rows
+    )  # of its size, gradients that are noise leave less
+    return assume_noise(a, b, cancellation, np.where(is_parameter, 1.0, 2.0))
 
 
 def is_uninitialized(run: ComparedSide, rows: Rows) -> Bools:
