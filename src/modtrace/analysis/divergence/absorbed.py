@@ -1,7 +1,7 @@
 """Finds differences that are gone again in all that both runs compute from them, as those of another order of sums."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +92,7 @@ class _Paths:
         self._size = _find_norms(side)
         np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
         self._readers = _Groups(flow.read, flow.reader, len(flow.tensors))
+        self._reads = _Groups(flow.reader, flow.read, len(flow.op_id))
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True
         is_unread_workspace = side.is_internal & ~is_read
@@ -120,7 +121,17 @@ class _Paths:
     def follow(self, pair: int) -> Rows:
         """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not.
 
-        What the caller of a module ignores is no end, where something else that comes of the difference is equal.
+        Where it is not, ops that read another difference, too, are left out: what they return tells of both.
+        """
+        found = self._follow(pair, with_others=True)
+        return found if len(found) else self._follow(pair, with_others=False)
+
+    def _follow(self, pair: int, *, with_others: bool) -> Rows:
+        """Returns the same. What the caller of a module ignores is no end, where something else is equal again.
+
+        Args:
+            pair: the difference.
+            with_others: it is followed through ops that read another difference, which does not come of this one.
         """
         tensor = int(self._tensor[pair])
         if tensor < 0:
@@ -128,6 +139,7 @@ class _Paths:
         first = _Difference(tensor, float(self._error[pair]), float(self._size[tensor]))
         waiting = [first._replace(tensor=each) for each in self._find_beside(tensor)]
         seen, is_gone, are_ignored = {tensor, *(each.tensor for each in waiting)}, False, False
+        mixed: list[tuple[int, _Difference]] = []  # ops that read another difference, and what they return
         while waiting:
             each = waiting.pop()
             self._left -= 1
@@ -146,10 +158,27 @@ class _Paths:
                         is_gone = True
                     else:
                         seen.add(made)
-                        waiting.append(self._describe(made, each, op))
-        if are_ignored and not is_gone:
+                        mixed.append((op, self._describe(made, each, op)))
+            left_out = [not with_others and self._reads_another(op, seen) for op, _ in mixed]
+            waiting += [made for (_, made), is_out in zip(mixed, left_out, strict=True) if not is_out]
+            mixed = [each for each, is_out in zip(mixed, left_out, strict=True) if is_out]
+        if (are_ignored or mixed) and not is_gone:
             return np.empty(0, np.int64)
         return np.concatenate([self._pairs[tensor] for tensor in sorted(seen)])
+
+    def _reads_another(self, op: int, seen: set[int]) -> bool:
+        """Returns whether an op reads a tensor that differs and does not come of those that were seen."""
+        return any(each not in seen for each in self._find_differing(op))
+
+    def _find_differing(self, op: int) -> Iterator[int]:
+        """Yields what an op reads and differs, also through views."""
+        for tensor in self._reads[op].tolist():
+            pairs, producer = self._pairs[tensor], int(self._producer[tensor])
+            if len(pairs):
+                if (self._error[pairs] > IS_MADE * self._noise[pairs]).any():
+                    yield tensor
+            elif producer >= 0 and self._is_plain[producer]:
+                yield from self._find_differing(producer)
 
     def _find_beside(self, tensor: int) -> Iterable[int]:
         """Returns a tensor, and the others that its op returned at the same slot: the same memory in other forms.
