@@ -1,5 +1,6 @@
 """Proposes rules for modules that two recordings have under different names."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -131,31 +132,28 @@ def _pair_by_weights(a: Side, b: Side, leaves: tuple[Sequence[_Leaf], Sequence[_
 
 
 def _find_unique(
-    weights: Mapping[int, tuple[object, ...]], leaves: Sequence[_Leaf]
-) -> dict[tuple[object, ...], int]:
+    weights: Mapping[int, tuple[float, ...]], leaves: Sequence[_Leaf]
+) -> dict[tuple[float, ...], int]:
     """Returns the leaf of all weights that only one leaf has."""
-    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    found: dict[tuple[float, ...], list[int]] = defaultdict(list)
     for number, each in enumerate(leaves):
         if len(each.places) == 1 and each.places[0] in weights:
             found[weights[each.places[0]]].append(number)
     return {key: numbers[0] for key, numbers in found.items() if len(numbers) == 1}
 
 
-def _describe_weights(side: Side) -> dict[int, tuple[object, ...]]:
-    """Returns by place what tells its parameters from all others, if not all elements of each are equal."""
+def _describe_weights(side: Side) -> dict[int, tuple[float, ...]]:
+    """Returns by place what tells its largest parameter from all others, if not all elements of that are equal."""
     values = side.values
     rows = rows_in_order(values.kept & values.is_of(PARAMETER) & (values.home >= 0), values.order)
     least, largest = (to_numpy(values.table[name], null=np.nan) for name in ("min", "max"))
-    of_place: dict[int, dict[int, tuple[object, ...]]] = defaultdict(dict)
+    of_place: dict[int, dict[int, tuple[float, ...]]] = defaultdict(dict)
     for row in rows.tolist():
-        sizes = tuple(sorted(size for size in values.sizes[row].tolist() if size >= 0))
-        own = sizes, float(least[row]), float(largest[row])
+        sizes = sorted(size for size in values.sizes[row].tolist() if size >= 0)
+        own = math.prod(sizes), *sizes, float(least[row]), float(largest[row])
         of_place[int(values.home[row])].setdefault(int(values.slot[row]), own)
-    return {
-        place: tuple(sorted(each.values(), key=repr))
-        for place, each in of_place.items()
-        if any(low < high for _, low, high in each.values())  # type: ignore[operator]
-    }
+    found = {place: max(each.values()) for place, each in of_place.items()}
+    return {place: each for place, each in found.items() if each[-2] < each[-1]}
 
 
 def _align_leaves(

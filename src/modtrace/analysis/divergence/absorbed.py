@@ -13,7 +13,7 @@ from ...recording.statistics.moments import Numbers, read_statistics
 from ..alignment.keys import number_keys
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, number_sizes, read_sizes
-from ..step.calls import Bools, RowFinder, Rows, column_of, take
+from ..step.calls import Bools, Groups, RowFinder, Rows, column_of, take
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE, ADDS_PRODUCT
 from .errors import Errors
@@ -88,18 +88,18 @@ class _Paths:
         #: Statistics do not show how far tensors are apart that are as far apart as their noise.
         self._resolution = np.where(ranking.is_estimated, ranking.noise, errors.floor)
         self._tensor = _find_tensors(side, rows, ranking.is_beyond)
-        self._pairs = _Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
+        self._pairs = Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
         self._size = _find_norms(side)
         np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
-        self._readers = _Groups(flow.read, flow.reader, len(flow.tensors))
-        self._reads = _Groups(flow.reader, flow.read, len(flow.op_id))
+        self._readers = Groups(flow.read, flow.reader, len(flow.tensors))
+        self._reads = Groups(flow.reader, flow.read, len(flow.op_id))
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True
         is_unread_workspace = side.is_internal & ~is_read
         made = np.flatnonzero(
             (flow.tensors.producer >= 0) & ~is_unread_workspace & ~_find_unread_aliases(flow)
         )
-        self._outputs = _Groups(flow.tensors.producer[made], made, len(flow.op_id))
+        self._outputs = Groups(flow.tensors.producer[made], made, len(flow.op_id))
         self._producer, self._slot = flow.tensors.producer, flow.tensors.slot
         self._memory = _Memory(side)
         self._is_end = ~(is_read | side.is_internal) | self._memory.stays
@@ -229,17 +229,6 @@ class _Paths:
             return min(1.0, share)
         of_summand = float(self._size[summand]) * math.sqrt(self._memory.ratio(made, summand))
         return min(1.0, share) * max(0.0, 1.0 - of_summand / size)
-
-
-class _Groups:
-    """Rows by a key from 0 on."""
-
-    def __init__(self, keys: Rows, rows: Rows, size: int) -> None:
-        order = np.argsort(keys, kind="stable")
-        self._rows, self._starts = rows[order], np.searchsorted(keys[order], np.arange(size + 1))
-
-    def __getitem__(self, key: int) -> Rows:
-        return self._rows[self._starts[key] : self._starts[key + 1]]
 
 
 class _Memory:

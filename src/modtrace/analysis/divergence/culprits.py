@@ -6,8 +6,12 @@ import numpy as np
 
 from ...recording.role import OP_OUTPUT
 from ..alignment.sides import Side
+from ..step.calls import Groups, Rows
 from .answer import FIRST, SECOND
+from .errors import find_errors
+from .measured import read_measured
 from .pairs import Compared
+from .ranking import IS_MADE
 
 
 class Culprit(NamedTuple):
@@ -27,12 +31,13 @@ class Culprits:
 
     def __init__(self, found: Compared) -> None:
         self._found = found
+        self._outputs: dict[str, Groups] = {}  # of each op, by FIRST and SECOND: its rows of `values`
 
     def find(self, at: int) -> Culprit:
         """Returns who made the difference of a pair.
 
         Where one recording has an op between what was compared and the other has none, it is that op. Where both have
-        one, it is what was compared, if that is in the same module or around it.
+        one, it is the op behind what is equal, and else what was compared, if that is in the same module or around it.
         """
         found, inherited = self._found, self._found.inherited
         row = int(found.a.rows[at])
@@ -45,6 +50,15 @@ class Culprits:
         op_b = maker_b if not is_op and found.alone_b[maker_b] else self.find_through(at, SECOND)
         if op < 0 <= op_b:
             return Culprit(op_b, SECOND, is_alone=True)
+        if op >= 0 and op_b >= 0:
+            noise = IS_MADE * max(float(found.noise.local[at]), float(found.errors.floor[at]))
+            made, made_b = self._rows_of(FIRST, op), self._rows_of(SECOND, op_b)
+            if self._are_equal(made, made_b, noise):
+                return own
+            if self._are_equal(made, self._rows_read(SECOND, op_b), noise):
+                return Culprit(op_b, SECOND, is_alone=True)
+            if self._are_equal(self._rows_read(FIRST, op), made_b, noise):
+                return Culprit(op, FIRST, is_alone=True)
         if op >= 0 and (
             op_b < 0 or not is_op or not _is_inside(found.side, op, int(found.side.values.place[row]))
         ):
@@ -63,6 +77,33 @@ class Culprits:
         )
         return int(through[at]) if alone[through[at]] else -1
 
+    def _rows_of(self, run: str, op: int) -> Rows:
+        """Returns the rows of `values` of what an op returned."""
+        if run not in self._outputs:
+            side = self._side(run)
+            rows = np.flatnonzero(side.values.is_of(OP_OUTPUT))
+            self._outputs[run] = Groups(side.values.op[rows], rows, len(side.ops.name))
+        return self._outputs[run][op]
+
+    def _rows_read(self, run: str, op: int) -> Rows:
+        """Returns the rows of `values` of what the ops returned that made what an op reads."""
+        flow = self._side(run).flow
+        begin, end = np.searchsorted(flow.reader, [op, op + 1])
+        makers = flow.tensors.producer[flow.read[begin:end]]
+        return np.concatenate(
+            [np.empty(0, np.int64), *(self._rows_of(run, each) for each in makers[makers >= 0].tolist())]
+        )
+
+    def _are_equal(self, rows: Rows, rows_b: Rows, noise: float) -> bool:
+        """Returns whether one of the rows of the first recording is apart from one of the second by noise alone."""
+        at, there = np.repeat(rows, len(rows_b)), np.tile(rows_b, len(rows))
+        a, b = read_measured(self._found.side.data, at), read_measured(self._found.other.data, there)
+        error = find_errors(a, b).error
+        return bool(((a.numel == b.numel) & (error <= noise)).any())
+
+    def _side(self, run: str) -> Side:
+        return self._found.side if run == FIRST else self._found.other
+
     def find_keys(self, at: int) -> tuple[Key, Key | None]:
         """Returns what is equal for differences of one place, and the same of the forward op of an op of backward."""
         found, culprit = self._found, self.find(at)
@@ -80,7 +121,7 @@ class Culprits:
 
     def side_of(self, culprit: Culprit) -> Side:
         """Returns the recording that has the op."""
-        return self._found.side if culprit.run == FIRST else self._found.other
+        return self._side(culprit.run)
 
     def _key_of(self, culprit: Culprit) -> Key:
         side, op = self.side_of(culprit), culprit.op

@@ -15,6 +15,7 @@ from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
 from ..alignment.sides import Side
 from ..step.calls import Bools, Rows, column_of, take
+from ..tables.op_flow import FIRST_SLOTS
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import dismiss_absorbed
 from .cancellation import find_cancellation
@@ -121,14 +122,15 @@ def compare_pairs(
 
 
 def _is_beside(side: Side, rows: Rows, misfits: Rows) -> Bools:
-    """Returns which rows are of an op or call that returns something of another size in the other recording.
+    """Returns which rows are of an op or call whose first output is of another size in the other recording.
 
     Then it was given something else, as an LSTM that gets one step where the other gets all.
     """
     values = side.values
     maker = np.where(values.op >= 0, values.op, -2 - values.call)
     is_output = values.is_of(OP_OUTPUT, OUTPUT) & (maker != -1)
-    return np.asarray(is_output[rows] & np.isin(maker[rows], maker[misfits[is_output[misfits]]]))
+    is_first = np.array([*(slot in FIRST_SLOTS for slot in values.slots), False])[values.slot]
+    return np.asarray(is_output[rows] & np.isin(maker[rows], maker[misfits[(is_output & is_first)[misfits]]]))
 
 
 def _find_noise(

@@ -201,6 +201,17 @@ def split_rows(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
     return zip(distinct.tolist(), groups, strict=True)
 
 
+class Groups:
+    """Rows by a key from 0 on."""
+
+    def __init__(self, keys: Rows, rows: Rows, size: int) -> None:
+        order = np.argsort(keys, kind="stable")
+        self._rows, self._starts = rows[order], np.searchsorted(keys[order], np.arange(size + 1))
+
+    def __getitem__(self, key: int) -> Rows:
+        return self._rows[self._starts[key] : self._starts[key + 1]]
+
+
 def ranges(first: Rows, counts: Rows) -> Rows:
     """Returns the rows of some ranges, one range after the other, each from its first row on."""
     before = np.cumsum(counts) - counts

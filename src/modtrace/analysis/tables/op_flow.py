@@ -19,7 +19,7 @@ from .tensors import Tensors
 _GIVEN = "input"
 
 #: Slots of what an op returns first.
-_FIRST_SLOTS = ("", "[0]")
+FIRST_SLOTS = ("", "[0]")
 
 
 class TensorsOfCalls(NamedTuple):
@@ -142,7 +142,7 @@ class OpFlow:
             forward_op: the forward op of each op that ran in backward; -1 for none.
         """
         tensors = self.tensors
-        is_first = np.array([name in _FIRST_SLOTS for name in tensors.slots] + [True])[tensors.slot]
+        is_first = np.array([name in FIRST_SLOTS for name in tensors.slots] + [True])[tensors.slot]
         is_shown = is_first | (tensors.producer < 0) | (np.append(forward_op, -1)[tensors.producer] >= 0)
         is_shown[self.returned.tensor] = True
         is_shown[self.read[forward_op[self.reader] != tensors.producer[self.read]]] = True
