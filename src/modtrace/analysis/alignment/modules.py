@@ -63,7 +63,10 @@ def pair_places(a: Side, b: Side, rules: Sequence[Rule]) -> PlacePairs:
 
 
 def _link(a: Side, b: Side, rules: Sequence[Rule]) -> dict[int, list[int]]:
-    """Returns the places of `b` for places of `a`. A rule comes before an equal path."""
+    """Returns the places of `b` for places of `a`.
+
+    A rule comes before an equal path, and a module that it matches before those inside of another that it matches.
+    """
     roots = _pair_roots(a, b)
     there: dict[tuple[str, str], list[int]] = {}
     for index, name in enumerate(b.names):
@@ -77,6 +80,12 @@ def _link(a: Side, b: Side, rules: Sequence[Rule]) -> dict[int, list[int]]:
             by_path[at] = known[0]
         else:
             by_rule[at] = [places[0] for places in known if places]
+    is_meant = {at: any(rule.expression.fullmatch(a.names[at].path) for rule in rules) for at in by_rule}
+    meant = {place for at, found in by_rule.items() if is_meant[at] for place in found}
+    by_rule = {
+        at: found if is_meant[at] else [place for place in found if place not in meant]
+        for at, found in by_rule.items()
+    }
     taken = {place for found in by_rule.values() for place in found}
     for at, found in by_path.items():  # of several places of one path, as a module was replaced, the next
         by_path[at] = [place for place in found if place not in taken][:1]

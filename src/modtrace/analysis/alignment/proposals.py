@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -128,7 +128,49 @@ def _pair_by_weights(a: Side, b: Side, leaves: tuple[Sequence[_Leaf], Sequence[_
     ones, others = (
         _find_unique(_describe_weights(side), those) for side, those in zip((a, b), leaves, strict=True)
     )
-    return {at: others[key] for key, at in ones.items() if key in others}
+    found = {at: others[key] for key, at in ones.items() if key in others}
+    return found | _pair_siblings(a, b, leaves, found)
+
+
+def _pair_siblings(
+    a: Side, b: Side, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
+) -> dict[int, int]:
+    """Returns the pairs of leaves that are alike and beside leaves that are the same, as many in both modules."""
+    above, above_b = (
+        [side.places.places[each.places[0]].parent for each in those]
+        for side, those in zip((a, b), leaves, strict=True)
+    )
+    partners: dict[int, set[int]] = defaultdict(set)
+    back: dict[int, set[int]] = defaultdict(set)
+    for at, there in same.items():
+        partners[above[at]].add(above_b[there])
+        back[above_b[there]].add(above[at])
+    ones, others = (
+        _group_alike(those, parents, taken)
+        for those, parents, taken in (
+            (leaves[0], above, same.keys()),
+            (leaves[1], above_b, {*same.values()}),
+        )
+    )
+    found: dict[int, int] = {}
+    for (parent, alike), mine in ones.items():
+        if len(partners[parent]) != 1 or len(back[parent_b := next(iter(partners[parent]))]) != 1:
+            continue
+        theirs = others.get((parent_b, alike), [])
+        if len(mine) == len(theirs):
+            found |= zip(mine, theirs, strict=True)
+    return found
+
+
+def _group_alike(
+    leaves: Sequence[_Leaf], parents: Sequence[int], taken: Collection[int]
+) -> dict[tuple[int, tuple[int, str]], list[int]]:
+    """Returns the leaves with parameters that are not taken, by the module around them, and by what they are like."""
+    found: dict[tuple[int, tuple[int, str]], list[int]] = defaultdict(list)
+    for at, (each, parent) in enumerate(zip(leaves, parents, strict=True)):
+        if at not in taken and each.parameters and len(each.places) == 1:
+            found[parent, (each.parameters, each.kind)].append(at)
+    return found
 
 
 def _find_unique(
@@ -188,7 +230,7 @@ def _pair_containers(a: Side, b: Side, links: Sequence[tuple[int, int]]) -> list
 
 
 def _group_around(side: Side, leaves: Sequence[int]) -> Mapping[tuple[frozenset[int], bool], list[int]]:
-    """Returns the places around leaves, inner ones first, by what is inside, and by whether they are called."""
+    """Returns the places around leaves, outer ones first, by what is inside, and by whether they are called."""
     inside: dict[int, set[int]] = defaultdict(set)
     places = side.places.places
     for number, at in enumerate(leaves):
@@ -196,7 +238,7 @@ def _group_around(side: Side, leaves: Sequence[int]) -> Mapping[tuple[frozenset[
             inside[at].add(number)
     called = set(np.unique(side.calls.place[side.calls.kept]).tolist())
     grouped: dict[tuple[frozenset[int], bool], list[int]] = defaultdict(list)
-    for at in sorted(inside, key=lambda at: -len(path_and_above(places[at].path))):
+    for at in sorted(inside, key=lambda at: len(path_and_above(places[at].path))):
         grouped[frozenset(inside[at]), at in called].append(at)
     return grouped
 
