@@ -57,7 +57,7 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     """
     values = side.values
     is_op = values.is_of(OP_OUTPUT, rows=rows)
-    is_leaf = ~is_op & (values.op[rows] >= 0)
+    is_leaf = ~is_op & (values.op[rows] >= 0) & _are_first(side, rows)
     is_parameter = values.is_of(PARAMETER, rows=rows) & ~is_leaf
     group = values.group
     before, earlier = _scan(values.step[rows], group[rows], is_parameter, error)
@@ -86,6 +86,16 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     found.error[outputs] = np.fmax(found.error[outputs], of_parameters[outputs])
     _inherit_by_ops(found, side, rows, own, group, before)
     return found
+
+
+def _are_first(side: Side, rows: Rows) -> Bools:
+    """Returns which rows are the first of their site in their step: what is measured there again was written to."""
+    values = side.values
+    keys = values.site[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
+    order = np.lexsort((values.moment[rows], keys))
+    is_first = np.ones(len(rows), bool)
+    is_first[order[1:]] = np.diff(keys[order]) != 0
+    return is_first
 
 
 def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
@@ -308,4 +318,9 @@ def _errors_of_reads(side: Side, leaves: Rows, errors: Numbers) -> Numbers:
     keys = site_id[values.site[leaves]].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
     site, step = flow.tensors.site_id[flow.read], side.ops.step[flow.reader]
     wanted = np.where(site >= 0, site.astype(np.int64) << 32 | step.astype(np.int64), -1)
-    return find_largest(keys, errors, wanted, none=np.nan)
+    # What was measured behind an op of forward may have been written to since, as the averages of a norm.
+    is_leaf = (values.op[leaves] >= 0) & (values.phase[leaves] == _FORWARD)
+    early = is_leaf | values.is_of(PARAMETER, rows=leaves)
+    before = find_largest(keys[early], errors[early], wanted, none=np.nan)
+    is_later = (side.ops.phase[flow.reader] != _FORWARD) | np.isnan(before)
+    return np.where(is_later, find_largest(keys, errors, wanted, none=np.nan), before)
