@@ -23,6 +23,7 @@ from ..tables.op_rules import UNINITIALIZED
 from .flow import find_inputs
 
 _FORWARD = PHASES.index(FORWARD)
+_FALSE = np.bool_(False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,20 +48,21 @@ class Inherited:
         return Inherited(**columns_at(self, at))
 
 
-def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
+def find_inherited(side: Side, rows: Rows, error: Numbers, absorbed: Bools | np.bool_ = _FALSE) -> Inherited:
     """Returns what each pair has inherited.
 
     Args:
         side: the recording, of which the calls are read.
         rows: the row of `values` of each pair, in the order of `order_by_use`.
         error: the error of each pair; NaN where nothing could be compared.
+        absorbed: which of them come to nothing, and so excuse nothing that is not known to read them.
     """
     values = side.values
     is_op = values.is_of(OP_OUTPUT, rows=rows)
     is_leaf = ~is_op & (values.op[rows] >= 0) & _are_first(side, rows)
     is_parameter = values.is_of(PARAMETER, rows=rows) & ~is_leaf
     group = values.group
-    before, earlier = _scan(values.step[rows], group[rows], is_parameter, error)
+    before, earlier = _scan(values.step[rows], group[rows], is_parameter, np.where(absorbed, 0.0, error))
     own = _error_of_groups(group, rows, error, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf)
     of_parameters = _errors_of_own_parameters(side, rows, error)
     found = Inherited(

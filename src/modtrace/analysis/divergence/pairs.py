@@ -18,6 +18,7 @@ from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_flow import FIRST_SLOTS
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import dismiss_absorbed
+from .answer import ABSORBED, VERDICTS
 from .cancellation import find_cancellation
 from .errors import NOTHING, Errors, find_errors
 from .inherited import Inherited, add_second, find_inherited, order_by_use
@@ -91,11 +92,11 @@ def compare_pairs(
     of = order[is_joined] - len(pairs)
     for name in ("error", "floor", "metric"):
         getattr(errors, name)[is_joined] = getattr(joined, name)[of]
-    inherited = _find_inherited(one, other, rows, rows_b, errors, alignment)
+    known = errors.error.copy()
     errors.put_rows(NOTHING, np.flatnonzero(_is_beside(side, rows, pairs[is_misfit, 0])), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
-    inherited.is_copy[_is_exchanged(side, rows, other.side, rows_b, partner)] = False
+    is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
     else:
@@ -103,7 +104,19 @@ def compare_pairs(
     are_judged = _are_judged(side, other.side, rows, alignment)
     alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
     are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
-    ranking = rank(errors, inherited, noise, are_judged)
+
+    sides = (side, measured), (other.side, measured_b)
+
+    def judge(absorbed: Bools) -> tuple[Inherited, Ranking]:
+        inherited = _find_inherited(one, other, rows, rows_b, known, absorbed, alignment)
+        inherited.is_copy[is_exchanged] = False
+        ranking = rank(errors, inherited, noise, are_judged).dismiss(absorbed)
+        return inherited, dismiss_absorbed(ranking, errors, sides)
+
+    inherited, ranking = judge(np.zeros(len(rows), bool))
+    absorbed = ranking.least == VERDICTS.index(ABSORBED)
+    if absorbed.any():
+        inherited, ranking = judge(absorbed)
     return Compared(
         side=side,
         other=other.side,
@@ -116,7 +129,7 @@ def compare_pairs(
         errors=errors,
         inherited=inherited,
         noise=noise,
-        ranking=dismiss_absorbed(ranking, errors, ((side, measured), (other.side, measured_b))),
+        ranking=ranking,
         misfits=pairs[is_misfit],
     )
 
@@ -168,11 +181,17 @@ def _find_alone(run: ComparedSide, paired: Rows) -> Bools:
 
 
 def _find_inherited(
-    one: ComparedSide, other: ComparedSide, rows: Rows, rows_b: Rows, errors: Errors, alignment: Alignment
+    one: ComparedSide,
+    other: ComparedSide,
+    rows: Rows,
+    rows_b: Rows,
+    error: Numbers,
+    absorbed: Bools,
+    alignment: Alignment,
 ) -> Inherited:
-    found = find_inherited(one.side, rows, errors.error)
+    found = find_inherited(one.side, rows, error, absorbed)
     if len(alignment.extra.ops):
-        second = find_inherited(other.side, rows_b, errors.error)
+        second = find_inherited(other.side, rows_b, error, absorbed)
         found = add_second(found, second, one.side.values.is_of(OP_OUTPUT, rows=rows))
     np.maximum(found.error, np.maximum(one.given[rows], other.given[rows_b]), out=found.error)
     return found
