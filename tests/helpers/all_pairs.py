@@ -7,17 +7,25 @@ from modtrace.analysis.divergence.answer import Comparison
 
 from .pairs import PAIRS, Pair, record
 from .ported_pairs import KINDS, pair_of
+from .reordered_pairs import PORTED
+from .reordered_pairs import pair_of as reordered_pair_of
+
+#: Of each port: what makes a pair of it and of one of its faults, and these.
+PORTS = {
+    **{name: (pair_of, each.faults) for name, each in KINDS.items()},
+    **{name: (reordered_pair_of, each.faults) for name, each in PORTED.items()},
+}
 
 #: The name of each pair, and of each port with each of its faults.
 TABLE: dict[str, Pair] = {
     **PAIRS,
-    **{f"{kind}, {fault}": pair_of(kind, fault) for kind, each in KINDS.items() for fault in each.faults},
+    **{f"{name}, {fault}": pair(name, fault) for name, (pair, faults) in PORTS.items() for fault in faults},
 }
 
 #: Of each pair, and of each port once: its name in TABLE.
 HEALTHY = {
     **{name: name for name in PAIRS},
-    **{kind: f"{kind}, {next(iter(each.faults))}" for kind, each in KINDS.items()},
+    **{name: f"{name}, {next(iter(faults))}" for name, (_, faults) in PORTS.items()},
 }
 
 
@@ -29,8 +37,8 @@ def compare(name: str, *, is_planted: bool) -> Comparison:
 
 def first_of(name: str) -> modtrace.Recording:
     """The recording of the first run, which all faults of a port share."""
-    kind = name.partition(",")[0]
-    return _first(HEALTHY[kind] if kind in KINDS else name)
+    port = name.partition(",")[0]
+    return _first(HEALTHY[port] if port in PORTS else name)
 
 
 @cache

@@ -33,6 +33,8 @@ class Truth(NamedTuple):
     phase: str = "forward"
     ops: Sequence[str | None] = ()  # any of them is right, None for no op; (): any op
     step: int = 0
+    also: Sequence[str] = ()  # paths that are as right
+    says: str = ""  # what is said besides
 
 
 class Pair(NamedTuple):

@@ -19,6 +19,9 @@ pytest.importorskip("transformers")
 #: What is left of a recording with everything, and what is hidden for that.
 LESS = {"sketches": ("blob", "hash"), "statistics": ("blob", "hash", "sketch")}
 
+#: Channels change places, and statistics see that where groups of them are normalized.
+UNSEEN = "U-Net in another order, order of the skip"
+
 
 class Hidden:
     """A recording whose values lack some columns."""
@@ -48,16 +51,21 @@ def hide(rec: modtrace.Recording, left: str) -> modtrace.Recording:
 @pytest.mark.parametrize("name", TABLE)
 def test_first_site_is_that_of_whole_tensors(name: str, left: str) -> None:
     whole = compare(name, is_planted=True).first
-    found = modtrace.compare(
+    answer = modtrace.compare(
         hide(first_of(name), left),
         hide(second_of(name, is_planted=True), left),
         noise=[hide(each, left) for each in noise_of(name)],
         **TABLE[name].options,
-    ).first
+    )
+    found = answer.first
     assert whole is not None
     assert found is not None
-    assert place_of(found) == place_of(whole)
-    assert found.op == whole.op or None in (found.op, whole.op)
+    if left == "statistics" and name == UNSEEN:
+        assert "elements may have changed places" in str(answer)
+        return
+    truth = TABLE[name].truth
+    assert place_of(found) == place_of(whole) or (truth.also and found.path in (truth.path, *truth.also))
+    assert found.op == whole.op or None in (found.op, whole.op) or truth.also
 
 
 def place_of(found: Divergence) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Tells in what the arguments of an op differ from those of the same op of the other recording."""
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -44,12 +45,26 @@ class Operands:
     def find_arguments(self, at: int) -> tuple[str, ...]:
         """Returns which arguments that are no tensors differ: `eps 1e-05 against 0.001`.
 
-        Those of an optimizer may be given to an op that returns nothing: `_foreach_mul_ with scalar 0.9 against 0.8`.
+        They may be those of a view that the op reads, and in an optimizer of an op that returns nothing:
+        `_foreach_mul_ with scalar 0.9 against 0.8`.
         """
         op, op_b = self._ops(at)
-        told = self._compare_arguments(op, op_b) if op >= 0 and op_b >= 0 else ()
+        told = (
+            self._compare_arguments(op, op_b) or self._find_views(op, op_b) if op >= 0 and op_b >= 0 else ()
+        )
         row = int(self._found.a.rows[at])
         return told or (self._find_unmeasured(row) if self._of_optimizer(row) else ())
+
+    def _find_views(self, op: int, op_b: int) -> tuple[str, ...]:
+        """Returns in what the views differ that take a part of what the ops read: `select with index 0 against 1`."""
+        (side, names), (other, _) = self._runs
+        reads, reads_b = _find_reads(side, op), _find_reads(other, op_b)
+        for slot in reads.keys() & reads_b.keys():
+            views = _find_views(side, reads[slot]), _find_views(other, reads_b[slot])
+            for view, view_b in zip(*views, strict=False):
+                if view_b == self._found.partner[view] and (told := self._compare_arguments(view, view_b)):
+                    return tuple(f"{forms_of_op(names.op(view))[-1]} with {each}" for each in told)
+        return ()
 
     def _of_optimizer(self, row: int) -> bool:
         return int(self._runs[0][0].values.phase[row]) == PHASES.index(OPTIMIZER)
@@ -130,6 +145,22 @@ def _find_reads(side: Side, op: int) -> dict[str, int]:
         side.flow.slots[slot]: tensor
         for slot, tensor in zip(slots, side.flow.read[begin:end].tolist(), strict=True)
     }
+
+
+def _find_views(side: Side, tensor: int) -> list[int]:
+    """Returns the ops that took a part of a tensor, the last one first, behind what was computed."""
+    tensors, found = side.flow.tensors, list[int]()
+    shapes = tensors.table["shape"]
+    for _ in range(_MOST_PASSED):
+        producer = int(tensors.producer[tensor])
+        reads = _find_reads(side, producer) if producer >= 0 and side.ops.is_plain[producer] else {}
+        if not reads:
+            break
+        before = next(iter(reads.values()))
+        if math.prod(shapes[tensor].as_py()) < math.prod(shapes[before].as_py()):
+            found.append(producer)
+        tensor = before
+    return found
 
 
 def _find_origin(side: Side, names: Names, op: int, tensor: int) -> _Origin:

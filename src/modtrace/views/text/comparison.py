@@ -271,6 +271,8 @@ def _explain_kind(each: Divergence) -> str:
         return f"it reads another tensor: {', '.join(each.operands)}"
     if each.kind == MADE and each.arguments and not each.input_error:
         return "the tensors that it reads are equal, its output is not"
+    if each.kind == MADE and each.metric == STATISTICS and each.input_error:
+        return "its inputs have like statistics, its output has others; before it, elements may have changed places"
     if each.kind == MADE:
         return (
             "its inputs are equal, its output is not"
