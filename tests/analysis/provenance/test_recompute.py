@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -280,8 +281,65 @@ def test_call_of_a_module_that_differs_is_named_by_its_number() -> None:
         "blocks.0.between.0",
         1,
         "aten.mul.Tensor",
-        None,
+        "other arguments",
     )
+    assert found.hint == "forward and recompute gave it others: other 2.0 against 3.0"
+
+
+class Repeated(nn.Module):
+    """A function that is recomputed, and can read how often it has run, and a buffer that counts."""
+
+    def __init__(self, function: Callable[["Repeated", torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.function, self.runs = nn.Linear(8, 8), nn.Linear(8, 8), function, 0
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(checkpoint(self.run, self.first(x), use_reentrant=False, determinism_check="none"))
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return self.function(self, x)
+
+
+def mask(net: Repeated, x: torch.Tensor) -> torch.Tensor:
+    """A mask that torch has not drawn."""
+    return torch.from_numpy(np.random.default_rng(net.runs).random(x.shape).astype(np.float32))
+
+
+def count(net: Repeated, x: torch.Tensor) -> torch.Tensor:
+    net.count += 1
+    return (x * net.count).tanh()
+
+
+@pytest.mark.parametrize(
+    ("function", "op", "cause", "hint"),
+    [
+        (lambda net, x: (x * net.runs).tanh(), "mul.Tensor", "other arguments", "other 1 against 2"),
+        (lambda net, x: (x * mask(net, x)).tanh(), "lift_fresh.default", "another tensor", "no op has made"),
+        (lambda net, x: x.tanh() * mask(net, x), "lift_fresh.default", "another tensor", "no op has made"),
+        (count, "add_.Tensor", "changed buffer", "mul in Repeated reads it"),
+        (
+            lambda net, x: (x * 2 if net.runs > 1 else x).tanh(),
+            "tanh.default",
+            "another op",
+            "mul in Repeated in the recompute",
+        ),
+    ],
+    ids=["number", "mask", "mask at the end", "counter", "one op more"],
+)
+def test_what_python_and_numpy_change_is_told_as_that(
+    function: Callable[[Repeated, torch.Tensor], torch.Tensor], op: str, cause: str, hint: str
+) -> None:
+    torch.manual_seed(0)
+    model = Repeated(function)
+    with modtrace.record(
+        model, ops=True, values=modtrace.Capture(roles="all", hash=True), strict=True
+    ) as rec:
+        model(torch.ones(4, 8)).square().sum().backward()
+    found = rec.recompute_check().differences[0]
+    assert (found.path, found.op, found.cause) == ("", f"aten.{op}", cause)
+    assert hint in (found.hint or "")
 
 
 def test_modules_are_compared_where_ops_were_not_recorded() -> None:
@@ -316,7 +374,7 @@ def test_hashes_tell_what_statistics_cannot() -> None:
     rec = record_checkpointed(Checkpointed(Block(Applied(shift), nn.Tanh())), values=hashed)
     [found] = rec.recompute_check().differences
     assert (found.op, found.by_hash) == ("aten.roll.default", True)
-    assert found.cause is None
+    assert found.cause == "other arguments"
     calls.clear()
     counted = modtrace.Capture(roles=("op_output",))
     check = record_checkpointed(
@@ -354,7 +412,8 @@ def test_command_ends_with_1_where_something_differs(
     assert run_command(monkeypatch, "recompute", folder) == code
     first = capsys.readouterr().out.splitlines()[0]
     assert first == (
-        "forward and recompute agree: compared 4 outputs of ops by statistics, of 5 recomputed calls in 1 step"
+        "forward and recompute agree as far as compared: compared 4 outputs of ops by statistics, "
+        "of 5 recomputed calls in 1 step; 1 call ended before the last op of the forward"
         if preserved
         else "forward and recompute differ in step 0, first bernoulli_ in blocks.0.between.0"
     )

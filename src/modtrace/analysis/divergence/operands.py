@@ -1,9 +1,8 @@
 """Tells in what the arguments of an op differ from those of the same op of the other recording."""
 
-import json
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from ...recording.role import OP_OUTPUT
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
 from ..step.calls import RowFinder, Rows, column_of
+from ..tables.arguments import compare_arguments
 from .errors import find_errors
 from .measured import read_measured
 from .names import Names
@@ -19,12 +19,6 @@ from .pairs import Compared
 
 #: So many views and copies in a row are looked through.
 _MOST_PASSED = 64
-
-#: They say where and how a tensor lies, and not what it holds.
-_NOT_TOLD = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
-
-
-_TENSOR, _DEFAULT = "a tensor", "by default"
 
 
 class _Origin(NamedTuple):
@@ -82,14 +76,11 @@ class Operands:
         return ()
 
     def _compare_arguments(self, op: int, op_b: int) -> tuple[str, ...]:
+        (side, _), (other, _) = self._runs
         given, given_b = (
-            _read_arguments(side, row) for (side, _), row in zip(self._runs, (op, op_b), strict=True)
+            each.data.table("ops")["args"][row].as_py() for each, row in ((side, op), (other, op_b))
         )
-        return tuple(
-            f"{name} {_text(given, name)} against {_text(given_b, name)}"
-            for name in {**given, **given_b}
-            if name not in _NOT_TOLD and given.get(name, _DEFAULT) != given_b.get(name, _DEFAULT)
-        )
+        return compare_arguments(given, given_b)
 
     def find_operands(self, at: int) -> tuple[str, ...]:
         """Returns which tensors that an op has read are others, and differ: `mat2 parameter a.weight against ...`."""
@@ -180,14 +171,3 @@ def _find_origin(side: Side, names: Names, op: int, tensor: int) -> _Origin:
             return _Origin(rows[side.find_tensors(rows) == tensor], names.label_op(producer))
         tensor = next(iter(reads.values()))
     return _Origin(np.empty(0, np.int64), "")
-
-
-def _read_arguments(side: Side, op: int) -> dict[str, Any]:
-    """Returns the arguments of an op by name; those of tensors as _TENSOR, defaults are not there."""
-    given = json.loads(side.data.table("ops")["args"][op].as_py() or "{}")
-    return {name: _TENSOR if "$" in json.dumps(value) else value for name, value in given.items()}
-
-
-def _text(given: dict[str, Any], name: str) -> str:
-    value = given.get(name, _DEFAULT)
-    return value if isinstance(value, str) else json.dumps(value)

@@ -10,7 +10,7 @@ from ...errors import NothingRecordedError
 from ...recording.module_path import is_below
 from ...recording.phase import FORWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_OUTPUT, OUTPUT
+from ...recording.role import LEAF, OP_OUTPUT, OUTPUT
 from ..step.calls import column_of, phase_codes
 from ..step.missing_rows import require_rows, say_missing
 from ..step.ops import OUTSIDE, PlacedCalls, read_step_ops
@@ -18,7 +18,7 @@ from ..step.sites import Site
 from .causes_and_remedies import Cause
 from .indexed_tables import IndexedTables
 from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op
-from .recompute_pairs import pair_ops
+from .recompute_pairs import UNPAIRED, pair_ops
 from .step_flow import StepFlow, read_step_flow, tell_place
 
 Row = Mapping[str, Any]
@@ -61,6 +61,7 @@ class RecomputeCheck:
     by_hash: int  # tensors that were compared by their hashes
     by_statistics: int  # that were compared by statistics, which cannot tell every difference
     by_ops: bool  # outputs of ops were compared; else those of modules
+    ended: int  # recomputed calls that ended before the last op of their forward: that op's inputs were not compared
 
 
 @dataclass
@@ -69,6 +70,7 @@ class _Compared:
 
     by_hash: int = 0
     by_statistics: int = 0
+    ended: int = 0
 
     def differ(self, forward: Row, recompute: Row) -> bool:
         """Returns whether two measured tensors differ, and counts them."""
@@ -108,6 +110,7 @@ def check_recomputes(data: RecordingData) -> RecomputeCheck:
         by_hash=found.by_hash,
         by_statistics=found.by_statistics,
         by_ops=is_by_ops,
+        ended=by_ops.ended,
     )
 
 
@@ -128,13 +131,17 @@ def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
 def _compare_ops(tables: IndexedTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields the ops whose recompute differs, and whose inputs do not."""
     data = tables.of_step(step)
-    rows = _read_rows(data, tables.sites, role=OP_OUTPUT)
+    rows = _read_rows(data, tables.sites, OP_OUTPUT, LEAF)
     if not any(row["phase"] == RECOMPUTE for row in rows):
         return
     flow = read_step_flow(data, step)
     row_of = {op: row for row, op in enumerate(flow.ops.op_id.tolist())}
-    measured = {(row_of.get(row["op_id"], -1), row["slot"]): row for row in rows}
+    measured = {
+        (row_of.get(row["op_id"], -1), tables.sites[row["site_id"]].role == LEAF, row["slot"]): row
+        for row in rows
+    }
     pairs = pair_ops(flow)
+    compared.ended += _count_ended(flow, pairs)
     carriers: set[int] = set()  # ops of recomputes that returned something else than in forward
     for op in flow.order:
         if flow.ops.phase[op] != PHASES.index(RECOMPUTE):
@@ -150,14 +157,23 @@ def _compare_ops(tables: IndexedTables, step: int, compared: _Compared) -> Itera
             yield _describe_op(tables, flow, op, pairs, *differing[0])
 
 
+def _count_ended(flow: StepFlow, pairs: Mapping[int, int]) -> int:
+    """Returns how many recomputed calls ended before the last op of their forward."""
+    call, origin = flow.ops.call, flow.ops.placed.origin
+    recomputed = {int(call[op]) for op in pairs if call[op] >= 0}
+    origins = {int(origin[each]) for each in recomputed if origin[each] != each}
+    last = {int(call[op]): op for op in flow.order if flow.bare_names[op] not in UNPAIRED}
+    return len([each for each in origins if each in last and last[each] not in pairs.values()])
+
+
 def _find_both(
-    op: int, forward: int | None, measured: Mapping[tuple[int, str], Row], flow: StepFlow
+    op: int, forward: int | None, measured: Mapping[tuple[int, bool, str], Row], flow: StepFlow
 ) -> list[tuple[Row, Row]]:
-    """Returns the outputs that were measured in both phases: forward, recompute."""
+    """Returns what was measured in both phases, forward and recompute: outputs, and what no op has made."""
     if forward is None:
         return []
-    slots = [slot for slot, _ in flow.returns.get(op, ())]
-    found = ((measured.get((forward, slot)), measured.get((op, slot))) for slot in slots)
+    keys = [(True, ""), *((False, slot) for slot, _ in flow.returns.get(op, ()))]
+    found = ((measured.get((forward, *key)), measured.get((op, *key))) for key in keys)
     return [(a, b) for a, b in found if a is not None and b is not None]
 
 
@@ -180,7 +196,7 @@ def _describe_op(
 def _compare_modules(tables: IndexedTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields, of each part of the model that was recomputed, the first module whose output differs."""
     data = tables.of_step(step)
-    rows = _read_rows(data, tables.sites, role=OUTPUT)
+    rows = _read_rows(data, tables.sites, OUTPUT)
     forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
     placed = read_step_ops(data, step=step).placed
     call_ids = placed.calls.call_id.tolist()
@@ -243,9 +259,9 @@ def _tell(place: Mapping[str, Any], forward: Row, recompute: Row, cause: Cause |
     )
 
 
-def _read_rows(data: RecordingData, sites: Mapping[int, Site], *, role: str) -> list[dict[str, Any]]:
-    """Returns what was measured of the outputs of a step, with their slots."""
-    slots = {number: site.slot for number, site in sites.items() if site.role == role}
+def _read_rows(data: RecordingData, sites: Mapping[int, Site], *roles: str) -> list[dict[str, Any]]:
+    """Returns what was measured in these roles in a step, with the slots."""
+    slots = {number: site.slot for number, site in sites.items() if site.role in roles}
     values = data.table("values").select(_COLUMNS)
     rows = values.take(np.flatnonzero(np.isin(column_of(values, "site_id"), list(slots)))).to_pylist()
     known = (row for row in rows if row["count"] is not None or row["hash"] is not None)

@@ -1,11 +1,12 @@
 """Why an op of a recompute returned something else than in forward."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ...recording.role import BUFFER, PARAMETER
 from ..step.sites import Site
+from ..tables.arguments import compare_arguments
 from ..tables.op_rules import RANDOM, is_attention
 from .causes_and_remedies import Cause
 from .recompute_pairs import UNPAIRED
@@ -23,6 +24,9 @@ _RANDOM = Cause(
     "random numbers",
     "the recompute drew other random numbers than the forward",
     "checkpoint(..., preserve_rng_state=True), which is the default",
+)
+_SAME_WAY = (
+    "let what is recomputed take the same way each time: no choice by chance, a counter or a global state"
 )
 _AUTOCAST = Cause(
     "autocast",
@@ -54,8 +58,10 @@ def find_cause_of_op(
     if forward["dtype"] != recompute["dtype"]:
         return _AUTOCAST
     return (
-        _changed(flow, sites, op, pairs[op])
+        _other_arguments(flow, op, pairs[op])
+        or _changed(flow, sites, op, pairs[op])
         or _unpaired(flow, op, pairs)
+        or _another_tensor(flow, op, pairs[op])
         or find_cause_of_numbers(forward, recompute)
     )
 
@@ -103,6 +109,29 @@ def _read_dropout(args: str | None) -> float:
     return float(share) if isinstance(share, int | float) else 0.0
 
 
+def _other_arguments(flow: StepFlow, op: int, forward: int) -> Cause | None:
+    """Returns which arguments that are no tensors are others: a number that Python counts or draws."""
+    told = compare_arguments(flow.args[forward], flow.args[op])
+    if not told:
+        return None
+    return Cause("other arguments", f"forward and recompute gave it others: {', '.join(told)}", _SAME_WAY)
+
+
+def _another_tensor(flow: StepFlow, op: int, forward: int) -> Cause | None:
+    before = dict(flow.reads.get(forward, ()))
+    for slot, tensor in flow.reads.get(op, ()):
+        old = before.get(slot)
+        if old is None or flow.regions[old].storage == flow.regions[tensor].storage:
+            continue
+        if flow.find_leaf(old) is not None and flow.find_leaf(tensor) is not None:
+            return Cause(
+                "another tensor",
+                f"`{slot}` is a tensor that no op has made, as one from NumPy, and the recompute made another one",
+                "draw it outside of what is recomputed, or by torch, whose random generators a checkpoint restores",
+            )
+    return None
+
+
 def _changed(flow: StepFlow, sites: Mapping[int, Site], op: int, forward: int) -> Cause | None:
     """Returns which of its inputs was written to since the forward read it."""
     before = dict(flow.reads.get(forward, ()))
@@ -112,16 +141,26 @@ def _changed(flow: StepFlow, sites: Mapping[int, Site], op: int, forward: int) -
             continue
         is_same_memory = flow.regions[old].storage == flow.regions[tensor].storage
         if is_same_memory and flow.versions[old] != flow.versions[tensor]:
-            return _describe_changed(flow, _find_site(flow, sites, tensor), slot, tensor, forward)
+            return _describe_changed(flow, _find_site(flow, sites, tensor), slot, tensor, op, forward)
     return None
 
 
-def _describe_changed(flow: StepFlow, site: Site | None, slot: str, tensor: int, forward: int) -> Cause:
+def _describe_changed(
+    flow: StepFlow, site: Site | None, slot: str, tensor: int, op: int, forward: int
+) -> Cause:
     what, name = "input", f"`{slot}`"
     if site is not None and site.role in (BUFFER, PARAMETER):
         what, name = site.role, site.name
     writer = int(flow.tensors.producer[tensor])
     if writer == forward and what == BUFFER:
+        readers = [reader for _, made in flow.returns.get(op, ()) for reader in flow.readers.get(made, ())]
+        if readers:
+            return Cause(
+                "changed buffer",
+                f"the forward updates the buffer {name}, the recompute updates it once more, and "
+                f"{flow.describe_op(readers[0])} reads it",
+                "count outside of what is recomputed, or keep what reads it out of the checkpoint",
+            )
         return Cause(
             UPDATED_TWICE,
             f"the forward updates the buffer {name}, and the recompute updates it once more",
@@ -146,8 +185,9 @@ def _find_site(flow: StepFlow, sites: Mapping[int, Site], tensor: int) -> Site |
 def _unpaired(flow: StepFlow, op: int, pairs: Mapping[int, int]) -> Cause | None:
     """Returns which op, that its inputs come from, ran in one of the two alone."""
     repeated = set(pairs.values())
-    in_recompute = next(_find_unpaired(flow, op, set(pairs)), None)
-    in_forward = next(_find_unpaired(flow, pairs[op], repeated), None)
+    saved = {_identify(flow, tensor) for _, tensor in flow.reads.get(op, ())}
+    in_recompute = next(_find_unpaired(flow, op, set(pairs), set()), None)
+    in_forward = next(_find_unpaired(flow, pairs[op], repeated, saved), None)
     if in_recompute is not None and _is_random(flow, in_recompute):
         return _RANDOM
     if in_recompute is None and in_forward is None:
@@ -157,17 +197,29 @@ def _unpaired(flow: StepFlow, op: int, pairs: Mapping[int, int]) -> Cause | None
     return Cause(
         "another op",
         f"its input comes from what ran in one of the two alone: {ran}",
-        "let what is recomputed take the same way each time: no choice by chance, by a counter, or by a global state",
+        _SAME_WAY,
     )
 
 
-def _find_unpaired(flow: StepFlow, op: int, paired: set[int]) -> Iterator[int]:
-    """Yields the ops of the same phase without a pair from which an op reads, through those that never have one."""
+def _identify(flow: StepFlow, tensor: int) -> tuple[int | None, int]:
+    """Returns the memory of a tensor, and its version."""
+    return flow.regions[tensor].storage, flow.versions[tensor]
+
+
+def _find_unpaired(
+    flow: StepFlow, op: int, paired: set[int], saved: Collection[tuple[int | None, int]]
+) -> Iterator[int]:
+    """Yields the ops of the same phase without a pair from which an op reads, through those that never have one.
+
+    What both read is left out: it was made in front of what is recomputed.
+    """
     for _, tensor in flow.reads.get(op, ()):
         before = int(flow.tensors.producer[tensor])
         if before < 0 or before in paired or flow.ops.phase[before] != flow.ops.phase[op]:
             continue
+        if _identify(flow, tensor) in saved:
+            continue
         if flow.bare_names[before] in UNPAIRED:
-            yield from _find_unpaired(flow, before, paired)
+            yield from _find_unpaired(flow, before, paired, saved)
         else:
             yield before

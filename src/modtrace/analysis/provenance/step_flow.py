@@ -17,6 +17,9 @@ from ..step.ops import PlacedCalls, StepOps, bare_name, read_step_ops
 from ..tables.op_flow import OpFlow, read_op_flow
 from ..tables.tensors import Tensors
 
+#: Ops that return what they are given.
+_PASSING = frozenset({"lift_fresh", "detach", "to_copy", "alias", "clone"})
+
 
 class MemoryRegion(NamedTuple):
     """The memory of a tensor, in elements: those from `start` up to `stop`, all of them if it is dense."""
@@ -96,6 +99,15 @@ class StepFlow:
             if is_shared and self.versions[tensor] <= self.versions[other]:
                 return other
         return None
+
+    def find_leaf(self, tensor: int) -> int | None:
+        """Returns the tensor that no op has made of which a tensor is a view or a copy; None if an op made it."""
+        while (producer := int(self.tensors.producer[tensor])) >= 0:
+            reads = self.reads.get(producer, ())
+            if (self.bare_names[producer] not in _PASSING and not self.is_view[producer]) or not reads:
+                return None
+            tensor = reads[0][1]
+        return tensor
 
     def is_float(self, tensor: int) -> bool:
         """Returns whether a tensor holds real or complex numbers, as far as its dtype is known."""

@@ -26,7 +26,8 @@ def render_recompute(
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
-    agreement = f"forward and recompute agree: {_describe_compared(check)}"
+    far = " as far as compared" if check.ended else ""
+    agreement = f"forward and recompute agree{far}: {_describe_compared(check)}"
     lines = _describe_differences(check) if check.differences else [Text(agreement)]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
     return render_lines(lines, color=color, width=width)
@@ -41,7 +42,13 @@ def _describe_compared(check: RecomputeCheck) -> str:
     what = "outputs of ops" if check.by_ops else "outputs of modules"
     ways = [(check.by_hash, "hashes"), (check.by_statistics, "statistics")]
     how = " and ".join(f"{format_count(count)} {what} by {way}" for count, way in ways if count)
-    return f"compared {how}, of {count_of(check.calls, 'recomputed call')} in {count_of(check.steps, 'step')}"
+    compared = (
+        f"compared {how}, of {count_of(check.calls, 'recomputed call')} in {count_of(check.steps, 'step')}"
+    )
+    ended = (
+        f"; {count_of(check.ended, 'call')} ended before the last op of the forward" if check.ended else ""
+    )
+    return compared + ended
 
 
 def _describe_differences(check: RecomputeCheck) -> list[Text]:
