@@ -111,6 +111,7 @@ class _Paths:
         self._is_plain = side.ops.is_plain
         self._adds, self._averages = side.ops.are_named(ADDITIVE), side.ops.are_named({"mean"})
         self._summand = _find_summands(side)
+        self._differing: dict[int, set[int]] = {}  # what an op reads and differs, as far as it was asked for
         self._left = _MOST_TENSORS
 
     def is_ignored(self, pair: int) -> bool:
@@ -156,19 +157,26 @@ class _Paths:
                         continue
                     if self._is_gone(each, op, made):
                         is_gone = True
+                        continue
+                    seen.add(made)
+                    if with_others:
+                        waiting.append(self._describe(made, each, op))
                     else:
-                        seen.add(made)
                         mixed.append((op, self._describe(made, each, op)))
-            left_out = [not with_others and self._reads_another(op, seen) for op, _ in mixed]
-            waiting += [made for (_, made), is_out in zip(mixed, left_out, strict=True) if not is_out]
-            mixed = [each for each, is_out in zip(mixed, left_out, strict=True) if is_out]
+            if not waiting and mixed:
+                left_out = [self._reads_another(op, seen) for op, _ in mixed]
+                waiting = [made for (_, made), is_out in zip(mixed, left_out, strict=True) if not is_out]
+                mixed = [each for each, is_out in zip(mixed, left_out, strict=True) if is_out]
         if (are_ignored or mixed) and not is_gone:
             return np.empty(0, np.int64)
-        return np.concatenate([self._pairs[tensor] for tensor in sorted(seen)])
+        passed = seen - {made.tensor for _, made in mixed}
+        return np.concatenate([self._pairs[tensor] for tensor in sorted(passed)])
 
     def _reads_another(self, op: int, seen: set[int]) -> bool:
         """Returns whether an op reads a tensor that differs and does not come of those that were seen."""
-        return any(each not in seen for each in self._find_differing(op))
+        if op not in self._differing:
+            self._differing[op] = {*self._find_differing(op)}
+        return not self._differing[op] <= seen
 
     def _find_differing(self, op: int) -> Iterator[int]:
         """Yields what an op reads and differs, also through views."""
