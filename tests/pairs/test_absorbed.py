@@ -288,6 +288,36 @@ def test_state_of_an_optimizer_is_a_place_though_the_step_is_equal() -> None:
     assert not modtrace.compare(run(0.9), run(0.5)).ok
 
 
+class Faulty(nn.Module):
+    """Two branches with a factor each, of which a sum takes the values and the signs."""
+
+    def __init__(self, one: float, other: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8), one, other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        left, right = x * self.one, x.sin() * self.other
+        return self.last(left + right + left.sign() + right.sign())
+
+
+@pytest.mark.parametrize("with_grad", [False, True])
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_two_faults_that_meet_do_not_excuse_each_other(capture: str, with_grad: bool) -> None:
+    def run(model: nn.Module) -> modtrace.Recording:
+        with modtrace.record(model, ops=True, values=CAPTURES[capture], strict=True) as rec:
+            with torch.set_grad_enabled(with_grad):
+                loss = model(torch.linspace(-1, 1, 24).reshape(3, 8)).sum()
+            if with_grad:
+                loss.backward()
+        return rec
+
+    first = modtrace.compare(run(Faulty(1.0, 1.0)), run(Faulty(1.3, 0.7))).first
+    assert first is not None
+    assert (first.phase, first.arguments) == ("forward", ("other 1.0 against 1.3",))
+
+
 class Working(nn.Module):
     """Returns the mean of the rows, and leaves what it worked with in the second output of its op."""
 

@@ -32,7 +32,8 @@ def dismiss_absorbed(ranking: Ranking, errors: Errors, sides: Sequence[tuple[Sid
 
     A difference stays if it, or what was computed from it and differs too, comes to an end: what no op reads, what an
     outermost call returns, what the program reads, and what is left in memory that outlives the step. What was not
-    compared may differ.
+    compared may differ. Ops that read several differences are left out of the ways of each if what they return stands
+    behind what is blamed then, and is explained by that.
 
     Args:
         ranking: what is said of each pair.
@@ -43,28 +44,36 @@ def dismiss_absorbed(ranking: Ranking, errors: Errors, sides: Sequence[tuple[Sid
         return ranking
     size = np.fmax(*(measured.stats.l2 for _, measured in sides))
     paths = [_Paths(side, measured.rows, ranking, errors, size) for side, measured in sides]
-    candidates = ranking.is_beyond & ~ranking.is_beyond_inputs
-    is_absorbed = np.zeros(len(errors), bool)
-    for at in np.flatnonzero(candidates).tolist():
+    whole = _dismiss(ranking, paths, with_others=True)
+    if choose_first(whole) is None:
+        return whole
+    without = _dismiss(whole, paths, with_others=False)
+    first, left_out = choose_first(without), min(path.first_left_out for path in paths)
+    return without if first is not None and left_out > first else whole
+
+
+def _dismiss(ranking: Ranking, paths: Sequence["_Paths"], *, with_others: bool) -> Ranking:
+    is_absorbed = np.zeros(len(ranking.score), bool)
+    for at in np.flatnonzero(ranking.is_beyond & ~ranking.is_beyond_inputs).tolist():
         if not is_absorbed[at]:
-            is_absorbed[_follow(paths, at)] = True
+            is_absorbed[_follow(paths, at, with_others)] = True
     ranking = ranking.dismiss(is_absorbed)
     while (first := choose_first(ranking)) is not None:
-        gone = _follow(paths, first)
+        gone = _follow(paths, first, with_others)
         if not len(gone):
             break
-        ranking = ranking.dismiss(np.isin(np.arange(len(errors)), gone))
+        ranking = ranking.dismiss(np.isin(np.arange(len(is_absorbed)), gone))
     return ranking
 
 
-def _follow(paths: Sequence["_Paths"], pair: int) -> Rows:
+def _follow(paths: Sequence["_Paths"], pair: int, with_others: bool) -> Rows:
     """Returns all pairs through which a difference goes until it is gone in both runs; none if it is not.
 
     What the caller of a module ignores in one of the runs, as the last state of an LSTM, is followed in the other.
     """
     found = {pair}
     for number, path in enumerate([each for each in paths if not each.is_ignored(pair)] or paths):
-        passed = path.follow(pair)
+        passed = path.follow(pair, with_others)
         if not len(passed):
             return passed
         found = {*passed.tolist()} if not number else found & {*passed.tolist()}
@@ -113,22 +122,17 @@ class _Paths:
         self._summand = _find_summands(side)
         self._differing: dict[int, set[int]] = {}  # what an op reads and differs, as far as it was asked for
         self._left = _MOST_TENSORS
+        self.first_left_out: float = math.inf  # the first pair of what ops returned that were left out
 
     def is_ignored(self, pair: int) -> bool:
         """Returns whether the tensor of a pair was returned by a module, and its caller has not read it."""
         tensor = int(self._tensor[pair])
         return tensor >= 0 and all(self._is_ignored[each] for each in self._find_beside(tensor))
 
-    def follow(self, pair: int) -> Rows:
+    def follow(self, pair: int, with_others: bool) -> Rows:
         """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not.
 
-        Where it is not, ops that read another difference, too, are left out: what they return tells of both.
-        """
-        found = self._follow(pair, with_others=True)
-        return found if len(found) else self._follow(pair, with_others=False)
-
-    def _follow(self, pair: int, *, with_others: bool) -> Rows:
-        """Returns the same. What the caller of a module ignores is no end, where something else is equal again.
+        What the caller of a module ignores is no end, where something else that comes of the difference is equal.
 
         Args:
             pair: the difference.
@@ -169,8 +173,10 @@ class _Paths:
                 mixed = [each for each, is_out in zip(mixed, left_out, strict=True) if is_out]
         if (are_ignored or mixed) and not is_gone:
             return np.empty(0, np.int64)
-        passed = seen - {made.tensor for _, made in mixed}
-        return np.concatenate([self._pairs[tensor] for tensor in sorted(passed)])
+        of_both = {made.tensor for _, made in mixed}
+        pairs = [pair for tensor in of_both for pair in self._pairs[tensor].tolist()]
+        self.first_left_out = min([self.first_left_out, *pairs])
+        return np.concatenate([self._pairs[tensor] for tensor in sorted(seen - of_both)])
 
     def _reads_another(self, op: int, seen: set[int]) -> bool:
         """Returns whether an op reads a tensor that differs and does not come of those that were seen."""
