@@ -125,7 +125,7 @@ class _Paths:
         self.first_left_out: float = math.inf  # the first pair of what ops returned that were left out
 
     def is_ignored(self, pair: int) -> bool:
-        """Returns whether the tensor of a pair was returned by a module, and its caller has not read it."""
+        """Returns whether a module returned the tensor of a pair with others, and its caller has not read it."""
         tensor = int(self._tensor[pair])
         return tensor >= 0 and all(self._is_ignored[each] for each in self._find_beside(tensor))
 
@@ -290,10 +290,12 @@ def _find_norms(side: Side) -> Numbers:
 
 
 def _find_results_of_modules(side: Side) -> Rows:
-    """Returns the tensors that ops have made, and modules returned."""
+    """Returns the tensors that modules returned with others, of which a caller may ignore some, and that ops made."""
     values = side.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
-    returned = values.group[values.is_of(OUTPUT) & (values.call >= 0)]
+    of_modules = np.flatnonzero(values.is_of(OUTPUT) & (values.call >= 0))
+    counts = np.bincount(values.call[of_modules], minlength=len(side.calls.place))
+    returned = values.group[of_modules[counts[values.call[of_modules]] > 1]]
     tensors = side.find_tensors(outputs[np.isin(values.group[outputs], returned)])
     return tensors[tensors >= 0]
 
