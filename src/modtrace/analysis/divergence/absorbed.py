@@ -53,6 +53,7 @@ def dismiss_absorbed(ranking: Ranking, errors: Errors, sides: Sequence[tuple[Sid
 
 
 def _dismiss(ranking: Ranking, paths: Sequence["_Paths"], *, with_others: bool) -> Ranking:
+    """Returns a ranking without blame on what comes to nothing, followed as `_Paths.follow` says."""
     is_absorbed = np.zeros(len(ranking.score), bool)
     for at in np.flatnonzero(ranking.is_beyond & ~ranking.is_beyond_inputs).tolist():
         if not is_absorbed[at]:

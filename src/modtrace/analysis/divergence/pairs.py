@@ -1,6 +1,6 @@
 """Compares the aligned tensors of two recordings: how far apart they are, and how much of that each has made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from .answer import ABSORBED, VERDICTS
 from .cancellation import find_cancellation
 from .errors import NOTHING, Errors, find_errors
 from .inherited import Inherited, add_second, find_inherited, order_by_use
-from .joined_errors import find_joined_errors
+from .joined_errors import JoinedErrors, find_joined_errors
 from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
 from .noise import Noise, assume_noise, give_noise, measure_noise
@@ -76,47 +76,36 @@ def compare_pairs(
         runs: further runs of the configuration of the first, from which noise is measured.
         tolerance: the relative error that is noise; None: it is measured, or assumed.
     """
-    side, data, data_b = one.side, one.side.data, other.side.data
-    pairs, joined = alignment.values, find_joined_errors(data, data_b, alignment)
-    every, every_b = np.concatenate([pairs, np.stack([joined.rows_a, joined.rows_b], axis=1)]).T
-    kept = ~(is_uninitialized(one, every) | _is_unread(one, every) | _is_unread(other, every_b))
-    numel, numel_b = (column_of(each.table("values"), "numel") for each in (data, data_b))
-    is_misfit = numel[pairs[:, 0]] != numel_b[pairs[:, 1]]
-    kept[: len(pairs)] &= ~is_misfit
-    order = np.flatnonzero(kept)
-    order = order[order_by_use(side, every[order])]
-    rows, rows_b, is_joined = every[order], every_b[order], order >= len(pairs)
-    permuted = np.concatenate([alignment.permuted, np.full(len(joined.rows_a), -1)])[order]
-    measured, measured_b = read_measured(data, rows), read_measured(data_b, rows_b)
+    side, joined = one.side, find_joined_errors(one.side.data, other.side.data, alignment)
+    rows, rows_b, order, misfits = _choose_rows(one, other, alignment, joined)
+    measured, measured_b = read_measured(side.data, rows), read_measured(other.side.data, rows_b)
+    permuted = np.concatenate([alignment.permuted, np.full(len(joined), -1)])[order]
     errors = find_errors(measured, measured_b, permuted, alignment.axes, _may_be_turned(side, rows))
-    of = order[is_joined] - len(pairs)
+    is_joined = order >= len(alignment.values)
     for name in ("error", "floor", "metric"):
-        getattr(errors, name)[is_joined] = getattr(joined, name)[of]
-    known = errors.error.copy()
-    errors.put_rows(NOTHING, np.flatnonzero(_is_beside(side, rows, pairs[is_misfit, 0])), np.nan, 0.0)
+        getattr(errors, name)[is_joined] = getattr(joined, name)[order[is_joined] - len(alignment.values)]
+    error = errors.error.copy()  # what is not compared may still be told to differ where it is read
+    is_beside = _is_beside(side, other.side, rows, rows_b, misfits)
+    errors.put_rows(NOTHING, np.flatnonzero(is_beside), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
-    is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
     else:
         noise = _find_noise(one, other, measured, measured_b, is_joined, runs)
-    are_judged = _are_judged(side, other.side, rows, alignment)
     alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
+    are_judged = _are_judged(side, other.side, rows, alignment)
     are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
+    is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
 
-    sides = (side, measured), (other.side, measured_b)
+    def inherit(absorbed: Bools) -> Inherited:
+        found = _find_inherited(one, other, rows, rows_b, error, absorbed, alignment)
+        found.is_copy[is_exchanged] = False
+        return found
 
-    def judge(absorbed: Bools) -> tuple[Inherited, Ranking]:
-        inherited = _find_inherited(one, other, rows, rows_b, known, absorbed, alignment)
-        inherited.is_copy[is_exchanged] = False
-        ranking = rank(errors, inherited, noise, are_judged).dismiss(absorbed)
-        return inherited, dismiss_absorbed(ranking, errors, sides)
-
-    inherited, ranking = judge(np.zeros(len(rows), bool))
-    absorbed = ranking.least == VERDICTS.index(ABSORBED)
-    if absorbed.any():
-        inherited, ranking = judge(absorbed)
+    inherited, ranking = _judge(
+        inherit, errors, noise, are_judged, ((side, measured), (other.side, measured_b))
+    )
     return Compared(
         side=side,
         other=other.side,
@@ -130,20 +119,82 @@ def compare_pairs(
         inherited=inherited,
         noise=noise,
         ranking=ranking,
-        misfits=pairs[is_misfit],
+        misfits=misfits,
     )
 
 
-def _is_beside(side: Side, rows: Rows, misfits: Rows) -> Bools:
+def _choose_rows(
+    one: ComparedSide, other: ComparedSide, alignment: Alignment, joined: JoinedErrors
+) -> tuple[Rows, Rows, Rows, Rows]:
+    """Returns the pairs of rows of `values` that are compared, in the order of use, and those of unequal sizes.
+
+    Returns:
+        the rows of the first recording, those of the second, the position of each among the aligned pairs and then
+        those that are joined, and the pairs with unequal numbers of elements, as `Compared.misfits`.
+    """
+    pairs = alignment.values
+    every, every_b = np.concatenate([pairs, np.stack([joined.rows_a, joined.rows_b], axis=1)]).T
+    kept = ~(is_uninitialized(one, every) | _is_unread(one, every) | _is_unread(other, every_b))
+    numel, numel_b = (column_of(each.side.data.table("values"), "numel") for each in (one, other))
+    is_misfit = numel[pairs[:, 0]] != numel_b[pairs[:, 1]]
+    kept[: len(pairs)] &= ~is_misfit
+    order = np.flatnonzero(kept)
+    order = order[order_by_use(one.side, every[order])]
+    return every[order], every_b[order], order, pairs[is_misfit]
+
+
+def _judge(
+    inherit: Callable[[Bools], Inherited],
+    errors: Errors,
+    noise: Noise,
+    are_judged: Bools,
+    sides: Sequence[tuple[Side, ComparedRows]],
+) -> tuple[Inherited, Ranking]:
+    """Returns what each pair has inherited, and what is said of it: what comes to nothing excuses nothing else.
+
+    Args:
+        inherit: returns what the pairs have inherited, if these come to nothing.
+        errors: how far each pair is apart.
+        noise: what of that is noise.
+        are_judged: the pairs that may be blamed.
+        sides: the two recordings, and what was measured of each pair.
+    """
+    absorbed = np.zeros(len(errors), bool)
+    inherited = inherit(absorbed)
+    ranking = dismiss_absorbed(rank(errors, inherited, noise, are_judged), errors, sides)
+    absorbed = ranking.least == VERDICTS.index(ABSORBED)
+    if not absorbed.any():
+        return inherited, ranking
+    inherited = inherit(absorbed)
+    again = rank(errors, inherited, noise, are_judged).dismiss(absorbed)
+    return inherited, dismiss_absorbed(again, errors, sides)
+
+
+def _is_beside(side: Side, other: Side, rows: Rows, rows_b: Rows, misfits: Rows) -> Bools:
     """Returns which rows are of an op or call whose first output is of another size in the other recording.
 
-    Then it was given something else, as an LSTM that gets one step where the other gets all.
+    Then the op was given something else. Of modules it is only known where they are called another number of times, as
+    an LSTM that gets one step where the other gets all.
     """
     values = side.values
     maker = np.where(values.op >= 0, values.op, -2 - values.call)
     is_output = values.is_of(OP_OUTPUT, OUTPUT) & (maker != -1)
     is_first = np.array([*(slot in FIRST_SLOTS for slot in values.slots), False])[values.slot]
-    return np.asarray(is_output[rows] & np.isin(maker[rows], maker[misfits[(is_output & is_first)[misfits]]]))
+    is_beside = is_output[rows] & np.isin(
+        maker[rows], maker[misfits[(is_output & is_first)[misfits[:, 0]], 0]]
+    )
+    calls, calls_b = (
+        np.append(_count_calls(each), 0)[each.values.place[of]]
+        for each, of in ((side, rows), (other, rows_b))
+    )
+    return np.asarray(is_beside & ((values.op[rows] >= 0) | (calls != calls_b)))
+
+
+def _count_calls(side: Side) -> Rows:
+    """Returns how often the module of each place is called in forward."""
+    calls = side.calls
+    is_forward = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
+    return np.bincount(calls.place[is_forward], minlength=len(side.names))
 
 
 def _find_noise(
@@ -161,9 +212,8 @@ def _find_noise(
     cancellation = np.where(is_joined, np.maximum(ones, others), np.minimum(ones, others))
     if runs:
         return measure_noise([_find_levels(one.side.data, run, a.rows) for run in runs], cancellation)
-    is_parameter = one.side.values.is_of(
-        PARAMETER, rows=a.rows
-    )  # of its size, gradients that are noise leave less
+    # Of the size of a parameter, gradients that are noise alone leave less.
+    is_parameter = one.side.values.is_of(PARAMETER, rows=a.rows)
     return assume_noise(a, b, cancellation, np.where(is_parameter, 1.0, 2.0))
 
 

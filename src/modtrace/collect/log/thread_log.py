@@ -86,11 +86,11 @@ class ThreadLog:
         return self.segment is not None and not self.segment.is_stretch
 
     def is_running(self, module_id: int) -> bool:
-        """Returns whether the outermost call on the thread is of this module."""
+        """Returns whether an outermost call of this module runs on the thread."""
         segment = self.segment
-        while segment is not None and segment.outer is not None:
+        while segment is not None and segment.named.module_id != module_id:
             segment = segment.outer
-        return segment is not None and segment.named.module_id == module_id
+        return segment is not None
 
     def kwargs_of(self, call_frame: FrameType) -> dict[str, Any]:
         """Returns the keyword arguments of the call that begins.

@@ -202,10 +202,9 @@ class OpMode(UnwrappedMode):
         try:
             if schema.writes:
                 self._write(schema, args, kwargs or {}, op)
+                # Inside of a mode torch counts no write of a foreach op on a CPU (2.13), and outside of modes it does.
                 for tensor, _ in [each for each in unseen if version_of(each[0]) == each[1]]:
-                    count_write(
-                        tensor
-                    )  # as outside of modes: inside of one, torch counts none on a CPU (2.13)
+                    count_write(tensor)
             elif schema.is_collective:  # it declares no argument that it writes to: that is what it returns
                 for tensor, _ in tensors_in(output, ""):
                     self._write_tensor(tensor, op)
