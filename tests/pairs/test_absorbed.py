@@ -1,6 +1,7 @@
 """What both runs compute otherwise is no place if all that follows is equal; what goes on differing is one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -243,6 +244,26 @@ def kept_loss(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
     return made.sign()
 
 
+class Cell(nn.Module):
+    """Returns the signs of a state, and the state."""
+
+    def forward(self, x: torch.Tensor, number: float) -> tuple[torch.Tensor, torch.Tensor]:
+        state = x * number
+        return state.sign(), state
+
+
+def kept_state(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    made, model.seen = Cell()(model.inner(x), number)
+    return made
+
+
+def checked_buffer(model: Step, x: torch.Tensor, number: float) -> torch.Tensor:
+    made = model.inner(x)
+    model.state = model.state * number + made[0].detach() * (1 - number)
+    assert model.state.isfinite().all()
+    return made
+
+
 STAYING = {
     "alias made before": alias_made_before,
     "base of a view": base_of_a_view,
@@ -254,6 +275,8 @@ STAYING = {
     "buffer": count,
     "kept, and read by no op": kept_out_of_sight,
     "loss that is kept": kept_loss,
+    "state that is kept": kept_state,
+    "buffer that is checked": checked_buffer,
     **{f"{name}, float32": joined(join, 1e6, torch.float32) for name, join in JOINS.items()},
     **{f"{name}, bfloat16": joined(join, 30.0, torch.bfloat16) for name, join in JOINS.items()},
 }
@@ -323,6 +346,84 @@ def test_two_faults_that_meet_do_not_excuse_each_other(capture: str, with_grad: 
     first = modtrace.compare(run(Faulty(1.0, 1.0)), run(Faulty(1.3, 0.7))).first
     assert first is not None
     assert (first.phase, first.arguments) == ("forward", ("other 1.0 against 1.3",))
+
+
+class Turned(torch.autograd.Function):
+    """Multiplies gradients alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0] * ctx.factor, None
+
+
+class Turning(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.factor = nn.Linear(8, 16), nn.Linear(16, 4), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(Turned.apply(self.first(x), self.factor).relu())
+
+
+def step(rate: float, momentum: float = 0.0) -> Callable[[nn.Module], object]:
+    return lambda model: torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, foreach=False).step()
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize(
+    "look",
+    [
+        step(0.0),
+        step(1e-6),
+        step(0.0, momentum=0.9),
+        lambda model: [each.grad.norm().item() for each in model.parameters()],
+        lambda model: [bool(torch.isfinite(each.grad).all()) for each in model.parameters()],
+    ],
+    ids=["rate 0", "small rate", "momentum", "norm", "check"],
+)
+def test_gradients_that_nothing_shows_are_a_place(look: Callable[[nn.Module], object], capture: str) -> None:
+    def run(factor: float) -> modtrace.Recording:
+        model = Turning(factor)
+        with modtrace.record(model, ops=True, values=CAPTURES[capture], strict=True) as rec:
+            model(torch.linspace(-1, 1, 24).reshape(3, 8)).square().mean().backward()
+            look(model)
+        return rec
+
+    found = modtrace.compare(run(1.0), run(-1.0))
+    assert not found.ok and found.first is not None
+    assert (found.first.op, found.first.phase) == ("aten.mul.Tensor", "backward"), str(found)
+
+
+class Scaled(nn.Module):
+    """Scales in front of its last layer, or behind it: what one run returns, the other has on the way."""
+
+    def __init__(self, is_behind: bool, factor: float = 2.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4, bias=False)
+        self.is_behind, self.factor = is_behind, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(x) * self.factor if self.is_behind else self.last(x * self.factor)
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_result_that_is_on_the_way_in_the_other_run_is_no_place(capture: str) -> None:
+    def run(model: nn.Module) -> modtrace.Recording:
+        with modtrace.record(model, ops=True, values=CAPTURES[capture], strict=True) as rec, torch.no_grad():
+            model(torch.linspace(-1, 1, 24).reshape(3, 8))
+        return rec
+
+    found = modtrace.compare(run(Scaled(True)), run(Scaled(False)), allow_missing=True)
+    assert found.ok and found.first is None, str(found)
+    assert not modtrace.compare(run(Scaled(True)), run(Scaled(False, 3.0)), allow_missing=True).ok
 
 
 class Working(nn.Module):

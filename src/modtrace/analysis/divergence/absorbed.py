@@ -1,5 +1,6 @@
 """Finds differences that are gone again in all that both runs compute from them, as those of another order of sums."""
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -7,15 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.arrow.arrays import from_numpy
-from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers, read_statistics
 from ..alignment.keys import number_keys
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, number_sizes, read_sizes
-from ..step.calls import Bools, Groups, RowFinder, Rows, column_of, take
+from ..step.calls import Bools, Groups, RowFinder, Rows, column_of, iterate_levels, take
 from ..tables.op_flow import OpFlow
-from ..tables.op_rules import ADDITIVE, ADDS_PRODUCT
+from ..tables.op_rules import ADDITIVE, ADDS_PRODUCT, OVERWRITES
 from .errors import Errors
 from .measured import ComparedRows
 from .ranking import IS_MADE, Ranking, choose_first
@@ -23,11 +24,26 @@ from .ranking import IS_MADE, Ranking, choose_first
 #: What is computed from a difference is equal again if it is apart by less than so much of what would be left of that.
 _GONE = 0.1
 
+#: So many tensors that come of a check are looked at, to tell whether anything is computed from it.
+_MOST_OF_SUMMARY = 64
+
+#: The arguments by which ops that add multiply what they read as another.
+_FACTORS = {"other": "alpha", "tensor1": "value", "tensor2": "value", "end": "weight"}
+
 #: So many tensors are looked at for all differences together. Those that were not followed to their end stay.
 _MOST_TENSORS = 200_000
 
 
-def dismiss_absorbed(ranking: Ranking, errors: Errors, sides: Sequence[tuple[Side, ComparedRows]]) -> Ranking:
+class ComparedRun(NamedTuple):
+    """One of the two recordings, and what is known of its row of each pair."""
+
+    side: Side
+    measured: ComparedRows
+    are_results: Bools  # outermost calls returned it
+    are_repeated: Bools  # its module is called another number of times in the other recording
+
+
+def dismiss_absorbed(ranking: Ranking, errors: Errors, runs: Sequence[ComparedRun]) -> Ranking:
     """Returns a ranking without blame on differences from which both runs go on to compute what is equal.
 
     A difference stays if it, or what was computed from it and differs too, comes to an end: what no op reads, what an
@@ -38,12 +54,12 @@ def dismiss_absorbed(ranking: Ranking, errors: Errors, sides: Sequence[tuple[Sid
     Args:
         ranking: what is said of each pair.
         errors: how far each is apart.
-        sides: the two recordings, and what was measured of each pair.
+        runs: the two recordings.
     """
-    if not ranking.is_beyond.any() or not all(len(side.flow.read) for side, _ in sides):
+    if not ranking.is_beyond.any() or not all(len(run.side.flow.read) for run in runs):
         return ranking
-    size = np.fmax(*(measured.stats.l2 for _, measured in sides))
-    paths = [_Paths(side, measured.rows, ranking, errors, size) for side, measured in sides]
+    size = np.fmax(*(run.measured.stats.l2 for run in runs))
+    paths = [_Paths(run, ranking, errors, size) for run in runs]
     whole = _dismiss(ranking, paths, with_others=True)
     if choose_first(whole) is None:
         return whole
@@ -92,7 +108,8 @@ class _Difference(NamedTuple):
 class _Paths:
     """What one run has computed from each tensor."""
 
-    def __init__(self, side: Side, rows: Rows, ranking: Ranking, errors: Errors, size: Numbers) -> None:
+    def __init__(self, run: ComparedRun, ranking: Ranking, errors: Errors, size: Numbers) -> None:
+        side, rows = run.side, run.measured.rows
         flow = side.flow
         self._noise, self._error = ranking.noise, errors.error
         #: Statistics do not show how far tensors are apart that are as far apart as their noise.
@@ -102,7 +119,10 @@ class _Paths:
         self._size = _find_norms(side)
         np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
         self._readers = Groups(flow.read, flow.reader, len(flow.tensors))
-        self._reads = Groups(flow.reader, flow.read, len(flow.op_id))
+        self._reads, self._slot_of_read = (
+            Groups(flow.reader, each, len(flow.op_id)) for each in (flow.read, flow.slot)
+        )
+        self._slots, self._args = flow.slots, side.data.table("ops")["args"]
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True
         is_unread_workspace = side.is_internal & ~is_read
@@ -114,10 +134,17 @@ class _Paths:
         self._memory = _Memory(side)
         self._is_end = ~(is_read | side.is_internal) | self._memory.stays
         self._is_end[flow.returned.tensor] = True
+        self._is_end[_find_kept(side, rows, self._tensor, errors.error > IS_MADE * ranking.noise)] = True
+        self._is_end |= self._memory.find_kept_gradients(side)
+        self._are_results = run.are_results
         self._is_ignored = np.zeros(len(flow.tensors), bool)
-        self._is_ignored[_find_results_of_modules(side)] = True
+        self._is_ignored[_find_results_of(side, rows[run.are_repeated])] = True
         self._is_ignored[np.concatenate([flow.read, flow.returned.tensor])] = False
         self._is_ignored &= ~self._memory.stays
+        is_whole = np.array(
+            [dtype is None or dtype.startswith(("int", "uint", "bool")) for dtype in flow.tensors.dtypes]
+        )
+        self._is_whole = np.zeros(len(flow.tensors), bool) | is_whole
         self._is_plain = side.ops.is_plain
         self._adds, self._averages = side.ops.are_named(ADDITIVE), side.ops.are_named({"mean"})
         self._summand = _find_summands(side)
@@ -126,7 +153,7 @@ class _Paths:
         self.first_left_out: float = math.inf  # the first pair of what ops returned that were left out
 
     def is_ignored(self, pair: int) -> bool:
-        """Returns whether a module returned the tensor of a pair with others, and its caller has not read it."""
+        """Returns whether the caller of a module ignores the tensor of a pair; see `ComparedRun.are_repeated`."""
         tensor = int(self._tensor[pair])
         return tensor >= 0 and all(self._is_ignored[each] for each in self._find_beside(tensor))
 
@@ -144,13 +171,15 @@ class _Paths:
             return np.empty(0, np.int64)
         first = _Difference(tensor, float(self._error[pair]), float(self._size[tensor]))
         waiting = [first._replace(tensor=each) for each in self._find_beside(tensor)]
-        seen, is_gone, are_ignored = {tensor, *(each.tensor for each in waiting)}, False, False
+        seen, is_gone, is_unsure = {tensor, *(each.tensor for each in waiting)}, False, False
         mixed: list[tuple[int, _Difference]] = []  # ops that read another difference, and what they return
         while waiting:
             each = waiting.pop()
             self._left -= 1
             if self._is_ignored[each.tensor]:
-                are_ignored = True
+                is_unsure = True
+            elif self._is_result_equal(each.tensor):
+                is_gone = True
             elif self._is_end[each.tensor] or self._left < 0:
                 return np.empty(0, np.int64)
             for op in self._readers[each.tensor].tolist():
@@ -161,7 +190,10 @@ class _Paths:
                     if made in seen:
                         continue
                     if self._is_gone(each, op, made):
-                        is_gone = True
+                        if self._shows_all(each.tensor, made):
+                            is_gone = True
+                        else:
+                            is_unsure = True
                         continue
                     seen.add(made)
                     if with_others:
@@ -172,12 +204,40 @@ class _Paths:
                 left_out = [self._reads_another(op, seen) for op, _ in mixed]
                 waiting = [made for (_, made), is_out in zip(mixed, left_out, strict=True) if not is_out]
                 mixed = [each for each, is_out in zip(mixed, left_out, strict=True) if is_out]
-        if (are_ignored or mixed) and not is_gone:
+        if (is_unsure or mixed) and not is_gone:
             return np.empty(0, np.int64)
         of_both = {made.tensor for _, made in mixed}
         pairs = [pair for tensor in of_both for pair in self._pairs[tensor].tolist()]
         self.first_left_out = min([self.first_left_out, *pairs])
         return np.concatenate([self._pairs[tensor] for tensor in sorted(seen - of_both)])
+
+    def _is_result_equal(self, tensor: int) -> bool:
+        """Returns whether a tensor differs where its op returned it, and not where the model did."""
+        pairs = self._pairs[tensor]
+        is_result, differs = self._are_results[pairs], self._error[pairs] > IS_MADE * self._noise[pairs]
+        is_equal = is_result.any() and not differs[is_result].any() and differs.any()
+        return bool(is_equal and not self._memory.stays[tensor])
+
+    def _shows_all(self, read: int, made: int) -> bool:
+        """Returns whether an output is no count, check or single number that only the program looks at.
+
+        Such are equal also of tensors that differ, and one that the program keeps.
+        """
+        is_summary = self._is_whole[made] > self._is_whole[read] or self._memory.is_single(made, read)
+        return not is_summary or self._is_used(made)
+
+    def _is_used(self, summary: int) -> bool:
+        """Returns whether ops make tensors of real numbers, with several elements, of a summary."""
+        waiting, seen = [summary], {summary}
+        while waiting and len(seen) < _MOST_OF_SUMMARY:
+            for op in self._readers[waiting.pop()].tolist():
+                for made in self._outputs[op].tolist():
+                    if not self._is_whole[made] and not self._memory.is_single(made):
+                        return True
+                    if made not in seen:
+                        seen.add(made)
+                        waiting.append(made)
+        return False
 
     def _reads_another(self, op: int, seen: set[int]) -> bool:
         """Returns whether an op reads a tensor that differs and does not come of those that were seen."""
@@ -222,6 +282,8 @@ class _Paths:
         place may write to a part of the memory that differs.
         """
         pairs = self._pairs[made]
+        if self._are_results[pairs].any():
+            pairs = pairs[self._are_results[pairs]]
         if not len(pairs) or self._memory.is_part_written(read.tensor, made):
             return False
         error, seen = self._error[pairs], self._resolution[pairs]
@@ -229,12 +291,12 @@ class _Paths:
             return not error.any()
         left = read.error * self._find_share(read, op, made)
         is_noise = error <= IS_MADE * self._noise[pairs]
-        return bool((is_noise & (np.maximum(error, seen) <= _GONE * left)).all())
+        return bool(left > 0 and (is_noise & (np.maximum(error, seen) <= _GONE * left)).all())
 
     def _find_share(self, read: _Difference, op: int, made: int) -> float:
         """Returns how much of an output comes from a tensor that its op has read, 1 at most; NaN if it is not known."""
         size, ratio = float(self._size[made]), self._memory.ratio(made, read.tensor)
-        share = read.size / size
+        share = read.size / size * self._find_factor(op, read.tensor)
         if self._averages[op]:
             share *= ratio
         elif self._adds[op]:
@@ -244,6 +306,15 @@ class _Paths:
             return min(1.0, share)
         of_summand = float(self._size[summand]) * math.sqrt(self._memory.ratio(made, summand))
         return min(1.0, share) * max(0.0, 1.0 - of_summand / size)
+
+    def _find_factor(self, op: int, tensor: int) -> float:
+        """Returns by how much an op multiplies a tensor before it adds it: the rate of an optimizer, as `alpha`."""
+        if not self._adds[op]:
+            return 1.0
+        slots = {self._slots[at] for at in self._slot_of_read[op][self._reads[op] == tensor].tolist()}
+        given = json.loads(self._args[op].as_py() or "{}")
+        factors = [given[name] for slot, name in _FACTORS.items() if slot in slots and name in given]
+        return max((abs(each) for each in factors if isinstance(each, int | float)), default=1.0)
 
 
 class _Memory:
@@ -264,6 +335,23 @@ class _Memory:
         outlives = np.zeros(len(memory) + 1, bool)
         outlives[memory[(tensors.producer < 0) | (phase == PHASES.index(OPTIMIZER))]] = True
         self.stays &= outlives[memory]
+
+    def find_kept_gradients(self, side: Side) -> Bools:
+        """Returns what backward has made last, the program reads by ops, and no optimizer reads."""
+        flow, of_maker = side.flow, take(side.ops.phase, side.flow.tensors.producer)
+        read_in = np.zeros((len(PHASES) + 1, len(flow.tensors)), bool)  # the last for ops outside of phases
+        read_in[side.ops.phase[flow.reader], flow.read] = True
+        in_backward, in_optimizer = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
+        is_read = np.delete(read_in, in_backward, axis=0).any(axis=0) & ~read_in[in_optimizer]
+        is_changed = ~np.append(side.ops.are_named(OVERWRITES), False)[flow.tensors.producer]
+        _, memory = np.unique(self._storage, return_inverse=True)
+        last = np.full(len(memory) + 1, -1, np.int64)
+        np.maximum.at(last, memory[is_changed], self._version[is_changed])
+        return np.asarray(is_read & (of_maker == in_backward) & is_changed & (self._version == last[memory]))
+
+    def is_single(self, one: int, other: int | None = None) -> bool:
+        """Returns whether a tensor has one element, and another one has several."""
+        return bool(self._numel[one] <= 1 and (other is None or self._numel[other] > 1))
 
     def ratio(self, one: int, other: int) -> float:
         """Returns how many times as many elements one tensor has as the other."""
@@ -290,13 +378,33 @@ def _find_norms(side: Side) -> Numbers:
     return found
 
 
-def _find_results_of_modules(side: Side) -> Rows:
-    """Returns the tensors that modules returned with others, of which a caller may ignore some, and that ops made."""
+def _find_kept(side: Side, rows: Rows, tensor: Rows, is_over: Bools) -> Rows:
+    """Returns the tensors that differ where modules return them, and that no op outside of the module reads in forward.
+
+    Args:
+        side: the recording.
+        rows: its row of `values` of each pair.
+        tensor: what an op returned there; -1 where none is known.
+        is_over: which pairs differ by more than noise.
+    """
+    values, calls, flow = side.values, side.calls.calls, side.flow
+    at = np.flatnonzero(is_over & (tensor >= 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
+    last_inside = np.full(len(calls.parent) + 1, -1, np.int64)
+    np.maximum.at(last_inside, side.ops.call, side.ops.order)
+    for level in reversed([*iterate_levels(calls.parent)]):
+        np.maximum.at(last_inside, calls.parent[level], last_inside[level])
+    in_backward = side.ops.phase[flow.reader] == PHASES.index(BACKWARD)
+    last_read = np.full(len(flow.tensors), -1, np.int64)
+    np.maximum.at(last_read, flow.read[~in_backward], side.ops.order[flow.reader[~in_backward]])
+    return np.asarray(tensor[at[last_read[tensor[at]] <= last_inside[values.call[rows[at]]]]])
+
+
+def _find_results_of(side: Side, rows: Rows) -> Rows:
+    """Returns the tensors that the modules of some rows of `values` returned, and that ops made."""
     values = side.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
-    of_modules = np.flatnonzero(values.is_of(OUTPUT) & (values.call >= 0))
-    counts = np.bincount(values.call[of_modules], minlength=len(side.calls.place))
-    returned = values.group[of_modules[counts[values.call[of_modules]] > 1]]
+    is_theirs = np.isin(values.place, values.place[rows]) & (values.place >= 0)
+    returned = values.group[values.is_of(OUTPUT) & (values.call >= 0) & is_theirs]
     tensors = side.find_tensors(outputs[np.isin(values.group[outputs], returned)])
     return tensors[tensors >= 0]
 

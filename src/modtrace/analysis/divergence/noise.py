@@ -17,6 +17,10 @@ FACTOR = 2.0
 #: Fewer tensors with unequal dtypes are not a run in another dtype.
 _FEW = 0.1
 
+#: Two tensors that are noise alone are apart by the root of 2 of their size, or 1.2 times that by sketches.
+#: One that is the negative of the other is twice its size apart, which is no chance.
+MOST_NOISE = 1.7
+
 #: A further run differs by other random rounding: up to so many times what was measured is noise.
 _RUNS_FACTOR = 4.0
 
@@ -72,7 +76,7 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
 
 
 def assume_noise(
-    a: ComparedRows, b: ComparedRows, cancellation: Numbers, most: Numbers | float = 2.0
+    a: ComparedRows, b: ComparedRows, cancellation: Numbers, most: Numbers | float = MOST_NOISE
 ) -> Noise:
     """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
 
@@ -82,7 +86,7 @@ def assume_noise(
         a: the tensors of one recording.
         b: those of the other.
         cancellation: how many times larger the summands of each tensor are.
-        most: the largest noise of each. Two tensors that are noise alone are apart by up to twice their size.
+        most: the largest noise of each.
     """
     coarser = _find_epsilons(a, b)
     length = np.maximum(_longest_axes(a), _longest_axes(b))

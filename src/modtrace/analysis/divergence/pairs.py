@@ -17,7 +17,7 @@ from ..alignment.sides import Side
 from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_flow import FIRST_SLOTS
 from ..tables.op_rules import UNINITIALIZED
-from .absorbed import dismiss_absorbed
+from .absorbed import ComparedRun, dismiss_absorbed
 from .answer import ABSORBED, VERDICTS
 from .cancellation import find_cancellation
 from .errors import NOTHING, Errors, find_errors
@@ -25,7 +25,7 @@ from .inherited import Inherited, add_second, find_inherited, order_by_use
 from .joined_errors import JoinedErrors, find_joined_errors
 from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
-from .noise import Noise, assume_noise, give_noise, measure_noise
+from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
 from .ranking import Ranking, rank
 
 _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
@@ -85,7 +85,8 @@ def compare_pairs(
     for name in ("error", "floor", "metric"):
         getattr(errors, name)[is_joined] = getattr(joined, name)[order[is_joined] - len(alignment.values)]
     error = errors.error.copy()  # what is not compared may still be told to differ where it is read
-    is_beside = _is_beside(side, other.side, rows, rows_b, misfits)
+    are_repeated = _are_repeated(side, other.side, rows, rows_b)
+    is_beside = _is_beside(side, rows, misfits, are_repeated)
     errors.put_rows(NOTHING, np.flatnonzero(is_beside), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
@@ -103,9 +104,11 @@ def compare_pairs(
         found.is_copy[is_exchanged] = False
         return found
 
-    inherited, ranking = _judge(
-        inherit, errors, noise, are_judged, ((side, measured), (other.side, measured_b))
+    both = (
+        ComparedRun(side, measured, find_results(side, rows), are_repeated),
+        ComparedRun(other.side, measured_b, find_results(other.side, rows_b), are_repeated),
     )
+    inherited, ranking = _judge(inherit, errors, noise, are_judged, both)
     return Compared(
         side=side,
         other=other.side,
@@ -148,7 +151,7 @@ def _judge(
     errors: Errors,
     noise: Noise,
     are_judged: Bools,
-    sides: Sequence[tuple[Side, ComparedRows]],
+    runs: Sequence[ComparedRun],
 ) -> tuple[Inherited, Ranking]:
     """Returns what each pair has inherited, and what is said of it: what comes to nothing excuses nothing else.
 
@@ -157,20 +160,20 @@ def _judge(
         errors: how far each pair is apart.
         noise: what of that is noise.
         are_judged: the pairs that may be blamed.
-        sides: the two recordings, and what was measured of each pair.
+        runs: the two recordings.
     """
     absorbed = np.zeros(len(errors), bool)
     inherited = inherit(absorbed)
-    ranking = dismiss_absorbed(rank(errors, inherited, noise, are_judged), errors, sides)
+    ranking = dismiss_absorbed(rank(errors, inherited, noise, are_judged), errors, runs)
     absorbed = ranking.least == VERDICTS.index(ABSORBED)
     if not absorbed.any():
         return inherited, ranking
     inherited = inherit(absorbed)
     again = rank(errors, inherited, noise, are_judged).dismiss(absorbed)
-    return inherited, dismiss_absorbed(again, errors, sides)
+    return inherited, dismiss_absorbed(again, errors, runs)
 
 
-def _is_beside(side: Side, other: Side, rows: Rows, rows_b: Rows, misfits: Rows) -> Bools:
+def _is_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
     """Returns which rows are of an op or call whose first output is of another size in the other recording.
 
     Then the op was given something else. Of modules it is only known where they are called another number of times, as
@@ -180,14 +183,15 @@ def _is_beside(side: Side, other: Side, rows: Rows, rows_b: Rows, misfits: Rows)
     maker = np.where(values.op >= 0, values.op, -2 - values.call)
     is_output = values.is_of(OP_OUTPUT, OUTPUT) & (maker != -1)
     is_first = np.array([*(slot in FIRST_SLOTS for slot in values.slots), False])[values.slot]
-    is_beside = is_output[rows] & np.isin(
-        maker[rows], maker[misfits[(is_output & is_first)[misfits[:, 0]], 0]]
-    )
-    calls, calls_b = (
-        np.append(_count_calls(each), 0)[each.values.place[of]]
-        for each, of in ((side, rows), (other, rows_b))
-    )
-    return np.asarray(is_beside & ((values.op[rows] >= 0) | (calls != calls_b)))
+    firsts = misfits[(is_output & is_first)[misfits[:, 0]], 0]
+    is_beside = is_output[rows] & np.isin(maker[rows], maker[firsts])
+    return np.asarray(is_beside & ((values.op[rows] >= 0) | are_repeated))
+
+
+def _are_repeated(side: Side, other: Side, rows: Rows, rows_b: Rows) -> Bools:
+    """Returns which pairs are of modules that are called another number of times in the other recording."""
+    calls = np.append(_count_calls(side), 0)[side.values.place[rows]]
+    return np.asarray(calls != np.append(_count_calls(other), 0)[other.values.place[rows_b]])
 
 
 def _count_calls(side: Side) -> Rows:
@@ -214,7 +218,7 @@ def _find_noise(
         return measure_noise([_find_levels(one.side.data, run, a.rows) for run in runs], cancellation)
     # Of the size of a parameter, gradients that are noise alone leave less.
     is_parameter = one.side.values.is_of(PARAMETER, rows=a.rows)
-    return assume_noise(a, b, cancellation, np.where(is_parameter, 1.0, 2.0))
+    return assume_noise(a, b, cancellation, np.where(is_parameter, 1.0, MOST_NOISE))
 
 
 def is_uninitialized(run: ComparedSide, rows: Rows) -> Bools:

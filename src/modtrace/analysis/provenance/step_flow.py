@@ -15,10 +15,8 @@ from ..graph.parts import forms_of_op
 from ..step.calls import RowFinder, Rows
 from ..step.ops import PlacedCalls, StepOps, bare_name, read_step_ops
 from ..tables.op_flow import OpFlow, read_op_flow
+from ..tables.op_rules import PLAIN
 from ..tables.tensors import Tensors
-
-#: Ops that return what they are given.
-_PASSING = frozenset({"lift_fresh", "detach", "to_copy", "alias", "clone"})
 
 
 class MemoryRegion(NamedTuple):
@@ -104,7 +102,7 @@ class StepFlow:
         """Returns the tensor that no op has made of which a tensor is a view or a copy; None if an op made it."""
         while (producer := int(self.tensors.producer[tensor])) >= 0:
             reads = self.reads.get(producer, ())
-            if (self.bare_names[producer] not in _PASSING and not self.is_view[producer]) or not reads:
+            if not reads or not (self.is_view[producer] or self.bare_names[producer] in PLAIN):
                 return None
             tensor = reads[0][1]
         return tensor

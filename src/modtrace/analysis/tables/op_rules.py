@@ -27,7 +27,7 @@ ADDITIVE = _names("add sub rsub sum lerp addcmul addcdiv")
 ADDS_PRODUCT = _names("addmm addbmm baddbmm addmv addr")
 
 #: They compute nothing, as views.
-PLAIN = _names("to_copy detach alias clone copy contiguous unsafe_view")
+PLAIN = _names("to_copy detach alias clone copy contiguous unsafe_view lift_fresh")
 
 #: They return elements of what they read, sums of two of them, or their extremes: a mask that they read is still one.
 CARRIERS = WRITES | _names(
