@@ -119,3 +119,71 @@ def test_equal_weights_speak_before_the_order_of_calls(roles: str | list[str]) -
     assert found.ok, str(found)
     assert set(found.rules) == {r"(\d+)\.a_gate=\1.w3", r"(\d+)\.b_up=\1.w1", r"(\d+)\.down=\1.w2"}
     assert f"names: {', '.join(found.rules)}" in str(found).splitlines()
+
+
+def make_linears() -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Linear(8, 8) for _ in range(4)]
+
+
+class Keyed(nn.Module):
+    """Layers in a dictionary under names of any kind."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(dict(zip(names, make_linears(), strict=False)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers.values():
+            x = torch.relu(layer(x)) + x
+        return x
+
+
+class Shared(nn.Module):
+    """A block that is called three times."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        layers = make_linears()
+        self.add_module(name, nn.Sequential(layers[0], nn.Tanh(), layers[1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = x + self._modules[self.name](x)
+        return x
+
+
+class Wrapped(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def make_sequential(*between: nn.Module) -> nn.Module:
+    first, *others = make_linears()
+    return nn.Sequential(first, *between, *others[:2], nn.ReLU(), others[2])
+
+
+@pytest.mark.parametrize(
+    ("model", "port"),
+    [
+        (Keyed("p", "q"), Keyed("x", r"\1y")),
+        (Keyed("a", "c"), Keyed("x=", "y")),
+        (Keyed("0", "1", "2", "3"), Keyed("1", "2", "3", "4")),
+        (Shared("shared"), Wrapped(Shared("layer"))),
+        (make_sequential(), make_sequential(nn.Dropout(0.0))),
+        (make_sequential(nn.Identity(), nn.Dropout(0.0)), make_sequential()),
+    ],
+    ids=["backslash", "equals sign", "moved by one", "wrapped", "a layer more", "two layers less"],
+)
+def test_no_name_keeps_equal_weights_apart(model: nn.Module, port: nn.Module) -> None:
+    x = torch.linspace(-1, 1, 24).reshape(3, 8)
+    found = modtrace.compare(model, port, (x,), map="auto", gradients=True, allow_missing=True)
+    assert found.ok, str(found)
+    assert not [name for name in found.missing.modules if "Linear" in name and "=" not in str(port)]
+    again = modtrace.compare(model, port, (x,), map=list(found.rules), gradients=True, allow_missing=True)
+    assert (again.missing, again.extra) == (found.missing, found.extra)

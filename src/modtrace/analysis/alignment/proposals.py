@@ -36,34 +36,63 @@ class _Leaf:
     places: tuple[int, ...]
     output: int  # the row of `values` of an output; -1 for none
     parameters: int
+    largest: float  # the number of elements of the largest parameter; 0 where none was measured
     kind: str
 
 
 def propose_rules(a: Side, b: Side, places: PlacePairs) -> tuple[str, ...]:
     """Returns rules for modules without partner that agree in parameters and outputs, in the order of their calls.
 
-    Equal weights speak for them before that order does. Names are not looked at.
+    Equal weights speak for them before that order does. Names are not looked at, also where both have a module of a
+    name, if its weights, or those of one beside it, are elsewhere in the other recording.
     """
-    if not ((places.partner < 0).any() and (places.back < 0).any()):
+    weights = _describe_weights(a), _describe_weights(b)
+    one, other = _find_leaves(a, weights[0]), _find_leaves(b, weights[1])
+    joined = _join_siblings(a, one, other), _join_siblings(b, other, one)
+    same = _pair_by_weights(a, b, joined, weights)
+    partner, back = _doubt_moved(
+        a, b, places, [(joined[0][at], joined[1][there]) for at, there in same.items()]
+    )
+    if not ((partner < 0).any() and (back < 0).any()):
         return ()
-    one, other = _find_leaves(a), _find_leaves(b)
-    one, other = _join_siblings(a, one, other), _join_siblings(b, other, one)
-    same = _pair_by_weights(a, b, (one, other))
     links = [
         link
-        for at, there in _align_leaves(a, b, (one, other), places, same)
-        for link in product(one[at].places, other[there].places)
+        for at, there in _align_leaves(a, b, joined, (partner, back), same)
+        for link in product(joined[0][at].places, joined[1][there].places)
     ]
     links += _pair_containers(a, b, links)
     named = [
         (a.names[at].path, b.names[there].path)
         for at, there in dict.fromkeys(links)
-        if places.partner[at] < 0 and places.back[there] < 0
+        if partner[at] < 0
+        and back[there] < 0
+        and places.partner[at] != there
+        and "=" not in b.names[there].path  # a rule cannot say it
     ]
     return tuple(_choose_rules(named))
 
 
-def _find_leaves(side: Side) -> list[_Leaf]:
+def _doubt_moved(
+    a: Side, b: Side, places: PlacePairs, same: Sequence[tuple[_Leaf, _Leaf]]
+) -> tuple[Rows, Rows]:
+    """Returns the partners of both recordings' places without those beside a module whose weights are elsewhere.
+
+    An index has moved where a Sequential has a layer more.
+    """
+    partner, back = places.partner.copy(), places.back.copy()
+    moved = [(one.places[0], other.places[0]) for one, other in same]
+    moved = [(at, there) for at, there in moved if partner[at] >= 0 and partner[at] != there]
+    for side, own, at in ((a, partner, 0), (b, back, 1)):
+        parent = np.array([place.parent for place in side.places.places], np.int64)
+        around = [parent[pair[at]] for pair in moved]
+        is_container = np.isin(np.arange(len(parent)), parent)
+        own[np.isin(parent, around) & ~is_container] = -1
+    partner[(partner >= 0) & (take(back, partner) < 0)] = -1
+    back[(back >= 0) & (take(partner, back) < 0)] = -1
+    return partner, back
+
+
+def _find_leaves(side: Side, weights: Mapping[int, tuple[float, ...]]) -> list[_Leaf]:
     """Returns the leaves in the order in which they are first called."""
     calls = side.calls
     is_called = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
@@ -76,13 +105,15 @@ def _find_leaves(side: Side) -> list[_Leaf]:
     for at, output in zip(place.tolist(), _find_outputs(side, place).tolist(), strict=True):
         module = side.places.places[at].module
         kind = "" if module.parameters else _name_kind(module.type)
-        leaves.append(_Leaf((at,), output, module.parameters or 0, kind))
+        largest = weights[at][0] if at in weights else 0
+        leaves.append(_Leaf((at,), output, module.parameters or 0, largest, kind))
     return leaves
 
 
 def _join_siblings(side: Side, leaves: Sequence[_Leaf], others: Sequence[_Leaf]) -> list[_Leaf]:
     """Returns the leaves, where siblings in a row that are as large as one that only the others have are one leaf."""
-    wanted = {each.parameters for each in others} - {each.parameters for each in leaves}
+    own = {each.parameters for each in leaves}
+    wanted = {(each.parameters, each.largest) for each in others if each.parameters not in own}
     joined: list[_Leaf] = []
     at = 0
     while at < len(leaves):
@@ -90,21 +121,21 @@ def _join_siblings(side: Side, leaves: Sequence[_Leaf], others: Sequence[_Leaf])
         parts = leaves[at : at + count]
         if count > 1:
             places = tuple(place for each in parts for place in each.places)
-            joined.append(_Leaf(places, -1, sum(each.parameters for each in parts), ""))
+            joined.append(_Leaf(places, -1, sum(each.parameters for each in parts), 0, ""))
         else:
             joined += parts
         at += count
     return joined
 
 
-def _count_parts(side: Side, leaves: Sequence[_Leaf], wanted: set[int]) -> int:
+def _count_parts(side: Side, leaves: Sequence[_Leaf], wanted: set[tuple[int, float]]) -> int:
     above = {side.places.places[each.places[0]].parent for each in leaves[:1]}
-    total = 0
+    total, largest = 0, 0.0
     for count, each in enumerate(leaves, 1):
         if not each.parameters or side.places.places[each.places[0]].parent not in above:
             break
-        total += each.parameters
-        if count > 1 and total in wanted:
+        total, largest = total + each.parameters, largest + each.largest
+        if count > 1 and not wanted.isdisjoint({(total, largest), (total, 0)}):
             return count
     return 1
 
@@ -123,11 +154,14 @@ def _find_outputs(side: Side, place: Rows) -> Rows:
     return found[place]
 
 
-def _pair_by_weights(a: Side, b: Side, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]]) -> dict[int, int]:
+def _pair_by_weights(
+    a: Side,
+    b: Side,
+    leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]],
+    weights: tuple[Mapping[int, tuple[float, ...]], Mapping[int, tuple[float, ...]]],
+) -> dict[int, int]:
     """Returns the pairs of leaves with equal weights, maybe transposed, that no other leaf has."""
-    ones, others = (
-        _find_unique(_describe_weights(side), those) for side, those in zip((a, b), leaves, strict=True)
-    )
+    ones, others = (_find_unique(known, those) for known, those in zip(weights, leaves, strict=True))
     found = {at: others[key] for key, at in ones.items() if key in others}
     return found | _pair_siblings(a, b, leaves, found)
 
@@ -202,13 +236,13 @@ def _align_leaves(
     a: Side,
     b: Side,
     leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]],
-    places: PlacePairs,
+    partners: tuple[Rows, Rows],
     same: Mapping[int, int],
 ) -> list[tuple[int, int]]:
     """Returns pairs of leaves: those that are the same, and others in the order of their calls."""
     shapes = number_sizes(a.values.sizes, b.values.sizes)
     first = [np.array([each.places[0] for each in those], np.int64) for those in leaves]
-    known = take(places.partner, first[0]), np.where(take(places.back, first[1]) >= 0, first[1], -1)
+    known = take(partners[0], first[0]), np.where(take(partners[1], first[1]) >= 0, first[1], -1)
     anchor = np.full(len(first[0]), -1, np.int64), np.full(len(first[1]), -1, np.int64)
     anchor[0][[*same]], anchor[1][[*same.values()]] = [*same], [*same]
     output = [np.array([each.output for each in those], np.int64) for those in leaves]
@@ -225,7 +259,14 @@ def _pair_containers(a: Side, b: Side, links: Sequence[tuple[int, int]]) -> list
     found: list[tuple[int, int]] = []
     around = _group_around(a, [at for at, _ in links]), _group_around(b, [there for _, there in links])
     for inside, ones in around[0].items():
-        found.extend(zip(ones, around[1].get(inside, ()), strict=False))
+        others = around[1].get(inside, [])
+        of_type = {b.names[there].type: there for there in reversed(others)}
+        alike = {at: of_type[type_] for at in ones if (type_ := a.names[at].type) in of_type}
+        if len(ones) != len(others) and len({*alike.values()}) == len(alike):
+            found.extend(alike.items())
+            ones = [at for at in ones if at not in alike]
+            others = [there for there in others if there not in alike.values()]
+        found.extend(zip(ones, others, strict=False))
     return found
 
 
@@ -258,7 +299,7 @@ def _choose_rules(named: Sequence[tuple[str, str]]) -> list[str]:
         for target, pairs in targets.items():
             texts = [f"{expression}={target}"]
             if len(pairs) == 1:
-                texts = [f"{re.escape(one)}={other}" for one, other in pairs]
+                texts = [f"{re.escape(one)}={_escape(other)}" for one, other in pairs]
             if any(other not in apply_rules(rules, one) for one, other in pairs):
                 chosen += texts
                 rules += read_rules(texts)
@@ -276,6 +317,11 @@ def _generalize(one: str, other: str) -> tuple[str, str]:
         if at is not None:
             left = [later for later in left if later > at]
             group_of[at] = len(group_of) + 1
-        target.append(part if at is None else rf"\{group_of[at]}")
+        target.append(_escape(part) if at is None else rf"\{group_of[at]}")
     expression = (r"(\d+)" if at in group_of else re.escape(part) for at, part in enumerate(parts))
     return r"\.".join(expression), ".".join(target)
+
+
+def _escape(path: str) -> str:
+    """Returns a path as what stands for it in a rule."""
+    return path.replace("\\", r"\\")
