@@ -1,13 +1,15 @@
 """Pairs the ops of two recordings, by the sequence in which they ran inside of each pair of calls."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
-from ..step.calls import Bools, Column, Rows, iterate_levels, ranges, take
+from ...recording.role import PARAMETER
+from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels, ranges, take
 from ..step.ops import bare_name
 from .calls import translate
+from .contents import number_contents
 from .keys import Partners, number_codes, number_keys, rows_in_order
 from .modules import PlacePairs
 from .op_shapes import number_shapes
@@ -39,11 +41,16 @@ def pair_ops(
     if not _update_in_one_order(a, b, places):
         rows = [each[side.ops.phase[each] != _OPTIMIZED] for side, each in zip((a, b), rows, strict=True)]
     partner, back = np.full(len(a.ops.step), -1, np.int64), np.full(len(b.ops.step), -1, np.int64)
+
+    def choose(one: Column, other: Column) -> tuple[Column, Column]:
+        return one[rows[0]], other[rows[1]]
+
     pairs = _align_groups(
-        (groups[0][rows[0]], groups[1][rows[1]]),
-        [(one[rows[0]], other[rows[1]]) for one, other in tokens],
-        (_run_for_nothing(a)[rows[0]], _run_for_nothing(b)[rows[1]]),
+        choose(*groups),
+        [choose(*each) for each in tokens],
+        choose(_run_for_nothing(a), _run_for_nothing(b)),
         a.ops.phase[rows[0]] == _OPTIMIZED,
+        lambda: choose(*_number_weights(a, b)),
     )
     at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
     partner[at], back[there] = there, at
@@ -67,6 +74,42 @@ def _number_ops(a: Side, b: Side) -> list[tuple[Rows, Rows]]:
         with_shape,
         number_keys(base, numel),
     ]
+
+
+def _number_weights(a: Side, b: Side) -> Partners:
+    """Returns a number of what the largest parameter that each op reads held at first, for ops of the same name.
+
+    It is -1 for ops that read none, also not through views, or only constants.
+    """
+    parameters = [np.flatnonzero(each.values.is_of(PARAMETER)) for each in (a, b)]
+    base = number_codes(*(([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b)))
+    weight = [
+        _find_read(side, rows, content)
+        for side, rows, content in zip((a, b), parameters, number_contents(a, b, parameters), strict=True)
+    ]
+    numbers = number_keys((weight[0], weight[1]), base)
+    one, other = (np.where(read < 0, -1, number) for read, number in zip(weight, numbers, strict=True))
+    return one, other
+
+
+def _find_read(side: Side, rows: Rows, content: Rows) -> Rows:
+    """Returns for each op the largest number of the contents of the parameters that it reads, maybe through views.
+
+    Args:
+        side: the recording.
+        rows: rows of `values` of parameters.
+        content: a number of what each row of `values` holds; -1 for none.
+    """
+    flow, tensors = side.flow, side.flow.tensors
+    row = RowFinder(column_of(side.values.table, "site_id")[rows])(tensors.site_id)
+    of_tensor = np.where(tensors.site_id < 0, -1, take(content[rows], row))
+    storages, which = np.unique(column_of(tensors.table, "storage"), return_inverse=True)
+    of_storage = np.full(len(storages), -1, np.int64)
+    np.maximum.at(of_storage, which.reshape(-1), of_tensor)
+    of_storage[storages < 0] = -1
+    found = np.full(len(flow.op_id), -1, np.int64)
+    np.maximum.at(found, flow.reader, of_storage[which.reshape(-1)[flow.read]])
+    return found
 
 
 def _choose_for_optimizers(a: Side, b: Side, ones: Partners, others: Partners) -> Partners:
@@ -148,12 +191,14 @@ def _align_groups(
     tokens: Sequence[Partners],
     are_idle: tuple[Bools, Bools],
     by_optimizer: Column,
+    number_weights: Callable[[], Partners],
 ) -> Rows:
     """Returns pairs of positions, where the ops of a group are adjacent.
 
     Two calls that ran ops of the same names in the same order, and the same ones for nothing, ran the same ones, of
     whatever shapes. Optimizers run the same ops for each parameter: where they are not the same throughout, none is
-    known to be for the same parameter. Where they are not, those that something needs come first.
+    known to be for the same parameter. Where they are not, those that read the same weights come first, and then those
+    that something needs.
     """
     distinct, begins, counts = np.unique(groups[0], return_index=True, return_counts=True)
     starts = np.searchsorted(groups[1], distinct)
@@ -163,14 +208,23 @@ def _align_groups(
     found = [pairs]
     differing = np.flatnonzero(~is_equal & (others > 0) & ~by_optimizer[begins]).tolist()
     exact = number_keys(tokens[1], are_idle)
-    needed = np.where(are_idle[0], -1, exact[0]), np.where(are_idle[1], -2, exact[1])
-    tokens = [needed, exact, *tokens[1:]]
+    tokens = [_leave_out(are_idle, exact), exact, *tokens[1:]]
+    if differing:
+        weight, weight_b = number_weights()
+        tokens.insert(
+            0, _leave_out((are_idle[0] | (weight < 0), are_idle[1] | (weight_b < 0)), (weight, weight_b))
+        )
     for at in differing:
         one = slice(begins[at], begins[at] + counts[at])
         other = slice(starts[at], starts[at] + others[at])
         aligned = align_sequences(*((left[one], right[other]) for left, right in tokens))
         found.append(aligned + np.array([begins[at], starts[at]]))
     return np.concatenate(found)
+
+
+def _leave_out(are_out: tuple[Bools, Bools], numbers: Partners) -> Partners:
+    """Returns numbers with which those that are left out are equal to none."""
+    return np.where(are_out[0], -1, numbers[0]), np.where(are_out[1], -2, numbers[1])
 
 
 def _pair_equal(

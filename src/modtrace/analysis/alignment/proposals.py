@@ -222,13 +222,16 @@ def _describe_weights(side: Side) -> dict[int, tuple[float, ...]]:
     """Returns by place what tells its largest parameter from all others, if not all elements of that are equal."""
     values = side.values
     rows = rows_in_order(values.kept & values.is_of(PARAMETER) & (values.home >= 0), values.order)
-    least, largest = (to_numpy(values.table[name], null=np.nan) for name in ("min", "max"))
-    of_place: dict[int, dict[int, tuple[float, ...]]] = defaultdict(dict)
-    for row in rows.tolist():
-        sizes = sorted(size for size in values.sizes[row].tolist() if size >= 0)
-        own = math.prod(sizes), *sizes, float(least[row]), float(largest[row])
-        of_place[int(values.home[row])].setdefault(int(values.slot[row]), own)
-    found = {place: max(each.values()) for place, each in of_place.items()}
+    _, first = np.unique(values.home[rows] * (len(values.slots) + 1) + values.slot[rows], return_index=True)
+    rows = rows[first]
+    least, largest = (to_numpy(values.table[name], null=np.nan)[rows] for name in ("min", "max"))
+    of_place: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    for place, sizes, low, high in zip(
+        *(each.tolist() for each in (values.home[rows], values.sizes[rows], least, largest)), strict=True
+    ):
+        known = sorted(size for size in sizes if size >= 0)
+        of_place[place].append((math.prod(known), *known, low, high))
+    found = {place: max(each) for place, each in of_place.items()}
     return {place: each for place, each in found.items() if each[-2] < each[-1]}
 
 

@@ -44,3 +44,8 @@ def count_elements(sizes: Sizes) -> Sizes:
     """Returns a column with the number of elements of each shape."""
     counts: Sizes = np.where(sizes < 0, 1, sizes).prod(axis=1, keepdims=True, dtype=np.int64)
     return counts
+
+
+def sort_sizes(sizes: Sizes) -> Sizes:
+    """Returns each shape with its dimensions in descending order."""
+    return -np.sort(-sizes, axis=1)

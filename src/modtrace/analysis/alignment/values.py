@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...recording.arrow.arrays import to_numpy
 from ...recording.role import OUTPUT
 from ..step.calls import Bools, Column, Rows, take
 from .calls import translate
+from .contents import number_contents
 from .keys import Partners, number_codes, number_keys, number_texts, pair_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side, ValueSide
-from .sizes import Sizes, count_elements, number_sizes
+from .sizes import count_elements, number_sizes, sort_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
         _pair_more(a, b, keys.inside.known, partners, number_keys(keys.inside.owner, keys.slot))
     unlike = _find_unlike(a, b, keys, partners)
     known = keys.known[0] & ~unlike[0], keys.known[1] & ~unlike[1]
-    for form in (np.asarray, _sorted, count_elements):
+    for form in (np.asarray, sort_sizes, count_elements):
         if not all((each & (partner < 0)).any() for each, partner in zip(known, partners, strict=True)):
             break
         shapes = number_sizes(form(a.values.sizes), form(b.values.sizes))
@@ -145,7 +145,11 @@ def _pair_by_content(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> N
     A module may return `y`, and its port `(y, residual)` or `(residual, y)`. What outermost calls return stays with its
     slot: nothing that was recorded tells that both runs read it alike.
     """
-    content = _number_contents(a, b)
+    inside = [
+        np.flatnonzero(each.values.is_of(OUTPUT) & (take(each.calls.calls.parent, each.values.call) >= 0))
+        for each in (a, b)
+    ]
+    content = number_contents(a, b, inside)
     rows = np.flatnonzero((partners[0] >= 0) & (content[0] >= 0))
     rows = rows[(content[1][partners[0][rows]] >= 0) & (content[1][partners[0][rows]] != content[0][rows])]
     partners[1][partners[0][rows]] = -1
@@ -166,10 +170,13 @@ def _find_unlike(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> tuple
         each.values.is_of(OUTPUT) & (each.values.call >= 0) & known
         for each, known in zip(sides, keys.known, strict=True)
     ]
-    size = int(max(each.max(initial=0) for each in keys.owner)) + 1
-    counts = [
-        np.bincount(owner[mine], minlength=size) for owner, mine in zip(keys.owner, of_calls, strict=True)
-    ]
+    owners, position = np.unique(
+        np.concatenate([owner[mine] for owner, mine in zip(keys.owner, of_calls, strict=True)]),
+        return_inverse=True,
+    )
+    split = int(of_calls[0].sum())
+    counts = [np.bincount(each, minlength=len(owners)) for each in np.split(position.reshape(-1), [split])]
+    differs = owners[counts[0] != counts[1]]
     places = [[name.type for name in each.names] for each in sides]
     types = number_texts(places[0], places[1])
     paired = np.flatnonzero(of_calls[0] & (partners[0] >= 0))
@@ -183,38 +190,11 @@ def _find_unlike(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> tuple
         sides, of_calls, keys.owner, partners, types, told, strict=True
     ):
         rows = np.flatnonzero(mine & (partner < 0))
-        rows = rows[counts[0][owner[rows]] != counts[1][owner[rows]]]
+        rows = rows[np.isin(owner[rows], differs)]
         rows = rows[each.calls.calls.parent[each.values.call[rows]] >= 0]
         rows = rows[~np.isin(type_of[each.values.place[rows]], known)]
         found.append(np.isin(np.arange(len(partner)), rows))
     return found[0], found[1]
-
-
-def _number_contents(a: Side, b: Side) -> Partners:
-    """Returns a number for what each output of a call inside of another holds, by its sizes and extremes.
-
-    It is -1 for all other rows and for constants.
-    """
-    sides = a.values, b.values
-    found = np.full(len(a.values.step), -1, np.int64), np.full(len(b.values.step), -1, np.int64)
-    rows = [
-        np.flatnonzero(each.values.is_of(OUTPUT) & (take(each.calls.calls.parent, each.values.call) >= 0))
-        for each in (a, b)
-    ]
-    least, largest = (
-        [to_numpy(each.table[name], null=np.nan)[of] for each, of in zip(sides, rows, strict=True)]
-        for name in ("min", "max")
-    )
-    sizes = number_sizes(*(_sorted(each.sizes[of]) for each, of in zip(sides, rows, strict=True)))
-    split = len(rows[0])
-    codes = [
-        np.unique(np.concatenate(extremes), return_inverse=True)[1].reshape(-1)
-        for extremes in (least, largest)
-    ]
-    numbers = number_keys(sizes, *((each[:split], each[split:]) for each in codes))
-    for into, of, number, low, high in zip(found, rows, numbers, least, largest, strict=True):
-        into[of] = np.where(low < high, number, -1)
-    return found
 
 
 def _pair_more(a: Side, b: Side, wanted: tuple[Column, Column], partners: Partners, by: Partners) -> None:
@@ -235,7 +215,3 @@ def _order(values: ValueSide) -> Rows:
     rank = np.array([*(int(each[1]) if each else 0 for each in index), 0])[values.slot]
     is_output = values.is_of(OUTPUT) & (values.call >= 0)
     return np.asarray(np.where(is_output, rank * len(rank), 0) + values.order)
-
-
-def _sorted(sizes: Sizes) -> Sizes:
-    return -np.sort(-sizes, axis=1)

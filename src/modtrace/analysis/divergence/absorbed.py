@@ -264,6 +264,12 @@ class _Paths:
         beside = outputs[self._slot[outputs] == self._slot[tensor]]
         return beside.tolist() or [tensor]
 
+    def _find_whole(self, tensor: int) -> int:
+        """Returns a tensor if it was compared, and else one that was, of which it may be a part: of the same output."""
+        others = [each for each in self._find_beside(tensor) if len(self._pairs[each])]
+        is_whole = [each for each in others if self._memory.ratio(each, tensor) >= 1]
+        return tensor if len(self._pairs[tensor]) or not is_whole else is_whole[0]
+
     def _describe(self, made: int, read: _Difference, op: int) -> _Difference:
         pairs = self._pairs[made]
         if len(pairs):
@@ -281,6 +287,7 @@ class _Paths:
         was read is measured by the size of the output, and must be more than what was measured there can miss. An op in
         place may write to a part of the memory that differs.
         """
+        made = self._find_whole(made)
         pairs = self._pairs[made]
         if self._are_results[pairs].any():
             pairs = pairs[self._are_results[pairs]]
@@ -303,9 +310,9 @@ class _Paths:
             share *= math.sqrt(max(1.0, ratio))  # it is added to several rows
         summand = int(self._summand[op])
         if summand in (-1, read.tensor):
-            return min(1.0, share)
+            return float(np.minimum(1.0, share))
         of_summand = float(self._size[summand]) * math.sqrt(self._memory.ratio(made, summand))
-        return min(1.0, share) * max(0.0, 1.0 - of_summand / size)
+        return float(np.minimum(1.0, share)) * max(0.0, 1.0 - of_summand / size)
 
     def _find_factor(self, op: int, tensor: int) -> float:
         """Returns by how much an op multiplies a tensor before it adds it: the rate of an optimizer, as `alpha`."""
@@ -414,14 +421,17 @@ def _find_summands(side: Side) -> Rows:
     flow = side.flow
     is_bias = np.array([*(slot == "bias" for slot in flow.slots), False])[flow.slot]
     is_self = np.array([*(slot == "self" for slot in flow.slots), False])[flow.slot]
-    is_summand = is_bias | (is_self & side.ops.are_named(ADDS_PRODUCT)[flow.reader])
+    is_backward = np.array([*("backward" in name for name in side.ops.names), False])[side.ops.name]
+    is_summand = is_bias & ~is_backward[flow.reader] | (
+        is_self & side.ops.are_named(ADDS_PRODUCT)[flow.reader]
+    )
     found = np.full(len(flow.op_id), -1, np.int64)
     found[flow.reader[is_summand]] = flow.read[is_summand]
     return found
 
 
 def _find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:
-    """Returns the tensor of each of some rows of `values` that an op has returned; -1 for other rows.
+    """Returns the tensor of each of some rows of `values` that an op, or an outermost call, returned; -1 for others.
 
     Args:
         side: the recording.
@@ -433,9 +443,23 @@ def _find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:
     of_group = np.full(int(values.group.max(initial=-1)) + 1, -1, np.int64)
     of_group[values.group[outputs]] = side.find_tensors(outputs)
     found = of_group[values.group[rows]]
+    found = np.where(found < 0, _find_results(side, rows), found)
     at = np.flatnonzero(wanted & (found < 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
     found[at] = _find_returned_views(side, rows[at])
     return found
+
+
+def _find_results(side: Side, rows: Rows) -> Rows:
+    """Returns the tensor that an outermost call returned at the slot of each row; -1 for other rows."""
+    values, flow = side.values, side.flow
+    codes = {
+        name.removeprefix("output"): code for code, name in enumerate(flow.slots) if name.startswith("output")
+    }
+    slot = np.array([*(codes.get(name, -1) for name in values.slots), -1])[values.slot[rows]]
+    width = len(flow.slots)
+    at = RowFinder(flow.returned.call * width + flow.returned.slot)(values.call[rows] * width + slot)
+    is_result = values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0) & (slot >= 0)
+    return np.where(is_result, take(flow.returned.tensor, at), -1)
 
 
 def _find_returned_views(side: Side, rows: Rows) -> Rows:

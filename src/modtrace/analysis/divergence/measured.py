@@ -114,7 +114,7 @@ def _matrices_of(shapes: pa.Array) -> tuple[Bools, Column, Column]:
 def _has(column: pa.ChunkedArray, measure: Callable[[Any], Any], size: int) -> Bools:
     if column.null_count == len(column):
         return np.zeros(len(column), bool)
-    return np.asarray(pc.equal(measure(column), size).fill_null(False))
+    return np.asarray(to_numpy(measure(column), null=0) == size)
 
 
 def _read_hashes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], Bools]:

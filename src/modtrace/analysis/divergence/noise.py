@@ -1,6 +1,6 @@
 """Tells how much of a difference is noise: given, measured by further runs, or assumed from dtypes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,16 @@ class Noise:
     inherited: Numbers  # what it may have inherited at most, of the noise of all before it
     plain: Numbers  # the same, if no summands cancel
     gain: Numbers  # how many times larger what it has inherited may become, as its summands cancel
+
+    def add_rounding(self, epsilons: Numbers) -> "Noise":
+        """Returns the same with what rounding to other dtypes explains, if noise is assumed.
+
+        Args:
+            epsilons: of each pair eps of the dtype to which what it was computed from was rounded; 0 for none.
+        """
+        if self.kind != ASSUMED:
+            return self
+        return replace(self, local=np.maximum(self.local, FACTOR * epsilons * self.gain))
 
 
 def give_noise(tolerance: float, count: int) -> Noise:

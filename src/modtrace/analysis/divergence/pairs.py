@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import NothingRecordedError
+from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import LEAF, OF_PARAMETERS, OP_OUTPUT, OUTPUT, PARAMETER
@@ -20,6 +21,7 @@ from ..tables.op_rules import UNINITIALIZED
 from .absorbed import ComparedRun, dismiss_absorbed
 from .answer import ABSORBED, VERDICTS
 from .cancellation import find_cancellation
+from .decode import EPSILONS
 from .errors import NOTHING, Errors, find_errors
 from .inherited import Inherited, add_second, find_inherited, order_by_use
 from .joined_errors import JoinedErrors, find_joined_errors
@@ -108,7 +110,7 @@ def compare_pairs(
         ComparedRun(side, measured, find_results(side, rows), are_repeated),
         ComparedRun(other.side, measured_b, find_results(other.side, rows_b), are_repeated),
     )
-    inherited, ranking = _judge(inherit, errors, noise, are_judged, both)
+    inherited, ranking, noise = _judge(inherit, errors, noise, are_judged, both)
     return Compared(
         side=side,
         other=other.side,
@@ -152,8 +154,8 @@ def _judge(
     noise: Noise,
     are_judged: Bools,
     runs: Sequence[ComparedRun],
-) -> tuple[Inherited, Ranking]:
-    """Returns what each pair has inherited, and what is said of it: what comes to nothing excuses nothing else.
+) -> tuple[Inherited, Ranking, Noise]:
+    """Returns what each pair has inherited, what is said of it, and the noise: what is absorbed excuses nothing else.
 
     Args:
         inherit: returns what the pairs have inherited, if these come to nothing.
@@ -164,13 +166,26 @@ def _judge(
     """
     absorbed = np.zeros(len(errors), bool)
     inherited = inherit(absorbed)
+    through = inherited.through, inherited.through_b
+    epsilons = [_find_epsilons(run.side, ops) for run, ops in zip(runs, through, strict=True)]
+    noise = noise.add_rounding(np.maximum(*epsilons))
     ranking = dismiss_absorbed(rank(errors, inherited, noise, are_judged), errors, runs)
     absorbed = ranking.least == VERDICTS.index(ABSORBED)
     if not absorbed.any():
-        return inherited, ranking
+        return inherited, ranking, noise
     inherited = inherit(absorbed)
     again = rank(errors, inherited, noise, are_judged).dismiss(absorbed)
-    return inherited, dismiss_absorbed(again, errors, runs)
+    return inherited, dismiss_absorbed(again, errors, runs), noise
+
+
+def _find_epsilons(side: Side, ops: Rows) -> Numbers:
+    """Returns eps of the dtype of what each of some ops returned first; 0 for none."""
+    distinct, which = np.unique(ops, return_inverse=True)
+    first = take(side.flow.first_returned, distinct)
+    dtypes = side.flow.tensors.table["dtype"].take(from_numpy(first[first >= 0])).to_pylist()
+    found = np.zeros(len(distinct))
+    found[first >= 0] = [EPSILONS.get(each, 0.0) for each in dtypes]
+    return found[which.reshape(-1)]
 
 
 def _is_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
