@@ -5,10 +5,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...recording.arrow.arrays import to_numpy
+from ...recording.statistics.moments import Numbers
 from ..step.calls import Rows
 from .keys import Partners, number_keys
-from .sides import Side
+from .sides import Side, ValueSide
 from .sizes import number_sizes, sort_sizes
+
+_EXTREMES = ("min", "max")
+
+
+def have_equal_extremes(a: Side, b: Side, rows: Rows, rows_b: Rows) -> bool:
+    """Returns whether all pairs of rows of `values` hold the same, as `number_contents` tells; or nothing is known."""
+    pairs = [(_read(a.values, name)[rows], _read(b.values, name)[rows_b]) for name in _EXTREMES]
+    return all(np.array_equal(one, other, equal_nan=True) for one, other in pairs)
+
+
+def _read(values: ValueSide, name: str) -> Numbers:
+    return to_numpy(values.table[name], null=np.nan)
 
 
 def number_contents(a: Side, b: Side, rows: Sequence[Rows]) -> Partners:
@@ -19,8 +32,7 @@ def number_contents(a: Side, b: Side, rows: Sequence[Rows]) -> Partners:
     sides = a.values, b.values
     found = np.full(len(a.values.step), -1, np.int64), np.full(len(b.values.step), -1, np.int64)
     least, largest = (
-        [to_numpy(each.table[name], null=np.nan)[of] for each, of in zip(sides, rows, strict=True)]
-        for name in ("min", "max")
+        [_read(each, name)[of] for each, of in zip(sides, rows, strict=True)] for name in _EXTREMES
     )
     sizes = number_sizes(*(sort_sizes(each.sizes[of]) for each, of in zip(sides, rows, strict=True)))
     split = len(rows[0])

@@ -9,7 +9,7 @@ import numpy as np
 from ...recording.role import OUTPUT
 from ..step.calls import Bools, Column, Rows, take
 from .calls import translate
-from .contents import number_contents
+from .contents import have_equal_extremes, number_contents
 from .keys import Partners, number_codes, number_keys, number_texts, pair_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side, ValueSide
@@ -149,6 +149,9 @@ def _pair_by_content(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> N
         np.flatnonzero(each.values.is_of(OUTPUT) & (take(each.calls.calls.parent, each.values.call) >= 0))
         for each in (a, b)
     ]
+    partner = partners[0][inside[0]]
+    if (partner >= 0).all() and have_equal_extremes(a, b, inside[0], partner):
+        return
     content = number_contents(a, b, inside)
     rows = np.flatnonzero((partners[0] >= 0) & (content[0] >= 0))
     rows = rows[(content[1][partners[0][rows]] >= 0) & (content[1][partners[0][rows]] != content[0][rows])]

@@ -2,7 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from ..alignment.keys import number_keys
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, number_sizes, read_sizes
 from ..step.calls import Bools, Groups, RowFinder, Rows, column_of, iterate_levels, take
+from ..step.ops import dictionary_codes
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE, ADDS_PRODUCT, OVERWRITES
 from .errors import Errors
@@ -23,6 +26,9 @@ from .ranking import IS_MADE, Ranking, choose_first
 
 #: What is computed from a difference is equal again if it is apart by less than so much of what would be left of that.
 _GONE = 0.1
+
+#: How the names of dtypes of whole numbers begin.
+_WHOLE = ("int", "uint", "bool")
 
 #: So many tensors that come of a check are looked at, to tell whether anything is computed from it.
 _MOST_OF_SUMMARY = 64
@@ -43,58 +49,87 @@ class ComparedRun(NamedTuple):
     are_repeated: Bools  # its module is called another number of times in the other recording
 
 
-def dismiss_absorbed(ranking: Ranking, errors: Errors, runs: Sequence[ComparedRun]) -> Ranking:
-    """Returns a ranking without blame on differences from which both runs go on to compute what is equal.
+class Absorbed:
+    """Finds differences from which both runs go on to compute what is equal."""
 
-    A difference stays if it, or what was computed from it and differs too, comes to an end: what no op reads, what an
-    outermost call returns, what the program reads, and what is left in memory that outlives the step. What was not
-    compared may differ. Ops that read several differences are left out of the ways of each if what they return stands
-    behind what is blamed then, and is explained by that.
+    def __init__(self, runs: Sequence[ComparedRun], errors: Errors) -> None:
+        """Looks at nothing yet.
 
-    Args:
-        ranking: what is said of each pair.
-        errors: how far each is apart.
-        runs: the two recordings.
-    """
-    if not ranking.is_beyond.any() or not all(len(run.side.flow.read) for run in runs):
+        Args:
+            runs: the two recordings.
+            errors: how far each pair is apart.
+        """
+        self._runs, self._errors = runs, errors
+        self._known: dict[int, _Paths] = {}
+
+    def dismiss(self, ranking: Ranking) -> Ranking:
+        """Returns a ranking without blame on differences that come to nothing.
+
+        A difference stays if it, or what was computed from it and differs too, comes to an end: what no op reads, what
+        an outermost call returns, what the program reads, and what is left in memory that outlives the step. What was
+        not compared may differ. Ops that read several differences are left out of the ways of each if what they return
+        stands behind what is blamed then, and is explained by that.
+
+        Args:
+            ranking: what is said of each pair; the noise is the same at each call.
+        """
+        if not ranking.is_beyond.any() or not all(len(run.side.flow.read) for run in self._runs):
+            return ranking
+        whole = self._dismiss(ranking, np.ones(len(ranking.score), bool), with_others=True)
+        if (first := choose_first(whole)) is None:
+            return whole
+        run = self._runs[0]
+        step = run.side.values.step[run.measured.rows]
+        without = self._dismiss(whole, step == step[first], with_others=False)
+        first, left_out = choose_first(without), min(path.first_left_out for path in self._known.values())
+        return without if first is not None and left_out > first else whole
+
+    def _dismiss(self, ranking: Ranking, among: Bools, *, with_others: bool) -> Ranking:
+        """Returns a ranking without blame on what of some pairs comes to nothing, followed as `_Paths.follow` says.
+
+        Then those are followed that would be blamed, until one stays.
+        """
+        is_absorbed = np.zeros(len(ranking.score), bool)
+        for at in np.flatnonzero(ranking.is_beyond & ~ranking.is_beyond_inputs & among).tolist():
+            if not is_absorbed[at]:
+                is_absorbed[self._follow(ranking, at, with_others)] = True
+        ranking = ranking.dismiss(is_absorbed)
+        while (first := choose_first(ranking)) is not None:
+            gone = self._follow(ranking, first, with_others)
+            if not len(gone):
+                break
+            ranking = ranking.dismiss(np.isin(np.arange(len(is_absorbed)), gone))
         return ranking
-    size = np.fmax(*(run.measured.stats.l2 for run in runs))
-    paths = [_Paths(run, ranking, errors, size) for run in runs]
-    whole = _dismiss(ranking, paths, with_others=True)
-    if choose_first(whole) is None:
-        return whole
-    without = _dismiss(whole, paths, with_others=False)
-    first, left_out = choose_first(without), min(path.first_left_out for path in paths)
-    return without if first is not None and left_out > first else whole
 
+    def _follow(self, ranking: Ranking, pair: int, with_others: bool) -> Rows:
+        """Returns all pairs through which a difference goes until it is gone in both runs; none if it is not.
 
-def _dismiss(ranking: Ranking, paths: Sequence["_Paths"], *, with_others: bool) -> Ranking:
-    """Returns a ranking without blame on what comes to nothing, followed as `_Paths.follow` says."""
-    is_absorbed = np.zeros(len(ranking.score), bool)
-    for at in np.flatnonzero(ranking.is_beyond & ~ranking.is_beyond_inputs).tolist():
-        if not is_absorbed[at]:
-            is_absorbed[_follow(paths, at, with_others)] = True
-    ranking = ranking.dismiss(is_absorbed)
-    while (first := choose_first(ranking)) is not None:
-        gone = _follow(paths, first, with_others)
-        if not len(gone):
-            break
-        ranking = ranking.dismiss(np.isin(np.arange(len(is_absorbed)), gone))
-    return ranking
+        What the caller of a module ignores in one of the runs, as the last state of an LSTM, is followed in the other.
+        """
+        found: list[set[int]] = []
+        for path in self._choose_paths(ranking, pair):
+            passed = path.follow(pair, with_others)
+            if not len(passed):
+                return passed
+            found.append({*passed.tolist()})
+        return np.array(sorted(set.intersection(*found) | {pair}), np.int64)
 
+    def _choose_paths(self, ranking: Ranking, pair: int) -> Iterator["_Paths"]:
+        is_ignored = True
+        for number in range(2):
+            path = self._paths(ranking, number)
+            if not path.is_ignored(pair):
+                is_ignored = False
+                yield path
+        if is_ignored:
+            yield from self._known.values()
 
-def _follow(paths: Sequence["_Paths"], pair: int, with_others: bool) -> Rows:
-    """Returns all pairs through which a difference goes until it is gone in both runs; none if it is not.
-
-    What the caller of a module ignores in one of the runs, as the last state of an LSTM, is followed in the other.
-    """
-    found = {pair}
-    for number, path in enumerate([each for each in paths if not each.is_ignored(pair)] or paths):
-        passed = path.follow(pair, with_others)
-        if not len(passed):
-            return passed
-        found = {*passed.tolist()} if not number else found & {*passed.tolist()}
-    return np.array(sorted(found | {pair}), np.int64)
+    def _paths(self, ranking: Ranking, number: int) -> "_Paths":
+        """Returns what the first or the second run has computed, which is read when it is asked for."""
+        if number not in self._known:
+            size = np.fmax(*(run.measured.stats.l2 for run in self._runs))
+            self._known[number] = _Paths(self._runs[number], ranking, self._errors, size)
+        return self._known[number]
 
 
 class _Difference(NamedTuple):
@@ -114,7 +149,7 @@ class _Paths:
         self._noise, self._error = ranking.noise, errors.error
         #: Statistics do not show how far tensors are apart that are as far apart as their noise.
         self._resolution = np.where(ranking.is_estimated, ranking.noise, errors.floor)
-        self._tensor = _find_tensors(side, rows, ranking.is_beyond)
+        self._tensor = _find_tensors(side, rows, errors.error > ranking.noise)
         self._pairs = Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
         self._size = _find_norms(side)
         np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
@@ -130,6 +165,7 @@ class _Paths:
             (flow.tensors.producer >= 0) & ~is_unread_workspace & ~_find_unread_aliases(flow)
         )
         self._outputs = Groups(flow.tensors.producer[made], made, len(flow.op_id))
+        self._order = side.ops.order
         self._producer, self._slot = flow.tensors.producer, flow.tensors.slot
         self._memory = _Memory(side)
         self._is_end = ~(is_read | side.is_internal) | self._memory.stays
@@ -141,14 +177,13 @@ class _Paths:
         self._is_ignored[_find_results_of(side, rows[run.are_repeated])] = True
         self._is_ignored[np.concatenate([flow.read, flow.returned.tensor])] = False
         self._is_ignored &= ~self._memory.stays
-        is_whole = np.array(
-            [dtype is None or dtype.startswith(("int", "uint", "bool")) for dtype in flow.tensors.dtypes]
-        )
-        self._is_whole = np.zeros(len(flow.tensors), bool) | is_whole
+        code, dtypes = dictionary_codes(flow.tensors.table["dtype"])
+        self._is_whole = np.array([*(name.startswith(_WHOLE) for name in dtypes), True])[code]
         self._is_plain = side.ops.is_plain
         self._adds, self._averages = side.ops.are_named(ADDITIVE), side.ops.are_named({"mean"})
         self._summand = _find_summands(side)
         self._differing: dict[int, set[int]] = {}  # what an op reads and differs, as far as it was asked for
+        self._leads_to_end: set[int] = set()  # what was compared, and a difference of which comes to an end
         self._left = _MOST_TENSORS
         self.first_left_out: float = math.inf  # the first pair of what ops returned that were left out
 
@@ -170,22 +205,29 @@ class _Paths:
         if tensor < 0:
             return np.empty(0, np.int64)
         first = _Difference(tensor, float(self._error[pair]), float(self._size[tensor]))
-        waiting = [first._replace(tensor=each) for each in self._find_beside(tensor)]
-        seen, is_gone, is_unsure = {tensor, *(each.tensor for each in waiting)}, False, False
-        mixed: list[tuple[int, _Difference]] = []  # ops that read another difference, and what they return
+        # In the order of the ops that made them: what each op reads is known before it is looked at.
+        waiting = [(-1, first._replace(tensor=each)) for each in self._find_beside(tensor)]
+        seen, is_gone, is_unsure = {tensor, *(each.tensor for _, each in waiting)}, False, False
+        left_out: set[int] = set()  # what ops return that read another difference
+        comes_from: dict[int, int] = {}
         while waiting:
-            each = waiting.pop()
+            time, each = waiting.pop() if with_others else heappop(waiting)
+            if not with_others and time >= 0 and self._reads_another(int(self._producer[each.tensor]), seen):
+                left_out.add(each.tensor)
+                continue
             self._left -= 1
+            if self._left < 0:
+                return np.empty(0, np.int64)
             if self._is_ignored[each.tensor]:
                 is_unsure = True
             elif self._is_result_equal(each.tensor):
                 is_gone = True
-            elif self._is_end[each.tensor] or self._left < 0:
-                return np.empty(0, np.int64)
+            elif self._is_end[each.tensor] or (with_others and each.tensor in self._leads_to_end):
+                return self._remember_end(each.tensor, comes_from)
             for op in self._readers[each.tensor].tolist():
                 outputs = self._outputs[op].tolist()
                 if not outputs:
-                    return np.empty(0, np.int64)
+                    return self._remember_end(each.tensor, comes_from)
                 for made in outputs:
                     if made in seen:
                         continue
@@ -196,20 +238,23 @@ class _Paths:
                             is_unsure = True
                         continue
                     seen.add(made)
-                    if with_others:
-                        waiting.append(self._describe(made, each, op))
-                    else:
-                        mixed.append((op, self._describe(made, each, op)))
-            if not waiting and mixed:
-                left_out = [self._reads_another(op, seen) for op, _ in mixed]
-                waiting = [made for (_, made), is_out in zip(mixed, left_out, strict=True) if not is_out]
-                mixed = [each for each, is_out in zip(mixed, left_out, strict=True) if is_out]
-        if (is_unsure or mixed) and not is_gone:
+                    comes_from[made] = each.tensor
+                    add = waiting.append if with_others else partial(heappush, waiting)
+                    add((int(self._order[op]), self._describe(made, each, op)))
+        if (is_unsure or left_out) and not is_gone:
             return np.empty(0, np.int64)
-        of_both = {made.tensor for _, made in mixed}
-        pairs = [pair for tensor in of_both for pair in self._pairs[tensor].tolist()]
+        pairs = [pair for tensor in left_out for pair in self._pairs[tensor].tolist()]
         self.first_left_out = min([self.first_left_out, *pairs])
-        return np.concatenate([self._pairs[tensor] for tensor in sorted(seen - of_both)])
+        return np.concatenate([self._pairs[tensor] for tensor in sorted(seen - left_out)])
+
+    def _remember_end(self, tensor: int, comes_from: Mapping[int, int]) -> Rows:
+        """Returns no pairs, and remembers which tensors that were compared lead to this one."""
+        at: int | None = tensor
+        while at is not None:
+            if len(self._pairs[at]):
+                self._leads_to_end.add(at)
+            at = comes_from.get(at)
+        return np.empty(0, np.int64)
 
     def _is_result_equal(self, tensor: int) -> bool:
         """Returns whether a tensor differs where its op returned it, and not where the model did."""
@@ -332,6 +377,7 @@ class _Memory:
         self._storage, self._version = (column_of(tensors.table, name) for name in ("storage", "version"))
         numel = self._numel = count_elements(read_sizes(tensors.table["shape"])).reshape(-1)
         _, memory = np.unique(self._storage, return_inverse=True)
+        self._memory = memory
         largest, last = np.zeros(len(memory) + 1, np.int64), np.zeros(len(memory) + 1, np.int64)
         np.maximum.at(largest, memory, numel)
         np.maximum.at(last, memory, self._version)
@@ -351,7 +397,7 @@ class _Memory:
         in_backward, in_optimizer = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
         is_read = np.delete(read_in, in_backward, axis=0).any(axis=0) & ~read_in[in_optimizer]
         is_changed = ~np.append(side.ops.are_named(OVERWRITES), False)[flow.tensors.producer]
-        _, memory = np.unique(self._storage, return_inverse=True)
+        memory = self._memory
         last = np.full(len(memory) + 1, -1, np.int64)
         np.maximum.at(last, memory[is_changed], self._version[is_changed])
         return np.asarray(is_read & (of_maker == in_backward) & is_changed & (self._version == last[memory]))

@@ -83,7 +83,7 @@ def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: Co
     ):
         of_tensor = np.full(len(flow.tensors), np.nan)
         of_tensor[tensor[tensor >= 0]] = size[mine[tensor >= 0]]
-        read = find_inputs(flow, is_plain, of_tensor, of_read).error
+        read = find_inputs(flow, is_plain, of_tensor, of_read, side.ops.are_named(kinds)).error
         is_wanted = np.isin(name, [code for code, each in enumerate(names) if each in kinds])
         summed = mine[is_wanted if slots is None else is_wanted & np.isin(slot, slots)]
         # Each thread rounds a sum of its own to the dtype, and so is the sum of these.

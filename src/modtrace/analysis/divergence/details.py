@@ -10,7 +10,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import PARAMETER
 from ..alignment.contract import ModuleName
 from ..alignment.sides import Side
-from .answer import FIRST, SECOND, SOURCE, Divergence
+from .answer import FIRST, INHERITED, SECOND, SOURCE, Divergence
 from .culprits import Culprit, Culprits
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors
 from .inherited import name_parameters
@@ -55,6 +55,7 @@ class Details:
             phase = FORWARD  # a parameter that the optimizer finds has been used in forward
         mine, theirs = self._names.place_of_value(row), self._others.place_of_value(row_b)
         relation = self._relate(at, row, row_b) if with_relation else None
+        is_own = not culprit.is_alone and verdict != INHERITED
         own = mine, site["op"], site["op_nth"], site["nth"]
         place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
         return Divergence(
@@ -84,8 +85,8 @@ class Details:
             other=None if label(mine) == label(theirs) else label(theirs),
             leads_to=None,
             source_line=self._source_line(culprit, row),
-            arguments=() if culprit.is_alone else self._operands.find_arguments(at),
-            operands=() if culprit.is_alone else self._operands.find_operands(at),
+            arguments=self._operands.find_arguments(at) if is_own else (),
+            operands=self._operands.find_operands(at) if is_own else (),
             a=_describe(one, at),
             b=_describe(two, at),
             **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},

@@ -24,7 +24,9 @@ class OpInputs:
     )
 
 
-def find_inputs(flow: OpFlow, is_plain: Bools, of_tensor: Numbers, of_read: Numbers) -> OpInputs:
+def find_inputs(
+    flow: OpFlow, is_plain: Bools, of_tensor: Numbers, of_read: Numbers, among: Bools | None = None
+) -> OpInputs:
     """Returns how far apart what each op read is.
 
     Args:
@@ -32,6 +34,7 @@ def find_inputs(flow: OpFlow, is_plain: Bools, of_tensor: Numbers, of_read: Numb
         is_plain: which of them compute nothing; see `OpSide.is_plain`.
         of_tensor: the error of each tensor; NaN where it was not compared.
         of_read: the error of what each use reads where that is no op's output; NaN where it was not compared.
+        among: the ops that are asked about; None for all.
     """
     producer = flow.tensors.producer
     known, is_partial = of_tensor.copy(), np.zeros(len(of_tensor), bool)
@@ -43,7 +46,9 @@ def find_inputs(flow: OpFlow, is_plain: Bools, of_tensor: Numbers, of_read: Numb
         through=np.full(len(flow.op_id), -1, np.int64),
     )
     # All reads of the ops that read what is known since the last round, in order.
-    reads = np.arange(len(flow.read))
+    is_asked = np.ones(len(flow.op_id), bool) if among is None else among.copy()
+    is_asked[producer[np.isnan(known) & (producer >= 0)]] = True
+    reads = every = np.flatnonzero(is_asked[flow.reader])
     for _ in range(_MOST_PASSED):
         if not len(reads):
             break
@@ -64,14 +69,14 @@ def find_inputs(flow: OpFlow, is_plain: Bools, of_tensor: Numbers, of_read: Numb
         known[waiting], is_partial[waiting] = found.error[passed], found.is_partial[passed]
         is_first = (found.through[passed] < 0) & ~is_plain[passed]
         through[waiting] = np.where(is_first, passed, found.through[passed])
-        reads = _reads_beside(flow, waiting)
+        reads = _reads_beside(flow, waiting, every)
     return found
 
 
-def _reads_beside(flow: OpFlow, tensors: Rows) -> Rows:
-    """Returns all reads of the ops that read one of these tensors."""
+def _reads_beside(flow: OpFlow, tensors: Rows, reads: Rows) -> Rows:
+    """Returns those of some reads that are of ops that read one of these tensors."""
     is_one = np.zeros(len(flow.tensors), bool)
     is_one[tensors] = True
     reads_one = np.zeros(len(flow.op_id), bool)
-    reads_one[flow.reader[is_one[flow.read]]] = True
-    return np.flatnonzero(reads_one[flow.reader])
+    reads_one[flow.reader[reads][is_one[flow.read[reads]]]] = True
+    return reads[reads_one[flow.reader[reads]]]

@@ -26,6 +26,9 @@ class JoinedErrors(Errors):
 def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment) -> JoinedErrors:
     """Returns the errors of all parts: by whole tensors each its own, by statistics all parts of one whole together."""
     joined = alignment.joined
+    if not len(joined):
+        none = np.empty(0, np.int64)
+        return JoinedErrors(rows_a=none, rows_b=none, **vars(Errors.unknown(0)))
     is_in_a = joined.whole_in_a.astype(bool)
     rows_a = np.where(is_in_a, joined.whole, joined.part)
     rows_b = np.where(is_in_a, joined.part, joined.whole)

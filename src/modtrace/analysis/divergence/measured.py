@@ -20,7 +20,6 @@ from ..step.ops import dictionary_codes
 #: So many rows are few.
 _FEW = 100
 
-_LISTS = ("hash", "sketch", "sample", "blob")
 _COLUMNS = ("shape", "dtype", "numel", *RAW)
 
 
@@ -77,12 +76,15 @@ class ComparedRows:
 def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
     """Returns what was measured of some rows of `values`."""
     values = data.table("values")
-    table = values.select(_COLUMNS).take(from_numpy(rows, pa.int64()))
-    dtype, dtypes = dictionary_codes(table["dtype"])
     # Of few rows all columns are taken; of many the long lists stay where they are.
-    columns, at = values.select(_LISTS), rows
     if len(rows) < _FEW:
-        columns, at = columns.take(from_numpy(rows, pa.int64())), np.arange(len(rows))
+        table = columns = pa.concat_tables(
+            [values.slice(row, 1) for row in rows.tolist()] or [values.slice(0, 0)]
+        )
+        at = np.arange(len(rows))
+    else:
+        table, columns, at = values.select(_COLUMNS).take(from_numpy(rows, pa.int64())), values, rows
+    dtype, dtypes = dictionary_codes(table["dtype"])
     hashes, has_hash = _read_hashes(columns["hash"])
     return ComparedRows(
         data=data,

@@ -35,6 +35,7 @@ class Operands:
         self._found = found
         self._runs = (found.side, names), (found.other, others)
         self._find_pair = RowFinder(found.a.rows)
+        self._args = tuple(side.data.table("ops")["args"] for side, _ in self._runs)
 
     def find_arguments(self, at: int) -> tuple[str, ...]:
         """Returns which arguments that are no tensors differ: `eps 1e-05 against 0.001`.
@@ -76,10 +77,7 @@ class Operands:
         return ()
 
     def _compare_arguments(self, op: int, op_b: int) -> tuple[str, ...]:
-        (side, _), (other, _) = self._runs
-        given, given_b = (
-            each.data.table("ops")["args"][row].as_py() for each, row in ((side, op), (other, op_b))
-        )
+        given, given_b = (args[row].as_py() for args, row in zip(self._args, (op, op_b), strict=True))
         return compare_arguments(given, given_b)
 
     def find_operands(self, at: int) -> tuple[str, ...]:
@@ -167,7 +165,8 @@ def _find_origin(side: Side, names: Names, op: int, tensor: int) -> _Origin:
             return _Origin(rows, names.label_value(int(rows[0])) if len(rows) else "")
         reads = _find_reads(side, producer)
         if not side.ops.is_plain[producer] or not reads:
-            rows = np.flatnonzero((values.op == producer) & values.is_of(OP_OUTPUT))
+            rows = np.flatnonzero(values.op == producer)
+            rows = rows[values.is_of(OP_OUTPUT, rows=rows)]
             return _Origin(rows[side.find_tensors(rows) == tensor], names.label_op(producer))
         tensor = next(iter(reads.values()))
     return _Origin(np.empty(0, np.int64), "")

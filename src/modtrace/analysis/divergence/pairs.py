@@ -18,7 +18,7 @@ from ..alignment.sides import Side
 from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_flow import FIRST_SLOTS
 from ..tables.op_rules import UNINITIALIZED
-from .absorbed import ComparedRun, dismiss_absorbed
+from .absorbed import Absorbed, ComparedRun
 from .answer import ABSORBED, VERDICTS
 from .cancellation import find_cancellation
 from .decode import EPSILONS
@@ -169,13 +169,14 @@ def _judge(
     through = inherited.through, inherited.through_b
     epsilons = [_find_epsilons(run.side, ops) for run, ops in zip(runs, through, strict=True)]
     noise = noise.add_rounding(np.maximum(*epsilons))
-    ranking = dismiss_absorbed(rank(errors, inherited, noise, are_judged), errors, runs)
+    found = Absorbed(runs, errors)
+    ranking = found.dismiss(rank(errors, inherited, noise, are_judged))
     absorbed = ranking.least == VERDICTS.index(ABSORBED)
     if not absorbed.any():
         return inherited, ranking, noise
     inherited = inherit(absorbed)
     again = rank(errors, inherited, noise, are_judged).dismiss(absorbed)
-    return inherited, dismiss_absorbed(again, errors, runs), noise
+    return inherited, found.dismiss(again), noise
 
 
 def _find_epsilons(side: Side, ops: Rows) -> Numbers:

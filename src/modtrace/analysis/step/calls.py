@@ -155,13 +155,19 @@ class RowFinder:
     """Finds the rows of ids."""
 
     def __init__(self, ids: Column) -> None:
-        self._order = np.argsort(ids, kind="stable")
-        self._sorted = ids[self._order]
+        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None  # of ids without gaps
+        self._count = len(ids)
+        if self._first is None:
+            self._order = np.argsort(ids, kind="stable")
+            self._sorted = ids[self._order]
 
     def __call__(self, wanted: Column) -> Rows:
         """Returns the row of each id; -1 if there is none."""
-        if not len(self._sorted):
+        if not self._count:
             return np.full(len(wanted), -1, np.int64)
+        if self._first is not None:
+            at = np.subtract(wanted, self._first, dtype=np.int64)
+            return np.where((at >= 0) & (at < self._count), at, -1)
         at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
         return np.where(self._sorted[at] == wanted, self._order[at], -1)
 

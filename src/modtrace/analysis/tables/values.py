@@ -96,11 +96,9 @@ class PlacedValues:
 
     def find_own_places(self, placer: Placer) -> Rows:
         """Returns the index of the place of each row's own module; NOWHERE for a parameter that no module owns."""
-        distinct, which = np.unique(self.module, return_inverse=True)
-        places = [
-            NOWHERE if module == NO_MODULE else placer.place(module, NOWHERE) for module in distinct.tolist()
-        ]
-        return np.array(places, np.int64)[which.reshape(-1)]
+        modules = column_of(self.data.table("sites"), "module_id").tolist()
+        places = [NOWHERE if module == NO_MODULE else placer.place(module, NOWHERE) for module in modules]
+        return np.array([*places, NOWHERE], np.int64)[self.site]
 
     def find_places(
         self, calls: Calls, placer: Placer, *, placed: Rows | None = None, call_id: Column | None = None
