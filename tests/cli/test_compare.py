@@ -37,12 +37,12 @@ def test_a_difference_is_exit_code_1_and_stands_on_the_first_lines(
 ) -> None:
     assert run_command(monkeypatch, "compare", runs[0], runs[1]) == 1
     assert capsys.readouterr().out.splitlines()[:6] == [
-        "environments: equal",
-        "noise: assumed, 2 eps of the dtype x sqrt(sum length): 5.8e-07",
         "the runs part at output of down, step 0, forward",
         "  what was measured before it is equal; its inputs were not compared",
         "  relative error 1.1e-01, noise is 5.8e-07",
         "  first   float32[2], 3 .. 4, rms 3.53553",
+        "  second  float32[2], 3 .. 4.5, rms 3.82426",
+        "  ops were not compared: record both runs with --ops to see which of them made it",
     ]
 
 
@@ -50,16 +50,16 @@ def test_a_tolerated_difference_is_exit_code_0(
     runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(monkeypatch, "compare", runs[0], runs[1], "--tolerance", "0.2") == 0
-    assert "the runs cannot be told apart: no difference is more than noise" in capsys.readouterr().out
+    assert "equal, up to noise: no difference is more than that" in capsys.readouterr().out
 
 
-def test_the_difference_of_the_environments_comes_first(
+def test_answer_comes_before_the_difference_of_the_environments(
     runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(monkeypatch, "compare", runs[0], runs[2]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "environments: command: train.py / other.py"
-    assert lines[2] == "the runs agree: nothing that was compared differs"
+    assert lines[0] == "equal: nothing that was compared differs"
+    assert lines[3] == "environments: command: train.py / other.py"
 
 
 def test_json_has_all_fields_and_no_number_that_is_not_finite(

@@ -105,6 +105,7 @@ FOUND = Comparison(
     made=2,
     unmeasured=1,
     metrics=(("tensors", 200), ("sketches", 48), ("nothing", 1)),
+    by_ops=True,
     noise="assumed",
     noise_text="noise: assumed, 2 eps of the dtype x sqrt(sum length): 5e-07 to 6e-06",
     growth=(
@@ -155,12 +156,12 @@ def test_runs_that_differ_by_noise_agree() -> None:
         extra=OneSided(),
     )
     lines = render_comparison(found).splitlines()
-    assert "the runs cannot be told apart: no difference is more than noise" in lines
+    assert lines[0] == "equal, up to noise: no difference is more than that"
 
 
 def test_runs_of_which_one_has_more_are_not_said_to_agree() -> None:
     found = replace(FOUND, first=None, divergences=(), firsts=(), beyond=0, inherited=0, made=0)
-    assert "what is in both runs agrees, and only one of them has the rest" in render_comparison(found)
+    assert "what is in both runs is equal, and only one of them has the rest" in render_comparison(found)
 
 
 def test_two_steps_of_unequal_numbers_are_told() -> None:

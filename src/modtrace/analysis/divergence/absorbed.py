@@ -49,7 +49,7 @@ class ComparedRun(NamedTuple):
     are_repeated: Bools  # its module is called another number of times in the other recording
 
 
-class Absorbed:
+class AbsorbedDifferences:
     """Finds differences from which both runs go on to compute what is equal."""
 
     def __init__(self, runs: Sequence[ComparedRun], errors: Errors) -> None:

@@ -75,10 +75,11 @@ class Divergence:
     ulps: float | None = None
     #: Of a parameter: the last step in which it was apart by noise at most. Its optimizer has made the difference.
     updated_since: int | None = None
-    updated: tuple[int, int] = (
-        0,
-        0,
-    )  # how many of the parameters of that step differ now, and how many there are
+    #: How many of the parameters, or of updates, of that step differ now, and how many there are.
+    updated: tuple[int, int] = (0, 0)
+    states: tuple[
+        str, ...
+    ] = ()  # of an update: how the optimizers' states differed before, `step 3 against 1`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,7 @@ class Comparison:
     )
     unmeasured: int  # aligned, and nothing was measured of both
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
+    by_ops: bool  # what ops returned was compared, too
     noise: str  # where it comes from: given, measured, assumed
     noise_text: str
     growth: tuple[GrowthPoint, ...]  # of the step of `first`

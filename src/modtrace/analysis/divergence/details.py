@@ -7,9 +7,11 @@ import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy, from_strings
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
-from ...recording.role import PARAMETER
+from ...recording.role import LEAF, OPTIMIZER_STATE, PARAMETER, UPDATE
 from ..alignment.contract import ModuleName
 from ..alignment.sides import Side
+from ..step.calls import column_of
+from ..step.ops import dictionary_codes
 from .answer import FIRST, INHERITED, SECOND, SOURCE, Divergence
 from .culprits import Culprit, Culprits
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors
@@ -90,7 +92,8 @@ class Details:
             a=_describe(one, at),
             b=_describe(two, at),
             **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},
-            **(self._find_update(at) if verdict == SOURCE else {}),
+            **(self._find_update(at) if verdict == SOURCE or phase == OPTIMIZER else {}),
+            states=self._find_states(at) if found.inherited.is_update[at] and is_own else (),
         )
 
     def label(self, at: int) -> str:
@@ -123,20 +126,42 @@ class Details:
         return find_relation(found.a, found.b, at, error, noise, sizes)
 
     def _find_update(self, at: int) -> dict[str, Any]:
-        """Returns since when the optimizer has made a parameter differ, and how many of all parameters it has."""
+        """Returns since when the optimizer has made a parameter differ, and how many of all parameters it has.
+
+        Of an update it is how many updates of the step differ.
+        """
         found, values, rows = self._found, self._found.side.values, self._found.a.rows
-        parameters = np.flatnonzero(found.inherited.is_source & values.is_of(PARAMETER, rows=rows))
-        keys, step = name_parameters(found.side, rows[parameters]), values.step[rows[parameters]]
-        is_over = found.ranking.is_over[parameters]
-        mine = parameters == at
-        earlier = (keys == keys[mine]) & (step < step[mine]) if mine.any() else mine
+        is_alike = found.inherited.is_source & values.is_of(PARAMETER, rows=rows)
+        if not is_alike[at]:
+            is_alike = values.is_of(UPDATE, rows=rows)
+        alike = np.flatnonzero(is_alike)
+        keys, step = name_parameters(found.side, rows[alike]), values.step[rows[alike]]
+        is_over = found.ranking.is_over[alike]
+        mine = alike == at
+        if not mine.any():
+            return {}
+        now, earlier = step == step[mine], (keys == keys[mine]) & (step < step[mine])
+        updated = {"updated": (int(is_over[now].sum()), int(now.sum()))}
+        if found.inherited.is_update[at]:
+            return updated
         if not earlier.any() or is_over[earlier].any():
             return {}
-        now = step == step[mine]
-        return {
-            "updated_since": int(step[earlier].max()),
-            "updated": (int(is_over[now].sum()), int(now.sum())),
-        }
+        return {"updated_since": int(step[earlier].max()), **updated}
+
+    def _find_states(self, at: int) -> tuple[str, ...]:
+        """Returns in what the optimizers differed before they made an update."""
+        found, values, rows = self._found, self._found.side.values, self._found.a.rows
+        step, key = values.step[rows[at]], name_parameters(found.side, rows[[at]])
+        is_count = np.array([*(name.endswith(".step") for name in values.slots), False])
+        counts = np.flatnonzero(values.is_of(OPTIMIZER_STATE, rows=rows) & is_count[values.slot[rows]])
+        counts = counts[values.step[rows[counts]] == step]
+        for count in counts[name_parameters(found.side, rows[counts]) == key].tolist():
+            made = float(found.a.stats.max[count]), float(found.b.stats.max[count])
+            if made[0] != made[1]:
+                return (f"step {made[0]:g} against {made[1]:g}",)
+        steps = int(step), int(found.other.values.step[found.b.rows[at]])
+        had = [_reads_state(side, now) for side, now in zip((found.side, found.other), steps, strict=True)]
+        return (f"only the {FIRST if had[0] else SECOND} run's had a state",) if had[0] != had[1] else ()
 
     def _name_culprit(self, culprit: Culprit) -> tuple[ModuleName | None, str, int, int | None]:
         """Returns the module, by its name in the first recording if it is there, the op, its number and its call."""
@@ -201,6 +226,16 @@ class Details:
         side, forward = self.culprits.side_of(culprit), self.culprits.find_forward(culprit)
         line: str | None = side.data.table("ops")["source"][forward if forward >= 0 else culprit.op].as_py()
         return line
+
+
+def _reads_state(side: Side, step: int) -> bool:
+    """Returns whether ops of an optimizer have read in a step what was there before."""
+    flow, sites = side.flow, side.data.table("sites")
+    is_asked = (side.ops.phase == PHASES.index(OPTIMIZER)) & (side.ops.step == step)
+    read = flow.tensors.site_id[flow.read[is_asked[flow.reader]]]
+    role, roles = dictionary_codes(sites["role"])
+    is_leaf = role == (roles.index(LEAF) if LEAF in roles else -2)
+    return bool(np.isin(column_of(sites, "site_id")[is_leaf], read).any())
 
 
 def _find_earlier(side: Side, row: int) -> int:

@@ -18,7 +18,7 @@ from ..alignment.sides import Side
 from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_flow import FIRST_SLOTS
 from ..tables.op_rules import UNINITIALIZED
-from .absorbed import Absorbed, ComparedRun
+from .absorbed import AbsorbedDifferences, ComparedRun
 from .answer import ABSORBED, VERDICTS
 from .cancellation import find_cancellation
 from .decode import EPSILONS
@@ -169,7 +169,7 @@ def _judge(
     through = inherited.through, inherited.through_b
     epsilons = [_find_epsilons(run.side, ops) for run, ops in zip(runs, through, strict=True)]
     noise = noise.add_rounding(np.maximum(*epsilons))
-    found = Absorbed(runs, errors)
+    found = AbsorbedDifferences(runs, errors)
     ranking = found.dismiss(rank(errors, inherited, noise, are_judged))
     absorbed = ranking.least == VERDICTS.index(ABSORBED)
     if not absorbed.any():

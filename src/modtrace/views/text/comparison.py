@@ -23,7 +23,7 @@ from ...analysis.step.ops import bare_name
 from ...analysis.tables.op_rules import RANDOM
 from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
-from ...recording.role import BUFFER, BY_NAME, PARAMETER
+from ...recording.role import BUFFER, BY_NAME, OUTPUT, PARAMETER
 from ...recording.suggestions import count_of, first_few
 from ...surface import choose_phrase
 from ..common.columns import Color, Text, printable, render_lines
@@ -40,7 +40,7 @@ _ON_ROUNDING = (
 
 #: What is not seen by what tensors were compared by, the worst first.
 _LIMITS = {
-    STATISTICS: "statistics do not see elements that change places",
+    STATISTICS: "statistics do not see elements that change places, and Capture(hash=True, sketch=True) does",
     SAMPLES: "samples do not see single elements",
     SKETCHES: "sketches are right within a factor of 1.2 in 95 % of cases",
 }
@@ -49,7 +49,7 @@ _LIMITS = {
 def render_comparison(
     found: Comparison, *, top: int | None = None, width: int | None = None, color: Color = False
 ) -> str:
-    """Returns the answer, then how it was found, the growth of the difference, and the places that made one.
+    """Returns the answer, then by what it was found, the growth of the difference, and the places that made one.
 
     Args:
         found: the answer.
@@ -59,10 +59,10 @@ def render_comparison(
     """
     top = _LISTED if top is None else top
     head = [
-        *_describe_environments(found),
-        Text(found.noise_text, "dim"),
-        *([Text(f"names: {printable(', '.join(found.rules))}", "dim")] if found.rules else []),
         *_describe_answer(found),
+        *([Text(found.noise_text, "dim")] if found.within or found.beyond or found.absorbed else []),
+        *([Text(f"names: {printable(', '.join(found.rules))}", "dim")] if found.rules else []),
+        *_describe_environments(found),
         *(Text(f"! {printable(mark)}", "yellow") for mark in found.marks),
     ]
     parts = [render_lines(head, color=color, width=width)]
@@ -107,12 +107,14 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
     first = found.first
     yield from _describe_reshaped(found)
     if first is None and found.is_void:
-        yield Text("what has the same shape in both runs agrees, and says nothing of what the model returns")
+        yield Text(
+            "what has the same shape in both runs is equal, and says nothing of what the model returns"
+        )
     elif first is None and not found.ok:
         rest = (
             "only one of them has the rest" if found.missing or found.extra else "the rest has other shapes"
         )
-        yield Text(f"what is in both runs agrees, and {rest}", "bold yellow")
+        yield Text(f"what is in both runs is equal, and {rest}", "bold yellow")
     elif first is None:
         yield Text.join(_say_agreement(found))
         if (most := found.absorbed_most) is not None:
@@ -122,7 +124,12 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
         if first.arguments:
             told.append(Text(printable(f": {', '.join(first.arguments)}"), "bold"))
         yield Text.join(told)
+        if first.call:
+            yield Text(f"  @{first.call} is call {first.call + 1} of the module in the step", "dim")
         yield from (Text(f"  {printable(line)}") for line in _explain(first))
+        if not found.by_ops and first.role == OUTPUT and first.kind != SOURCE:
+            how = choose_phrase(python="ops=True", command_line="--ops")
+            yield Text(f"  ops were not compared: record both runs with {how} to see which of them made it")
     yield Text(_describe_compared(found))
     yield Text(_describe_metrics(found), "dim")
 
@@ -166,16 +173,14 @@ def _guess_reason(each: Reshaped) -> str:
 
 def _say_agreement(found: Comparison) -> Iterator[Text]:
     if found.absorbed_most is not None:
-        yield Text("the runs agree", "bold green")
-        yield Text(
-            ": what differs on the way comes to nothing, and all that is computed from it is equal, up to noise"
-        )
-    elif not found.within:
-        yield Text("the runs agree", "bold green")
-        yield Text(": nothing that was compared differs")
+        yield Text("equal, up to noise", "bold green")
+        yield Text(": what differs on the way comes to nothing, and all that is computed from it is equal")
+    elif found.within:
+        yield Text("equal, up to noise", "bold green")
+        yield Text(": no difference is more than that")
     else:
-        yield Text("the runs cannot be told apart", "bold green")
-        yield Text(": no difference is more than noise")
+        yield Text("equal", "bold green")
+        yield Text(": nothing that was compared differs")
 
 
 def _name(each: Divergence) -> str:
@@ -184,23 +189,27 @@ def _name(each: Divergence) -> str:
 
 def name_place(each: Divergence) -> str:
     """Returns the op or the tensor with its module: `mul in blocks.0.attn`."""
-    where = _place(each)
-    return f"{forms_of_op(each.op)[-1]} in {where}" if each.op else _name_tensor(each, where)
+    return f"{forms_of_op(each.op)[-1]} {_place(each)}" if each.op else _name_tensor(each)
 
 
 def _place(each: Divergence) -> str:
+    """Returns `in PATH`, or where an op is that is in no module."""
     if each.path is None:
-        return "the optimizer" if each.phase == OPTIMIZER else "no module"
-    call = f"@{each.call}" if each.call else ""
-    return f"{each.path or each.root}{call}"
+        return "in the optimizer" if each.phase == OPTIMIZER else "outside of modules"
+    return f"in {_module(each)}"
 
 
-def _name_tensor(each: Divergence, where: str) -> str:
+def _module(each: Divergence) -> str:
+    return (each.path or each.root or "") + (f"@{each.call}" if each.call else "")
+
+
+def _name_tensor(each: Divergence) -> str:
     known = BY_NAME.get(each.role)
     role = known.of_one if known else each.role
     if each.call is None and each.path is not None and each.slot:
         return f"{role} {join(each.path, each.slot)}"
-    return f"{role} {each.slot}".rstrip() + f" of {where}"
+    where = _place(each) if each.path is None else f"of {_module(each)}"
+    return f"{role} {each.slot}".rstrip() + f" {where}"
 
 
 def _explain(each: Divergence) -> Iterator[str]:
@@ -235,7 +244,9 @@ def _explain(each: Divergence) -> Iterator[str]:
 
 def _advise(each: Divergence) -> Iterator[str]:
     """Yields what makes the runs comparable where they begin with other numbers, or what else to look at."""
-    if each.updated_since is not None or (each.phase == OPTIMIZER and each.input_error):
+    if each.states:
+        yield "load the state of the optimizer, too, or begin both without"
+    elif each.updated_since is not None or (each.phase == OPTIMIZER and each.input_error):
         if 2 * each.updated[0] <= each.updated[1]:
             yield _ON_ROUNDING
     elif each.kind == SOURCE and each.role in (PARAMETER, BUFFER):
@@ -265,6 +276,8 @@ def _explain_kind(each: Divergence) -> str:
             f"in step {each.updated_since} it was apart by noise at most; its optimizer has moved it elsewhere since: "
             f"{differing} of {count_of(every, 'parameter')} now differ"
         )
+    if each.states:
+        return f"its optimizer held something else before: {', '.join(each.states)}"
     if each.kind == SOURCE:
         return "it differs before the step has computed anything"
     if each.operands and each.kind != AMPLIFIED:
