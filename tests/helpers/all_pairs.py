@@ -1,4 +1,4 @@
-"""The pairs and the ports in one table, each recorded once in a process."""
+"""The pairs, the ports and the training scripts in one table, each recorded once in a process."""
 
 from functools import cache
 
@@ -9,11 +9,14 @@ from .pairs import PAIRS, Pair, record
 from .ported_pairs import KINDS, pair_of
 from .reordered_pairs import PORTED
 from .reordered_pairs import pair_of as reordered_pair_of
+from .training_scripts import SCRIPTS
+from .training_scripts import pair_of as script_pair_of
 
 #: Of each port: what makes a pair of it and of one of its faults, and these.
 PORTS = {
     **{name: (pair_of, each.faults) for name, each in KINDS.items()},
     **{name: (reordered_pair_of, each.faults) for name, each in PORTED.items()},
+    "training script": (script_pair_of, SCRIPTS),
 }
 
 #: The name of each pair, and of each port with each of its faults.

@@ -30,7 +30,7 @@ class Truth(NamedTuple):
     """The site at which two runs part, as the first one names it."""
 
     path: str | None
-    phase: str = "forward"
+    phase: str | None = "forward"
     ops: Sequence[str | None] = ()  # any of them is right, None for no op; (): any op
     step: int = 0
     also: Sequence[str] = ()  # paths that are as right

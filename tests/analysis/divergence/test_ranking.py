@@ -39,6 +39,7 @@ def ranked(
         is_source=no,
         is_input=no,
         is_update=no,
+        is_of_optimizer=no,
         maker=none,
         maker_b=none,
         group=np.arange(count),

@@ -341,7 +341,8 @@ class _Paths:
         error, seen = self._error[pairs], self._resolution[pairs]
         if not self._size[made]:  # both are 0: nothing is left
             return not error.any()
-        left = read.error * self._find_share(read, op, made)
+        # What is not finite, or nobody knows how far apart, leaves something whatever its size is.
+        left = read.error if math.isinf(read.error) else read.error * self._find_share(read, op, made)
         is_noise = error <= IS_MADE * self._noise[pairs]
         return bool(left > 0 and (is_noise & (np.maximum(error, seen) <= _GONE * left)).all())
 

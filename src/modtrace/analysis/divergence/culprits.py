@@ -1,5 +1,7 @@
 """Finds who made a difference: an op of both recordings, or one that only one of them has."""
 
+from collections import deque
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,9 @@ from .errors import find_errors
 from .measured import read_measured
 from .pairs import Compared
 from .ranking import IS_MADE
+
+#: So many ops without partner are looked at.
+_MOST_BEFORE = 8
 
 
 class Culprit(NamedTuple):
@@ -52,6 +57,8 @@ class Culprits:
             return Culprit(op_b, SECOND, is_alone=True)
         if op >= 0 and op_b >= 0:
             noise = IS_MADE * max(float(found.noise.local[at]), float(found.errors.floor[at]))
+            if (behind := self._find_behind_equal(own, noise)) is not None:
+                return behind
             made, made_b = self._rows_of(FIRST, op), self._rows_of(SECOND, op_b)
             if self._are_equal(made, made_b, noise):
                 return own
@@ -76,6 +83,37 @@ class Culprits:
             else (self._found.inherited.through_b, self._found.alone_b)
         )
         return int(through[at]) if alone[through[at]] else -1
+
+    def _find_behind_equal(self, own: Culprit, noise: float) -> Culprit | None:
+        """Returns the op behind the last tensors that are equal in both runs, of those that an op has read through.
+
+        It is the op itself if it reads them. None: there are no such tensors, or both runs have ops behind them.
+        """
+        if own.op < 0 or (op_b := int(self._found.partner[own.op])) < 0:
+            return None
+        ops, ops_b = self._find_before(FIRST, own.op), self._find_before(SECOND, op_b)
+        places = sorted(product(range(len(ops)), range(len(ops_b))), key=lambda pair: (sum(pair), pair))
+        for at, there in places:
+            if self._are_equal(self._rows_of(FIRST, ops[at]), self._rows_of(SECOND, ops_b[there]), noise):
+                if at and there:
+                    return None
+                if at:
+                    return Culprit(ops[at - 1], FIRST, is_alone=True)
+                return Culprit(ops_b[there - 1], SECOND, is_alone=True) if there else own
+        return None
+
+    def _find_before(self, run: str, op: int) -> list[int]:
+        """Returns the ops without partner through which an op reads, also through views, the nearest ones first."""
+        side, alone = self._side(run), self._found.alone if run == FIRST else self._found.alone_b
+        found, waiting = list[int](), deque([op])
+        while waiting and len(found) < _MOST_BEFORE:
+            for _, tensor in side.flow.reads_by_op.get(waiting.popleft(), ()):
+                maker = int(side.flow.tensors.producer[tensor])
+                if maker >= 0 and maker not in found and (alone[maker] or side.ops.is_plain[maker]):
+                    waiting.append(maker)
+                    if alone[maker]:
+                        found.append(maker)
+        return found
 
     def _rows_of(self, run: str, op: int) -> Rows:
         """Returns the rows of `values` of what an op returned."""

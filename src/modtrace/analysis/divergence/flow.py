@@ -25,13 +25,13 @@ class OpInputs:
 
 
 def find_inputs(
-    flow: OpFlow, is_plain: Bools, of_tensor: Numbers, of_read: Numbers, among: Bools | None = None
+    flow: OpFlow, is_told: Bools, of_tensor: Numbers, of_read: Numbers, among: Bools | None = None
 ) -> OpInputs:
     """Returns how far apart what each op read is.
 
     Args:
         flow: the ops.
-        is_plain: which of them compute nothing; see `OpSide.is_plain`.
+        is_told: the ops that `through` may name.
         of_tensor: the error of each tensor; NaN where it was not compared.
         of_read: the error of what each use reads where that is no op's output; NaN where it was not compared.
         among: the ops that are asked about; None for all.
@@ -65,9 +65,12 @@ def find_inputs(
         waiting = waiting[~np.isnan(found.error[producer[waiting]])]
         if not len(waiting):
             break
+        # Ops that read something unknown come last: it may become known.
+        whole = waiting[found.is_known[producer[waiting]]]
+        waiting = whole if len(whole) else waiting
         passed = producer[waiting]
         known[waiting], is_partial[waiting] = found.error[passed], found.is_partial[passed]
-        is_first = (found.through[passed] < 0) & ~is_plain[passed]
+        is_first = (found.through[passed] < 0) & is_told[passed]
         through[waiting] = np.where(is_first, passed, found.through[passed])
         reads = _reads_beside(flow, waiting, every)
     return found

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...recording.phase import FORWARD, PHASES
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import (
     BUFFER,
     INPUT,
@@ -22,7 +22,7 @@ from ..step.calls import Bools, Column, RowFinder, Rows, column_of, columns_at, 
 from ..tables.op_rules import UNINITIALIZED
 from .flow import find_inputs
 
-_FORWARD = PHASES.index(FORWARD)
+_FORWARD, _OPTIMIZED = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 _FALSE = np.bool_(False)
 
 
@@ -38,6 +38,7 @@ class Inherited:
     is_source: Bools  # nothing was computed: a parameter, a buffer, an input
     is_input: Bools  # of a module
     is_update: Bools  # by how much an optimizer changes a parameter, or from what it computes that
+    is_of_optimizer: Bools  # it is such, or an op of an optimizer returned it
     maker: Rows  # the row of the op that returned the tensor, whether that has a partner or not; -1 for none
     maker_b: Rows  # the same of the second recording
     group: Rows  # equal for rows with the same tensor
@@ -48,7 +49,13 @@ class Inherited:
         return Inherited(**columns_at(self, at))
 
 
-def find_inherited(side: Side, rows: Rows, error: Numbers, absorbed: Bools | np.bool_ = _FALSE) -> Inherited:
+def find_inherited(
+    side: Side,
+    rows: Rows,
+    error: Numbers,
+    absorbed: Bools | np.bool_ = _FALSE,
+    alone: Bools | np.bool_ = _FALSE,
+) -> Inherited:
     """Returns what each pair has inherited.
 
     Args:
@@ -56,6 +63,7 @@ def find_inherited(side: Side, rows: Rows, error: Numbers, absorbed: Bools | np.
         rows: the row of `values` of each pair, in the order of `order_by_use`.
         error: the error of each pair; NaN where nothing could be compared.
         absorbed: which of them come to nothing, and so excuse nothing that is not known to read them.
+        alone: the ops that only this recording has.
     """
     values = side.values
     is_op = values.is_of(OP_OUTPUT, rows=rows)
@@ -76,6 +84,8 @@ def find_inherited(side: Side, rows: Rows, error: Numbers, absorbed: Bools | np.
         maker_b=np.full(len(rows), -1, np.int64),
         is_input=values.is_of(INPUT, rows=rows) & ~is_leaf,
         is_update=values.is_of(OPTIMIZER_STATE, UPDATE, rows=rows),
+        is_of_optimizer=values.is_of(OPTIMIZER_STATE, UPDATE, rows=rows)
+        | (is_op & (values.phase[rows] == _OPTIMIZED)),
         is_source=is_leaf | is_parameter,
         is_copy=_find_copies(group, rows, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf),
     )
@@ -86,7 +96,7 @@ def find_inherited(side: Side, rows: Rows, error: Numbers, absorbed: Bools | np.
     _inherit_by_inputs(found, side, rows, error, inside)
     outputs = values.is_of(OUTPUT, rows=rows)
     found.error[outputs] = np.fmax(found.error[outputs], of_parameters[outputs])
-    _inherit_by_ops(found, side, rows, own, group, before)
+    _inherit_by_ops(found, side, rows, own, group, before, np.broadcast_to(alone, len(side.ops.name)))
     return found
 
 
@@ -281,6 +291,7 @@ def _inherit_by_ops(
     of_group: Numbers,
     group: Rows,
     before: Numbers,
+    alone: Bools,
 ) -> None:
     """Gives what ops returned the errors of what they read."""
     values, flow, producer = side.values, side.flow, side.flow.tensors.producer
@@ -294,7 +305,7 @@ def _inherit_by_ops(
     of_tensor[(producer >= 0) & side.ops.are_named(UNINITIALIZED)[producer]] = 0.0
     leaves = np.flatnonzero(~is_output & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
     of_read = _errors_of_reads(side, leaves, of_group[group[leaves]])
-    inputs = find_inputs(flow, side.ops.is_plain, of_tensor, of_read)
+    inputs = find_inputs(flow, alone, of_tensor, of_read)
     # Where ops tell who made what, a module is blamed only for more than all before it.
     found.is_copy[found.is_input] = True  # an op has returned it, or it is a leaf
     others = np.flatnonzero(~found.is_source & ~found.is_update)

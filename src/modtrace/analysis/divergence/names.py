@@ -8,6 +8,7 @@ import numpy as np
 
 from ...recording.module_path import join
 from ...recording.phase import PHASES
+from ...recording.role import BY_NAME
 from ..alignment.contract import HARMLESS, REASONS, ModuleName, Unpaired, UnpairedRows
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
@@ -77,7 +78,7 @@ class Names:
             return f"{forms_of_op(site['op'])[-1]} {in_place(place)}"
         home = self.module(int(self._side.values.home[row]))
         if home is not None and site["role"].startswith(("parameter", "buffer", "update", "optimizer_state")):
-            return f"{site['role']} {join(home.path, site['slot'])}"
+            return f"{BY_NAME[site['role']].of_one} {join(home.path, site['slot'])}"
         return f"{site['role']}{site['slot']} of {label(place) or 'no module'}"
 
 

@@ -1,21 +1,27 @@
 """Tells in what the arguments of an op differ from those of the same op of the other recording."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
-from ...recording.role import OP_OUTPUT
+from ...recording.role import OP_OUTPUT, PARAMETER_GRAD
+from ...recording.suggestions import first_few
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
-from ..step.calls import RowFinder, Rows, column_of
+from ..step.calls import Bools, RowFinder, Rows, column_of
 from ..tables.arguments import compare_arguments
+from .answer import FIRST, SECOND
 from .errors import find_errors
 from .measured import read_measured
 from .names import Names
 from .pairs import Compared
+
+#: So many of what one run has alone are named.
+_LISTED = 2
 
 #: So many views and copies in a row are looked through.
 _MOST_PASSED = 64
@@ -48,7 +54,11 @@ class Operands:
             self._compare_arguments(op, op_b) or self._find_views(op, op_b) if op >= 0 and op_b >= 0 else ()
         )
         row = int(self._found.a.rows[at])
-        return told or (self._find_unmeasured(row) if self._of_optimizer(row) else ())
+        if told or not self._of_optimizer(row):
+            return told
+        if self._runs[0][0].values.is_of(PARAMETER_GRAD, rows=np.array([row]))[0]:
+            return tuple(self._find_lone_gradients(row))
+        return self._find_unmeasured(row)
 
     def _find_views(self, op: int, op_b: int) -> tuple[str, ...]:
         """Returns in what the views differ that take a part of what the ops read: `select with index 0 against 1`."""
@@ -74,11 +84,60 @@ class Operands:
         for op in ops[np.argsort(side.ops.order[ops])].tolist():
             if told := self._compare_arguments(op, int(partner[op])):
                 return tuple(f"{forms_of_op(names.op(op))[-1]} with {each}" for each in told)
-        return ()
+        return tuple(self._find_own(row))
+
+    def _find_own(self, row: int) -> Iterator[str]:
+        """Yields which ops only the optimizer of one run has run in a step, or more often."""
+        step = int(self._runs[0][0].values.step[row])
+        one, other = (
+            self._count_alone(side, names, is_alone[:-1] & (side.ops.step == step))
+            for (side, names), is_alone in zip(
+                self._runs, (self._found.alone, self._found.alone_b), strict=True
+            )
+        )
+        for run, more in ((FIRST, one - other), (SECOND, other - one)):
+            if more:
+                yield f"only the {run} run has {', '.join(f'{name} x{count}' for name, count in more.items())}"
+
+    @staticmethod
+    def _count_alone(side: Side, names: Names, is_asked: Bools) -> Counter[str]:
+        is_asked = is_asked & (side.ops.phase == PHASES.index(OPTIMIZER))
+        _, first, counts = np.unique(side.ops.name[is_asked], return_index=True, return_counts=True)
+        ops = np.flatnonzero(is_asked)[first].tolist()
+        return Counter({forms_of_op(names.op(op))[-1]: n for op, n in zip(ops, counts.tolist(), strict=True)})
+
+    def _find_lone_gradients(self, row: int) -> Iterator[str]:
+        """Yields which parameters have a gradient in a step of one run alone."""
+        (side, names), (other, others) = self._runs
+        values = side.values
+        paired = {*self._found.a.rows.tolist()}, {*self._found.b.rows.tolist()}
+        step = (
+            int(values.step[row]),
+            int(other.values.step[self._found.b.rows[self._find_pair(np.array([row]))[0]]]),
+        )
+        for run, each, told, known, now in (
+            (FIRST, side, names, paired[0], step[0]),
+            (SECOND, other, others, paired[1], step[1]),
+        ):
+            rows = np.flatnonzero(each.values.is_of(PARAMETER_GRAD) & (each.values.step == now))
+            lone = [told.label_value(at) for at in rows.tolist() if at not in known]
+            if lone:
+                yield f"only the {run} run has {first_few(lone, _LISTED)}"
 
     def _compare_arguments(self, op: int, op_b: int) -> tuple[str, ...]:
         given, given_b = (args[row].as_py() for args, row in zip(self._args, (op, op_b), strict=True))
-        return compare_arguments(given, given_b)
+        if given == given_b:
+            return ()
+        rank, rank_b = (
+            self._count_axes(side, row) for (side, _), row in zip(self._runs, (op, op_b), strict=True)
+        )
+        return compare_arguments(given, given_b, (rank, rank_b))
+
+    @staticmethod
+    def _count_axes(side: Side, op: int) -> int:
+        """Returns how many axes the tensor has that an op reads first; 0 if it reads none."""
+        shapes = side.flow.tensors.table["shape"]
+        return next((len(shapes[tensor].as_py()) for tensor in _find_reads(side, op).values()), 0)
 
     def find_operands(self, at: int) -> tuple[str, ...]:
         """Returns which tensors that an op has read are others, and differ: `mat2 parameter a.weight against ...`."""

@@ -14,8 +14,10 @@ from ...recording.role import LEAF, OF_PARAMETERS, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
+from ..alignment.keys import number_codes
 from ..alignment.sides import Side
 from ..step.calls import Bools, Rows, column_of, take
+from ..step.ops import bare_name
 from ..tables.op_flow import FIRST_SLOTS
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import AbsorbedDifferences, ComparedRun
@@ -29,6 +31,9 @@ from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
 from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
 from .ranking import Ranking, rank
+
+#: So many views in a row are looked through.
+_MOST_VIEWS = 4
 
 _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
 
@@ -97,12 +102,15 @@ def compare_pairs(
     else:
         noise = _find_noise(one, other, measured, measured_b, is_joined, runs)
     alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
+    is_unlike = _are_unlike((side, rows, alone), (other.side, rows_b, alone_b), error > noise.local)
+    errors.put_rows(NOTHING, np.flatnonzero(is_unlike), np.nan, 0.0)
+    error[is_unlike] = np.nan
     are_judged = _are_judged(side, other.side, rows, alignment)
     are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
     is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
 
     def inherit(absorbed: Bools) -> Inherited:
-        found = _find_inherited(one, other, rows, rows_b, error, absorbed, alignment)
+        found = _find_inherited((one, other), (rows, rows_b), error, absorbed, (alone, alone_b))
         found.is_copy[is_exchanged] = False
         return found
 
@@ -250,20 +258,76 @@ def _find_alone(run: ComparedSide, paired: Rows) -> Bools:
     return is_alone
 
 
+def _are_unlike(one: tuple[Side, Rows, Bools], other: tuple[Side, Rows, Bools], differ: Bools) -> Bools:
+    """Returns which rows that differ are of ops outside of modules that read what ops made that one recording lacks.
+
+    Nothing tells that they are the same ops, as the `stack` of norms and the one of sums of squares are not. Nor are
+    those that read what such ops made, and differ.
+
+    Args:
+        one: a recording, its rows of `values`, and the ops that only it has.
+        other: the same of the other one.
+        differ: the rows that differ.
+    """
+    sides = one[0], other[0]
+    names = number_codes(*(([*map(bare_name, each.ops.names)], each.ops.name) for each in sides))
+    (side, rows, alone), (side_b, rows_b, alone_b) = one, other
+    makers = _find_makers_read(side)
+    op, op_b = _find_outside(side, rows), _find_outside(side_b, rows_b)
+    made = _name_read(side, makers, alone, names[0])[op]
+    made_b = _name_read(side_b, _find_makers_read(side_b), alone_b, names[1])[op_b]
+    asked = np.flatnonzero(differ & (op >= 0) & (op_b >= 0))
+    are_unlike = np.append(np.zeros(len(alone) - 1, bool), False)
+    found = asked[(made[asked] >= 0) & (made_b[asked] >= 0) & (made[asked] != made_b[asked])]
+    while len(found) and not are_unlike[op[found]].all():
+        are_unlike[op[found]] = True
+        reads_one = np.zeros(len(are_unlike), bool)
+        reads_one[side.flow.reader[are_unlike[makers]]] = True
+        found = asked[are_unlike[op[asked]] | reads_one[op[asked]]]
+    return np.isin(np.arange(len(rows)), found)
+
+
+def _find_outside(side: Side, rows: Rows) -> Rows:
+    """Returns the op of each row, if it ran outside of modules and optimizers; else -1."""
+    ops, values = side.ops, side.values
+    is_outside = np.append((ops.call < 0) & (ops.phase != PHASES.index(OPTIMIZER)), False)
+    op = np.where(values.is_of(OP_OUTPUT, rows=rows), values.op[rows], -1)
+    return np.where(is_outside[op], op, -1)
+
+
+def _find_makers_read(side: Side) -> Rows:
+    """Returns of each read the op that made what is read, or of what it is a view or a copy; -1 for none."""
+    flow, is_plain = side.flow, np.append(side.ops.is_plain, False)
+    first_read = np.full(len(side.ops.name), -1, np.int64)
+    first_read[flow.reader[::-1]] = flow.read[::-1]
+    tensor = flow.read
+    for _ in range(_MOST_VIEWS):
+        maker = flow.tensors.producer[tensor]
+        is_view = (maker >= 0) & is_plain[maker] & (take(first_read, maker) >= 0)
+        tensor = np.where(is_view, take(first_read, maker), tensor)
+    return np.asarray(flow.tensors.producer[tensor])
+
+
+def _name_read(side: Side, makers: Rows, alone: Bools, name: Rows) -> Rows:
+    """Returns for each op a number of the name of an op that only this recording has, whose output it reads; or -1."""
+    found = np.full(len(side.ops.name) + 1, -1, np.int64)
+    np.maximum.at(found, side.flow.reader, np.where(alone[makers], take(name, makers), -1))
+    return found
+
+
 def _find_inherited(
-    one: ComparedSide,
-    other: ComparedSide,
-    rows: Rows,
-    rows_b: Rows,
+    runs: tuple[ComparedSide, ComparedSide],
+    rows: tuple[Rows, Rows],
     error: Numbers,
     absorbed: Bools,
-    alignment: Alignment,
+    alone: tuple[Bools, Bools],
 ) -> Inherited:
-    found = find_inherited(one.side, rows, error, absorbed)
-    if len(alignment.extra.ops):
-        second = find_inherited(other.side, rows_b, error, absorbed)
-        found = add_second(found, second, one.side.values.is_of(OP_OUTPUT, rows=rows))
-    np.maximum(found.error, np.maximum(one.given[rows], other.given[rows_b]), out=found.error)
+    (one, other), side = runs, runs[0].side
+    found = find_inherited(side, rows[0], error, absorbed, alone[0][:-1])
+    if alone[1].any():
+        second = find_inherited(other.side, rows[1], error, absorbed, alone[1][:-1])
+        found = add_second(found, second, side.values.is_of(OP_OUTPUT, rows=rows[0]))
+    np.maximum(found.error, np.maximum(one.given[rows[0]], other.given[rows[1]]), out=found.error)
     return found
 
 

@@ -107,7 +107,7 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
     """
     error, given = _make_finite(errors.error), _make_finite(inherited.error) * noise.gain
     local = np.maximum(noise.local, errors.floor)
-    moves_noise = inherited.is_update & (given > 0) & (noise.inherited > 0)
+    moves_noise = inherited.is_of_optimizer & (given > 0) & (noise.inherited > 0)
     own = np.where(moves_noise, np.maximum(local, _OF_UPDATES), local)
     is_beyond = are_judged & ~inherited.is_copy & (error > own + _GAIN * np.minimum(given, noise.inherited))
     excused = np.maximum.accumulate(np.where(is_beyond | inherited.is_copy, 0.0, np.minimum(error, given)))

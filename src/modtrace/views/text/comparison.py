@@ -33,6 +33,9 @@ from .comparison_tables import format_error, render_growth_and_places
 #: The number of rows that are shown of each table.
 _LISTED = 10
 
+#: The number of arguments of an op that are told to be other tensors.
+_OPERANDS = 3
+
 _ON_ROUNDING = (
     "Adam moves an element whose gradient is zero but for rounding as far as any other: where few parameters differ, "
     "look for such gradients first; the bias of attention's keys has them"
@@ -281,7 +284,7 @@ def _explain_kind(each: Divergence) -> str:
     if each.kind == SOURCE:
         return "it differs before the step has computed anything"
     if each.operands and each.kind != AMPLIFIED:
-        return f"it reads another tensor: {', '.join(each.operands)}"
+        return f"it reads another tensor: {first_few(each.operands, _OPERANDS)}"
     if each.kind == MADE and each.arguments and not each.input_error:
         return "the tensors that it reads are equal, its output is not"
     if each.kind == MADE and each.metric == STATISTICS and each.input_error:

@@ -1,0 +1,54 @@
+"""Two versions of a training script: what an optimizer held before, and another dtype where the clipping is other."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from helpers.pairs import record
+from helpers.training_scripts import Setting, run_first, run_second
+
+
+def test_autocast_is_noise_also_where_the_script_clips_by_hand() -> None:
+    found = modtrace.compare(
+        record(run_first()), record(run_second(Setting(is_cast=True))), allow_missing=True
+    )
+    assert found.ok, str(found)
+    assert str(found).startswith("equal, up to noise: ")
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> modtrace.Recording:
+    with modtrace.record(
+        model, ops=True, values=modtrace.Capture(roles="all", hash=True, sketch=True)
+    ) as rec:
+        for _ in range(2):
+            model(torch.linspace(-1, 1, 32).reshape(8, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return rec
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda parameters: torch.optim.AdamW(parameters), "step 3 against 1"),
+        (
+            lambda parameters: torch.optim.SGD(parameters, 1e-3, momentum=0.9),
+            "only the first run's had a state",
+        ),
+    ],
+    ids=["AdamW", "SGD"],
+)
+def test_run_that_resumes_without_its_optimizer_is_told(make, said: str) -> None:  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 2))
+    optimizer = make(model.parameters())
+    train(model, optimizer)
+    other = copy.deepcopy(model)
+    found = modtrace.compare(train(model, optimizer), train(other, make(other.parameters())))
+    assert found.first is not None and found.first.phase == "optimizer" and found.first.step == 0
+    assert found.first.states == (said,)
+    assert f"its optimizer held something else before: {said}" in str(found)
+    assert "load the state of the optimizer, too" in str(found)
