@@ -1,6 +1,6 @@
 """Runs that compute the same in two ways are equal, or apart by noise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -106,7 +106,7 @@ def test_multihead_attention_equals_its_projections(measured: str, batch_first: 
         assert found.ok and found.first is None, str(found)
 
 
-def infer_on_threads(seed: int = 0) -> modtrace.Recording:
+def infer_on_threads(seed: int = 0, requests: Iterable[int] = range(40)) -> modtrace.Recording:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval()
 
@@ -115,7 +115,7 @@ def infer_on_threads(seed: int = 0) -> modtrace.Recording:
             return model(torch.full((64, 8), float(number)))
 
     with modtrace.record(model, strict=True) as rec, ThreadPoolExecutor(3) as pool:
-        list(pool.map(answer, range(40)))
+        list(pool.map(answer, requests))
     return rec
 
 
@@ -156,6 +156,11 @@ def test_each_call_on_several_threads_is_a_step_of_its_own() -> None:
     calls = infer_on_threads().table("calls").to_pandas()
     assert calls.groupby("step").size().tolist() == [4] * 40
     assert calls["thread"].nunique() > 1
+
+
+def test_requests_that_only_one_run_has_do_not_hide_the_others() -> None:
+    found = modtrace.compare(infer_on_threads(), infer_on_threads(requests=[7, 31, 2]), allow_missing=True)
+    assert found.ok and len(found.steps) == 3, str(found)
 
 
 def test_other_weights_are_told_where_steps_ran_on_several_threads() -> None:

@@ -15,7 +15,7 @@ from .micro_batches import Batched, MicroBatches, find_batched, find_micro_batch
 from .modules import PlacePairs, pair_places
 from .ops import pair_ops
 from .permutations import find_permutations
-from .proposals import propose_rules
+from .proposals import part_containers, propose_rules, read_leaves
 from .recomputed import pair_recomputed
 from .rules import AUTO, read_rules
 from .sides import Side, read_side
@@ -69,11 +69,12 @@ def align_sides(side: Side, other: Side, steps: Rows, *, rules: Sequence[str] = 
         ValueError: a rule means no module, or several that are not parts of one.
     """
     read = read_rules(rules)
-    places = pair_places(side, other, read)
-    proposed = propose_rules(side, other, places)
+    leaves = read_leaves(side, other)
+    places = part_containers(side, other, pair_places(side, other, read), leaves, read)
+    proposed = propose_rules(side, other, places, leaves)
     if AUTO in rules:
         read, proposed = (*read, *read_rules(proposed)), ()
-        places = pair_places(side, other, read)
+        places = part_containers(side, other, pair_places(side, other, read), leaves, read)
     calls = pair_calls(side, other, places, steps)
     micro = find_micro_batches(side, other, places, steps)
     models = micro.models if micro else (None, None)

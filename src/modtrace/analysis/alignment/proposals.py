@@ -4,8 +4,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,25 +41,69 @@ class _Leaf:
     kind: str
 
 
-def propose_rules(a: Side, b: Side, places: PlacePairs) -> tuple[str, ...]:
+class Leaves(NamedTuple):
+    """The leaves of both recordings, and which of them are the same: positions among those of both."""
+
+    a: Sequence[_Leaf]
+    b: Sequence[_Leaf]
+    by_weights: Mapping[int, int]  # they have equal weights, which no other leaf has
+    same: Mapping[int, int]  # and those that are beside them or called next to them, and alike
+
+
+def read_leaves(a: Side, b: Side) -> Leaves:
+    """Returns the leaves of two recordings, siblings that are parts of one as one."""
+    weights = _describe_weights(a), _describe_weights(b)
+    one, other = _find_leaves(a, weights[0]), _find_leaves(b, weights[1])
+    joined = _join_siblings(a, one, other), _join_siblings(b, other, one)
+    by_weights = _pair_by_weights(joined, weights)
+    same = by_weights | _pair_siblings(a, b, joined, by_weights)
+    return Leaves(*joined, by_weights, same | _pair_neighbours(joined, same))
+
+
+def part_containers(
+    a: Side, b: Side, places: PlacePairs, leaves: Leaves, rules: Sequence[Rule]
+) -> PlacePairs:
+    """Returns pairs of places without those of modules around others, of which one is around what the other is not.
+
+    Leaves with equal weights tell that. A pair that a rule means stays.
+    """
+    partner, back = places.partner.copy(), places.back.copy()
+    is_meant = np.array(
+        [any(each.expression.fullmatch(name.path) for each in rules) for name in a.names], bool
+    )
+    for at, there in leaves.by_weights.items():
+        around, around_b = _find_around(a, leaves.a[at].places[0]), _find_around(b, leaves.b[there].places[0])
+        for one, other in [
+            *((place, int(partner[place])) for place in around),
+            *((int(back[place]), place) for place in around_b),
+        ]:
+            if one >= 0 and other >= 0 and not is_meant[one] and (one in around) != (other in around_b):
+                partner[one], back[other] = -1, -1
+    return replace(places, partner=partner, back=back)
+
+
+def _find_around(side: Side, place: int) -> set[int]:
+    """Returns the places of the modules around a module."""
+    found = set[int]()
+    while (place := side.places.places[place].parent) >= 0:
+        found.add(place)
+    return found
+
+
+def propose_rules(a: Side, b: Side, places: PlacePairs, leaves: Leaves) -> tuple[str, ...]:
     """Returns rules for modules without partner that agree in parameters and outputs, in the order of their calls.
 
     Equal weights speak for them before that order does. Names are not looked at, also where both have a module of a
     name, if its weights, or those of one beside it, are elsewhere in the other recording.
     """
-    weights = _describe_weights(a), _describe_weights(b)
-    one, other = _find_leaves(a, weights[0]), _find_leaves(b, weights[1])
-    joined = _join_siblings(a, one, other), _join_siblings(b, other, one)
-    same = _pair_by_weights(a, b, joined, weights)
-    partner, back = _doubt_moved(
-        a, b, places, [(joined[0][at], joined[1][there]) for at, there in same.items()]
-    )
+    same = [(leaves.a[at], leaves.b[there]) for at, there in leaves.same.items()]
+    partner, back = _doubt_moved(a, b, places, same)
     if not ((partner < 0).any() and (back < 0).any()):
         return ()
     links = [
         link
-        for at, there in _align_leaves(a, b, joined, (partner, back), same)
-        for link in product(joined[0][at].places, joined[1][there].places)
+        for at, there in _align_leaves(a, b, leaves, (partner, back))
+        for link in product(leaves.a[at].places, leaves.b[there].places)
     ]
     links += _pair_containers(a, b, links)
     named = [
@@ -155,15 +200,12 @@ def _find_outputs(side: Side, place: Rows) -> Rows:
 
 
 def _pair_by_weights(
-    a: Side,
-    b: Side,
     leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]],
     weights: tuple[Mapping[int, tuple[float, ...]], Mapping[int, tuple[float, ...]]],
 ) -> dict[int, int]:
     """Returns the pairs of leaves with equal weights, maybe transposed, that no other leaf has."""
     ones, others = (_find_unique(known, those) for known, those in zip(weights, leaves, strict=True))
-    found = {at: others[key] for key, at in ones.items() if key in others}
-    return found | _pair_siblings(a, b, leaves, found)
+    return {at: others[key] for key, at in ones.items() if key in others}
 
 
 def _pair_siblings(
@@ -194,6 +236,31 @@ def _pair_siblings(
         if len(mine) == len(theirs):
             found |= zip(mine, theirs, strict=True)
     return found
+
+
+def _pair_neighbours(
+    leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
+) -> dict[int, int]:
+    """Returns the pairs of leaves that are alike, and called right behind or in front of leaves that are the same."""
+    ones, others = leaves
+    found, taken = dict(same), {*same.values()}
+    waiting = list(same)
+    while waiting:
+        at = waiting.pop()
+        for step in (1, -1):
+            one, other = at + step, found[at] + step
+            if not (0 <= one < len(ones) and 0 <= other < len(others)) or one in found or other in taken:
+                continue
+            if ones[one].parameters and _is_like(ones[one]) == _is_like(others[other]):
+                found[one] = other
+                taken.add(other)
+                waiting.append(one)
+    return {at: there for at, there in found.items() if at not in same}
+
+
+def _is_like(leaf: _Leaf) -> tuple[int, int, str]:
+    """Returns what is equal for leaves that may be the same."""
+    return len(leaf.places), leaf.parameters, leaf.kind
 
 
 def _group_alike(
@@ -235,14 +302,9 @@ def _describe_weights(side: Side) -> dict[int, tuple[float, ...]]:
     return {place: each for place, each in found.items() if each[-2] < each[-1]}
 
 
-def _align_leaves(
-    a: Side,
-    b: Side,
-    leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]],
-    partners: tuple[Rows, Rows],
-    same: Mapping[int, int],
-) -> list[tuple[int, int]]:
+def _align_leaves(a: Side, b: Side, both: Leaves, partners: tuple[Rows, Rows]) -> list[tuple[int, int]]:
     """Returns pairs of leaves: those that are the same, and others in the order of their calls."""
+    leaves, same = (both.a, both.b), both.same
     shapes = number_sizes(a.values.sizes, b.values.sizes)
     first = [np.array([each.places[0] for each in those], np.int64) for those in leaves]
     known = take(partners[0], first[0]), np.where(take(partners[1], first[1]) >= 0, first[1], -1)

@@ -32,7 +32,7 @@ def pair_steps(
     if not common or any(len({of_a[step], of_b[step]} - {None}) > 1 for step in common):
         pairs = _pair_kinds(of_a, of_b)
     if _are_concurrent(a, of_a) and _are_concurrent(b, of_b):
-        pairs = _pair_contents(pairs, _find_contents(a), _find_contents(b))
+        pairs = _pair_contents((sorted(of_a), sorted(of_b)), _find_contents(a), _find_contents(b))
     return np.array(pairs, np.int64).reshape(-1, 2), set(of_a), set(of_b)
 
 
@@ -63,15 +63,18 @@ def _find_contents(data: RecordingData) -> dict[int, tuple[float, ...]]:
 
 
 def _pair_contents(
-    pairs: list[tuple[int, int]], of_a: dict[int, tuple[float, ...]], of_b: dict[int, tuple[float, ...]]
+    steps: tuple[list[int], list[int]],
+    of_a: dict[int, tuple[float, ...]],
+    of_b: dict[int, tuple[float, ...]],
 ) -> list[tuple[int, int]]:
     """Returns the pairs of the same steps by what they hold; what nothing else holds is paired in order."""
     waiting: dict[object, list[int]] = {}
-    for _, step in reversed(pairs):
+    for step in reversed(steps[1]):
         waiting.setdefault(of_b.get(step), []).append(step)
-    partners = {one: known.pop() for one, _ in pairs if (known := waiting.get(of_a.get(one)))}
-    left = iter(sorted({step for _, step in pairs} - {*partners.values()}))
-    return [(one, partners[one] if one in partners else next(left)) for one, _ in pairs]
+    partners = {one: known.pop() for one in steps[0] if (known := waiting.get(of_a.get(one)))}
+    left = sorted({*steps[1]} - {*partners.values()})
+    alone = [one for one in steps[0] if one not in partners]
+    return sorted([*partners.items(), *zip(alone, left, strict=False)])
 
 
 def _find_steps(data: RecordingData) -> dict[int, str | None]:

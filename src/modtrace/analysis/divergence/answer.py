@@ -54,7 +54,9 @@ class Divergence:
     recompute_of: str | None
     #: FIRST or SECOND: the op is one that only this recording has; it is named as that calls it.
     only_in: str | None
-    through: str | None  # an op that only one recording has, from which this comes
+    #: An op that only one recording has, from which this comes; of one that is `only_in` a recording, what the other
+    #: has in its place.
+    through: str | None
     #: The tensor that was compared, where it is named by the op in front of it that made it.
     seen_at: str | None
     other: str | None  # the place in the second recording, if it has another name

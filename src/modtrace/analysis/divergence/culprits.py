@@ -42,7 +42,8 @@ class Culprits:
         """Returns who made the difference of a pair.
 
         Where one recording has an op between what was compared and the other has none, it is that op. Where both have
-        one, it is the op behind what is equal, and else what was compared, if that is in the same module or around it.
+        some, it is the op behind what is equal, and else the last of the first recording, or the first of it if what
+        was compared is in another module.
         """
         found, inherited = self._found, self._found.inherited
         row = int(found.a.rows[at])
@@ -66,11 +67,9 @@ class Culprits:
                 return Culprit(op_b, SECOND, is_alone=True)
             if self._are_equal(self._rows_read(FIRST, op), made_b, noise):
                 return Culprit(op, FIRST, is_alone=True)
-        if op >= 0 and (
-            op_b < 0 or not is_op or not _is_inside(found.side, op, int(found.side.values.place[row]))
-        ):
-            return Culprit(op, FIRST, is_alone=True)
-        return own
+        if op >= 0 and op_b >= 0 and is_op and _is_inside(found.side, op, int(found.side.values.place[row])):
+            op = next(iter(self._find_before(FIRST, own.op)), op)
+        return Culprit(op, FIRST, is_alone=True) if op >= 0 else own
 
     def find_through(self, at: int, run: str = FIRST) -> int:
         """Returns the op that one recording alone has, from which what was read comes; -1 for none.

@@ -82,7 +82,7 @@ class Details:
             amplification=error / given if given else np.inf,
             recompute_of=found.recompute_of,
             only_in=culprit.run if culprit.is_alone else None,
-            through=None if culprit.is_alone else self._through(at),
+            through=self._name_instead(at, culprit) if culprit.is_alone else self._through(at),
             seen_at=self._names.label_value(row) if culprit.is_alone else None,
             other=None if label(mine) == label(theirs) else label(theirs),
             leads_to=None,
@@ -217,6 +217,11 @@ class Details:
         return (
             f"{self._others.label_op(op_b)} of the second run, which the first lacks" if op_b >= 0 else None
         )
+
+    def _name_instead(self, at: int, culprit: Culprit) -> str | None:
+        """Returns the op that the other recording alone has in the place of one; None if there is none."""
+        op = self.culprits.find_through(at, SECOND if culprit.run == FIRST else FIRST)
+        return None if op < 0 else (self._others if culprit.run == FIRST else self._names).label_op(op)
 
     def _source_line(self, culprit: Culprit, row: int) -> str | None:
         if culprit.op < 0:  # of a leaf, the op that has read it

@@ -151,7 +151,7 @@ def _describe_changed(
     what, name = "input", f"`{slot}`"
     if site is not None and site.role in (BUFFER, PARAMETER):
         what, name = site.role, site.name
-    writer = int(flow.tensors.producer[tensor])
+    writer = _find_writer(flow, tensor)
     if writer == forward and what == BUFFER:
         readers = [reader for _, made in flow.returns.get(op, ()) for reader in flow.readers.get(made, ())]
         if readers:
@@ -172,6 +172,19 @@ def _describe_changed(
         f"the {what} {name} was written to{by} after the forward had read it",
         "keep a copy of it, or write to it after backward, or keep what writes to it out of the checkpoint",
     )
+
+
+def _find_writer(flow: StepFlow, tensor: int) -> int:
+    """Returns the op that has made what a tensor holds, of which it may be a view; -1 if none of the step has."""
+    storage, version = flow.regions[tensor].storage, flow.versions[tensor]
+
+    def is_same(other: int) -> bool:
+        return bool(flow.regions[other].storage == storage and flow.versions[other] == version)
+
+    makers = [int(flow.tensors.producer[other]) for other in range(len(flow.regions)) if is_same(other)]
+    writer = min((maker for maker in makers if maker >= 0), default=-1)
+    is_view = any(is_same(read) for _, read in flow.reads.get(writer, ()))
+    return -1 if is_view else writer
 
 
 def _find_site(flow: StepFlow, sites: Mapping[int, Site], tensor: int) -> Site | None:

@@ -7,8 +7,10 @@ from dataclasses import asdict, replace
 
 from ...analysis.divergence.answer import (
     AMPLIFIED,
+    FIRST,
     GROWN,
     MADE,
+    SECOND,
     SEEN,
     SOURCE,
     Comparison,
@@ -228,7 +230,9 @@ def _explain(each: Divergence) -> Iterator[str]:
         yield f"the second run's is {each.relation}"
     if each.leads_to is not None:
         yield f"that is less than noise; behind it summands cancel, and it becomes {each.leads_to}"
-    if each.through is not None:
+    if each.through is not None and each.only_in is not None:
+        yield f"the {SECOND if each.only_in == FIRST else FIRST} run has {each.through} there, which that lacks"
+    elif each.through is not None:
         yield f"it depends on {each.through}"
     if each.other is not None:
         what = "it" if each.only_in is None else "what is compared"
