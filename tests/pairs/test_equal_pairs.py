@@ -167,3 +167,18 @@ def test_other_weights_are_told_where_steps_ran_on_several_threads() -> None:
     found = modtrace.compare(infer_on_threads(), infer_on_threads(seed=1))
     assert not found.ok and found.first is not None
     assert found.first.path == "0" and found.equal == 0
+
+
+@pytest.mark.parametrize("measured", ["sketches", "statistics"])
+def test_layer_that_is_called_for_each_half_equals_one_call_for_both(measured: str) -> None:
+    runs = []
+    for is_split in (True, False):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(8, 8)), torch.randn(6, 8)
+        with modtrace.record(model, ops=True, values=MEASURED[measured][0], strict=True) as rec:
+            halves = x.chunk(2) if is_split else [x]
+            torch.cat([model(each) for each in halves]).square().sum().backward()
+        runs.append(rec)
+    for pair in (runs, runs[::-1]):
+        found = modtrace.compare(*pair, allow_missing=True)
+        assert found.ok and found.first is None, str(found)

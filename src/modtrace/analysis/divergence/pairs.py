@@ -16,7 +16,8 @@ from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
 from ..alignment.keys import number_codes
 from ..alignment.sides import Side
-from ..step.calls import Bools, Rows, column_of, take
+from ..alignment.sizes import count_elements, read_sizes
+from ..step.calls import Bools, RowFinder, Rows, column_of, take
 from ..step.ops import bare_name
 from ..tables.op_flow import FIRST_SLOTS
 from ..tables.op_rules import UNINITIALIZED
@@ -94,6 +95,8 @@ def compare_pairs(
     error = errors.error.copy()  # what is not compared may still be told to differ where it is read
     are_repeated = _are_repeated(side, other.side, rows, rows_b)
     is_beside = _is_beside(side, rows, misfits, are_repeated)
+    if len(misfits):
+        is_beside |= _read_other_sizes((side, rows), (other.side, rows_b), errors.error > 0)
     errors.put_rows(NOTHING, np.flatnonzero(is_beside), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
@@ -210,6 +213,36 @@ def _is_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bo
     firsts = misfits[(is_output & is_first)[misfits[:, 0]], 0]
     is_beside = is_output[rows] & np.isin(maker[rows], maker[firsts])
     return np.asarray(is_beside & ((values.op[rows] >= 0) | are_repeated))
+
+
+def _read_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ: Bools) -> Bools:
+    """Returns which rows that differ are of ops of which all arguments have other sizes than in the second recording.
+
+    They sum over other rows: a layer that is called for each half of a batch in one recording, and once in the other.
+    """
+    side, side_b = one[0], other[0]
+    slots = number_codes((side.flow.slots, side.flow.slot), (side_b.flow.slots, side_b.flow.slot))
+    numel, numel_b = (
+        count_elements(read_sizes(each.flow.tensors.table["shape"])).reshape(-1) for each in (side, side_b)
+    )
+    width = 1 + max(int(each.max(initial=0)) for each in slots)
+    ops, ops_b = (
+        np.where(each.values.is_of(OP_OUTPUT, rows=mine), each.values.op[mine], -1)
+        for each, mine in (one, other)
+    )
+    partner = np.full(len(side.ops.name), -1, np.int64)
+    asked = np.flatnonzero(differ & (ops >= 0) & (ops_b >= 0))
+    partner[ops[asked]] = ops_b[asked]
+    reads = np.flatnonzero(partner[side.flow.reader] >= 0)
+    there = RowFinder(side_b.flow.reader * width + slots[1])(
+        partner[side.flow.reader[reads]] * width + slots[0][reads]
+    )
+    reads, there = reads[there >= 0], there[there >= 0]
+    are_other = numel[side.flow.read[reads]] != numel_b[side_b.flow.read[there]]
+    counts, others = np.zeros((2, len(side.ops.name) + 1), np.int64)
+    np.add.at(counts, side.flow.reader[reads], 1)
+    np.add.at(others, side.flow.reader[reads[are_other]], 1)
+    return np.asarray(differ & ((counts > 0) & (others == counts))[ops])
 
 
 def _are_repeated(side: Side, other: Side, rows: Rows, rows_b: Rows) -> Bools:
