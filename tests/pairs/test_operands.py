@@ -158,3 +158,51 @@ def test_weight_that_is_tied_in_one_run_alone_is_what_the_head_reads() -> None:
     one = Tied(False)
     one.head.weight.data.copy_(one.tokens.weight)
     assert modtrace.compare(Tied(True), one, (torch.arange(10),), allow_missing=True).ok
+
+
+class Turned(nn.Module):
+    """Heads in front of a layer, put back in the order in which they were, or not."""
+
+    def __init__(self, is_wrong: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_wrong, self.a, self.b = is_wrong, nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.a(x).view(3, 8, 4, 4)
+        heads = heads.reshape(3, 4, 8, 4) if self.is_wrong else heads.transpose(1, 2)
+        return self.b(heads.transpose(1, 2).reshape(3, 8, 16))
+
+
+class Scaled(nn.Module):
+    """Two branches in either order, of which one has a factor."""
+
+    def __init__(self, is_wrong: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_wrong, self.a, self.b, self.c = is_wrong, *(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_wrong:
+            gate = torch.sigmoid(self.b(x) * 1.02)
+            return self.c(torch.relu(self.a(x)) * gate)
+        return self.c(torch.relu(self.a(x)) * torch.sigmoid(self.b(x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "op", "said"),
+    [
+        (Turned, "aten.addmm.default", "lies otherwise: mat1 behind transpose x2 against transpose x1"),
+        (Scaled, "aten.mul.Tensor", "only the second run has it; its inputs are equal"),
+    ],
+)
+def test_what_lies_between_equal_tensors_is_told(make: type, op: str, said: str) -> None:
+    runs = []
+    for is_wrong in (False, True):
+        model, x = make(is_wrong), torch.linspace(-2, 2, 384).reshape(3, 8, 16).sin()
+        capture = modtrace.Capture(roles="all", hash=True, sketch=True)
+        with modtrace.record(model, ops=True, values=capture, strict=True) as rec:
+            model(x)
+        runs.append(rec)
+    found = modtrace.compare(*runs, allow_missing=True)
+    assert found.first is not None and found.first.op == op and said in str(found), str(found)

@@ -54,7 +54,45 @@ def pair_ops(
     )
     at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
     partner[at], back[there] = there, at
+    _pair_by_readers(a, b, (partner, back), (rows[0], rows[1]), tokens[1])
     return partner, back
+
+
+def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Rows], tokens: Partners) -> None:
+    """Pairs ops without partner whose outputs the same op reads as the same argument: other branches run before them.
+
+    Args:
+        a: a recording.
+        b: the other one.
+        partners: of each op; they are filled.
+        rows: the ops of both that may have a partner.
+        tokens: equal numbers of ops of both that may be the same.
+    """
+    partner, back = partners
+    can = [
+        np.isin(np.arange(len(each)), mine) & (each < 0) for each, mine in zip(partners, rows, strict=True)
+    ]
+    if not (can[0].any() and can[1].any()):
+        return
+    slots = number_codes(*((each.flow.slots, each.flow.slot) for each in (a, b)))
+    width = 1 + max(int(each.max(initial=0)) for each in slots)
+    find_read = RowFinder(b.flow.reader * width + slots[1])
+    made, made_b = (np.append(each.flow.tensors.producer, -1)[each.flow.read] for each in (a, b))
+    reads = np.flatnonzero(take(can[0], made) > 0)
+    while len(reads):
+        reader = partner[a.flow.reader[reads]]
+        there = np.where(reader >= 0, find_read(reader * width + slots[0][reads]), -1)
+        one, other = made[reads], take(made_b, there)
+        fits = (other >= 0) & (partner[one] < 0) & (take(can[1], other) > 0) & (take(back, other) < 0)
+        fits &= tokens[0][one] == take(tokens[1], other)
+        one, other = one[fits], other[fits]
+        for column in (0, 1):  # each op once
+            _, first = np.unique((one, other)[column], return_index=True)
+            one, other = one[first], other[first]
+        if not len(one):
+            return
+        partner[one], back[other] = other, one
+        reads = reads[partner[made[reads]] < 0]
 
 
 def _run_for_nothing(side: Side) -> Bools:

@@ -79,9 +79,10 @@ class Divergence:
     updated_since: int | None = None
     #: How many of the parameters, or of updates, of that step differ now, and how many there are.
     updated: tuple[int, int] = (0, 0)
-    states: tuple[
-        str, ...
-    ] = ()  # of an update: how the optimizers' states differed before, `step 3 against 1`
+    #: How often the axes of an argument were put in another order: `mat1 behind transpose x2 against transpose x1`.
+    turned: str | None = None
+    #: Of an update: in what the optimizers' states differed before, `step 3 against 1`.
+    states: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

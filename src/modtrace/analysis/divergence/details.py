@@ -60,6 +60,8 @@ class Details:
         is_own = not culprit.is_alone and verdict != INHERITED
         own = mine, site["op"], site["op_nth"], site["nth"]
         place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
+        arguments = self._operands.find_arguments(at) if is_own else ()
+        operands = self._operands.find_operands(at) if is_own else ()
         return Divergence(
             root=place.root if place else None,
             path=place.path if place else None,
@@ -87,8 +89,11 @@ class Details:
             other=None if label(mine) == label(theirs) else label(theirs),
             leads_to=None,
             source_line=self._source_line(culprit, row),
-            arguments=self._operands.find_arguments(at) if is_own else (),
-            operands=self._operands.find_operands(at) if is_own else (),
+            arguments=arguments,
+            operands=operands,
+            turned=self._operands.find_turned(at)
+            if is_own and not given and not (arguments or operands)
+            else None,
             a=_describe(one, at),
             b=_describe(two, at),
             **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},

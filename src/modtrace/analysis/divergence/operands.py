@@ -27,6 +27,10 @@ _LISTED = 2
 _MOST_PASSED = 64
 
 
+#: Views that put axes in another order.
+_TURNING = frozenset({"transpose", "permute", "t"})
+
+
 class _Origin(NamedTuple):
     """What a tensor was before views and copies of it."""
 
@@ -70,6 +74,22 @@ class Operands:
                 if view_b == self._found.partner[view] and (told := self._compare_arguments(view, view_b)):
                     return tuple(f"{forms_of_op(names.op(view))[-1]} with {each}" for each in told)
         return ()
+
+    def find_turned(self, at: int) -> str | None:
+        """Returns by which views with other axes an op reads in both runs: `mat1 by transpose x2 against x1`."""
+        op, op_b = self._ops(at)
+        if op < 0 or op_b < 0:
+            return None
+        (side, names), (other, others) = self._runs
+        reads, reads_b = _find_reads(side, op), _find_reads(other, op_b)
+        for slot in reads.keys() & reads_b.keys():
+            turns, turns_b = (
+                _count_turns(side, names, reads[slot]),
+                _count_turns(other, others, reads_b[slot]),
+            )
+            if turns != turns_b:
+                return f"{slot} behind {_join_counts(turns)} against {_join_counts(turns_b)}"
+        return None
 
     def _of_optimizer(self, row: int) -> bool:
         return int(self._runs[0][0].values.phase[row]) == PHASES.index(OPTIMIZER)
@@ -197,18 +217,34 @@ def _find_reads(side: Side, op: int) -> dict[str, int]:
 
 def _find_views(side: Side, tensor: int) -> list[int]:
     """Returns the ops that took a part of a tensor, the last one first, behind what was computed."""
-    tensors, found = side.flow.tensors, list[int]()
-    shapes = tensors.table["shape"]
+    shapes = side.flow.tensors.table["shape"]
+    return [
+        op
+        for op, before, behind in _walk_views(side, tensor)
+        if math.prod(shapes[behind].as_py()) < math.prod(shapes[before].as_py())
+    ]
+
+
+def _count_turns(side: Side, names: Names, tensor: int) -> Counter[str]:
+    """Returns how often the axes of a tensor were put in another order behind what was computed, by op."""
+    ops = (forms_of_op(names.op(op))[-1] for op, _, _ in _walk_views(side, tensor))
+    return Counter(op for op in ops if op in _TURNING)
+
+
+def _join_counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items())) or "none"
+
+
+def _walk_views(side: Side, tensor: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the views and copies behind what was computed, the last one first: op, what it reads, what it returns."""
     for _ in range(_MOST_PASSED):
-        producer = int(tensors.producer[tensor])
+        producer = int(side.flow.tensors.producer[tensor])
         reads = _find_reads(side, producer) if producer >= 0 and side.ops.is_plain[producer] else {}
         if not reads:
-            break
+            return
         before = next(iter(reads.values()))
-        if math.prod(shapes[tensor].as_py()) < math.prod(shapes[before].as_py()):
-            found.append(producer)
+        yield producer, before, tensor
         tensor = before
-    return found
 
 
 def _find_origin(side: Side, names: Names, op: int, tensor: int) -> _Origin:

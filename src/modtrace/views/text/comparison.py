@@ -289,6 +289,8 @@ def _explain_kind(each: Divergence) -> str:
         return "it differs before the step has computed anything"
     if each.operands and each.kind != AMPLIFIED:
         return f"it reads another tensor: {first_few(each.operands, _OPERANDS)}"
+    if each.turned:
+        return f"what it reads is equal, and lies otherwise: {each.turned}"
     if each.kind == MADE and each.arguments and not each.input_error:
         return "the tensors that it reads are equal, its output is not"
     if each.kind == MADE and each.metric == STATISTICS and each.input_error:
