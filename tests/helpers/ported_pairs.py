@@ -107,7 +107,9 @@ KINDS = {
             "epsilon": Truth(
                 "model.layers.0.input_layernorm", ops=("aten.add.Tensor", "aten.rsqrt.default")
             ),
-            "rotary": Truth("model.layers.0.self_attn", ops=("aten.cat.default", "aten.mul.Tensor")),
+            "rotary": Truth(
+                "model.layers.0.self_attn", ops=("aten.neg.default", "aten.cat.default", "aten.mul.Tensor")
+            ),
             "scale": Truth("model.layers.0.self_attn", ops=("aten.mul.Tensor", "aten._softmax.default")),
         },
     ),

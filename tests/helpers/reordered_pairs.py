@@ -172,7 +172,7 @@ PORTED = {
                 ("cls.predictions.transform.transform_act_fn", "cls.predictions.transform"),
             ),
             "positions": Planted(
-                put("", first=1), ("bert.embeddings", "bert.embeddings.position_embeddings")
+                put("", first=1), ("bert.embeddings", "bert.embeddings.position_embeddings", "")
             ),
             "mask": Planted(put("", lowest=0.0), ("bert", "bert.encoder.layer.0.attention.self")),
             "residual": Planted(put("stack.1", share=0.5), (BERT, f"{BERT}.attention.output")),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
-from ...recording.role import PARAMETER
+from ...recording.role import OP_OUTPUT, PARAMETER
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels, ranges, take
 from ..step.ops import bare_name
 from .calls import translate
@@ -40,22 +40,33 @@ def pair_ops(
     ]
     if not _update_in_one_order(a, b, places):
         rows = [each[side.ops.phase[each] != _OPTIMIZED] for side, each in zip((a, b), rows, strict=True)]
-    partner, back = np.full(len(a.ops.step), -1, np.int64), np.full(len(b.ops.step), -1, np.int64)
 
     def choose(one: Column, other: Column) -> tuple[Column, Column]:
         return one[rows[0]], other[rows[1]]
+
+    def find_partners(pairs: Rows) -> Partners:
+        found = np.full(len(a.ops.step), -1, np.int64), np.full(len(b.ops.step), -1, np.int64)
+        at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
+        found[0][at], found[1][there] = there, at
+        _pair_by_readers(a, b, found, (rows[0], rows[1]), tokens[1])
+        return found
+
+    def settle(pairs: Rows) -> Partners:
+        found = choose(*find_partners(pairs))
+        numbers = [np.full(len(each.ops.step), -1, np.int64) for each in (a, b)]
+        for number, mine in zip(numbers, rows, strict=True):
+            number[mine] = np.arange(len(mine))
+        return take(numbers[1], found[0]), take(numbers[0], found[1])
 
     pairs = _align_groups(
         choose(*groups),
         [choose(*each) for each in tokens],
         choose(_run_for_nothing(a), _run_for_nothing(b)),
         a.ops.phase[rows[0]] == _OPTIMIZED,
-        lambda: choose(*_number_weights(a, b)),
+        lambda: [choose(*_number_weights(a, b)), choose(*_number_outputs(a, b))],
+        settle,
     )
-    at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
-    partner[at], back[there] = there, at
-    _pair_by_readers(a, b, (partner, back), (rows[0], rows[1]), tokens[1])
-    return partner, back
+    return find_partners(pairs)
 
 
 def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Rows], tokens: Partners) -> None:
@@ -128,6 +139,20 @@ def _number_weights(a: Side, b: Side) -> Partners:
     numbers = number_keys((weight[0], weight[1]), base)
     one, other = (np.where(read < 0, -1, number) for read, number in zip(weight, numbers, strict=True))
     return one, other
+
+
+def _number_outputs(a: Side, b: Side) -> Partners:
+    """Returns a number of what each op returned first, for ops of the same name; -1 for what was not measured."""
+    rows = [np.flatnonzero(each.values.is_of(OP_OUTPUT) & (each.values.op >= 0)) for each in (a, b)]
+    rows = [mine[each.values.is_first[mine]] for each, mine in zip((a, b), rows, strict=True)]
+    base = number_codes(*(([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b)))
+    found = []
+    for side, mine, content in zip((a, b), rows, number_contents(a, b, rows), strict=True):
+        of_op = np.full(len(side.ops.name), -1, np.int64)
+        of_op[side.values.op[mine]] = content[mine]
+        found.append(of_op)
+    numbers = number_keys((found[0], found[1]), base)
+    return np.where(found[0] < 0, -1, numbers[0]), np.where(found[1] < 0, -1, numbers[1])
 
 
 def _find_read(side: Side, rows: Rows, content: Rows) -> Rows:
@@ -229,35 +254,45 @@ def _align_groups(
     tokens: Sequence[Partners],
     are_idle: tuple[Bools, Bools],
     by_optimizer: Column,
-    number_weights: Callable[[], Partners],
+    number_more: Callable[[], Sequence[Partners]],
+    settle: Callable[[Rows], Partners],
 ) -> Rows:
     """Returns pairs of positions, where the ops of a group are adjacent.
 
     Two calls that ran ops of the same names in the same order, and the same ones for nothing, ran the same ones, of
     whatever shapes. Optimizers run the same ops for each parameter: where they are not the same throughout, none is
-    known to be for the same parameter. Where they are not, those that read the same weights come first, and then those
-    that something needs.
+    known to be for the same parameter. Where they are not, those come first that read the same weights, or return the
+    same, then those that such ops read, and then those that something needs.
     """
     distinct, begins, counts = np.unique(groups[0], return_index=True, return_counts=True)
     starts = np.searchsorted(groups[1], distinct)
     others = np.searchsorted(groups[1], distinct, side="right") - starts
     equal = number_keys(tokens[0], are_idle)
     pairs, is_equal = _pair_equal(begins, counts, starts, counts == others, equal)
-    found = [pairs]
     differing = np.flatnonzero(~is_equal & (others > 0) & ~by_optimizer[begins]).tolist()
+    if not differing:
+        return pairs
+
+    def align(tokens: Sequence[Partners], are_out: tuple[Bools, Bools]) -> Rows:
+        left_out = [_leave_out((are_out[0] | (a < 0), are_out[1] | (b < 0)), (a, b)) for a, b in tokens]
+        found = [pairs[:0]]
+        for at in differing:
+            one = slice(begins[at], begins[at] + counts[at])
+            other = slice(starts[at], starts[at] + others[at])
+            aligned = align_sequences(*((left[one], right[other]) for left, right in left_out))
+            found.append(aligned + np.array([begins[at], starts[at]]))
+        return np.concatenate(found)
+
+    partner, back = settle(np.concatenate([pairs, align(number_more(), are_idle)]))
+    known = np.where(partner >= 0, np.arange(len(partner)), -1), np.where(back >= 0, back, -1)
+    are_known = partner >= 0, back >= 0
     exact = number_keys(tokens[1], are_idle)
-    tokens = [_leave_out(are_idle, exact), exact, *tokens[1:]]
-    if differing:
-        weight, weight_b = number_weights()
-        tokens.insert(
-            0, _leave_out((are_idle[0] | (weight < 0), are_idle[1] | (weight_b < 0)), (weight, weight_b))
-        )
-    for at in differing:
-        one = slice(begins[at], begins[at] + counts[at])
-        other = slice(starts[at], starts[at] + others[at])
-        aligned = align_sequences(*((left[one], right[other]) for left, right in tokens))
-        found.append(aligned + np.array([begins[at], starts[at]]))
-    return np.concatenate(found)
+    needed = np.where(are_idle[0], -1, exact[0]), np.where(are_idle[1], -1, exact[1])
+    loose = [_leave_out(are_known, each) for each in (needed, exact, *tokens[1:])]
+    nobody = np.zeros(len(partner), bool), np.zeros(len(back), bool)
+    found = align([known, *loose], nobody)
+    settled = np.flatnonzero(partner >= 0)
+    return np.concatenate([np.stack([settled, partner[settled]], axis=1), found[partner[found[:, 0]] < 0]])
 
 
 def _leave_out(are_out: tuple[Bools, Bools], numbers: Partners) -> Partners:

@@ -26,7 +26,7 @@ from ..step.calls import (
 from ..step.inside import with_all_inside
 from ..step.ops import bare_name, dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
-from ..tables.op_flow import OpFlow, read_op_flow
+from ..tables.op_flow import FIRST_SLOTS, OpFlow, read_op_flow
 from ..tables.op_rules import OVERWRITES, PLAIN
 from ..tables.values import PlacedValues
 from .contract import ModuleName
@@ -107,6 +107,11 @@ class ValueSide(PlacedValues):
         keys = self.step.astype(np.int64) << 40 | np.maximum(self.moment, 0)
         _, group = np.unique(keys, return_inverse=True)
         return np.asarray(group.reshape(-1))
+
+    @property
+    def is_first(self) -> Bools:
+        """Which rows are of what an op or a call returns or gets first, or alone."""
+        return np.array([*(name in FIRST_SLOTS for name in self.slots), False])[self.slot]
 
     @property
     def is_read_first(self) -> Bools:

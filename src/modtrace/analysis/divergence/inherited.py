@@ -123,7 +123,7 @@ def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
     # What the second recording reads may be the output of an op that only it has, which a module returned. What was
     # measured in front of it in one of the runs alone is not what an unknown input comes from.
     least, most = np.minimum(found.error, second.error), np.maximum(found.error, second.error)
-    error = np.where(found.is_known | second.is_known, most, least)
+    error = np.where(found.is_known, most, np.where(second.is_known, second.error, least))
     return replace(found, error=error, through_b=second.through, maker_b=second.maker, is_copy=is_copy)
 
 

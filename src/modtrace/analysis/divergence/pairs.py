@@ -19,7 +19,6 @@ from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, read_sizes
 from ..step.calls import Bools, RowFinder, Rows, column_of, take
 from ..step.ops import bare_name
-from ..tables.op_flow import FIRST_SLOTS
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import AbsorbedDifferences, ComparedRun
 from .answer import ABSORBED, VERDICTS
@@ -209,8 +208,7 @@ def _is_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bo
     values = side.values
     maker = np.where(values.op >= 0, values.op, -2 - values.call)
     is_output = values.is_of(OP_OUTPUT, OUTPUT) & (maker != -1)
-    is_first = np.array([*(slot in FIRST_SLOTS for slot in values.slots), False])[values.slot]
-    firsts = misfits[(is_output & is_first)[misfits[:, 0]], 0]
+    firsts = misfits[(is_output & values.is_first)[misfits[:, 0]], 0]
     is_beside = is_output[rows] & np.isin(maker[rows], maker[firsts])
     return np.asarray(is_beside & ((values.op[rows] >= 0) | are_repeated))
 
