@@ -70,7 +70,9 @@ def pair_ops(
 
 
 def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Rows], tokens: Partners) -> None:
-    """Pairs ops without partner whose outputs the same op reads as the same argument: other branches run before them.
+    """Pairs ops without partner whose outputs the same op reads as the same argument; not those of optimizers.
+
+    They may run before or behind another branch in one of the recordings.
 
     Args:
         a: a recording.
@@ -81,7 +83,8 @@ def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Row
     """
     partner, back = partners
     can = [
-        np.isin(np.arange(len(each)), mine) & (each < 0) for each, mine in zip(partners, rows, strict=True)
+        np.isin(np.arange(len(each)), mine) & (each < 0) & (side.ops.phase != _OPTIMIZED)
+        for side, each, mine in zip((a, b), partners, rows, strict=True)
     ]
     if not (can[0].any() and can[1].any()):
         return
