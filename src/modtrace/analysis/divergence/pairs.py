@@ -308,7 +308,7 @@ def _are_unlike(one: tuple[Side, Rows, Bools], other: tuple[Side, Rows, Bools], 
     made = _name_read(side, makers, alone, names[0])[op]
     made_b = _name_read(side_b, _find_makers_read(side_b), alone_b, names[1])[op_b]
     asked = np.flatnonzero(differ & (op >= 0) & (op_b >= 0))
-    are_unlike = np.append(np.zeros(len(alone) - 1, bool), False)
+    are_unlike = np.zeros(len(alone), bool)  # the last stands for no op
     found = asked[(made[asked] >= 0) & (made_b[asked] >= 0) & (made[asked] != made_b[asked])]
     while len(found) and not are_unlike[op[found]].all():
         are_unlike[op[found]] = True
