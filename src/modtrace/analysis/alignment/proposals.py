@@ -41,7 +41,7 @@ class _Leaf:
     kind: str
 
 
-class Leaves(NamedTuple):
+class PairedLeaves(NamedTuple):
     """The leaves of both recordings, and which of them are the same: positions among those of both."""
 
     a: Sequence[_Leaf]
@@ -50,18 +50,18 @@ class Leaves(NamedTuple):
     same: Mapping[int, int]  # and those that are beside them or called next to them, and alike
 
 
-def read_leaves(a: Side, b: Side) -> Leaves:
+def read_leaves(a: Side, b: Side) -> PairedLeaves:
     """Returns the leaves of two recordings, siblings that are parts of one as one."""
     weights = _describe_weights(a), _describe_weights(b)
     one, other = _find_leaves(a, weights[0]), _find_leaves(b, weights[1])
     joined = _join_siblings(a, one, other), _join_siblings(b, other, one)
     by_weights = _pair_by_weights(joined, weights)
     same = by_weights | _pair_siblings(a, b, joined, by_weights)
-    return Leaves(*joined, by_weights, same | _pair_neighbours(joined, same))
+    return PairedLeaves(*joined, by_weights, same | _pair_neighbours(joined, same))
 
 
 def part_containers(
-    a: Side, b: Side, places: PlacePairs, leaves: Leaves, rules: Sequence[Rule]
+    a: Side, b: Side, places: PlacePairs, leaves: PairedLeaves, rules: Sequence[Rule]
 ) -> PlacePairs:
     """Returns pairs of places without those of modules around others, of which one is around what the other is not.
 
@@ -90,7 +90,7 @@ def _find_around(side: Side, place: int) -> set[int]:
     return found
 
 
-def propose_rules(a: Side, b: Side, places: PlacePairs, leaves: Leaves) -> tuple[str, ...]:
+def propose_rules(a: Side, b: Side, places: PlacePairs, leaves: PairedLeaves) -> tuple[str, ...]:
     """Returns rules for modules without partner that agree in parameters and outputs, in the order of their calls.
 
     Equal weights speak for them before that order does. Names are not looked at, also where both have a module of a
@@ -302,7 +302,7 @@ def _describe_weights(side: Side) -> dict[int, tuple[float, ...]]:
     return {place: each for place, each in found.items() if each[-2] < each[-1]}
 
 
-def _align_leaves(a: Side, b: Side, both: Leaves, partners: tuple[Rows, Rows]) -> list[tuple[int, int]]:
+def _align_leaves(a: Side, b: Side, both: PairedLeaves, partners: tuple[Rows, Rows]) -> list[tuple[int, int]]:
     """Returns pairs of leaves: those that are the same, and others in the order of their calls."""
     leaves, same = (both.a, both.b), both.same
     shapes = number_sizes(a.values.sizes, b.values.sizes)
