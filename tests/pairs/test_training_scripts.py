@@ -19,6 +19,33 @@ def test_autocast_is_noise_also_where_the_script_clips_by_hand() -> None:
     assert str(found).startswith("equal, up to noise: ")
 
 
+def measure(kind: str, *, is_trained: bool) -> modtrace.Recording:
+    """Returns a run that computes norms outside of modules, by a function or by hand, or forgets a root."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 4), torch.randn(6, 8)
+    capture = modtrace.Capture(roles="all", hash=True, sketch=True)
+    with modtrace.record(model, ops=True, values=capture, strict=True) as rec:
+        rows = model(x)
+        if kind == "by a function":
+            norms = torch.stack([torch.linalg.vector_norm(row) for row in rows])
+        else:
+            norms = torch.stack([row.square().sum() for row in rows])
+            norms = norms if kind == "without root" else norms.sqrt()
+        loss = (norms * 2.0).sum()
+        if is_trained:
+            loss.backward()
+    return rec
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_ops_of_another_way_are_left_out_only_where_what_comes_of_them_is_compared(is_trained: bool) -> None:
+    first = measure("by a function", is_trained=is_trained)
+    found = modtrace.compare(first, measure("by hand", is_trained=is_trained), allow_missing=True)
+    assert found.ok, str(found)
+    found = modtrace.compare(first, measure("without root", is_trained=is_trained), allow_missing=True)
+    assert found.first is not None and found.first.op == "aten.linalg_vector_norm.default", str(found)
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> modtrace.Recording:
     with modtrace.record(
         model, ops=True, values=modtrace.Capture(roles="all", hash=True, sketch=True)

@@ -114,10 +114,16 @@ def _run_for_nothing(side: Side) -> Bools:
     return np.asarray(side.find_unread() & (side.ops.phase == _FORWARD))
 
 
+def number_names(a: Side, b: Side) -> Partners:
+    """Returns a number of the bare name of each op of two recordings."""
+    one, other = (([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b))
+    return number_codes(one, other)
+
+
 def _number_ops(a: Side, b: Side) -> list[tuple[Rows, Rows]]:
     """Returns numbers of the ops of both: by name, with shape and dtype, with shape, with the number of elements."""
     name = number_codes(*((side.ops.names, side.ops.name) for side in (a, b)))
-    base = number_codes(*(([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b)))
+    base = number_names(a, b)
     shape, numel, dtype = number_shapes(a, b)
     with_shape = number_keys(base, shape)
     return [
@@ -134,7 +140,7 @@ def _number_weights(a: Side, b: Side) -> Partners:
     It is -1 for ops that read none, also not through views, or only constants.
     """
     parameters = [np.flatnonzero(each.values.is_of(PARAMETER)) for each in (a, b)]
-    base = number_codes(*(([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b)))
+    base = number_names(a, b)
     weight = [
         _find_read(side, rows, content)
         for side, rows, content in zip((a, b), parameters, number_contents(a, b, parameters), strict=True)
@@ -148,7 +154,7 @@ def _number_outputs(a: Side, b: Side) -> Partners:
     """Returns a number of what each op returned first, for ops of the same name; -1 for what was not measured."""
     rows = [np.flatnonzero(each.values.is_of(OP_OUTPUT) & (each.values.op >= 0)) for each in (a, b)]
     rows = [mine[each.values.is_first[mine]] for each, mine in zip((a, b), rows, strict=True)]
-    base = number_codes(*(([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b)))
+    base = number_names(a, b)
     found = []
     for side, mine, content in zip((a, b), rows, number_contents(a, b, rows), strict=True):
         of_op = np.full(len(side.ops.name), -1, np.int64)

@@ -153,7 +153,7 @@ class _Paths:
         self._pairs = Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
         self._size = _find_norms(side)
         np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
-        self._readers = Groups(flow.read, flow.reader, len(flow.tensors))
+        self._readers = flow.readers
         self._reads, self._slot_of_read = (
             Groups(flow.reader, each, len(flow.op_id)) for each in (flow.read, flow.slot)
         )

@@ -87,7 +87,9 @@ def find_inherited(
         is_of_optimizer=values.is_of(OPTIMIZER_STATE, UPDATE, rows=rows)
         | (is_op & (values.phase[rows] == _OPTIMIZED)),
         is_source=is_leaf | is_parameter,
-        is_copy=_find_copies(group, rows, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf),
+        is_copy=_find_copies(
+            group, rows, is_op & ~np.isnan(error), values.is_of(INPUT, rows=rows) & ~is_leaf
+        ),
     )
     found.error[found.is_source] = earlier[found.is_source]
     found.is_known[found.is_source] = True
@@ -116,7 +118,7 @@ def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
     Args:
         found: as the first recording has it.
         second: as the second recording has it.
-        is_op: which pairs are of what an op returned.
+        is_op: which pairs are of what an op returned, and were compared.
     """
     is_of_ops = np.isin(found.group, found.group[is_op]) & np.isin(second.group, second.group[is_op])
     is_copy = ~is_op & (is_of_ops | found.is_input)

@@ -14,11 +14,8 @@ from ...recording.role import LEAF, OF_PARAMETERS, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
-from ..alignment.keys import number_codes
 from ..alignment.sides import Side
-from ..alignment.sizes import count_elements, read_sizes
-from ..step.calls import Bools, RowFinder, Rows, column_of, take
-from ..step.ops import bare_name
+from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import AbsorbedDifferences, ComparedRun
 from .answer import ABSORBED, VERDICTS
@@ -31,9 +28,7 @@ from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
 from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
 from .ranking import Ranking, rank
-
-#: So many views in a row are looked through.
-_MOST_VIEWS = 4
+from .unlike import are_beside, are_unlike, read_other_sizes
 
 _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
 
@@ -93,9 +88,9 @@ def compare_pairs(
         getattr(errors, name)[is_joined] = getattr(joined, name)[order[is_joined] - len(alignment.values)]
     error = errors.error.copy()  # what is not compared may still be told to differ where it is read
     are_repeated = _are_repeated(side, other.side, rows, rows_b)
-    is_beside = _is_beside(side, rows, misfits, are_repeated)
+    is_beside = are_beside(side, rows, misfits, are_repeated)
     if len(misfits):
-        is_beside |= _read_other_sizes((side, rows), (other.side, rows_b), errors.error > 0)
+        is_beside |= read_other_sizes((side, rows), (other.side, rows_b), errors.error > 0)
     errors.put_rows(NOTHING, np.flatnonzero(is_beside), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
@@ -104,7 +99,9 @@ def compare_pairs(
     else:
         noise = _find_noise(one, other, measured, measured_b, is_joined, runs)
     alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
-    is_unlike = _are_unlike((side, rows, alone), (other.side, rows_b, alone_b), error > noise.local)
+    is_unlike = are_unlike(
+        (side, rows, alone), (other.side, rows_b, alone_b), error, noise.local, _find_makers(side, rows)
+    )
     errors.put_rows(NOTHING, np.flatnonzero(is_unlike), np.nan, 0.0)
     error[is_unlike] = np.nan
     are_judged = _are_judged(side, other.side, rows, alignment)
@@ -199,50 +196,6 @@ def _find_epsilons(side: Side, ops: Rows) -> Numbers:
     return found[which.reshape(-1)]
 
 
-def _is_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
-    """Returns which rows are of an op or call whose first output is of another size in the other recording.
-
-    Then the op was given something else. Of modules it is only known where they are called another number of times, as
-    an LSTM that gets one step where the other gets all.
-    """
-    values = side.values
-    maker = np.where(values.op >= 0, values.op, -2 - values.call)
-    is_output = values.is_of(OP_OUTPUT, OUTPUT) & (maker != -1)
-    firsts = misfits[(is_output & values.is_first)[misfits[:, 0]], 0]
-    is_beside = is_output[rows] & np.isin(maker[rows], maker[firsts])
-    return np.asarray(is_beside & ((values.op[rows] >= 0) | are_repeated))
-
-
-def _read_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ: Bools) -> Bools:
-    """Returns which rows that differ are of ops of which all arguments have other sizes than in the second recording.
-
-    They sum over other rows: a layer that is called for each half of a batch in one recording, and once in the other.
-    """
-    side, side_b = one[0], other[0]
-    slots = number_codes((side.flow.slots, side.flow.slot), (side_b.flow.slots, side_b.flow.slot))
-    numel, numel_b = (
-        count_elements(read_sizes(each.flow.tensors.table["shape"])).reshape(-1) for each in (side, side_b)
-    )
-    width = 1 + max(int(each.max(initial=0)) for each in slots)
-    ops, ops_b = (
-        np.where(each.values.is_of(OP_OUTPUT, rows=mine), each.values.op[mine], -1)
-        for each, mine in (one, other)
-    )
-    partner = np.full(len(side.ops.name), -1, np.int64)
-    asked = np.flatnonzero(differ & (ops >= 0) & (ops_b >= 0))
-    partner[ops[asked]] = ops_b[asked]
-    reads = np.flatnonzero(partner[side.flow.reader] >= 0)
-    there = RowFinder(side_b.flow.reader * width + slots[1])(
-        partner[side.flow.reader[reads]] * width + slots[0][reads]
-    )
-    reads, there = reads[there >= 0], there[there >= 0]
-    are_other = numel[side.flow.read[reads]] != numel_b[side_b.flow.read[there]]
-    counts, others = np.zeros((2, len(side.ops.name) + 1), np.int64)
-    np.add.at(counts, side.flow.reader[reads], 1)
-    np.add.at(others, side.flow.reader[reads[are_other]], 1)
-    return np.asarray(differ & ((counts > 0) & (others == counts))[ops])
-
-
 def _are_repeated(side: Side, other: Side, rows: Rows, rows_b: Rows) -> Bools:
     """Returns which pairs are of modules that are called another number of times in the other recording."""
     calls = np.append(_count_calls(side), 0)[side.values.place[rows]]
@@ -289,63 +242,6 @@ def _find_alone(run: ComparedSide, paired: Rows) -> Bools:
     return is_alone
 
 
-def _are_unlike(one: tuple[Side, Rows, Bools], other: tuple[Side, Rows, Bools], differ: Bools) -> Bools:
-    """Returns which rows that differ are of ops outside of modules that read what ops made that one recording lacks.
-
-    Nothing tells that they are the same ops, as the `stack` of norms and the one of sums of squares are not. Nor are
-    those that read what such ops made, and differ.
-
-    Args:
-        one: a recording, its rows of `values`, and the ops that only it has.
-        other: the same of the other one.
-        differ: the rows that differ.
-    """
-    sides = one[0], other[0]
-    names = number_codes(*(([*map(bare_name, each.ops.names)], each.ops.name) for each in sides))
-    (side, rows, alone), (side_b, rows_b, alone_b) = one, other
-    makers = _find_makers_read(side)
-    op, op_b = _find_outside(side, rows), _find_outside(side_b, rows_b)
-    made = _name_read(side, makers, alone, names[0])[op]
-    made_b = _name_read(side_b, _find_makers_read(side_b), alone_b, names[1])[op_b]
-    asked = np.flatnonzero(differ & (op >= 0) & (op_b >= 0))
-    are_unlike = np.zeros(len(alone), bool)  # the last stands for no op
-    found = asked[(made[asked] >= 0) & (made_b[asked] >= 0) & (made[asked] != made_b[asked])]
-    while len(found) and not are_unlike[op[found]].all():
-        are_unlike[op[found]] = True
-        reads_one = np.zeros(len(are_unlike), bool)
-        reads_one[side.flow.reader[are_unlike[makers]]] = True
-        found = asked[are_unlike[op[asked]] | reads_one[op[asked]]]
-    return np.isin(np.arange(len(rows)), found)
-
-
-def _find_outside(side: Side, rows: Rows) -> Rows:
-    """Returns the op of each row, if it ran outside of modules and optimizers; else -1."""
-    ops, values = side.ops, side.values
-    is_outside = np.append((ops.call < 0) & (ops.phase != PHASES.index(OPTIMIZER)), False)
-    op = np.where(values.is_of(OP_OUTPUT, rows=rows), values.op[rows], -1)
-    return np.where(is_outside[op], op, -1)
-
-
-def _find_makers_read(side: Side) -> Rows:
-    """Returns of each read the op that made what is read, or of what it is a view or a copy; -1 for none."""
-    flow, is_plain = side.flow, np.append(side.ops.is_plain, False)
-    first_read = np.full(len(side.ops.name), -1, np.int64)
-    first_read[flow.reader[::-1]] = flow.read[::-1]
-    tensor = flow.read
-    for _ in range(_MOST_VIEWS):
-        maker = flow.tensors.producer[tensor]
-        is_view = (maker >= 0) & is_plain[maker] & (take(first_read, maker) >= 0)
-        tensor = np.where(is_view, take(first_read, maker), tensor)
-    return np.asarray(flow.tensors.producer[tensor])
-
-
-def _name_read(side: Side, makers: Rows, alone: Bools, name: Rows) -> Rows:
-    """Returns for each op a number of the name of an op that only this recording has, whose output it reads; or -1."""
-    found = np.full(len(side.ops.name) + 1, -1, np.int64)
-    np.maximum.at(found, side.flow.reader, np.where(alone[makers], take(name, makers), -1))
-    return found
-
-
 def _find_inherited(
     runs: tuple[ComparedSide, ComparedSide],
     rows: tuple[Rows, Rows],
@@ -357,7 +253,8 @@ def _find_inherited(
     found = find_inherited(side, rows[0], error, absorbed, alone[0][:-1])
     if alone[1].any():
         second = find_inherited(other.side, rows[1], error, absorbed, alone[1][:-1])
-        found = add_second(found, second, side.values.is_of(OP_OUTPUT, rows=rows[0]))
+        is_op = side.values.is_of(OP_OUTPUT, rows=rows[0]) & ~np.isnan(error)
+        found = add_second(found, second, is_op)
     np.maximum(found.error, np.maximum(one.given[rows[0]], other.given[rows[1]]), out=found.error)
     return found
 

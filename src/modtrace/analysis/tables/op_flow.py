@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
-from ..step.calls import Bools, Column, RowFinder, Rows, column_of, ranges
+from ..step.calls import Bools, Column, Groups, RowFinder, Rows, column_of, ranges
 from ..step.ops import text_codes
 from .tensors import Tensors
 
@@ -53,6 +53,17 @@ class OpFlow:
         made = np.flatnonzero(self.tensors.producer >= 0)[::-1]
         first[self.tensors.producer[made]] = made
         return first
+
+    @cached_property
+    def readers(self) -> Groups:
+        """The ops that read each tensor."""
+        return Groups(self.read, self.reader, len(self.tensors))
+
+    @cached_property
+    def outputs(self) -> Groups:
+        """The tensors that each op returned."""
+        made = np.flatnonzero(self.tensors.producer >= 0)
+        return Groups(self.tensors.producer[made], made, len(self.op_id))
 
     @cached_property
     def reads_by_op(self) -> Mapping[int, list[tuple[str, int]]]:

@@ -1,0 +1,139 @@
+"""Finds pairs of rows that hold other tensors than each other: nothing tells that they mean the same."""
+
+import numpy as np
+
+from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.role import OP_OUTPUT, OUTPUT
+from ...recording.statistics.moments import Numbers
+from ..alignment.keys import number_codes
+from ..alignment.ops import number_names
+from ..alignment.sides import Side
+from ..alignment.sizes import count_elements, read_sizes
+from ..step.calls import Bools, RowFinder, Rows, take
+
+#: So many views in a row are looked through.
+_MOST_VIEWS = 4
+
+
+def are_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
+    """Returns which rows are of an op or call whose first output is of another size in the other recording.
+
+    Then the op was given something else. Of modules it is only known where they are called another number of times, as
+    an LSTM that gets one step where the other gets all.
+    """
+    values = side.values
+    maker = np.where(values.op >= 0, values.op, -2 - values.call)
+    is_output = values.is_of(OP_OUTPUT, OUTPUT) & (maker != -1)
+    firsts = misfits[(is_output & values.is_first)[misfits[:, 0]], 0]
+    is_beside = is_output[rows] & np.isin(maker[rows], maker[firsts])
+    return np.asarray(is_beside & ((values.op[rows] >= 0) | are_repeated))
+
+
+def read_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ: Bools) -> Bools:
+    """Returns which rows that differ are of ops of which all arguments have other sizes than in the second recording.
+
+    They sum over other rows: a layer that is called for each half of a batch in one recording, and once in the other.
+    """
+    side, side_b = one[0], other[0]
+    slots = number_codes((side.flow.slots, side.flow.slot), (side_b.flow.slots, side_b.flow.slot))
+    numel, numel_b = (
+        count_elements(read_sizes(each.flow.tensors.table["shape"])).reshape(-1) for each in (side, side_b)
+    )
+    width = 1 + max(int(each.max(initial=0)) for each in slots)
+    ops, ops_b = (
+        np.where(each.values.is_of(OP_OUTPUT, rows=mine), each.values.op[mine], -1)
+        for each, mine in (one, other)
+    )
+    partner = np.full(len(side.ops.name), -1, np.int64)
+    asked = np.flatnonzero(differ & (ops >= 0) & (ops_b >= 0))
+    partner[ops[asked]] = ops_b[asked]
+    reads = np.flatnonzero(partner[side.flow.reader] >= 0)
+    there = RowFinder(side_b.flow.reader * width + slots[1])(
+        partner[side.flow.reader[reads]] * width + slots[0][reads]
+    )
+    reads, there = reads[there >= 0], there[there >= 0]
+    are_other = numel[side.flow.read[reads]] != numel_b[side_b.flow.read[there]]
+    counts, others = np.zeros((2, len(side.ops.name) + 1), np.int64)
+    np.add.at(counts, side.flow.reader[reads], 1)
+    np.add.at(others, side.flow.reader[reads[are_other]], 1)
+    return np.asarray(differ & ((counts > 0) & (others == counts))[ops])
+
+
+def are_unlike(
+    one: tuple[Side, Rows, Bools],
+    other: tuple[Side, Rows, Bools],
+    error: Numbers,
+    noise: Numbers,
+    maker: Rows,
+) -> Bools:
+    """Returns which rows that differ are of ops outside of modules that read what ops made that one recording lacks.
+
+    Nothing tells that they are the same ops, as the `stack` of norms and the one of sums of squares are not. Nor are
+    those that read what such ops made, and differ. They are left out only if something is compared that comes of them.
+
+    Args:
+        one: a recording, its rows of `values`, and the ops that only it has.
+        other: the same of the other one.
+        error: how far each pair is apart.
+        noise: up to which it is noise.
+        maker: the op of the first recording that returned the tensor of each pair; negative for none.
+    """
+    (side, rows, alone), (side_b, rows_b, alone_b) = one, other
+    names, makers = number_names(side, side_b), _find_makers_read(side)
+    op, op_b = _find_outside(side, rows), _find_outside(side_b, rows_b)
+    made = _name_read(side, makers, alone, names[0])[op]
+    made_b = _name_read(side_b, _find_makers_read(side_b), alone_b, names[1])[op_b]
+    asked = np.flatnonzero((error > noise) & (op >= 0) & (op_b >= 0))
+    found = asked[(made[asked] >= 0) & (made_b[asked] >= 0) & (made[asked] != made_b[asked])]
+    are_ops = np.zeros(len(alone), bool)  # the last stands for no op
+    while len(found) and not are_ops[op[found]].all():
+        are_ops[op[found]] = True
+        reads_one = np.zeros(len(are_ops), bool)
+        reads_one[side.flow.reader[are_ops[makers]]] = True
+        found = asked[are_ops[op[asked]] | reads_one[op[asked]]]
+    is_left_out = np.isin(np.arange(len(rows)), found)
+    shown = {*np.unique(maker[~(is_left_out | np.isnan(error)) & (maker >= 0)]).tolist()}
+    are_seen = {each for each in np.flatnonzero(are_ops).tolist() if _leads_to(side, each, shown)}
+    return np.asarray(is_left_out & np.isin(op, [*are_seen]))
+
+
+def _leads_to(side: Side, op: int, shown: set[int]) -> bool:
+    """Returns whether one of some ops reads what an op has made, or what others have made of that."""
+    waiting, seen = [op], {op}
+    while waiting:
+        for tensor in side.flow.outputs[waiting.pop()].tolist():
+            for reader in side.flow.readers[tensor].tolist():
+                if reader in shown:
+                    return True
+                if reader not in seen:
+                    seen.add(reader)
+                    waiting.append(reader)
+    return False
+
+
+def _find_outside(side: Side, rows: Rows) -> Rows:
+    """Returns the op of each row, if it ran outside of modules and optimizers; else -1."""
+    ops, values = side.ops, side.values
+    is_outside = np.append((ops.call < 0) & (ops.phase != PHASES.index(OPTIMIZER)), False)
+    op = np.where(values.is_of(OP_OUTPUT, rows=rows), values.op[rows], -1)
+    return np.where(is_outside[op], op, -1)
+
+
+def _find_makers_read(side: Side) -> Rows:
+    """Returns of each read the op that made what is read, or of what it is a view or a copy; -1 for none."""
+    flow, is_plain = side.flow, np.append(side.ops.is_plain, False)
+    first_read = np.full(len(side.ops.name), -1, np.int64)
+    first_read[flow.reader[::-1]] = flow.read[::-1]
+    tensor = flow.read
+    for _ in range(_MOST_VIEWS):
+        maker = flow.tensors.producer[tensor]
+        is_view = (maker >= 0) & is_plain[maker] & (take(first_read, maker) >= 0)
+        tensor = np.where(is_view, take(first_read, maker), tensor)
+    return np.asarray(flow.tensors.producer[tensor])
+
+
+def _name_read(side: Side, makers: Rows, alone: Bools, name: Rows) -> Rows:
+    """Returns for each op a number of the name of an op that only this recording has, whose output it reads; or -1."""
+    found = np.full(len(side.ops.name) + 1, -1, np.int64)
+    np.maximum.at(found, side.flow.reader, np.where(alone[makers], take(name, makers), -1))
+    return found
