@@ -91,22 +91,22 @@ def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Row
     slots = number_codes(*((each.flow.slots, each.flow.slot) for each in (a, b)))
     width = 1 + max(int(each.max(initial=0)) for each in slots)
     find_read = RowFinder(b.flow.reader * width + slots[1])
-    made, made_b = (np.append(each.flow.tensors.producer, -1)[each.flow.read] for each in (a, b))
-    reads = np.flatnonzero(take(can[0], made) > 0)
-    while len(reads):
-        reader = partner[a.flow.reader[reads]]
-        there = np.where(reader >= 0, find_read(reader * width + slots[0][reads]), -1)
+    made, made_b = (each.flow.tensors.producer[each.flow.read] for each in (a, b))
+    begins = np.searchsorted(a.flow.reader, np.arange(len(partner) + 1))
+    readers = np.flatnonzero(partner >= 0)
+    while len(readers):
+        reads = ranges(begins[readers], begins[readers + 1] - begins[readers])
+        reads = reads[take(can[0], made[reads]) > 0]
+        there = find_read(partner[a.flow.reader[reads]] * width + slots[0][reads])
         one, other = made[reads], take(made_b, there)
-        fits = (other >= 0) & (partner[one] < 0) & (take(can[1], other) > 0) & (take(back, other) < 0)
+        fits = (partner[one] < 0) & (take(can[1], other) > 0) & (take(back, other) < 0)
         fits &= tokens[0][one] == take(tokens[1], other)
         one, other = one[fits], other[fits]
         for column in (0, 1):  # each op once
             _, first = np.unique((one, other)[column], return_index=True)
             one, other = one[first], other[first]
-        if not len(one):
-            return
         partner[one], back[other] = other, one
-        reads = reads[partner[made[reads]] < 0]
+        readers = np.sort(one)
 
 
 def _run_for_nothing(side: Side) -> Bools:

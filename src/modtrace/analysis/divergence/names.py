@@ -79,7 +79,8 @@ class Names:
         home = self.module(int(self._side.values.home[row]))
         if home is not None and site["role"].startswith(("parameter", "buffer", "update", "optimizer_state")):
             return f"{BY_NAME[site['role']].of_one} {join(home.path, site['slot'])}"
-        return f"{site['role']}{site['slot']} of {label(place) or 'no module'}"
+        where = f"of {label(place)}" if label(place) else "outside of modules"
+        return f"{BY_NAME[site['role']].of_one}{site['slot']} {where}"
 
 
 def label(place: ModuleName | None) -> str:
