@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.analysis.divergence import absorbed
+from modtrace.analysis.divergence import consequences
 
 Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -522,5 +522,5 @@ def test_module_that_returns_what_it_is_given_has_made_nothing(end: Callable[...
 def test_what_was_not_followed_to_its_end_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (record(Sums(add_up), "tensors") for add_up in (first_two, outer_two))
     assert modtrace.compare(one, other).ok
-    monkeypatch.setattr(absorbed, "_MOST_TENSORS", 0)
+    monkeypatch.setattr(consequences, "_MOST_TENSORS", 0)
     assert not modtrace.compare(one, other).ok

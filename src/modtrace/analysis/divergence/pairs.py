@@ -17,9 +17,10 @@ from ..alignment.contract import Alignment, ModuleName
 from ..alignment.sides import Side
 from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_rules import UNINITIALIZED
-from .absorbed import AbsorbedDifferences, ComparedRun
+from .absorbed import AbsorbedDifferences
 from .answer import ABSORBED, VERDICTS
 from .cancellation import find_cancellation
+from .consequences import ComparedRun
 from .decode import EPSILONS
 from .errors import NOTHING, Errors, find_errors
 from .inherited import Inherited, add_second, find_inherited, order_by_use
