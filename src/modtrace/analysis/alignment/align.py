@@ -17,7 +17,7 @@ from .ops import pair_ops
 from .permutations import find_permutations
 from .proposals import part_containers, propose_rules, read_leaves
 from .recomputed import pair_recomputed
-from .rules import AUTO, read_rules
+from .rules import AUTO, Rule, read_rules
 from .sides import Side, read_side
 from .steps import pair_steps
 from .unpaired import list_unpaired
@@ -68,13 +68,7 @@ def align_sides(side: Side, other: Side, steps: Rows, *, rules: Sequence[str] = 
     Raises:
         ValueError: a rule means no module, or several that are not parts of one.
     """
-    read = read_rules(rules)
-    leaves = read_leaves(side, other)
-    places = part_containers(side, other, pair_places(side, other, read), leaves, read)
-    proposed = propose_rules(side, other, places, leaves)
-    if AUTO in rules:
-        read, proposed = (*read, *read_rules(proposed)), ()
-        places = part_containers(side, other, pair_places(side, other, read), leaves, read)
+    places, read, proposed = _pair_by_rules(side, other, rules)
     calls = pair_calls(side, other, places, steps)
     micro = find_micro_batches(side, other, places, steps)
     models = micro.models if micro else (None, None)
@@ -116,8 +110,21 @@ def align_sides(side: Side, other: Side, steps: Rows, *, rules: Sequence[str] = 
         missing=missing,
         extra=extra,
         rules=tuple(each.text for each in read),
-        proposed=proposed,
+        proposed=tuple(proposed),
     )
+
+
+def _pair_by_rules(
+    side: Side, other: Side, rules: Sequence[str]
+) -> tuple[PlacePairs, Sequence[Rule], Sequence[str]]:
+    """Returns the pairs of places, the rules that were used for them, and those that are proposed beyond them."""
+    read, leaves = read_rules(rules), read_leaves(side, other)
+    places = part_containers(side, other, pair_places(side, other, read), leaves, read)
+    proposed = propose_rules(side, other, places, leaves)
+    if AUTO not in rules:
+        return places, read, proposed
+    read = (*read, *read_rules(proposed))
+    return part_containers(side, other, pair_places(side, other, read), leaves, read), read, ()
 
 
 def _find_alone(partner: Rows, joined: Joined, *, in_a: bool) -> Bools:

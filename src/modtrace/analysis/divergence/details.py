@@ -60,8 +60,6 @@ class Details:
         is_own = not culprit.is_alone and verdict != INHERITED
         own = mine, site["op"], site["op_nth"], site["nth"]
         place, op, op_nth, call = self._name_culprit(culprit) if culprit.is_alone else own
-        arguments = self._operands.find_arguments(at) if is_own else ()
-        operands = self._operands.find_operands(at) if is_own else ()
         return Divergence(
             root=place.root if place else None,
             path=place.path if place else None,
@@ -89,17 +87,30 @@ class Details:
             other=None if label(mine) == label(theirs) else label(theirs),
             leads_to=None,
             source_line=self._source_line(culprit, row),
-            arguments=arguments,
-            operands=operands,
-            turned=self._operands.find_turned(at)
-            if is_own and not given and not (arguments or operands)
-            else None,
+            **self._find_given(at, is_own),
             a=_describe(one, at),
             b=_describe(two, at),
             **{name: getattr(tensors, name) for name in _OF_TENSORS if tensors},
             **(self._find_update(at) if verdict == SOURCE or phase == OPTIMIZER else {}),
-            states=self._find_states(at) if found.inherited.is_update[at] and is_own else (),
         )
+
+    def _find_given(self, at: int, is_own: bool) -> dict[str, Any]:
+        """Returns in what differs that was given to what made a difference.
+
+        Args:
+            at: the pair.
+            is_own: it has made the difference itself; of others nothing is told.
+        """
+        if not is_own:
+            return {"arguments": (), "operands": ()}
+        arguments, operands = self._operands.find_arguments(at), self._operands.find_operands(at)
+        is_unexplained = not (self._found.inherited.error[at] or arguments or operands)
+        return {
+            "arguments": arguments,
+            "operands": operands,
+            "turned": self._operands.find_turned(at) if is_unexplained else None,
+            "states": self._find_states(at) if self._found.inherited.is_update[at] else (),
+        }
 
     def label(self, at: int) -> str:
         """Returns the name of a pair, and how far it is apart: `output of Net, 9.5e-02 apart`."""

@@ -82,11 +82,7 @@ def compare_pairs(
     side, joined = one.side, find_joined_errors(one.side.data, other.side.data, alignment)
     rows, rows_b, order, misfits = _choose_rows(one, other, alignment, joined)
     measured, measured_b = read_measured(side.data, rows), read_measured(other.side.data, rows_b)
-    permuted = np.concatenate([alignment.permuted, np.full(len(joined), -1)])[order]
-    errors = find_errors(measured, measured_b, permuted, alignment.axes, _may_be_turned(side, rows))
-    is_joined = order >= len(alignment.values)
-    for name in ("error", "floor", "metric"):
-        getattr(errors, name)[is_joined] = getattr(joined, name)[order[is_joined] - len(alignment.values)]
+    errors, is_joined = _compare(side, (measured, measured_b), alignment, joined, order)
     error = errors.error.copy()  # what is not compared may still be told to differ where it is read
     are_repeated = _are_repeated(side, other.side, rows, rows_b)
     is_beside = are_beside(side, rows, misfits, are_repeated)
@@ -95,10 +91,7 @@ def compare_pairs(
     errors.put_rows(NOTHING, np.flatnonzero(is_beside), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
-    if tolerance is not None:
-        noise = give_noise(tolerance, len(rows))
-    else:
-        noise = _find_noise(one, other, measured, measured_b, is_joined, runs)
+    noise = _find_noise(one, other, measured, measured_b, is_joined, runs, tolerance)
     alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
     is_unlike = are_unlike(
         (side, rows, alone), (other.side, rows_b, alone_b), error, noise.local, _find_makers(side, rows)
@@ -154,6 +147,22 @@ def _choose_rows(
     order = np.flatnonzero(kept)
     order = order[order_by_use(one.side, every[order])]
     return every[order], every_b[order], order, pairs[is_misfit]
+
+
+def _compare(
+    side: Side,
+    measured: tuple[ComparedRows, ComparedRows],
+    alignment: Alignment,
+    joined: JoinedErrors,
+    order: Rows,
+) -> tuple[Errors, Bools]:
+    """Returns how far pairs are apart, and which are of a part and a whole; for arguments see `_choose_rows`."""
+    permuted = np.concatenate([alignment.permuted, np.full(len(joined), -1)])[order]
+    errors = find_errors(*measured, permuted, alignment.axes, _may_be_turned(side, measured[0].rows))
+    is_joined = order >= len(alignment.values)
+    for name in ("error", "floor", "metric"):
+        getattr(errors, name)[is_joined] = getattr(joined, name)[order[is_joined] - len(alignment.values)]
+    return errors, is_joined
 
 
 def _judge(
@@ -217,8 +226,11 @@ def _find_noise(
     b: ComparedRows,
     is_joined: Bools,
     runs: Sequence[RecordingData],
+    tolerance: float | None,
 ) -> Noise:
-    """Returns the noise that further runs show, or that is assumed without any."""
+    """Returns the noise that is given, or that further runs show, or that is assumed without any."""
+    if tolerance is not None:
+        return give_noise(tolerance, len(a.rows))
     ones = find_cancellation(one.side, a.rows, a)
     others = find_cancellation(other.side, b.rows, b)
     # What cancels in one recording alone is a difference; in a part, and not in the whole, it is none.
