@@ -161,7 +161,7 @@ class Comparison:
     is_void: (
         bool  # what the models return has other shapes, and most of what is inside of them: the inputs do
     )
-    unmeasured: int  # aligned, and nothing was measured of both
+    unmeasured: int  # aligned, and not compared: nothing was measured of both, or they are of other tensors
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
     by_ops: bool  # what ops returned was compared, too
     noise: str  # where it comes from: given, measured, assumed

@@ -329,7 +329,7 @@ def _describe_compared(found: Comparison) -> str:
     if found.first is not None:
         counts += [(found.inherited, "differ as their inputs do"), (found.made, "made a difference")]
     text += ": " + ", ".join(f"{format_count(count)} {what}" for count, what in counts)
-    text += f"; {format_count(found.unmeasured)} not measured in both" if found.unmeasured else ""
+    text += f"; {format_count(found.unmeasured)} not compared" if found.unmeasured else ""
     return text
 
 
