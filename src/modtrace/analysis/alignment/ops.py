@@ -48,7 +48,7 @@ def pair_ops(
         found = np.full(len(a.ops.step), -1, np.int64), np.full(len(b.ops.step), -1, np.int64)
         at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
         found[0][at], found[1][there] = there, at
-        _pair_by_readers(a, b, found, (rows[0], rows[1]), tokens[1])
+        _pair_by_readers(a, b, found, (rows[0], rows[1]), number_keys(tokens[1], groups))
         return found
 
     def settle(pairs: Rows) -> Partners:
@@ -79,7 +79,7 @@ def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Row
         b: the other one.
         partners: of each op; they are filled.
         rows: the ops of both that may have a partner.
-        tokens: equal numbers of ops of both that may be the same.
+        tokens: equal numbers of ops of both that may be the same: also of those that ran in calls that are partners.
     """
     partner, back = partners
     can = [
