@@ -12,7 +12,6 @@ import numpy as np
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..step.calls import Bools, Groups, Rows
-from ..step.ops import dictionary_codes
 from ..tables.op_rules import ADDITIVE
 from .errors import Errors
 from .measured import ComparedRows
@@ -29,9 +28,6 @@ from .run_tensors import (
 
 #: What is computed from a difference is equal again if it is apart by less than so much of what would be left of that.
 _GONE = 0.1
-
-#: How the names of dtypes of whole numbers begin.
-_WHOLE = ("int", "uint", "bool")
 
 #: So many tensors that come of a check are looked at, to tell whether anything is computed from it.
 _MOST_OF_SUMMARY = 64
@@ -97,8 +93,7 @@ class Consequences:
         self._is_ignored[find_results_of(side, rows[run.are_repeated])] = True
         self._is_ignored[np.concatenate([flow.read, flow.returned.tensor])] = False
         self._is_ignored &= ~self._memory.stays
-        code, dtypes = dictionary_codes(flow.tensors.table["dtype"])
-        self._is_whole = np.array([*(name.startswith(_WHOLE) for name in dtypes), True])[code]
+        self._is_whole = flow.tensors.is_whole
         self._is_plain = side.ops.is_plain
         self._adds, self._averages = side.ops.are_named(ADDITIVE), side.ops.are_named({"mean"})
         self._summand = find_summands(side)

@@ -92,23 +92,41 @@ def are_unlike(
         reads_one[side.flow.reader[are_ops[makers]]] = True
         found = asked[are_ops[op[asked]] | reads_one[op[asked]]]
     is_left_out = np.isin(np.arange(len(rows)), found)
-    shown = {*np.unique(maker[~(is_left_out | np.isnan(error)) & (maker >= 0)]).tolist()}
-    are_seen = {each for each in np.flatnonzero(are_ops).tolist() if _leads_to(side, each, shown)}
-    return np.asarray(is_left_out & np.isin(op, [*are_seen]))
+    are_shown = np.zeros(len(are_ops), bool)
+    are_shown[maker[~(is_left_out | np.isnan(error)) & (maker >= 0)]] = True
+    return np.asarray(is_left_out & _lead_to(side, are_ops, are_shown)[op])
 
 
-def _leads_to(side: Side, op: int, shown: set[int]) -> bool:
-    """Returns whether one of some ops reads what an op has made, or what others have made of that."""
-    waiting, seen = [op], {op}
+def _lead_to(side: Side, ops: Bools, are_shown: Bools) -> Bools:
+    """Returns which ops, of some and of those that read what they made, make what others show.
+
+    Checks and counts show nothing: they are equal also of tensors that differ.
+
+    Args:
+        side: the recording.
+        ops: the ops that are asked about.
+        are_shown: the ops of which what they made is compared.
+    """
+    flow = side.flow
+    makers: dict[int, list[int]] = {}  # of each op that was met: those whose output it reads
+    waiting, found = np.flatnonzero(ops).tolist(), []
     while waiting:
-        for tensor in side.flow.outputs[waiting.pop()].tolist():
-            for reader in side.flow.readers[tensor].tolist():
-                if reader in shown:
-                    return True
-                if reader not in seen:
-                    seen.add(reader)
-                    waiting.append(reader)
-    return False
+        op = waiting.pop()
+        real = [each for each in flow.outputs[op].tolist() if not flow.tensors.is_whole[each]]
+        if real and are_shown[op]:
+            found.append(op)
+            continue
+        for reader in {reader for tensor in real for reader in flow.readers[tensor].tolist()}:
+            if reader not in makers:
+                waiting.append(reader)
+            makers.setdefault(reader, []).append(op)
+    lead = np.zeros(len(ops), bool)
+    while found:
+        op = found.pop()
+        if not lead[op]:
+            lead[op] = True
+            found.extend(makers.get(op, ()))
+    return lead
 
 
 def _find_outside(side: Side, rows: Rows) -> Rows:

@@ -4,9 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 
-from ..step.calls import Column, Rows, column_of
+from ..step.calls import Bools, Column, Rows, column_of
+from ..step.ops import dictionary_codes
+
+#: How the names of dtypes of whole numbers begin.
+_WHOLE = ("int", "uint", "bool")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +46,12 @@ class Tensors:
     def dtypes(self) -> list[str]:
         """The dtype of each tensor, such as `float32`."""
         return list(self.table["dtype"].to_pylist())
+
+    @cached_property
+    def is_whole(self) -> Bools:
+        """Which tensors hold whole numbers or truth values."""
+        code, dtypes = dictionary_codes(self.table["dtype"])
+        return np.array([*(name.startswith(_WHOLE) for name in dtypes), True])[code]
 
 
 def shape_text(shape: Iterable[int]) -> str:
