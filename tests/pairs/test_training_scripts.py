@@ -81,3 +81,25 @@ def test_run_that_resumes_without_its_optimizer_is_told(make, said: str) -> None
     assert found.first.states == (said,)
     assert f"its optimizer held something else before: {said}" in str(found)
     assert "load the state of the optimizer, too" in str(found)
+
+
+def test_ops_that_one_optimizer_alone_runs_are_of_the_steps_that_were_compared() -> None:
+    """The second run takes a step that changes nothing before the one of the first run, to which it adds decay."""
+
+    def run(*steps: tuple[float, float]) -> modtrace.Recording:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+        capture = modtrace.Capture(roles="all", hash=True, sketch=True)
+        with modtrace.record(model, ops=True, values=capture, strict=True) as rec:
+            for rate, decay in steps:
+                optimizer.param_groups[0].update(lr=rate, weight_decay=decay)
+                model(torch.linspace(-1, 1, 32).reshape(8, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return rec
+
+    first, second = run((0.1, 0.0)), run((0.0, 0.0), (0.1, 0.5))
+    found = modtrace.compare(first, second, step=(0, 1), allow_missing=True)
+    assert found.first is not None and found.first.phase == "optimizer"
+    assert "only the second run has add x2" in found.first.arguments, str(found)

@@ -175,8 +175,9 @@ class Consequences:
     def _is_result_equal(self, tensor: int) -> bool:
         """Returns whether a tensor differs where its op returned it, and not where the model did."""
         pairs = self._pairs[tensor]
-        is_result, differs = self._are_results[pairs], self._error[pairs] > IS_MADE * self._noise[pairs]
-        is_equal = is_result.any() and not differs[is_result].any() and differs.any()
+        is_result, most = self._are_results[pairs], IS_MADE * self._noise[pairs]
+        differs, is_noise = self._error[pairs] > most, self._error[pairs] <= most  # NaN is neither
+        is_equal = is_result.any() and is_noise[is_result].all() and differs.any()
         return bool(is_equal and not self._memory.stays[tensor])
 
     def _shows_all(self, read: int, made: int) -> bool:

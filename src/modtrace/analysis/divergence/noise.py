@@ -35,6 +35,7 @@ class Noise:
     inherited: Numbers  # what it may have inherited at most, of the noise of all before it
     plain: Numbers  # the same, if no summands cancel
     gain: Numbers  # how many times larger what it has inherited may become, as its summands cancel
+    most: Numbers | float = np.inf  # the largest that noise is assumed to be
 
     def add_rounding(self, epsilons: Numbers) -> "Noise":
         """Returns the same with what rounding to other dtypes explains, if noise is assumed.
@@ -44,7 +45,8 @@ class Noise:
         """
         if self.kind != ASSUMED:
             return self
-        return replace(self, local=np.maximum(self.local, FACTOR * epsilons * self.gain))
+        rounding = np.minimum(FACTOR * epsilons * self.gain, self.most)
+        return replace(self, local=np.maximum(self.local, rounding))
 
 
 def give_noise(tolerance: float, count: int) -> Noise:
@@ -111,6 +113,7 @@ def assume_noise(
         inherited=np.minimum(inherited * cancellation, most),
         plain=inherited,
         gain=cancellation,
+        most=most,
     )
 
 

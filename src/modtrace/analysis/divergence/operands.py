@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -57,18 +57,18 @@ class Operands:
         told = (
             self._compare_arguments(op, op_b) or self._find_views(op, op_b) if op >= 0 and op_b >= 0 else ()
         )
-        row = int(self._found.a.rows[at])
-        if told or not self._of_optimizer(row):
+        row, values = self._found.a.rows[[at]], self._found.side.values
+        if told or values.phase[row[0]] != PHASES.index(OPTIMIZER):
             return told
-        if self._runs[0][0].values.is_of(PARAMETER_GRAD, rows=np.array([row]))[0]:
-            return tuple(self._find_lone_gradients(row))
-        return self._find_unmeasured(row)
+        if values.is_of(PARAMETER_GRAD, rows=row)[0]:
+            return tuple(self._find_lone_gradients(at))
+        return self._find_unmeasured(at)
 
     def _find_views(self, op: int, op_b: int) -> tuple[str, ...]:
         """Returns in what the views differ that take a part of what the ops read: `select with index 0 against 1`."""
         (side, names), (other, _) = self._runs
         reads, reads_b = _find_reads(side, op), _find_reads(other, op_b)
-        for slot in reads.keys() & reads_b.keys():
+        for slot in _find_common(reads, reads_b):
             views = _find_views(side, reads[slot]), _find_views(other, reads_b[slot])
             for view, view_b in zip(*views, strict=False):
                 if view_b == self._found.partner[view] and (told := self._compare_arguments(view, view_b)):
@@ -76,13 +76,13 @@ class Operands:
         return ()
 
     def find_turned(self, at: int) -> str | None:
-        """Returns by which views with other axes an op reads in both runs: `mat1 by transpose x2 against x1`."""
+        """Returns how often the axes of what an op reads were turned: `mat1 behind t x1, transpose x1 against t x1`."""
         op, op_b = self._ops(at)
         if op < 0 or op_b < 0:
             return None
         (side, names), (other, others) = self._runs
         reads, reads_b = _find_reads(side, op), _find_reads(other, op_b)
-        for slot in reads.keys() & reads_b.keys():
+        for slot in _find_common(reads, reads_b):
             turns, turns_b = (
                 _count_turns(side, names, reads[slot]),
                 _count_turns(other, others, reads_b[slot]),
@@ -91,29 +91,30 @@ class Operands:
                 return f"{slot} behind {_join_counts(turns)} against {_join_counts(turns_b)}"
         return None
 
-    def _of_optimizer(self, row: int) -> bool:
-        return int(self._runs[0][0].values.phase[row]) == PHASES.index(OPTIMIZER)
+    def _steps(self, at: int) -> tuple[int, int]:
+        """Returns the step of a pair in each recording."""
+        rows = self._found.a.rows[at], self._found.b.rows[at]
+        step, step_b = (int(side.values.step[row]) for (side, _), row in zip(self._runs, rows, strict=True))
+        return step, step_b
 
-    def _find_unmeasured(self, row: int) -> tuple[str, ...]:
+    def _find_unmeasured(self, at: int) -> tuple[str, ...]:
         """Returns what else the first op was given of those whose outputs an optimizer's step has left unmeasured."""
         (side, names), partner = self._runs[0], self._found.partner
-        is_wanted = (side.ops.step == side.values.step[row]) & (side.ops.phase == PHASES.index(OPTIMIZER))
+        is_wanted = (side.ops.step == self._steps(at)[0]) & (side.ops.phase == PHASES.index(OPTIMIZER))
         is_wanted &= partner >= 0
         is_wanted[side.values.op[side.values.is_of(OP_OUTPUT) & (side.values.op >= 0)]] = False
         ops = np.flatnonzero(is_wanted)
         for op in ops[np.argsort(side.ops.order[ops])].tolist():
             if told := self._compare_arguments(op, int(partner[op])):
                 return tuple(f"{forms_of_op(names.op(op))[-1]} with {each}" for each in told)
-        return tuple(self._find_own(row))
+        return tuple(self._find_own(at))
 
-    def _find_own(self, row: int) -> Iterator[str]:
-        """Yields which ops only the optimizer of one run has run in a step, or more often."""
-        step = int(self._runs[0][0].values.step[row])
+    def _find_own(self, at: int) -> Iterator[str]:
+        """Yields which ops only the optimizer of one run has run in the step of a pair, or more often."""
+        alone = self._found.alone, self._found.alone_b
         one, other = (
             self._count_alone(side, names, is_alone[:-1] & (side.ops.step == step))
-            for (side, names), is_alone in zip(
-                self._runs, (self._found.alone, self._found.alone_b), strict=True
-            )
+            for (side, names), is_alone, step in zip(self._runs, alone, self._steps(at), strict=True)
         )
         for run, more in ((FIRST, one - other), (SECOND, other - one)):
             if more:
@@ -126,22 +127,14 @@ class Operands:
         ops = np.flatnonzero(is_asked)[first].tolist()
         return Counter({forms_of_op(names.op(op))[-1]: n for op, n in zip(ops, counts.tolist(), strict=True)})
 
-    def _find_lone_gradients(self, row: int) -> Iterator[str]:
-        """Yields which parameters have a gradient in a step of one run alone."""
-        (side, names), (other, others) = self._runs
-        values = side.values
-        paired = {*self._found.a.rows.tolist()}, {*self._found.b.rows.tolist()}
-        step = (
-            int(values.step[row]),
-            int(other.values.step[self._found.b.rows[self._find_pair(np.array([row]))[0]]]),
-        )
-        for run, each, told, known, now in (
-            (FIRST, side, names, paired[0], step[0]),
-            (SECOND, other, others, paired[1], step[1]),
-        ):
-            rows = np.flatnonzero(each.values.is_of(PARAMETER_GRAD) & (each.values.step == now))
-            lone = [told.label_value(at) for at in rows.tolist() if at not in known]
-            if lone:
+    def _find_lone_gradients(self, at: int) -> Iterator[str]:
+        """Yields which parameters have a gradient in the step of a pair in one run alone."""
+        paired = self._found.a.rows, self._found.b.rows
+        for number, (run, step) in enumerate(zip((FIRST, SECOND), self._steps(at), strict=True)):
+            side, names = self._runs[number]
+            rows = np.flatnonzero(side.values.is_of(PARAMETER_GRAD) & (side.values.step == step))
+            known = np.concatenate([paired[number], self._found.misfits[:, number]])
+            if lone := [names.label_value(row) for row in rows[~np.isin(rows, known)].tolist()]:
                 yield f"only the {run} run has {first_few(lone, _LISTED)}"
 
     def _compare_arguments(self, op: int, op_b: int) -> tuple[str, ...]:
@@ -185,9 +178,7 @@ class Operands:
     def _compare_reads(self, op: int, op_b: int, noise: float) -> Iterator[str]:
         (side, names), (other, others) = self._runs
         reads, reads_b = _find_reads(side, op), _find_reads(other, op_b)
-        for slot in reads:
-            if slot not in reads_b:
-                continue
+        for slot in _find_common(reads, reads_b):
             one, two = (
                 _find_origin(side, names, op, reads[slot]),
                 _find_origin(other, others, op_b, reads_b[slot]),
@@ -213,6 +204,11 @@ def _find_reads(side: Side, op: int) -> dict[str, int]:
         side.flow.slots[slot]: tensor
         for slot, tensor in zip(slots, side.flow.read[begin:end].tolist(), strict=True)
     }
+
+
+def _find_common(reads: Mapping[str, int], reads_b: Mapping[str, int]) -> list[str]:
+    """Returns the arguments that both ops read, in the order of the first."""
+    return [slot for slot in reads if slot in reads_b]
 
 
 def _find_views(side: Side, tensor: int) -> list[int]:
