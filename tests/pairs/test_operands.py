@@ -189,10 +189,32 @@ class Scaled(nn.Module):
         return self.c(torch.relu(self.a(x)) * torch.sigmoid(self.b(x)))
 
 
+class Activated(nn.Module):
+    """A layer with an activation, or another one."""
+
+    def __init__(self, is_wrong: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_wrong, self.a, self.b = is_wrong, nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return self.b(nn.functional.silu(x) if self.is_wrong else nn.functional.gelu(x))
+
+
 @pytest.mark.parametrize(
     ("make", "op", "said"),
     [
-        (Turned, "aten.addmm.default", "lies otherwise: mat1 behind transpose x2 against transpose x1"),
+        (
+            Turned,
+            "aten.addmm.default",
+            "its axes were put in another order: mat1 behind transpose x2 against transpose x1",
+        ),
+        (
+            Activated,
+            "aten.gelu.default",
+            "in its place the second run has silu in Activated, which the first lacks",
+        ),
         (Scaled, "aten.mul.Tensor", "only the second run has it; its inputs are equal"),
     ],
 )

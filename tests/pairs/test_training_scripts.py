@@ -79,7 +79,7 @@ def test_run_that_resumes_without_its_optimizer_is_told(make, said: str) -> None
     found = modtrace.compare(train(model, optimizer), train(other, make(other.parameters())))
     assert found.first is not None and found.first.phase == "optimizer" and found.first.step == 0
     assert found.first.states == (said,)
-    assert f"its optimizer held something else before: {said}" in str(found)
+    assert f"its optimizer began with another state: {said}" in str(found)
     assert "load the state of the optimizer, too" in str(found)
 
 

@@ -36,6 +36,8 @@ class AbsorbedDifferences:
         """
         if not ranking.is_beyond.any() or not all(len(run.side.flow.read) for run in self._runs):
             return ranking
+        for path in self._known.values():
+            path.begin()
         whole = self._dismiss(ranking, np.ones(len(ranking.score), bool), with_others=True)
         if (first := choose_first(whole)) is None:
             return whole

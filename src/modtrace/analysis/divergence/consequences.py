@@ -35,7 +35,7 @@ _MOST_OF_SUMMARY = 64
 #: The arguments by which ops that add multiply what they read as another.
 _FACTORS = {"other": "alpha", "tensor1": "value", "tensor2": "value", "end": "weight"}
 
-#: So many tensors are looked at for all differences together. Those that were not followed to their end stay.
+#: So many tensors are looked at for all differences of a ranking. Those that were not followed to their end stay.
 _MOST_TENSORS = 200_000
 
 
@@ -99,6 +99,10 @@ class Consequences:
         self._summand = find_summands(side)
         self._differing: dict[int, set[int]] = {}  # what an op reads and differs, as far as it was asked for
         self._leads_to_end: set[int] = set()  # what was compared, and a difference of which comes to an end
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins with a ranking: nothing was looked at or left out."""
         self._left = _MOST_TENSORS
         self.first_left_out: float = math.inf  # the first pair of what ops returned that were left out
 

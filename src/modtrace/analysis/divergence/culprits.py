@@ -104,11 +104,12 @@ class Culprits:
     def _find_before(self, run: str, op: int) -> list[int]:
         """Returns the ops without partner through which an op reads, also through views, the nearest ones first."""
         side, alone = self._side(run), self._found.alone if run == FIRST else self._found.alone_b
-        found, waiting = list[int](), deque([op])
+        found, waiting, seen = list[int](), deque([op]), {-1}
         while waiting and len(found) < _MOST_BEFORE:
             for _, tensor in side.flow.reads_by_op.get(waiting.popleft(), ()):
                 maker = int(side.flow.tensors.producer[tensor])
-                if maker >= 0 and maker not in found and (alone[maker] or side.ops.is_plain[maker]):
+                if maker not in seen and (alone[maker] or side.ops.is_plain[maker]):
+                    seen.add(maker)
                     waiting.append(maker)
                     if alone[maker]:
                         found.append(maker)

@@ -150,12 +150,12 @@ class Details:
         is_alike = found.inherited.is_source & values.is_of(PARAMETER, rows=rows)
         if not is_alike[at]:
             is_alike = values.is_of(UPDATE, rows=rows)
+        if not is_alike[at]:
+            return {}
         alike = np.flatnonzero(is_alike)
         keys, step = name_parameters(found.side, rows[alike]), values.step[rows[alike]]
         is_over = found.ranking.is_over[alike]
         mine = alike == at
-        if not mine.any():
-            return {}
         now, earlier = step == step[mine], (keys == keys[mine]) & (step < step[mine])
         updated = {"updated": (int(is_over[now].sum()), int(now.sum()))}
         if found.inherited.is_update[at]:

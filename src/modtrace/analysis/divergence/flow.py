@@ -8,7 +8,7 @@ from ...recording.statistics.moments import Numbers
 from ..step.calls import Bools, Rows
 from ..tables.op_flow import OpFlow
 
-#: Errors pass through so many ops in a row that were not measured, as views.
+#: Errors pass through so many ops in a row of which all that they read is known, and through so many others.
 _MOST_PASSED = 64
 
 
@@ -49,9 +49,8 @@ def find_inputs(
     is_asked = np.ones(len(flow.op_id), bool) if among is None else among.copy()
     is_asked[producer[np.isnan(known) & (producer >= 0)]] = True
     reads = every = np.flatnonzero(is_asked[flow.reader])
-    for _ in range(_MOST_PASSED):
-        if not len(reads):
-            break
+    rounds, others = 0, 0
+    while len(reads) and others < _MOST_PASSED:
         tensor = flow.read[reads]
         error = np.where(np.isnan(of_read[reads]), known[tensor], of_read[reads])
         starts = np.flatnonzero(np.append(True, np.diff(flow.reader[reads]) != 0))
@@ -67,7 +66,10 @@ def find_inputs(
             break
         # Ops that read something unknown come last: it may become known.
         whole = waiting[found.is_known[producer[waiting]]]
-        waiting = whole if len(whole) else waiting
+        if len(whole) and rounds < _MOST_PASSED:
+            rounds, waiting = rounds + 1, whole
+        else:
+            others += 1
         passed = producer[waiting]
         known[waiting], is_partial[waiting] = found.error[passed], found.is_partial[passed]
         is_first = (found.through[passed] < 0) & is_told[passed]

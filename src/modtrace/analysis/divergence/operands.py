@@ -13,7 +13,9 @@ from ...recording.suggestions import first_few
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
 from ..step.calls import Bools, RowFinder, Rows, column_of
+from ..step.ops import bare_name
 from ..tables.arguments import compare_arguments
+from ..tables.op_rules import ADDS_AXIS
 from .answer import FIRST, SECOND
 from .errors import find_errors
 from .measured import read_measured
@@ -148,9 +150,12 @@ class Operands:
 
     @staticmethod
     def _count_axes(side: Side, op: int) -> int:
-        """Returns how many axes the tensor has that an op reads first; 0 if it reads none."""
-        shapes = side.flow.tensors.table["shape"]
-        return next((len(shapes[tensor].as_py()) for tensor in _find_reads(side, op).values()), 0)
+        """Returns of how many axes the arguments of an op say one, as `dim`; 0 if it reads no tensor."""
+        shapes, adds_axis = (
+            side.flow.tensors.table["shape"],
+            bare_name(side.ops.names[side.ops.name[op]]) in ADDS_AXIS,
+        )
+        return next((len(shapes[tensor].as_py()) + adds_axis for tensor in _find_reads(side, op).values()), 0)
 
     def find_operands(self, at: int) -> tuple[str, ...]:
         """Returns which tensors that an op has read are others, and differ: `mat2 parameter a.weight against ...`."""

@@ -17,7 +17,7 @@ def compare_arguments(
     Args:
         args: the template of the arguments of one op, a value of the column `args` of the table `ops`.
         args_b: that of the other.
-        ranks: how many axes what each reads first has: the same axis may be 1 and -1.
+        ranks: how many axes there are to count: the same axis may be 1 and -1. An op that adds one counts it, too.
     """
     if args == args_b:
         return ()

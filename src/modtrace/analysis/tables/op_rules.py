@@ -26,6 +26,9 @@ ADDITIVE = _names("add sub rsub sum lerp addcmul addcdiv")
 #: They add a product to what they read as `self`.
 ADDS_PRODUCT = _names("addmm addbmm baddbmm addmv addr")
 
+#: They return an axis more than they read, and count it with the others.
+ADDS_AXIS = _names("unsqueeze stack")
+
 #: They compute nothing, as views.
 PLAIN = _names("to_copy detach alias clone copy contiguous unsafe_view lift_fresh")
 

@@ -231,7 +231,8 @@ def _explain(each: Divergence) -> Iterator[str]:
     if each.leads_to is not None:
         yield f"that is less than noise; behind it summands cancel, and it becomes {each.leads_to}"
     if each.through is not None and each.only_in is not None:
-        yield f"the {SECOND if each.only_in == FIRST else FIRST} run has {each.through} there, which that lacks"
+        other = SECOND if each.only_in == FIRST else FIRST
+        yield f"in its place the {other} run has {each.through}, which the {each.only_in} lacks"
     elif each.through is not None:
         yield f"it depends on {each.through}"
     if each.other is not None:
@@ -284,13 +285,13 @@ def _explain_kind(each: Divergence) -> str:
             f"{differing} of {count_of(every, 'parameter')} now differ"
         )
     if each.states:
-        return f"its optimizer held something else before: {', '.join(each.states)}"
+        return f"its optimizer began with another state: {', '.join(each.states)}"
     if each.kind == SOURCE:
         return "it differs before the step has computed anything"
     if each.operands and each.kind != AMPLIFIED:
         return f"it reads another tensor: {first_few(each.operands, _OPERANDS)}"
     if each.turned:
-        return f"what it reads is equal, and lies otherwise: {each.turned}"
+        return f"what it reads is equal, but its axes were put in another order: {each.turned}"
     if each.kind == MADE and each.arguments and not each.input_error:
         return "the tensors that it reads are equal, its output is not"
     if each.kind == MADE and each.metric == STATISTICS and each.input_error:
