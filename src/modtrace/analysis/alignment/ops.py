@@ -1,6 +1,6 @@
 """Pairs the ops of two recordings, by the sequence in which they ran inside of each pair of calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,45 +31,95 @@ def pair_ops(
     two models has a module where the other has a few lines. If the module has a partner that is called less often, the
     ops of the further calls have none. What ran for nothing in one has no partner that the other needs, if there is a
     better one. Those of a call that `is_apart` have none in a call that is not.
+
+    Two calls that ran ops of the same names in the same order, and the same ones for nothing, ran the same ones, of
+    whatever shapes. Optimizers run the same ops for each parameter: where they are not the same throughout, none is
+    known to be for the same parameter. In other calls those come first that read the same weights, or return the same,
+    then those that such ops read, and then those that something needs.
     """
     groups, is_alone = _number_groups(a, b, places, calls, steps)
-    tokens = _number_ops(a, b)
     rows = [
         _sort_ops(side, side.ops.kept & ~alone, group)
         for side, alone, group in zip((a, b), is_alone, groups, strict=True)
     ]
     if not _update_in_one_order(a, b, places):
         rows = [each[side.ops.phase[each] != _OPTIMIZED] for side, each in zip((a, b), rows, strict=True)]
-
-    def choose(one: Column, other: Column) -> tuple[Column, Column]:
-        return one[rows[0]], other[rows[1]]
-
-    def find_partners(pairs: Rows) -> Partners:
-        found = np.full(len(a.ops.step), -1, np.int64), np.full(len(b.ops.step), -1, np.int64)
-        at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
-        found[0][at], found[1][there] = there, at
-        _pair_by_readers(a, b, found, (rows[0], rows[1]), number_keys(tokens[1], groups))
-        return found
-
-    def settle(pairs: Rows) -> Partners:
-        found = choose(*find_partners(pairs))
-        numbers = [np.full(len(each.ops.step), -1, np.int64) for each in (a, b)]
-        for number, mine in zip(numbers, rows, strict=True):
-            number[mine] = np.arange(len(mine))
-        return take(numbers[1], found[0]), take(numbers[0], found[1])
-
-    pairs = _align_groups(
-        choose(*groups),
-        [choose(*each) for each in tokens],
-        choose(_run_for_nothing(a), _run_for_nothing(b)),
-        a.ops.phase[rows[0]] == _OPTIMIZED,
-        lambda: [choose(*_number_weights(a, b)), choose(*_number_outputs(a, b))],
-        settle,
+    found = _GroupedOps((rows[0], rows[1]), groups)
+    tokens, are_idle = _number_ops(a, b), (_run_for_nothing(a), _run_for_nothing(b))
+    differing = found.pair_equal(number_keys(tokens[0], are_idle))
+    differing = differing[a.ops.phase[rows[0][found.begins[differing]]] != _OPTIMIZED]
+    if not len(differing):
+        return found.partners
+    found.align(
+        differing, [_leave_out(each, are_idle) for each in (_number_weights(a, b), _number_outputs(a, b))]
     )
-    return find_partners(pairs)
+    alike = number_keys(tokens[1], groups)
+    _pair_by_readers(a, b, found, alike)
+    partner, back = found.partners
+    known, are_known = (
+        (np.where(partner >= 0, np.arange(len(partner)), -1), back.copy()),
+        (partner >= 0, back >= 0),
+    )
+    exact = number_keys(tokens[1], are_idle)
+    others = [_leave_out(each, are_known) for each in (_leave_out(exact, are_idle), exact, *tokens[1:])]
+    found.align(differing, [known, *others])
+    _pair_by_readers(a, b, found, alike)
+    return found.partners
 
 
-def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Rows], tokens: Partners) -> None:
+class _GroupedOps:
+    """Ops of two recordings that may be partners if they are of one group, and the partners that were found."""
+
+    def __init__(self, rows: tuple[Rows, Rows], groups: tuple[Rows, Rows]) -> None:
+        """Finds no partners yet.
+
+        Args:
+            rows: the ops; those of one group stand next to each other, in the order in which they ran.
+            groups: a number of the group of each op, whether it is among them or not.
+        """
+        self.rows = rows
+        self.partners = np.full(len(groups[0]), -1, np.int64), np.full(len(groups[1]), -1, np.int64)
+        one, other = groups[0][rows[0]], groups[1][rows[1]]
+        distinct, self.begins, self._counts = np.unique(one, return_index=True, return_counts=True)
+        self._starts = np.searchsorted(other, distinct)
+        self._others = np.searchsorted(other, distinct, side="right") - self._starts
+
+    def pair_equal(self, tokens: Partners) -> Rows:
+        """Pairs the ops of groups with equal tokens throughout, and returns which of the other groups both have.
+
+        Most groups are equal, so no loop is run.
+        """
+        one, other = tokens[0][self.rows[0]], tokens[1][self.rows[1]]
+        is_equal = self._counts == self._others
+        sizes = self._counts[is_equal]
+        group = np.repeat(np.flatnonzero(is_equal), sizes)
+        pairs = np.stack(
+            [ranges(self.begins[is_equal], sizes), ranges(self._starts[is_equal], sizes)], axis=1
+        )
+        is_equal[group[one[pairs[:, 0]] != other[pairs[:, 1]]]] = False
+        self._pair(pairs[is_equal[group]])
+        return np.flatnonzero(~is_equal & (self._others > 0))
+
+    def align(self, groups: Rows, tokens: Sequence[Partners]) -> None:
+        """Pairs ops of some groups that have no partner, by the order of equal tokens; negative ones equal none."""
+        chosen = [
+            (np.maximum(one[self.rows[0]], -1), np.where(other < 0, -2, other)[self.rows[1]])
+            for one, other in tokens
+        ]
+        for at in groups.tolist():
+            one = slice(self.begins[at], self.begins[at] + self._counts[at])
+            other = slice(self._starts[at], self._starts[at] + self._others[at])
+            pairs = align_sequences(*((left[one], right[other]) for left, right in chosen))
+            self._pair(pairs + np.array([self.begins[at], self._starts[at]]))
+
+    def _pair(self, positions: Rows) -> None:
+        partner, back = self.partners
+        one, other = self.rows[0][positions[:, 0]], self.rows[1][positions[:, 1]]
+        is_new = (partner[one] < 0) & (back[other] < 0)
+        partner[one[is_new]], back[other[is_new]] = other[is_new], one[is_new]
+
+
+def _pair_by_readers(a: Side, b: Side, found: _GroupedOps, alike: Partners) -> None:
     """Pairs ops without partner whose outputs the same op reads as the same argument; not those of optimizers.
 
     They may run before or behind another branch in one of the recordings.
@@ -77,15 +127,13 @@ def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Row
     Args:
         a: a recording.
         b: the other one.
-        partners: of each op; they are filled.
-        rows: the ops of both that may have a partner.
-        tokens: equal numbers of ops of both that may be the same: also of those that ran in calls that are partners.
+        found: the ops that may have a partner, and those that have.
+        alike: equal numbers of ops of both that may be the same, of one group.
     """
-    partner, back = partners
-    can = [
-        np.isin(np.arange(len(each)), mine) & (each < 0) & (side.ops.phase != _OPTIMIZED)
-        for side, each, mine in zip((a, b), partners, rows, strict=True)
-    ]
+    partner, back = found.partners
+    can = np.zeros(len(partner), bool), np.zeros(len(back), bool)
+    for each, side, rows, known in zip(can, (a, b), found.rows, found.partners, strict=True):
+        each[rows] = (known[rows] < 0) & (side.ops.phase[rows] != _OPTIMIZED)
     if not (can[0].any() and can[1].any()):
         return
     slots = number_codes(*((each.flow.slots, each.flow.slot) for each in (a, b)))
@@ -100,7 +148,7 @@ def _pair_by_readers(a: Side, b: Side, partners: Partners, rows: tuple[Rows, Row
         there = find_read(partner[a.flow.reader[reads]] * width + slots[0][reads])
         one, other = made[reads], take(made_b, there)
         fits = (partner[one] < 0) & (take(can[1], other) > 0) & (take(back, other) < 0)
-        fits &= tokens[0][one] == take(tokens[1], other)
+        fits &= alike[0][one] == take(alike[1], other)
         one, other = one[fits], other[fits]
         for column in (0, 1):  # each op once
             _, first = np.unique((one, other)[column], return_index=True)
@@ -258,64 +306,6 @@ def _drop_repeats(places: Rows) -> Rows:
     return places[np.sort(np.unique(places, return_index=True)[1])]
 
 
-def _align_groups(
-    groups: tuple[Rows, Rows],
-    tokens: Sequence[Partners],
-    are_idle: tuple[Bools, Bools],
-    by_optimizer: Column,
-    number_more: Callable[[], Sequence[Partners]],
-    settle: Callable[[Rows], Partners],
-) -> Rows:
-    """Returns pairs of positions, where the ops of a group are adjacent.
-
-    Two calls that ran ops of the same names in the same order, and the same ones for nothing, ran the same ones, of
-    whatever shapes. Optimizers run the same ops for each parameter: where they are not the same throughout, none is
-    known to be for the same parameter. Where they are not, those come first that read the same weights, or return the
-    same, then those that such ops read, and then those that something needs.
-    """
-    distinct, begins, counts = np.unique(groups[0], return_index=True, return_counts=True)
-    starts = np.searchsorted(groups[1], distinct)
-    others = np.searchsorted(groups[1], distinct, side="right") - starts
-    equal = number_keys(tokens[0], are_idle)
-    pairs, is_equal = _pair_equal(begins, counts, starts, counts == others, equal)
-    differing = np.flatnonzero(~is_equal & (others > 0) & ~by_optimizer[begins]).tolist()
-    if not differing:
-        return pairs
-
-    def align(tokens: Sequence[Partners], are_out: tuple[Bools, Bools]) -> Rows:
-        left_out = [_leave_out((are_out[0] | (a < 0), are_out[1] | (b < 0)), (a, b)) for a, b in tokens]
-        found = [pairs[:0]]
-        for at in differing:
-            one = slice(begins[at], begins[at] + counts[at])
-            other = slice(starts[at], starts[at] + others[at])
-            aligned = align_sequences(*((left[one], right[other]) for left, right in left_out))
-            found.append(aligned + np.array([begins[at], starts[at]]))
-        return np.concatenate(found)
-
-    partner, back = settle(np.concatenate([pairs, align(number_more(), are_idle)]))
-    known = np.where(partner >= 0, np.arange(len(partner)), -1), np.where(back >= 0, back, -1)
-    are_known = partner >= 0, back >= 0
-    exact = number_keys(tokens[1], are_idle)
-    needed = np.where(are_idle[0], -1, exact[0]), np.where(are_idle[1], -1, exact[1])
-    loose = [_leave_out(are_known, each) for each in (needed, exact, *tokens[1:])]
-    nobody = np.zeros(len(partner), bool), np.zeros(len(back), bool)
-    found = align([known, *loose], nobody)
-    settled = np.flatnonzero(partner >= 0)
-    return np.concatenate([np.stack([settled, partner[settled]], axis=1), found[partner[found[:, 0]] < 0]])
-
-
-def _leave_out(are_out: tuple[Bools, Bools], numbers: Partners) -> Partners:
+def _leave_out(numbers: Partners, are_out: tuple[Bools, Bools]) -> Partners:
     """Returns numbers with which those that are left out are equal to none."""
-    return np.where(are_out[0], -1, numbers[0]), np.where(are_out[1], -2, numbers[1])
-
-
-def _pair_equal(
-    begins: Rows, counts: Rows, starts: Rows, same_size: Column, tokens: tuple[Rows, Rows]
-) -> tuple[Rows, Column]:
-    """Returns the pairs of groups that are equal throughout, and which groups are; most are, so no loop is run."""
-    sizes = counts[same_size]
-    group = np.repeat(np.flatnonzero(same_size), sizes)
-    pairs = np.stack([ranges(begins[same_size], sizes), ranges(starts[same_size], sizes)], axis=1)
-    is_equal = same_size.copy()
-    is_equal[group[tokens[0][pairs[:, 0]] != tokens[1][pairs[:, 1]]]] = False
-    return pairs[is_equal[group]], is_equal
+    return np.where(are_out[0], -1, numbers[0]), np.where(are_out[1], -1, numbers[1])
