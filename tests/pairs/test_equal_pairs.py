@@ -1,5 +1,6 @@
 """Runs that compute the same in two ways are equal, or apart by noise."""
 
+import copy
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -97,13 +98,19 @@ def test_multihead_attention_equals_its_projections(measured: str, batch_first: 
     torch.manual_seed(0)
     attention = Projected()
     packed = Packed(attention, batch_first=batch_first)
+    spoiled = copy.deepcopy(packed)
+    with torch.no_grad():
+        spoiled.mha.in_proj_weight[-WIDTH:].mul_(1.1)
     runs = [
         train(lambda net, x, own=own: x + own(net.norm(x)), *MEASURED[measured], attention=own)
-        for own in (attention, packed)
+        for own in (attention, packed, spoiled)
     ]
-    for pair in (runs, runs[::-1]):
+    for pair in (runs[:2], runs[1::-1]):
         found = modtrace.compare(*pair, map="auto", allow_missing=True)
         assert found.ok and found.first is None, str(found)
+    for pair in (runs[::2], runs[::-2]):  # which of the projections differs is not known
+        found = modtrace.compare(*pair, map="auto", allow_missing=True)
+        assert found.first is not None and found.first.path in ("attention", "attention.mha"), str(found)
 
 
 def infer_on_threads(seed: int = 0, requests: Iterable[int] = range(40)) -> modtrace.Recording:
@@ -172,13 +179,19 @@ def test_other_weights_are_told_where_steps_ran_on_several_threads() -> None:
 @pytest.mark.parametrize("measured", ["sketches", "statistics"])
 def test_layer_that_is_called_for_each_half_equals_one_call_for_both(measured: str) -> None:
     runs = []
-    for is_split in (True, False):
+    for is_split, factor in ((True, 1.0), (False, 1.0), (True, 1.5)):
         torch.manual_seed(0)
         model, x = nn.Sequential(nn.Linear(8, 8)), torch.randn(6, 8)
         with modtrace.record(model, ops=True, values=MEASURED[measured][0], strict=True) as rec:
             halves = x.chunk(2) if is_split else [x]
-            torch.cat([model(each) for each in halves]).square().sum().backward()
+            parts = [model(each) for each in halves]
+            torch.cat(
+                [*parts[:-1], parts[-1] if factor == 1 else parts[-1] * factor]
+            ).square().sum().backward()
         runs.append(rec)
-    for pair in (runs, runs[::-1]):
+    for pair in (runs[:2], runs[1::-1]):
         found = modtrace.compare(*pair, allow_missing=True)
         assert found.ok and found.first is None, str(found)
+    for pair in (runs[1:], runs[:0:-1]):
+        found = modtrace.compare(*pair, allow_missing=True)
+        assert found.first is not None and found.first.phase == "backward", str(found)

@@ -15,7 +15,7 @@ from .micro_batches import Batched, MicroBatches, find_batched, find_micro_batch
 from .modules import PlacePairs, pair_places
 from .ops import pair_ops
 from .permutations import find_permutations
-from .proposals import part_containers, propose_rules, read_leaves
+from .proposals import propose_rules, read_leaves, unpair_containers
 from .recomputed import pair_recomputed
 from .rules import AUTO, Rule, read_rules
 from .sides import Side, read_side
@@ -119,12 +119,12 @@ def _pair_by_rules(
 ) -> tuple[PlacePairs, Sequence[Rule], Sequence[str]]:
     """Returns the pairs of places, the rules that were used for them, and those that are proposed beyond them."""
     read, leaves = read_rules(rules), read_leaves(side, other)
-    places = part_containers(side, other, pair_places(side, other, read), leaves, read)
+    places = unpair_containers(side, other, pair_places(side, other, read), leaves, read)
     proposed = propose_rules(side, other, places, leaves)
     if AUTO not in rules:
         return places, read, proposed
     read = (*read, *read_rules(proposed))
-    return part_containers(side, other, pair_places(side, other, read), leaves, read), read, ()
+    return unpair_containers(side, other, pair_places(side, other, read), leaves, read), read, ()
 
 
 def _find_alone(partner: Rows, joined: Joined, *, in_a: bool) -> Bools:

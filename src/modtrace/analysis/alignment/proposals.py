@@ -29,6 +29,8 @@ _KINDS = ("dropout", "norm", "pool", "softmax", "elu", "act", "loss", "identity"
 #: So many modules in a row may be parts of one.
 _MOST_PARTS = 8
 
+_Likeness = tuple[int, int, str]
+
 
 @dataclass(frozen=True)
 class _Leaf:
@@ -39,6 +41,11 @@ class _Leaf:
     parameters: int
     largest: float  # the number of elements of the largest parameter; 0 where none was measured
     kind: str
+
+    @property
+    def likeness(self) -> _Likeness:
+        """What is equal for leaves that may be the same."""
+        return len(self.places), self.parameters, self.kind
 
 
 class PairedLeaves(NamedTuple):
@@ -57,10 +64,10 @@ def read_leaves(a: Side, b: Side) -> PairedLeaves:
     joined = _join_siblings(a, one, other), _join_siblings(b, other, one)
     by_weights = _pair_by_weights(joined, weights)
     same = by_weights | _pair_siblings(a, b, joined, by_weights)
-    return PairedLeaves(*joined, by_weights, same | _pair_neighbours(joined, same))
+    return PairedLeaves(*joined, by_weights, _add_neighbours(joined, same))
 
 
-def part_containers(
+def unpair_containers(
     a: Side, b: Side, places: PlacePairs, leaves: PairedLeaves, rules: Sequence[Rule]
 ) -> PlacePairs:
     """Returns pairs of places without those of modules around others, of which one is around what the other is not.
@@ -238,10 +245,10 @@ def _pair_siblings(
     return found
 
 
-def _pair_neighbours(
+def _add_neighbours(
     leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
 ) -> dict[int, int]:
-    """Returns the pairs of leaves that are alike, and called right behind or in front of leaves that are the same."""
+    """Returns pairs of leaves, and those that are alike and called right behind or in front of leaves of a pair."""
     ones, others = leaves
     found, taken = dict(same), {*same.values()}
     waiting = list(same)
@@ -251,26 +258,21 @@ def _pair_neighbours(
             one, other = at + step, found[at] + step
             if not (0 <= one < len(ones) and 0 <= other < len(others)) or one in found or other in taken:
                 continue
-            if ones[one].parameters and _is_like(ones[one]) == _is_like(others[other]):
+            if ones[one].parameters and ones[one].likeness == others[other].likeness:
                 found[one] = other
                 taken.add(other)
                 waiting.append(one)
-    return {at: there for at, there in found.items() if at not in same}
-
-
-def _is_like(leaf: _Leaf) -> tuple[int, int, str]:
-    """Returns what is equal for leaves that may be the same."""
-    return len(leaf.places), leaf.parameters, leaf.kind
+    return found
 
 
 def _group_alike(
     leaves: Sequence[_Leaf], parents: Sequence[int], taken: Collection[int]
-) -> dict[tuple[int, tuple[int, str]], list[int]]:
+) -> dict[tuple[int, _Likeness], list[int]]:
     """Returns the leaves with parameters that are not taken, by the module around them, and by what they are like."""
-    found: dict[tuple[int, tuple[int, str]], list[int]] = defaultdict(list)
+    found: dict[tuple[int, _Likeness], list[int]] = defaultdict(list)
     for at, (each, parent) in enumerate(zip(leaves, parents, strict=True)):
         if at not in taken and each.parameters and len(each.places) == 1:
-            found[parent, (each.parameters, each.kind)].append(at)
+            found[parent, each.likeness].append(at)
     return found
 
 

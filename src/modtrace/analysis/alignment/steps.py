@@ -28,11 +28,12 @@ def pair_steps(
         pair = np.array([chosen], np.int64)
         return pair, {int(pair[0, 0])}, {int(pair[0, 1])}
     common = sorted(of_a.keys() & of_b.keys())
-    pairs = [(step, step) for step in common]
-    if not common or any(len({of_a[step], of_b[step]} - {None}) > 1 for step in common):
-        pairs = _pair_kinds(of_a, of_b)
     if _are_concurrent(a, of_a) and _are_concurrent(b, of_b):
         pairs = _pair_contents((sorted(of_a), sorted(of_b)), _find_contents(a), _find_contents(b))
+    elif not common or any(len({of_a[step], of_b[step]} - {None}) > 1 for step in common):
+        pairs = _pair_kinds(of_a, of_b)
+    else:
+        pairs = [(step, step) for step in common]
     return np.array(pairs, np.int64).reshape(-1, 2), set(of_a), set(of_b)
 
 

@@ -19,8 +19,8 @@ from .ranking import IS_MADE, Ranking
 from .run_tensors import (
     SharedMemory,
     find_kept,
+    find_module_outputs,
     find_norms,
-    find_results_of,
     find_summands,
     find_tensors,
     find_unread_aliases,
@@ -90,7 +90,7 @@ class Consequences:
         self._is_end |= self._memory.find_kept_gradients(side)
         self._are_results = run.are_results
         self._is_ignored = np.zeros(len(flow.tensors), bool)
-        self._is_ignored[find_results_of(side, rows[run.are_repeated])] = True
+        self._is_ignored[find_module_outputs(side, rows[run.are_repeated])] = True
         self._is_ignored[np.concatenate([flow.read, flow.returned.tensor])] = False
         self._is_ignored &= ~self._memory.stays
         self._is_whole = flow.tensors.is_whole
@@ -233,8 +233,8 @@ class Consequences:
     def _find_whole(self, tensor: int) -> int:
         """Returns a tensor if it was compared, and else one that was, of which it may be a part: of the same output."""
         others = [each for each in self._find_beside(tensor) if len(self._pairs[each])]
-        is_whole = [each for each in others if self._memory.ratio(each, tensor) >= 1]
-        return tensor if len(self._pairs[tensor]) or not is_whole else is_whole[0]
+        wholes = [each for each in others if self._memory.ratio(each, tensor) >= 1]
+        return tensor if len(self._pairs[tensor]) or not wholes else wholes[0]
 
     def _describe(self, made: int, read: _Difference, op: int) -> _Difference:
         pairs = self._pairs[made]

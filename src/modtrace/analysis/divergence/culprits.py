@@ -43,7 +43,8 @@ class Culprits:
 
         Where one recording has an op between what was compared and the other has none, it is that op. Where both have
         some, it is the op behind what is equal, and else the last of the first recording, or the first of it if what
-        was compared is in another module.
+        was compared is in another module. Of several in
+        different places that an op reads none is named, as nothing tells which it is.
         """
         found, inherited = self._found, self._found.inherited
         row = int(found.a.rows[at])
@@ -68,7 +69,10 @@ class Culprits:
             if self._are_equal(self._rows_read(FIRST, op), made_b, noise):
                 return Culprit(op, FIRST, is_alone=True)
         if op >= 0 and op_b >= 0 and is_op and _is_inside(found.side, op, int(found.side.values.place[row])):
-            op = next(iter(self._find_before(FIRST, own.op)), op)
+            nearest = self.find_nearest(FIRST, own.op)
+            if len({self._key_of(Culprit(each, FIRST, is_alone=True)) for each in nearest}) > 1:
+                return own
+            op = nearest[0] if nearest else op
         return Culprit(op, FIRST, is_alone=True) if op >= 0 else own
 
     def find_through(self, at: int, run: str = FIRST) -> int:
@@ -102,17 +106,28 @@ class Culprits:
         return None
 
     def _find_before(self, run: str, op: int) -> list[int]:
-        """Returns the ops without partner through which an op reads, also through views, the nearest ones first."""
+        """Returns the ops without partner through which an op reads, the nearest ones first."""
+        found, waiting = list[int](), deque([op])
+        while waiting and len(found) < _MOST_BEFORE:
+            nearest = [each for each in self.find_nearest(run, waiting.popleft()) if each not in found]
+            found += nearest
+            waiting += nearest
+        return found
+
+    def find_nearest(self, run: str, op: int) -> list[int]:
+        """Returns the ops without partner that made what an op reads, also through views, in the order of arguments."""
         side, alone = self._side(run), self._found.alone if run == FIRST else self._found.alone_b
         found, waiting, seen = list[int](), deque([op]), {-1}
-        while waiting and len(found) < _MOST_BEFORE:
+        while waiting:
             for _, tensor in side.flow.reads_by_op.get(waiting.popleft(), ()):
                 maker = int(side.flow.tensors.producer[tensor])
-                if maker not in seen and (alone[maker] or side.ops.is_plain[maker]):
-                    seen.add(maker)
+                if maker in seen:
+                    continue
+                seen.add(maker)
+                if alone[maker]:
+                    found.append(maker)
+                elif side.ops.is_plain[maker]:
                     waiting.append(maker)
-                    if alone[maker]:
-                        found.append(maker)
         return found
 
     def _rows_of(self, run: str, op: int) -> Rows:

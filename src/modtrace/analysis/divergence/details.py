@@ -8,6 +8,7 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_numpy, from_strings
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import LEAF, OPTIMIZER_STATE, PARAMETER, UPDATE
+from ...recording.suggestions import first_few
 from ..alignment.contract import ModuleName
 from ..alignment.sides import Side
 from ..step.calls import column_of
@@ -21,6 +22,9 @@ from .names import Names, label
 from .operands import Operands
 from .pairs import Compared
 from .relations import Relation, find_relation
+
+#: So many ops that one run has alone are named.
+_LISTED = 3
 
 
 class Details:
@@ -104,7 +108,7 @@ class Details:
         if not is_own:
             return {"arguments": (), "operands": ()}
         arguments, operands = self._operands.find_arguments(at), self._operands.find_operands(at)
-        is_unexplained = not (self._found.inherited.error[at] or arguments or operands)
+        is_unexplained = not (self._found.inherited.error[at] or arguments or operands or self._through(at))
         return {
             "arguments": arguments,
             "operands": operands,
@@ -176,7 +180,7 @@ class Details:
             if made[0] != made[1]:
                 return (f"step {made[0]:g} against {made[1]:g}",)
         steps = int(step), int(found.other.values.step[found.b.rows[at]])
-        had = [_reads_state(side, now) for side, now in zip((found.side, found.other), steps, strict=True)]
+        had = [_has_state(side, now) for side, now in zip((found.side, found.other), steps, strict=True)]
         return (f"only the {FIRST if had[0] else SECOND} run's had a state",) if had[0] != had[1] else ()
 
     def _name_culprit(self, culprit: Culprit) -> tuple[ModuleName | None, str, int, int | None]:
@@ -229,7 +233,10 @@ class Details:
     def _through(self, at: int) -> str | None:
         op, op_b = self.culprits.find_through(at), self.culprits.find_through(at, SECOND)
         if op >= 0:
-            return f"{self._names.label_op(op)}, which the second run lacks"
+            own = int(self._found.side.values.op[self._found.a.rows[at]])
+            ops = self.culprits.find_nearest(FIRST, own) if own >= 0 else []
+            named = first_few([self._names.label_op(each) for each in ops or [op]], _LISTED)
+            return f"{named}, which the second run lacks"
         return (
             f"{self._others.label_op(op_b)} of the second run, which the first lacks" if op_b >= 0 else None
         )
@@ -249,7 +256,7 @@ class Details:
         return line
 
 
-def _reads_state(side: Side, step: int) -> bool:
+def _has_state(side: Side, step: int) -> bool:
     """Returns whether ops of an optimizer have read in a step what was there before."""
     flow, sites = side.flow, side.data.table("sites")
     is_asked = (side.ops.phase == PHASES.index(OPTIMIZER)) & (side.ops.step == step)

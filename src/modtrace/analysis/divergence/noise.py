@@ -100,7 +100,7 @@ def assume_noise(
         cancellation: how many times larger the summands of each tensor are.
         most: the largest noise of each.
     """
-    coarser = _find_epsilons(a, b)
+    coarser = _find_coarser_epsilons(a, b)
     length = np.maximum(_longest_axes(a), _longest_axes(b))
     local = FACTOR * (coarser + np.minimum(coarser, 2.0**-23) * np.sqrt(length))
     before = np.maximum.accumulate(local) if len(local) else local
@@ -117,7 +117,7 @@ def assume_noise(
     )
 
 
-def _find_epsilons(a: ComparedRows, b: ComparedRows) -> Numbers:
+def _find_coarser_epsilons(a: ComparedRows, b: ComparedRows) -> Numbers:
     """Returns eps of the coarser dtype of each pair; of the finer one where few tensors have unequal dtypes.
 
     A run in another dtype has that nearly everywhere. An op that changes the dtype in one of the runs is no noise.

@@ -29,7 +29,7 @@ from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
 from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
 from .ranking import Ranking, rank
-from .unlike import are_beside, are_unlike, read_other_sizes
+from .unlike import are_beside, are_of_other_sizes, are_unlike
 
 _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
 
@@ -87,7 +87,7 @@ def compare_pairs(
     are_repeated = _are_repeated(side, other.side, rows, rows_b)
     is_beside = are_beside(side, rows, misfits, are_repeated)
     if len(misfits):
-        is_beside |= read_other_sizes((side, rows), (other.side, rows_b), errors.error > 0)
+        is_beside |= are_of_other_sizes((side, rows), (other.side, rows_b), errors.error > 0)
     errors.put_rows(NOTHING, np.flatnonzero(is_beside), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
@@ -108,8 +108,8 @@ def compare_pairs(
         return found
 
     both = (
-        ComparedRun(side, measured, find_results(side, rows), are_repeated),
-        ComparedRun(other.side, measured_b, find_results(other.side, rows_b), are_repeated),
+        ComparedRun(side, measured, are_model_outputs(side, rows), are_repeated),
+        ComparedRun(other.side, measured_b, are_model_outputs(other.side, rows_b), are_repeated),
     )
     inherited, ranking, noise = _judge(inherit, errors, noise, are_judged, both)
     return Compared(
@@ -184,7 +184,7 @@ def _judge(
     absorbed = np.zeros(len(errors), bool)
     inherited = inherit(absorbed)
     through = inherited.through, inherited.through_b
-    epsilons = [_find_epsilons(run.side, ops) for run, ops in zip(runs, through, strict=True)]
+    epsilons = [_find_epsilons_of_ops(run.side, ops) for run, ops in zip(runs, through, strict=True)]
     noise = noise.add_rounding(np.maximum(*epsilons))
     found = AbsorbedDifferences(runs, errors)
     ranking = found.dismiss(rank(errors, inherited, noise, are_judged))
@@ -196,7 +196,7 @@ def _judge(
     return inherited, found.dismiss(again), noise
 
 
-def _find_epsilons(side: Side, ops: Rows) -> Numbers:
+def _find_epsilons_of_ops(side: Side, ops: Rows) -> Numbers:
     """Returns eps of the dtype of what each of some ops returned first; 0 for none."""
     distinct, which = np.unique(ops, return_inverse=True)
     first = take(side.flow.first_returned, distinct)
@@ -305,7 +305,7 @@ def _is_passed_on(side: Side, rows: Rows, alone: Bools) -> Bools:
     return np.asarray(is_passed_on)
 
 
-def find_results(side: Side, rows: Rows) -> Bools:
+def are_model_outputs(side: Side, rows: Rows) -> Bools:
     """Returns which rows of `values` are of what outermost calls returned in forward."""
     values, call = side.values, side.values.call[rows]
     is_output = values.is_of(OUTPUT, rows=rows) & (values.phase[rows] == PHASES.index(FORWARD)) & (call >= 0)
@@ -317,7 +317,7 @@ def _is_exchanged(side: Side, rows: Rows, other: Side, rows_b: Rows, partner: Ro
     theirs = take(partner, np.maximum(_find_makers(side, rows), -1))
     makers_b = _find_makers(other, rows_b)
     is_exchanged: Bools = (theirs >= 0) & (makers_b >= 0) & (theirs != makers_b)
-    return find_results(side, rows) & is_exchanged
+    return are_model_outputs(side, rows) & is_exchanged
 
 
 def _find_makers(side: Side, rows: Rows) -> Rows:

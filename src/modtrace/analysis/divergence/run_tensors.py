@@ -97,7 +97,7 @@ def find_kept(side: Side, rows: Rows, tensor: Rows, is_over: Bools) -> Rows:
     return np.asarray(tensor[at[last_read[tensor[at]] <= last_inside[values.call[rows[at]]]]])
 
 
-def find_results_of(side: Side, rows: Rows) -> Rows:
+def find_module_outputs(side: Side, rows: Rows) -> Rows:
     """Returns the tensors that the modules of some rows of `values` returned, and that ops made."""
     values = side.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
@@ -134,13 +134,13 @@ def find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:
     of_group = np.full(int(values.group.max(initial=-1)) + 1, -1, np.int64)
     of_group[values.group[outputs]] = side.find_tensors(outputs)
     found = of_group[values.group[rows]]
-    found = np.where(found < 0, _find_results(side, rows), found)
+    found = np.where(found < 0, _find_model_outputs(side, rows), found)
     at = np.flatnonzero(wanted & (found < 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
     found[at] = _find_returned_views(side, rows[at])
     return found
 
 
-def _find_results(side: Side, rows: Rows) -> Rows:
+def _find_model_outputs(side: Side, rows: Rows) -> Rows:
     """Returns the tensor that an outermost call returned at the slot of each row; -1 for other rows."""
     values, flow = side.values, side.flow
     codes = {

@@ -29,7 +29,7 @@ def are_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bo
     return np.asarray(is_beside & ((values.op[rows] >= 0) | are_repeated))
 
 
-def read_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ: Bools) -> Bools:
+def are_of_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ: Bools) -> Bools:
     """Returns which rows that differ are of ops of which all arguments have other sizes than in the second recording.
 
     They sum over other rows: a layer that is called for each half of a batch in one recording, and once in the other.

@@ -4,6 +4,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from ...recording.role import BUFFER, PARAMETER
 from ..step.sites import Site
 from ..tables.arguments import compare_arguments
@@ -181,8 +183,9 @@ def _find_writer(flow: StepFlow, tensor: int) -> int:
     def is_same(other: int) -> bool:
         return bool(flow.regions[other].storage == storage and flow.versions[other] == version)
 
-    makers = [int(flow.tensors.producer[other]) for other in range(len(flow.regions)) if is_same(other)]
-    writer = min((maker for maker in makers if maker >= 0), default=-1)
+    makers = flow.tensors.producer
+    made = np.flatnonzero((np.array(flow.versions) == version) & (makers >= 0)).tolist()
+    writer = min((int(makers[each]) for each in made if is_same(each)), default=-1)
     is_view = any(is_same(read) for _, read in flow.reads.get(writer, ()))
     return -1 if is_view else writer
 

@@ -45,7 +45,8 @@ _ON_ROUNDING = (
 
 #: What is not seen by what tensors were compared by, the worst first.
 _LIMITS = {
-    STATISTICS: "statistics do not see elements that change places, and Capture(hash=True, sketch=True) does",
+    STATISTICS: "statistics do not see elements that change places; of whole tensors Capture(hash=True, sketch=True) "
+    "does",
     SAMPLES: "samples do not see single elements",
     SKETCHES: "sketches are right within a factor of 1.2 in 95 % of cases",
 }
@@ -292,6 +293,9 @@ def _explain_kind(each: Divergence) -> str:
         return f"it reads another tensor: {first_few(each.operands, _OPERANDS)}"
     if each.turned:
         return f"what it reads is equal, but its axes were put in another order: {each.turned}"
+    if each.kind == MADE and each.through is not None and each.only_in is None:
+        before = "apart by noise" if each.input_error else "equal"
+        return f"it made the difference, or ops before it that one run alone has: what these read is {before}"
     if each.kind == MADE and each.arguments and not each.input_error:
         return "the tensors that it reads are equal, its output is not"
     if each.kind == MADE and each.metric == STATISTICS and each.input_error:
