@@ -70,11 +70,14 @@ def find_inherited(
     is_leaf = ~is_op & (values.op[rows] >= 0) & _are_first(side, rows)
     is_parameter = values.is_of(PARAMETER, rows=rows) & ~is_leaf
     group = values.group
-    before, earlier = _scan(values.step[rows], group[rows], is_parameter, np.where(absorbed, 0.0, error))
+    step = values.step[rows]
+    before, earlier = _scan(step, group[rows], is_parameter, np.where(absorbed, 0.0, error))
+    # Where parameters were measured, they are what a step has of those before it.
+    left = np.where(np.isin(step, step[is_parameter]), 0.0, earlier)
     own = _error_of_groups(group, rows, error, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf)
     of_parameters = _errors_of_own_parameters(side, rows, error)
     found = Inherited(
-        error=np.fmax(before, earlier),
+        error=np.fmax(before, left),
         is_known=np.zeros(len(rows), bool),
         is_partial=np.zeros(len(rows), bool),
         through=np.full(len(rows), -1, np.int64),
@@ -94,7 +97,7 @@ def find_inherited(
     found.error[found.is_source] = earlier[found.is_source]
     found.is_known[found.is_source] = True
     _inherit_by_parameters(found, side, rows, error)
-    inside = _inherit_by_calls(found, side, rows, error, earlier)
+    inside = _inherit_by_calls(found, side, rows, error, left)
     _inherit_by_inputs(found, side, rows, error, inside)
     outputs = values.is_of(OUTPUT, rows=rows)
     found.error[outputs] = np.fmax(found.error[outputs], of_parameters[outputs])
@@ -195,8 +198,9 @@ def _largest_before(numbers: Numbers, resets: Bools, starts: Bools) -> Numbers:
 
 
 def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
-    """Gives parameters, and what their optimizer makes, what was before of the same parameter."""
+    """Gives parameters, and what their optimizer makes, what was before of the same parameter; gradients that, too."""
     mine = np.flatnonzero(side.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows))
+    gradients = np.flatnonzero(side.values.is_of(PARAMETER_GRAD, rows=rows))
     every = np.flatnonzero(side.values.is_of(*OF_PARAMETERS, rows=rows))
     keys = name_parameters(side, rows[every])
     order = np.argsort(keys, kind="stable")
@@ -206,6 +210,7 @@ def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numb
     before[every[order]] = _largest_before(known, is_new, np.ones(len(order), bool))
     found.error[mine] = before[mine]
     found.is_known[mine] = True
+    found.error[gradients] = np.fmax(found.error[gradients], before[gradients])  # some are kept from step to step
 
 
 def name_parameters(side: Side, rows: Rows) -> Rows:
@@ -217,10 +222,10 @@ def name_parameters(side: Side, rows: Rows) -> Rows:
     return np.asarray(values.place[rows].astype(np.int64) * len(names) + code)
 
 
-def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, earlier: Numbers) -> Numbers:
+def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, left: Numbers) -> Numbers:
     """Gives outputs of modules what was before their calls in the same caller, and what is inside of them.
 
-    It returns of each call the largest error of the calls inside.
+    It returns of each call the largest error of the calls inside. The largest error of earlier steps is `left`.
     """
     calls = side.calls
     values = side.values
@@ -229,11 +234,8 @@ def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, 
     of_call, known = np.zeros(len(calls.calls.parent)), np.nan_to_num(error[mine], nan=0.0, posinf=np.inf)
     np.fmax.at(of_call, values.call[rows[mine]], known)
     before, inside = _walk_calls(side, of_call)
-    call, step = values.call[rows[mine]], values.step[rows]
-    has_parameters = np.isin(step[mine], step[values.is_of(PARAMETER, rows=rows)])
-    found.error[mine] = np.fmax(
-        np.fmax(before[call], inside[call]), np.where(has_parameters, 0.0, earlier[mine])
-    )
+    call = values.call[rows[mine]]
+    found.error[mine] = np.fmax(np.fmax(before[call], inside[call]), left[mine])
     return inside
 
 
