@@ -210,7 +210,9 @@ def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numb
     before[every[order]] = _largest_before(known, is_new, np.ones(len(order), bool))
     found.error[mine] = before[mine]
     found.is_known[mine] = True
-    found.error[gradients] = np.fmax(found.error[gradients], before[gradients])  # some are kept from step to step
+    found.error[gradients] = np.fmax(
+        found.error[gradients], before[gradients]
+    )  # some are kept from step to step
 
 
 def name_parameters(side: Side, rows: Rows) -> Rows:

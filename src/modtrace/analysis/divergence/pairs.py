@@ -93,11 +93,6 @@ def compare_pairs(
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
     noise = _find_noise(one, other, measured, measured_b, is_joined, runs, tolerance)
     alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
-    is_unlike = are_unlike(
-        (side, rows, alone), (other.side, rows_b, alone_b), error, noise.local, _find_makers(side, rows)
-    )
-    errors.put_rows(NOTHING, np.flatnonzero(is_unlike), np.nan, 0.0)
-    error[is_unlike] = np.nan
     are_judged = _are_judged(side, other.side, rows, alignment)
     are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
     is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
@@ -107,11 +102,18 @@ def compare_pairs(
         found.is_copy[is_exchanged] = False
         return found
 
+    def leave_unlike(are_beyond: Bools) -> bool:
+        both, maker = ((side, rows, alone), (other.side, rows_b, alone_b)), _find_makers(side, rows)
+        is_unlike = are_unlike(*both, are_beyond, maker, np.isnan(error))
+        errors.put_rows(NOTHING, np.flatnonzero(is_unlike), np.nan, 0.0)
+        error[is_unlike] = np.nan
+        return bool(is_unlike.any())
+
     both = (
         ComparedRun(side, measured, are_model_outputs(side, rows), are_repeated),
         ComparedRun(other.side, measured_b, are_model_outputs(other.side, rows_b), are_repeated),
     )
-    inherited, ranking, noise = _judge(inherit, errors, noise, are_judged, both)
+    inherited, ranking, noise = _judge(inherit, leave_unlike, errors, noise, are_judged, both)
     return Compared(
         side=side,
         other=other.side,
@@ -167,6 +169,7 @@ def _compare(
 
 def _judge(
     inherit: Callable[[Bools], Inherited],
+    leave_unlike: Callable[[Bools], bool],
     errors: Errors,
     noise: Noise,
     are_judged: Bools,
@@ -176,6 +179,7 @@ def _judge(
 
     Args:
         inherit: returns what the pairs have inherited, if these come to nothing.
+        leave_unlike: leaves out which of the pairs that may be blamed are none, and returns whether any is.
         errors: how far each pair is apart.
         noise: what of that is noise.
         are_judged: the pairs that may be blamed.
@@ -186,8 +190,12 @@ def _judge(
     through = inherited.through, inherited.through_b
     epsilons = [_find_epsilons_of_ops(run.side, ops) for run, ops in zip(runs, through, strict=True)]
     noise = noise.add_rounding(np.maximum(*epsilons))
+    ranking = rank(errors, inherited, noise, are_judged)
+    if leave_unlike(ranking.is_beyond):
+        inherited = inherit(absorbed)
+        ranking = rank(errors, inherited, noise, are_judged)
     found = AbsorbedDifferences(runs, errors)
-    ranking = found.dismiss(rank(errors, inherited, noise, are_judged))
+    ranking = found.dismiss(ranking)
     absorbed = ranking.least == VERDICTS.index(ABSORBED)
     if not absorbed.any():
         return inherited, ranking, noise

@@ -4,7 +4,6 @@ import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, OUTPUT
-from ...recording.statistics.moments import Numbers
 from ..alignment.keys import number_codes
 from ..alignment.ops import number_names
 from ..alignment.sides import Side
@@ -62,9 +61,9 @@ def are_of_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ:
 def are_unlike(
     one: tuple[Side, Rows, Bools],
     other: tuple[Side, Rows, Bools],
-    error: Numbers,
-    noise: Numbers,
+    are_beyond: Bools,
     maker: Rows,
+    are_left: Bools,
 ) -> Bools:
     """Returns which rows that differ are of ops outside of modules that read what ops made that one recording lacks.
 
@@ -74,16 +73,16 @@ def are_unlike(
     Args:
         one: a recording, its rows of `values`, and the ops that only it has.
         other: the same of the other one.
-        error: how far each pair is apart.
-        noise: up to which it is noise.
+        are_beyond: which pairs are apart by more than noise.
         maker: the op of the first recording that returned the tensor of each pair; negative for none.
+        are_left: which pairs are not compared.
     """
     (side, rows, alone), (side_b, rows_b, alone_b) = one, other
     names, makers = number_names(side, side_b), _find_makers_read(side)
     op, op_b = _find_outside(side, rows), _find_outside(side_b, rows_b)
     made = _name_read(side, makers, alone, names[0])[op]
     made_b = _name_read(side_b, _find_makers_read(side_b), alone_b, names[1])[op_b]
-    asked = np.flatnonzero((error > noise) & (op >= 0) & (op_b >= 0))
+    asked = np.flatnonzero(are_beyond & (op >= 0) & (op_b >= 0))
     found = asked[(made[asked] >= 0) & (made_b[asked] >= 0) & (made[asked] != made_b[asked])]
     are_ops = np.zeros(len(alone), bool)  # the last stands for no op
     while len(found) and not are_ops[op[found]].all():
@@ -93,7 +92,7 @@ def are_unlike(
         found = asked[are_ops[op[asked]] | reads_one[op[asked]]]
     is_left_out = np.isin(np.arange(len(rows)), found)
     are_shown = np.zeros(len(are_ops), bool)
-    are_shown[maker[~(is_left_out | np.isnan(error)) & (maker >= 0)]] = True
+    are_shown[maker[~(is_left_out | are_left) & (maker >= 0)]] = True
     return np.asarray(is_left_out & _lead_to(side, are_ops, are_shown)[op])
 
 
