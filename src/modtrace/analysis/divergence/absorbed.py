@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ...recording.role import OP_OUTPUT
 from ..step.calls import Bools, Rows
+from .answer import ABSORBED, VERDICTS
 from .consequences import ComparedRun, Consequences
 from .errors import Errors
-from .ranking import Ranking, choose_first
+from .ranking import IS_MADE, Ranking, choose_first
 
 
 class AbsorbedDifferences:
@@ -36,6 +38,9 @@ class AbsorbedDifferences:
         """
         if not ranking.is_beyond.any() or not all(len(run.side.flow.read) for run in self._runs):
             return ranking
+        return self._dismiss_gradients(self._dismiss_all(ranking))
+
+    def _dismiss_all(self, ranking: Ranking) -> Ranking:
         for path in self._known.values():
             path.begin()
         whole = self._dismiss(ranking, np.ones(len(ranking.score), bool), with_others=True)
@@ -46,6 +51,27 @@ class AbsorbedDifferences:
         without = self._dismiss(whole, step == step[first], with_others=False)
         first, left_out = choose_first(without), min(path.first_left_out for path in self._known.values())
         return without if first is not None and left_out > first else whole
+
+    def _dismiss_gradients(self, ranking: Ranking) -> Ranking:
+        """Returns a ranking without blame on gradients in another order, as what the ops of forward returned was.
+
+        Where that came to nothing, the gradients have the order of it: they hold the same numbers.
+        """
+        run = self._runs[0]
+        op = np.where(
+            run.side.values.is_of(OP_OUTPUT, rows=run.measured.rows),
+            run.side.values.op[run.measured.rows],
+            -1,
+        )
+        is_absorbed = np.zeros(len(run.side.ops.name) + 1, bool)
+        is_absorbed[op[ranking.least == VERDICTS.index(ABSORBED)]] = True
+        is_absorbed[-1] = False
+        at = np.flatnonzero(ranking.is_beyond & is_absorbed[np.append(run.side.ops.forward, -1)[op]])
+        one, other = (each.measured.stats.take(at) for each in self._runs)
+        size = np.fmax(np.abs(one.min), np.abs(one.max))
+        apart = [np.abs(getattr(one, name) - getattr(other, name)) for name in ("min", "max", "mean", "rms")]
+        is_same = (np.array(apart) <= IS_MADE * ranking.noise[at] * size).all(axis=0) & (one.min < one.max)
+        return ranking.dismiss(np.isin(np.arange(len(op)), at[is_same]))
 
     def _dismiss(self, ranking: Ranking, among: Bools, *, with_others: bool) -> Ranking:
         """Returns a ranking without blame on what of some pairs comes to nothing; see `Consequences.follow`.

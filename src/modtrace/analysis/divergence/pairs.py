@@ -86,13 +86,13 @@ def compare_pairs(
     error = errors.error.copy()  # what is not compared may still be told to differ where it is read
     are_repeated = _are_repeated(side, other.side, rows, rows_b)
     is_beside = are_beside(side, rows, misfits, are_repeated)
-    if len(misfits):
+    alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
+    if len(misfits) or (alone.any() and alone_b.any()):
         is_beside |= are_of_other_sizes((side, rows), (other.side, rows_b), errors.error > 0)
     errors.put_rows(NOTHING, np.flatnonzero(is_beside), np.nan, 0.0)
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
     noise = _find_noise(one, other, measured, measured_b, is_joined, runs, tolerance)
-    alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
     are_judged = _are_judged(side, other.side, rows, alignment)
     are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
     is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
