@@ -14,8 +14,9 @@ def pair_steps(
     """Returns the pairs of steps, and the steps of each recording that are compared at all.
 
     Steps of equal numbers are a pair. Where they are not of the same kind (one of the two runs evaluated in between),
-    or no number is in both, the n-th step of a kind is paired with the n-th of the same kind. Steps of inference that
-    several threads ran are paired by what their first calls were given or returned, for their numbers are chance.
+    or no number is in both, the n-th step of a kind is paired with the n-th of the same kind. Steps of inference, where
+    several threads ran those of one of them, are paired by what their first calls were given or returned: their numbers
+    are chance.
 
     Raises:
         ValueError: there is no such step.
@@ -28,7 +29,7 @@ def pair_steps(
         pair = np.array([chosen], np.int64)
         return pair, {int(pair[0, 0])}, {int(pair[0, 1])}
     common = sorted(of_a.keys() & of_b.keys())
-    if _are_concurrent(a, of_a) and _are_concurrent(b, of_b):
+    if {*of_a.values(), *of_b.values()} == {"eval"} and (_has_threads(a) or _has_threads(b)):
         pairs = _pair_contents((sorted(of_a), sorted(of_b)), _find_contents(a), _find_contents(b))
     elif not common or any(len({of_a[step], of_b[step]} - {None}) > 1 for step in common):
         pairs = _pair_kinds(of_a, of_b)
@@ -45,11 +46,11 @@ def _pair_kinds(of_a: dict[int, str | None], of_b: dict[int, str | None]) -> lis
     return sorted(pairs)
 
 
-def _are_concurrent(data: RecordingData, kinds: dict[int, str | None]) -> bool:
-    """Returns whether several threads called models in steps, none of which trained."""
+def _has_threads(data: RecordingData) -> bool:
+    """Returns whether several threads called models."""
     calls = data.table("calls")
     threads = column_of(calls, "thread")[to_numpy(calls["parent_call_id"].is_null())]
-    return len(np.unique(threads)) > 1 and {*kinds.values()} == {"eval"}
+    return len(np.unique(threads)) > 1
 
 
 def _find_contents(data: RecordingData) -> dict[int, tuple[float, ...]]:

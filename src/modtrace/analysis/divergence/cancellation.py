@@ -2,11 +2,13 @@
 
 import numpy as np
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
-from ...recording.statistics.moments import Numbers
+from ...recording.statistics.moments import Numbers, read_statistics
 from ..alignment.sides import Side
-from ..step.calls import RowFinder, Rows
+from ..step.calls import Bools, RowFinder, Rows
 from ..step.ops import bare_name
+from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
 from .flow import find_inputs
 from .inherited import find_largest, name_parameters
@@ -19,6 +21,9 @@ _AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "nativ
 _OF_WEIGHTS = frozenset(
     {"native_layer_norm_backward", "native_batch_norm_backward", "native_group_norm_backward"}
 )
+
+#: Ops that return what is left of a gradient when its mean, weighted by another tensor, is taken from it.
+_CENTERING = frozenset({"softmax_backward_data"})
 
 _LARGEST = 1e12
 
@@ -38,6 +43,50 @@ def find_cancellation(side: Side, rows: Rows, measured: ComparedRows) -> Numbers
         _compare_with_siblings(factor, side, rows, measured)
         _compare_with_summands(factor, side, rows, measured)
     return np.clip(np.nan_to_num(factor, nan=1.0), 1.0, _LARGEST)
+
+
+def find_gain_before(side: Side, rows: Rows, alone: Bools) -> Numbers:
+    """Returns how many times larger the rounding of what each op read is by softmaxes that one recording alone has.
+
+    Their backward takes the mean of a gradient, weighted by the output, from that.
+
+    Args:
+        side: the recording.
+        rows: rows of `values`.
+        alone: the ops that only this recording has; the last stands for no op.
+    """
+    gain, values, flow = np.ones(len(rows)), side.values, side.flow
+    ops = np.flatnonzero(side.ops.are_named(_CENTERING) & alone[:-1])
+    if not len(ops):
+        return gain
+    outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
+    tensor = side.find_tensors(outputs)
+    outputs, tensor = outputs[tensor >= 0], tensor[tensor >= 0]
+    stats = read_statistics(values.table.take(from_numpy(outputs)))
+    is_gradient = np.array([*(each.startswith("grad") for each in flow.slots), False])[flow.slot]
+    is_asked = np.isin(np.arange(len(side.ops.name)), ops)
+    size, weight = (
+        find_inputs(
+            flow, side.ops.is_plain, _spread(flow, tensor, each), np.where(left_out, 0.0, np.nan), is_asked
+        )
+        for each, left_out in ((stats.l2, ~is_gradient), (stats.max, is_gradient))
+    )
+    of_tensor = _spread(flow, side.find_tensors(rows[values.is_of(OP_OUTPUT, rows=rows)]), 1.0)
+    made = flow.first_returned[ops]
+    with np.errstate(all="ignore"):
+        of_op = size.error[ops] * weight.error[ops] / _spread(flow, tensor, stats.l2)[made]
+    of_tensor[made] = np.clip(np.nan_to_num(of_op, nan=1.0), 1.0, _LARGEST)
+    is_op = np.flatnonzero(values.is_of(OP_OUTPUT, rows=rows) & (values.op[rows] >= 0))
+    read = find_inputs(flow, side.ops.is_plain, of_tensor, np.full(len(flow.read), np.nan)).error
+    gain[is_op] = np.fmax(1.0, read[values.op[rows[is_op]]])
+    return gain
+
+
+def _spread(flow: OpFlow, tensor: Rows, numbers: Numbers | float) -> Numbers:
+    """Returns a number for each tensor of a recording; NaN for those without."""
+    found = np.full(len(flow.tensors) + 1, np.nan)
+    found[tensor] = numbers
+    return found[:-1]
 
 
 def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: ComparedRows) -> None:

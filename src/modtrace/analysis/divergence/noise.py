@@ -48,6 +48,12 @@ class Noise:
         rounding = np.minimum(FACTOR * epsilons * self.gain, self.most)
         return replace(self, local=np.maximum(self.local, rounding))
 
+    def multiply(self, gain: Numbers) -> "Noise":
+        """Returns the same where what each pair was computed from has so many times its noise, if that is assumed."""
+        if self.kind != ASSUMED:
+            return self
+        return replace(self, local=np.maximum(self.local, np.minimum(self.local * gain, self.most)))
+
 
 def give_noise(tolerance: float, count: int) -> Noise:
     """Returns a tolerance as the noise of all pairs."""

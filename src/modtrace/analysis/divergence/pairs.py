@@ -19,7 +19,7 @@ from ..step.calls import Bools, Rows, column_of, take
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import AbsorbedDifferences
 from .answer import ABSORBED, VERDICTS
-from .cancellation import find_cancellation
+from .cancellation import find_cancellation, find_gain_before
 from .consequences import ComparedRun
 from .decode import EPSILONS
 from .errors import NOTHING, Errors, find_errors
@@ -113,7 +113,8 @@ def compare_pairs(
         ComparedRun(side, measured, are_model_outputs(side, rows), are_repeated),
         ComparedRun(other.side, measured_b, are_model_outputs(other.side, rows_b), are_repeated),
     )
-    inherited, ranking, noise = _judge(inherit, leave_unlike, errors, noise, are_judged, both)
+    gain = np.maximum(find_gain_before(side, rows, alone), find_gain_before(other.side, rows_b, alone_b))
+    inherited, ranking, noise = _judge(inherit, leave_unlike, errors, noise, gain, are_judged, both)
     return Compared(
         side=side,
         other=other.side,
@@ -172,6 +173,7 @@ def _judge(
     leave_unlike: Callable[[Bools], bool],
     errors: Errors,
     noise: Noise,
+    gain: Numbers,
     are_judged: Bools,
     runs: Sequence[ComparedRun],
 ) -> tuple[Inherited, Ranking, Noise]:
@@ -182,6 +184,7 @@ def _judge(
         leave_unlike: leaves out which of the pairs that may be blamed are none, and returns whether any is.
         errors: how far each pair is apart.
         noise: what of that is noise.
+        gain: how many times larger it is by what was computed between pairs.
         are_judged: the pairs that may be blamed.
         runs: the two recordings.
     """
@@ -189,7 +192,7 @@ def _judge(
     inherited = inherit(absorbed)
     through = inherited.through, inherited.through_b
     epsilons = [_find_epsilons_of_ops(run.side, ops) for run, ops in zip(runs, through, strict=True)]
-    noise = noise.add_rounding(np.maximum(*epsilons))
+    noise = noise.add_rounding(np.maximum(*epsilons)).multiply(gain)
     ranking = rank(errors, inherited, noise, are_judged)
     if leave_unlike(ranking.is_beyond):
         inherited = inherit(absorbed)
