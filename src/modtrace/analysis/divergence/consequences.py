@@ -32,6 +32,9 @@ _GONE = 0.1
 #: So many tensors that come of a check are looked at, to tell whether anything is computed from it.
 _MOST_OF_SUMMARY = 64
 
+#: So many ops in front of one are looked at, to tell whether it reads another difference.
+_MOST_BEFORE = 64
+
 #: The arguments by which ops that add multiply what they read as another.
 _FACTORS = {"other": "alpha", "tensor1": "value", "tensor2": "value", "end": "weight"}
 
@@ -46,6 +49,9 @@ class ComparedRun(NamedTuple):
     measured: ComparedRows
     are_results: Bools  # outermost calls returned it
     are_repeated: Bools  # its module is called another number of times in the other recording
+    of_reads: (
+        Numbers  # of each read its error, where the other recording reads there what is equal; NaN elsewhere
+    )
 
 
 class _Difference(NamedTuple):
@@ -69,9 +75,12 @@ class Consequences:
         self._pairs = Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
         self._size = find_norms(side)
         np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
-        self._readers = flow.readers
+        followed = np.isnan(run.of_reads)
+        self._readers = Groups(flow.read[followed], flow.reader[followed], len(flow.tensors))
+        self._is_read_equal = np.zeros(len(flow.tensors), bool)
+        self._is_read_equal[flow.read[~followed]] = True
         self._reads, self._slot_of_read = (
-            Groups(flow.reader, each, len(flow.op_id)) for each in (flow.read, flow.slot)
+            Groups(flow.reader[followed], each[followed], len(flow.op_id)) for each in (flow.read, flow.slot)
         )
         self._slots, self._args = flow.slots, side.data.table("ops")["args"]
         is_read = np.zeros(len(flow.tensors), bool)
@@ -144,6 +153,7 @@ class Consequences:
                 is_gone = True
             elif self._is_end[each.tensor] or (with_others and each.tensor in self._leads_to_end):
                 return self._remember_end(each.tensor, comes_from)
+            is_gone |= bool(self._is_read_equal[each.tensor])
             reads = [(op, made) for op in self._readers[each.tensor].tolist() for made in self._find_made(op)]
             if any(made < 0 for _, made in reads):
                 return self._remember_end(each.tensor, comes_from)
@@ -212,14 +222,17 @@ class Consequences:
         return not self._differing[op] <= seen
 
     def _find_differing(self, op: int) -> Iterator[int]:
-        """Yields what an op reads and differs, also through views."""
-        for tensor in self._reads[op].tolist():
-            pairs, producer = self._pairs[tensor], int(self._producer[tensor])
-            if len(pairs):
-                if (self._error[pairs] > IS_MADE * self._noise[pairs]).any():
-                    yield tensor
-            elif producer >= 0 and self._is_plain[producer]:
-                yield from self._find_differing(producer)
+        """Yields what an op reads and differs, also through ops whose outputs were not compared."""
+        waiting, seen = [op], {-1, op}
+        while waiting and len(seen) < _MOST_BEFORE:
+            for tensor in self._reads[waiting.pop()].tolist():
+                pairs, producer = self._pairs[tensor], int(self._producer[tensor])
+                if len(pairs):
+                    if (self._error[pairs] > IS_MADE * self._noise[pairs]).any():
+                        yield tensor
+                elif producer not in seen:
+                    seen.add(producer)
+                    waiting.append(producer)
 
     def _find_beside(self, tensor: int) -> Iterable[int]:
         """Returns a tensor, and the others that its op returned at the same slot: the same memory in other forms.

@@ -29,6 +29,7 @@ from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
 from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
 from .ranking import Ranking, rank
+from .reads import compare_reads
 from .unlike import are_beside, are_of_other_sizes, are_unlike
 
 _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
@@ -97,8 +98,11 @@ def compare_pairs(
     are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
     is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
 
+    differ = errors.error > np.maximum(noise.local, errors.floor)
+    of_reads = compare_reads((side, rows), (other.side, rows_b), partner, differ, noise.local)
+
     def inherit(absorbed: Bools) -> Inherited:
-        found = _find_inherited((one, other), (rows, rows_b), error, absorbed, (alone, alone_b))
+        found = _find_inherited((one, other), (rows, rows_b), error, absorbed, (alone, alone_b), of_reads)
         found.is_copy[is_exchanged] = False
         return found
 
@@ -110,8 +114,8 @@ def compare_pairs(
         return bool(is_unlike.any())
 
     both = (
-        ComparedRun(side, measured, are_model_outputs(side, rows), are_repeated),
-        ComparedRun(other.side, measured_b, are_model_outputs(other.side, rows_b), are_repeated),
+        ComparedRun(side, measured, are_model_outputs(side, rows), are_repeated, of_reads[0]),
+        ComparedRun(other.side, measured_b, are_model_outputs(other.side, rows_b), are_repeated, of_reads[1]),
     )
     gain = np.maximum(find_gain_before(side, rows, alone), find_gain_before(other.side, rows_b, alone_b))
     inherited, ranking, noise = _judge(inherit, leave_unlike, errors, noise, gain, are_judged, both)
@@ -272,11 +276,12 @@ def _find_inherited(
     error: Numbers,
     absorbed: Bools,
     alone: tuple[Bools, Bools],
+    of_reads: tuple[Numbers, Numbers],
 ) -> Inherited:
     (one, other), side = runs, runs[0].side
-    found = find_inherited(side, rows[0], error, absorbed, alone[0][:-1])
+    found = find_inherited(side, rows[0], error, absorbed, alone[0][:-1], of_reads[0])
     if alone[1].any():
-        second = find_inherited(other.side, rows[1], error, absorbed, alone[1][:-1])
+        second = find_inherited(other.side, rows[1], error, absorbed, alone[1][:-1], of_reads[1])
         is_op = side.values.is_of(OP_OUTPUT, rows=rows[0]) & ~np.isnan(error)
         found = add_second(found, second, is_op)
     np.maximum(found.error, np.maximum(one.given[rows[0]], other.given[rows[1]]), out=found.error)

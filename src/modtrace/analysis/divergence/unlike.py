@@ -4,14 +4,11 @@ import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, OUTPUT
-from ..alignment.keys import number_codes
 from ..alignment.ops import number_names
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, read_sizes
-from ..step.calls import Bools, RowFinder, Rows, take
-
-#: So many views in a row are looked through.
-_MOST_VIEWS = 4
+from ..step.calls import Bools, Rows, take
+from .reads import find_origins, pair_reads
 
 
 def are_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
@@ -34,11 +31,9 @@ def are_of_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ:
     They sum over other rows: a layer that is called for each half of a batch in one recording, and once in the other.
     """
     side, side_b = one[0], other[0]
-    slots = number_codes((side.flow.slots, side.flow.slot), (side_b.flow.slots, side_b.flow.slot))
     numel, numel_b = (
         count_elements(read_sizes(each.flow.tensors.table["shape"])).reshape(-1) for each in (side, side_b)
     )
-    width = 1 + max(int(each.max(initial=0)) for each in slots)
     ops, ops_b = (
         np.where(each.values.is_of(OP_OUTPUT, rows=mine), each.values.op[mine], -1)
         for each, mine in (one, other)
@@ -46,11 +41,7 @@ def are_of_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ:
     partner = np.full(len(side.ops.name), -1, np.int64)
     asked = np.flatnonzero(differ & (ops >= 0) & (ops_b >= 0))
     partner[ops[asked]] = ops_b[asked]
-    reads = np.flatnonzero(partner[side.flow.reader] >= 0)
-    there = RowFinder(side_b.flow.reader * width + slots[1])(
-        partner[side.flow.reader[reads]] * width + slots[0][reads]
-    )
-    reads, there = reads[there >= 0], there[there >= 0]
+    reads, there = pair_reads(side, side_b, partner)
     are_other = numel[side.flow.read[reads]] != numel_b[side_b.flow.read[there]]
     counts, others = np.zeros((2, len(side.ops.name) + 1), np.int64)
     np.add.at(counts, side.flow.reader[reads], 1)
@@ -78,10 +69,11 @@ def are_unlike(
         are_left: which pairs are not compared.
     """
     (side, rows, alone), (side_b, rows_b, alone_b) = one, other
-    names, makers = number_names(side, side_b), _find_makers_read(side)
+    names = number_names(side, side_b)
+    makers, makers_b = (each.flow.tensors.producer[find_origins(each)] for each in (side, side_b))
     op, op_b = _find_outside(side, rows), _find_outside(side_b, rows_b)
     made = _name_read(side, makers, alone, names[0])[op]
-    made_b = _name_read(side_b, _find_makers_read(side_b), alone_b, names[1])[op_b]
+    made_b = _name_read(side_b, makers_b, alone_b, names[1])[op_b]
     asked = np.flatnonzero(are_beyond & (op >= 0) & (op_b >= 0))
     found = asked[(made[asked] >= 0) & (made_b[asked] >= 0) & (made[asked] != made_b[asked])]
     are_ops = np.zeros(len(alone), bool)  # the last stands for no op
@@ -134,19 +126,6 @@ def _find_outside(side: Side, rows: Rows) -> Rows:
     is_outside = np.append((ops.call < 0) & (ops.phase != PHASES.index(OPTIMIZER)), False)
     op = np.where(values.is_of(OP_OUTPUT, rows=rows), values.op[rows], -1)
     return np.where(is_outside[op], op, -1)
-
-
-def _find_makers_read(side: Side) -> Rows:
-    """Returns of each read the op that made what is read, or of what it is a view or a copy; -1 for none."""
-    flow, is_plain = side.flow, np.append(side.ops.is_plain, False)
-    first_read = np.full(len(side.ops.name), -1, np.int64)
-    first_read[flow.reader[::-1]] = flow.read[::-1]
-    tensor = flow.read
-    for _ in range(_MOST_VIEWS):
-        maker = flow.tensors.producer[tensor]
-        is_view = (maker >= 0) & is_plain[maker] & (take(first_read, maker) >= 0)
-        tensor = np.where(is_view, take(first_read, maker), tensor)
-    return np.asarray(flow.tensors.producer[tensor])
 
 
 def _name_read(side: Side, makers: Rows, alone: Bools, name: Rows) -> Rows:

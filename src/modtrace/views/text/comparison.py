@@ -225,7 +225,8 @@ def _explain(each: Divergence) -> Iterator[str]:
         yield _explain_kind(each)
         yield _describe_error(each)
     else:
-        yield f"only the {each.only_in} run has it; {_explain_kind(each).partition(',')[0]}"
+        explained = "" if each.kind == GROWN else f"; {_explain_kind(each).partition(',')[0]}"
+        yield f"only the {each.only_in} run has it{explained}"
         yield f"it shows in {each.seen_at}: {_describe_error(each)}"
     if each.relation is not None:
         yield f"the second run's is {each.relation}"
