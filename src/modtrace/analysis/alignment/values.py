@@ -116,17 +116,17 @@ def _number(back: Rows) -> Rows:
 def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
     """Returns the partner of each row of `values`; -1 if there is none.
 
-    Tensors of one owner are paired by slot, and outputs of modules by what they hold, where those at the same slots
-    hold something else. A module inside of compiled code owns them by the number of its call. An input, parameter or
-    buffer that another op reads first in the other run is still the same. What is left (a module returns a tuple, its
-    port a tensor) is paired in order where the shapes are equal, else where they are but for the order of dimensions or
-    have as many elements; not what `_find_unlike` returns.
+    An input, parameter or buffer that an op reads first is paired by the module that has it, whichever op that is.
+    Other tensors of one owner are paired by slot, and outputs of modules by what they hold, where those at the same
+    slots hold something else. A module inside of compiled code owns them by the number of its call. What is left (a
+    module returns a tuple, its port a tensor) is paired in order where the shapes are equal, else where they are but
+    for the order of dimensions or have as many elements; not what `_find_unlike` returns.
     """
     partners = np.full(len(a.values.step), -1, np.int64), np.full(len(b.values.step), -1, np.int64)
+    _pair_more(a, b, keys.is_read_first, partners, number_keys(keys.home, keys.slot))
     _pair_more(a, b, keys.known, partners, number_keys(keys.owner, keys.slot))
     _pair_by_content(a, b, keys, partners)
     _pair_more(a, b, keys.known, partners, number_keys(keys.parameter, keys.slot))
-    _pair_more(a, b, keys.is_read_first, partners, number_keys(keys.home, keys.slot))
     if keys.inside is not None:
         _pair_more(a, b, keys.inside.known, partners, number_keys(keys.inside.owner, keys.slot))
     unlike = _find_unlike(a, b, keys, partners)

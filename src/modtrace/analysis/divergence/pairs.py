@@ -29,7 +29,7 @@ from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
 from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
 from .ranking import Ranking, rank
-from .reads import compare_reads
+from .reads import find_equal_reads
 from .unlike import are_beside, are_of_other_sizes, are_unlike
 
 _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
@@ -98,8 +98,10 @@ def compare_pairs(
     are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
     is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
 
-    differ = errors.error > np.maximum(noise.local, errors.floor)
-    of_reads = compare_reads((side, rows), (other.side, rows_b), partner, differ, noise.local)
+    local = np.maximum(noise.local, errors.floor)
+    of_reads = find_equal_reads(
+        (side, rows), (other.side, rows_b), alignment.steps, partner, errors.error, local
+    )
 
     def inherit(absorbed: Bools) -> Inherited:
         found = _find_inherited((one, other), (rows, rows_b), error, absorbed, (alone, alone_b), of_reads)
@@ -107,8 +109,9 @@ def compare_pairs(
         return found
 
     def leave_unlike(are_beyond: Bools) -> bool:
-        both, maker = ((side, rows, alone), (other.side, rows_b, alone_b)), _find_makers(side, rows)
-        is_unlike = are_unlike(*both, are_beyond, maker, np.isnan(error))
+        both = (side, rows, alone), (other.side, rows_b, alone_b)
+        makers = _find_makers(side, rows), _find_makers(other.side, rows_b)
+        is_unlike = are_unlike(*both, are_beyond, makers, np.isnan(error))
         errors.put_rows(NOTHING, np.flatnonzero(is_unlike), np.nan, 0.0)
         error[is_unlike] = np.nan
         return bool(is_unlike.any())

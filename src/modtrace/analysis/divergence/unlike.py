@@ -53,19 +53,20 @@ def are_unlike(
     one: tuple[Side, Rows, Bools],
     other: tuple[Side, Rows, Bools],
     are_beyond: Bools,
-    maker: Rows,
+    makers_of: tuple[Rows, Rows],
     are_left: Bools,
 ) -> Bools:
     """Returns which rows that differ are of ops outside of modules that read what ops made that one recording lacks.
 
     Nothing tells that they are the same ops, as the `stack` of norms and the one of sums of squares are not. Nor are
-    those that read what such ops made, and differ. They are left out only if something is compared that comes of them.
+    those that read what such ops made, and differ. They are left out only if something is compared that comes of them in
+    one of the recordings: in the other, a number may have been read by the program.
 
     Args:
         one: a recording, its rows of `values`, and the ops that only it has.
         other: the same of the other one.
         are_beyond: which pairs are apart by more than noise.
-        maker: the op of the first recording that returned the tensor of each pair; negative for none.
+        makers_of: the ops of both recordings that returned the tensors of each pair; negative for none.
         are_left: which pairs are not compared.
     """
     (side, rows, alone), (side_b, rows_b, alone_b) = one, other
@@ -83,9 +84,13 @@ def are_unlike(
         reads_one[side.flow.reader[are_ops[makers]]] = True
         found = asked[are_ops[op[asked]] | reads_one[op[asked]]]
     is_left_out = np.isin(np.arange(len(rows)), found)
-    are_shown = np.zeros(len(are_ops), bool)
-    are_shown[maker[~(is_left_out | are_left) & (maker >= 0)]] = True
-    return np.asarray(is_left_out & _lead_to(side, are_ops, are_shown)[op])
+    lead = np.zeros(len(rows), bool)
+    for each, own, of in ((side, op, makers_of[0]), (side_b, op_b, makers_of[1])):
+        asked_of, are_shown = np.zeros((2, len(each.ops.name) + 1), bool)
+        asked_of[own[is_left_out]] = True
+        are_shown[of[~(is_left_out | are_left) & (of >= 0)]] = True
+        lead |= _lead_to(each, asked_of, are_shown)[own]
+    return np.asarray(is_left_out & lead)
 
 
 def _lead_to(side: Side, ops: Bools, are_shown: Bools) -> Bools:

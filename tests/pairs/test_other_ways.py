@@ -1,0 +1,89 @@
+"""A part that is written in two ways is not accused of what another op does."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import modtrace
+
+WIDTH = 8
+
+
+class Cosine(nn.Module):
+    """The product of normalised vectors, or the product divided by both norms; and its temperature."""
+
+    def __init__(self, is_second: bool, is_wrong: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
+        self.is_second, self.temperature = is_second, 0.07 if is_wrong else 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.a(x), self.b(x)
+        if self.is_second:
+            found = (a @ b.mT) / (a.norm(dim=-1)[..., :, None] * b.norm(dim=-1)[..., None, :])
+        else:
+            found = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).mT
+        return found / self.temperature
+
+
+class Scaled(nn.Module):
+    """Attention that scales queries and keys, or their products; and its softmax."""
+
+    def __init__(self, is_second: bool, is_wrong: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.is_second, self.dim = is_second, -2 if is_wrong else -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, scale = self.q(x), self.k(x), 1 / math.sqrt(WIDTH)
+        root = math.sqrt(scale)
+        scores = (q @ k.mT) * scale if self.is_second else (q * root) @ (k * root).mT
+        return scores.softmax(self.dim) @ self.v(x)
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter beside it, or in its weights; and its activation."""
+
+    def __init__(self, is_second: bool, is_wrong: bool) -> None:
+        super().__init__()
+        self.w, self.down, self.up = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2), nn.Linear(2, WIDTH)
+        self.is_second, self.act = is_second, F.gelu if is_wrong else F.relu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        down, up = self.down.weight, self.up.weight
+        if self.is_second:
+            return self.act(F.linear(x, self.w.weight + 2.0 * (up @ down), self.w.bias))
+        return self.act(self.w(x) + 2.0 * (x @ down.mT @ up.mT))
+
+
+def run(make: Callable[[bool, bool], nn.Module], is_second: bool, is_wrong: bool) -> modtrace.Recording:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), make(is_second, is_wrong), nn.Linear(WIDTH, 2))
+    x = torch.randn(3, WIDTH, WIDTH)
+    capture = modtrace.Capture(roles="all", hash=True, sketch=True)
+    with modtrace.record(net, ops=True, values=capture, strict=True) as rec:
+        net(x).square().mean().backward()
+    return rec
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize(
+    ("make", "ops"),
+    [
+        (Cosine, {"aten.div.Tensor"}),
+        (Scaled, {"aten._softmax.default"}),
+        (Adapted, {"aten.relu.default", "aten.gelu.default"}),
+    ],
+)
+def test_fault_behind_a_part_in_another_way_is_told(
+    make: Callable[[bool, bool], nn.Module], ops: set[str], is_second: bool
+) -> None:
+    first = run(make, is_second, False)
+    found = modtrace.compare(first, run(make, not is_second, False), allow_missing=True)
+    assert found.ok, str(found)
+    found = modtrace.compare(first, run(make, not is_second, True), allow_missing=True)
+    assert found.first is not None and found.first.path == "1" and found.first.op in ops, str(found)
