@@ -163,7 +163,7 @@ class Comparison:
     )
     unmeasured: int  # aligned, and not compared: nothing was measured of both, or they are of other tensors
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
-    by_ops: bool  # what ops returned was compared, too
+    by_ops: bool  # both recordings have what ops returned
     noise: str  # where it comes from: given, measured, assumed
     noise_text: str
     growth: tuple[GrowthPoint, ...]  # of the step of `first`

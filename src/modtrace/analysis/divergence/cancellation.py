@@ -22,6 +22,9 @@ _OF_WEIGHTS = frozenset(
     {"native_layer_norm_backward", "native_batch_norm_backward", "native_group_norm_backward"}
 )
 
+#: Ops that return at slot `[2]` the sum of what they read as a gradient.
+_OF_BIASES = frozenset({"convolution_backward"})
+
 #: Ops that return what is left of a gradient when its mean, weighted by another tensor, is taken from it.
 _CENTERING = frozenset({"softmax_backward_data"})
 
@@ -67,14 +70,18 @@ def find_gain_before(side: Side, rows: Rows, alone: Bools) -> Numbers:
     is_asked = np.isin(np.arange(len(side.ops.name)), ops)
     size, weight = (
         find_inputs(
-            flow, side.ops.is_plain, _spread(flow, tensor, each), np.where(left_out, 0.0, np.nan), is_asked
+            flow,
+            side.ops.is_plain,
+            _to_tensors(flow, tensor, each),
+            np.where(left_out, 0.0, np.nan),
+            is_asked,
         )
         for each, left_out in ((stats.l2, ~is_gradient), (stats.max, is_gradient))
     )
-    of_tensor = _spread(flow, side.find_tensors(rows[values.is_of(OP_OUTPUT, rows=rows)]), 1.0)
+    of_tensor = _to_tensors(flow, side.find_tensors(rows[values.is_of(OP_OUTPUT, rows=rows)]), 1.0)
     made = flow.first_returned[ops]
     with np.errstate(all="ignore"):
-        of_op = size.error[ops] * weight.error[ops] / _spread(flow, tensor, stats.l2)[made]
+        of_op = size.error[ops] * weight.error[ops] / _to_tensors(flow, tensor, stats.l2)[made]
     of_tensor[made] = np.clip(np.nan_to_num(of_op, nan=1.0), 1.0, _LARGEST)
     is_op = np.flatnonzero(values.is_of(OP_OUTPUT, rows=rows) & (values.op[rows] >= 0))
     read = find_inputs(flow, side.ops.is_plain, of_tensor, np.full(len(flow.read), np.nan)).error
@@ -82,7 +89,7 @@ def find_gain_before(side: Side, rows: Rows, alone: Bools) -> Numbers:
     return gain
 
 
-def _spread(flow: OpFlow, tensor: Rows, numbers: Numbers | float) -> Numbers:
+def _to_tensors(flow: OpFlow, tensor: Rows, numbers: Numbers | float) -> Numbers:
     """Returns a number for each tensor of a recording; NaN for those without."""
     found = np.full(len(flow.tensors) + 1, np.nan)
     found[tensor] = numbers
@@ -123,12 +130,13 @@ def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: Co
     slot = np.array([*values.slots, ""], object)[values.slot[rows[mine]]]
     is_plain = side.ops.is_plain
     is_gradient = np.array([*(each.startswith("grad") for each in flow.slots), False])[flow.slot]
-    is_other = side.ops.are_named(_OF_WEIGHTS)[flow.reader] & ~is_gradient
+    is_other = side.ops.are_named(_OF_WEIGHTS | _OF_BIASES)[flow.reader] & ~is_gradient
     only_gradients = np.where(is_other, 0.0, np.nan)
     for kinds, slots, size, of_read in (
         (ADDITIVE, None, measured.stats.l2, np.full(len(flow.read), np.nan)),
         (_AVERAGING, ("", "[1]"), measured.stats.rms, np.full(len(flow.read), np.nan)),
         (_OF_WEIGHTS, ("[1]", "[2]"), measured.stats.l2, only_gradients),
+        (_OF_BIASES, ("[2]",), measured.stats.l2, only_gradients),
     ):
         of_tensor = np.full(len(flow.tensors), np.nan)
         of_tensor[tensor[tensor >= 0]] = size[mine[tensor >= 0]]

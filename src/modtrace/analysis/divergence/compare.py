@@ -151,7 +151,7 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         environment=compare_environments(a.meta, b.meta, differ=first is not None),
         **_count(parts, verdicts),
         is_void=is_void,
-        by_ops=any(each.side.values.is_of(OP_OUTPUT, rows=each.a.rows).any() for each in parts),
+        by_ops=all(each.values.is_of(OP_OUTPUT).any() for each in (pairs.side, pairs.other)),
         noise=pairs.noise.kind,
         noise_text=pairs.noise.text,
         growth=tuple(_chart(pairs, told)),

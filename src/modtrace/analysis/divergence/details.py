@@ -235,7 +235,7 @@ class Details:
         if op >= 0:
             own = int(self._found.side.values.op[self._found.a.rows[at]])
             ops = self.culprits.find_nearest(FIRST, own) if own >= 0 else []
-            named = first_few([self._names.label_op(each) for each in ops or [op]], _LISTED)
+            named = first_few([*dict.fromkeys(self._names.label_op(each) for each in ops or [op])], _LISTED)
             return f"{named}, which the second run lacks"
         return (
             f"{self._others.label_op(op_b)} of the second run, which the first lacks" if op_b >= 0 else None

@@ -63,7 +63,7 @@ class Operands:
         if told or values.phase[row[0]] != PHASES.index(OPTIMIZER):
             return told
         if values.is_of(PARAMETER_GRAD, rows=row)[0]:
-            return tuple(self._find_lone_gradients(at))
+            return tuple(self._tell_lone_gradients(at))
         return self._find_unmeasured(at)
 
     def _find_views(self, op: int, op_b: int) -> tuple[str, ...]:
@@ -109,6 +109,8 @@ class Operands:
         for op in ops[np.argsort(side.ops.order[ops])].tolist():
             if told := self._compare_arguments(op, int(partner[op])):
                 return tuple(f"{forms_of_op(names.op(op))[-1]} with {each}" for each in told)
+        if any(map(len, self._find_lone_gradients(at))):  # for other parameters an optimizer runs other ops
+            return tuple(self._tell_lone_gradients(at))
         return tuple(self._find_own(at))
 
     def _find_own(self, at: int) -> Iterator[str]:
@@ -129,15 +131,28 @@ class Operands:
         ops = np.flatnonzero(is_asked)[first].tolist()
         return Counter({forms_of_op(names.op(op))[-1]: n for op, n in zip(ops, counts.tolist(), strict=True)})
 
-    def _find_lone_gradients(self, at: int) -> Iterator[str]:
-        """Yields which parameters have a gradient in the step of a pair in one run alone."""
-        paired = self._found.a.rows, self._found.b.rows
-        for number, (run, step) in enumerate(zip((FIRST, SECOND), self._steps(at), strict=True)):
-            side, names = self._runs[number]
-            rows = np.flatnonzero(side.values.is_of(PARAMETER_GRAD) & (side.values.step == step))
+    def _tell_lone_gradients(self, at: int) -> Iterator[str]:
+        """Yields which parameters, of modules of both runs, have a gradient in the step of a pair in one run alone."""
+        modules = {*self._found.modules.values()}, {*self._found.modules}
+        for number, rows in enumerate(self._find_lone_gradients(at)):
+            names = self._runs[number][1]
+            told = [
+                names.label_value(row)
+                for row in rows.tolist()
+                if names.place_of_value(row) in modules[number]
+            ]
+            if told:
+                yield f"only the {(FIRST, SECOND)[number]} run has {first_few(told, _LISTED)}"
+
+    def _find_lone_gradients(self, at: int) -> list[Rows]:
+        """Returns of each run the rows of gradients of parameters, in the step of a pair, that the other run lacks."""
+        found, paired = [], (self._found.a.rows, self._found.b.rows)
+        for number, step in enumerate(self._steps(at)):
+            values = self._runs[number][0].values
+            rows = np.flatnonzero(values.is_of(PARAMETER_GRAD) & (values.step == step))
             known = np.concatenate([paired[number], self._found.misfits[:, number]])
-            if lone := [names.label_value(row) for row in rows[~np.isin(rows, known)].tolist()]:
-                yield f"only the {run} run has {first_few(lone, _LISTED)}"
+            found.append(rows[~np.isin(rows, known)])
+        return found
 
     def _compare_arguments(self, op: int, op_b: int) -> tuple[str, ...]:
         given, given_b = (args[row].as_py() for args, row in zip(self._args, (op, op_b), strict=True))

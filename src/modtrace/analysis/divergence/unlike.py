@@ -59,8 +59,8 @@ def are_unlike(
     """Returns which rows that differ are of ops outside of modules that read what ops made that one recording lacks.
 
     Nothing tells that they are the same ops, as the `stack` of norms and the one of sums of squares are not. Nor are
-    those that read what such ops made, and differ. They are left out only if something is compared that comes of them in
-    one of the recordings: in the other, a number may have been read by the program.
+    those that read what such ops made, and differ. They are left out only if something is compared that comes of them
+    in one of the recordings; in the other, the program may have read it.
 
     Args:
         one: a recording, its rows of `values`, and the ops that only it has.

@@ -25,7 +25,7 @@ from ...analysis.step.ops import bare_name
 from ...analysis.tables.op_rules import RANDOM
 from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
-from ...recording.role import BUFFER, BY_NAME, OUTPUT, PARAMETER
+from ...recording.role import BUFFER, BY_NAME, OPTIMIZER_STATE, OUTPUT, PARAMETER, UPDATE
 from ...recording.suggestions import count_of, first_few
 from ...surface import choose_phrase
 from ..common.columns import Color, Text, printable, render_lines
@@ -256,7 +256,7 @@ def _advise(each: Divergence) -> Iterator[str]:
     """Yields what makes the runs comparable where they begin with other numbers, or what else to look at."""
     if each.states:
         yield "load the state of the optimizer, too, or begin both without"
-    elif each.updated_since is not None or (each.phase == OPTIMIZER and each.input_error):
+    elif each.updated_since is not None or (each.role in (UPDATE, OPTIMIZER_STATE) and each.input_error):
         if 2 * each.updated[0] <= each.updated[1]:
             yield _ON_ROUNDING
     elif each.kind == SOURCE and each.role in (PARAMETER, BUFFER):
