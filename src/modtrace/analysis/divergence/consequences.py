@@ -76,12 +76,11 @@ class Consequences:
         self._size = find_norms(side)
         np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
         followed = np.isnan(run.of_reads)
-        self._readers = Groups(flow.read[followed], flow.reader[followed], len(flow.tensors))
+        reader, read, slot = (each[followed] for each in (flow.reader, flow.read, flow.slot))
+        self._readers = flow.readers if followed.all() else Groups(read, reader, len(flow.tensors))
+        self._reads, self._slot_of_read = (Groups(reader, each, len(flow.op_id)) for each in (read, slot))
         self._is_read_equal = np.zeros(len(flow.tensors), bool)
         self._is_read_equal[flow.read[~followed]] = True
-        self._reads, self._slot_of_read = (
-            Groups(flow.reader[followed], each[followed], len(flow.op_id)) for each in (flow.read, flow.slot)
-        )
         self._slots, self._args = flow.slots, side.data.table("ops")["args"]
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True

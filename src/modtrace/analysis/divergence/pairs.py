@@ -100,7 +100,7 @@ def compare_pairs(
 
     local = np.maximum(noise.local, errors.floor)
     of_reads = find_equal_reads(
-        (side, rows), (other.side, rows_b), alignment.steps, partner, errors.error, local
+        (side, rows), (other.side, rows_b), alignment.steps, partner, (alone, alone_b), errors.error, local
     )
 
     def inherit(absorbed: Bools) -> Inherited:

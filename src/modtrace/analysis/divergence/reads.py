@@ -31,6 +31,7 @@ def find_equal_reads(
     other: tuple[Side, Rows],
     steps: Rows,
     partner: Rows,
+    alone: tuple[Bools, Bools],
     error: Numbers,
     noise: Numbers,
 ) -> tuple[Numbers, Numbers]:
@@ -45,6 +46,7 @@ def find_equal_reads(
         other: the same of the other one.
         steps: pairs of steps.
         partner: of each op of the first: the same op of the second; -1 for none.
+        alone: which ops only one recording has; where neither has such, all are pairs, and nothing is looked for.
         error: how far apart each pair is.
         noise: up to which that is rounding.
 
@@ -52,7 +54,7 @@ def find_equal_reads(
         The error of each read of the first recording, and of the second; NaN for all others.
     """
     found, found_b = (np.full(len(side.flow.read), np.nan) for side, _ in (one, other))
-    if not (error > noise).any():
+    if not any(each.any() for each in alone) or not (error > noise).any():
         return found, found_b
     with np.errstate(all="ignore"):
         elsewhere = _find_elsewhere(one, other, steps, error, noise)
