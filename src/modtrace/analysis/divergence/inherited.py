@@ -21,6 +21,7 @@ from ..alignment.sides import Side
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of, columns_at, iterate_levels
 from ..tables.op_rules import UNINITIALIZED
 from .flow import find_inputs
+from .run_tensors import find_tensors
 
 _FORWARD, _OPTIMIZED = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 _FALSE = np.bool_(False)
@@ -313,6 +314,9 @@ def _inherit_by_ops(
     tensor = side.find_tensors(outputs)
     of_tensor = np.full(len(producer), np.nan)
     np.fmax.at(of_tensor, tensor[tensor >= 0], of_group[group[outputs]][tensor >= 0])
+    if alone.any():
+        of_view = _errors_of_returned(side, rows, of_group[group[rows]])
+        of_tensor = np.where(np.isnan(of_tensor), of_view, of_tensor)
     of_tensor[(producer >= 0) & side.ops.are_named(UNINITIALIZED)[producer]] = 0.0
     leaves = np.flatnonzero(~is_output & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
     of_leaves = _errors_of_reads(side, leaves, of_group[group[leaves]])
@@ -334,6 +338,16 @@ def _inherit_by_ops(
     unknown = np.where(found.is_known[mine], 0.0, before[mine])
     found.error[mine] = np.fmax(np.nan_to_num(known, nan=0.0, posinf=np.inf), unknown)
     found.through[mine], found.is_partial[mine] = inputs.through[op[mine]], inputs.is_partial[op[mine]]
+
+
+def _errors_of_returned(side: Side, rows: Rows, error: Numbers) -> Numbers:
+    """Returns the error of each tensor, maybe a view, that a module without others inside returned; NaN for others."""
+    is_leaf = ~np.isin(side.values.call[rows], side.calls.calls.parent)
+    at = np.flatnonzero(side.values.is_of(OUTPUT, rows=rows) & ~np.isnan(error) & is_leaf)
+    tensor = find_tensors(side, rows[at], np.ones(len(at), bool))
+    found = np.full(len(side.flow.tensors), np.nan)
+    np.fmax.at(found, tensor[tensor >= 0], error[at[tensor >= 0]])
+    return found
 
 
 def _errors_of_reads(side: Side, leaves: Rows, errors: Numbers) -> Numbers:
