@@ -134,7 +134,11 @@ def _find_outside(side: Side, rows: Rows) -> Rows:
 
 
 def _name_read(side: Side, makers: Rows, alone: Bools, name: Rows) -> Rows:
-    """Returns for each op a number of the name of an op that only this recording has, whose output it reads; or -1."""
+    """Returns for each op a number of the name of an op outside of modules that made what it reads, and has no partner.
+
+    It is -1 where it reads none.
+    """
     found = np.full(len(side.ops.name) + 1, -1, np.int64)
-    np.maximum.at(found, side.flow.reader, np.where(alone[makers], take(name, makers), -1))
+    is_one = alone[makers] & (np.append(side.ops.call, 0)[makers] < 0)
+    np.maximum.at(found, side.flow.reader, np.where(is_one, take(name, makers), -1))
     return found
