@@ -35,6 +35,9 @@ from .sizes import Sizes, read_sizes
 
 _BACKWARD = PHASES.index(BACKWARD)
 
+#: So many views in a row are looked through.
+_MOST_VIEWS = 4
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallSide:
@@ -150,11 +153,32 @@ class Side:
         """Which tensors of `flow` only the backward of their own op reads; see `OpFlow.find_internal`."""
         return self.flow.find_internal(self.ops.forward)
 
-    def find_tensors(self, rows: Rows) -> Rows:
-        """Returns the tensor of each of some rows of `values` that an op returned; -1 for other rows."""
+    @cached_property
+    def tensor_of_value(self) -> Rows:
+        """The tensor of `flow` of each row of `values` that an op returned; -1 for other rows."""
         values = self.values
-        op = np.where(values.is_of(OP_OUTPUT, rows=rows), values.op[rows], -1)
-        return self.flow.find_output(op, values.slot[rows], values.slots)
+        op = np.where(values.is_of(OP_OUTPUT), values.op, -1)
+        return self.flow.find_output(op, values.slot, values.slots)
+
+    @cached_property
+    def value_of_tensor(self) -> Rows:
+        """The row of `values` of what an op returned that each tensor of `flow` is; -1 for none."""
+        found, rows = np.full(len(self.flow.tensors), -1, np.int64), np.flatnonzero(self.tensor_of_value >= 0)
+        found[self.tensor_of_value[rows]] = rows
+        return found
+
+    @cached_property
+    def origin_of_read(self) -> Rows:
+        """The tensor that each read of `flow` is of, or of which what is read is a view or a copy."""
+        flow, is_plain = self.flow, np.append(self.ops.is_plain, False)
+        first_read = np.full(len(flow.op_id), -1, np.int64)
+        first_read[flow.reader[::-1]] = flow.read[::-1]
+        tensor = flow.read
+        for _ in range(_MOST_VIEWS):
+            maker = flow.tensors.producer[tensor]
+            is_view = (maker >= 0) & is_plain[maker] & (take(first_read, maker) >= 0)
+            tensor = np.where(is_view, take(first_read, maker), tensor)
+        return tensor
 
     def find_unread(self, among: Bools | None = None) -> Bools:
         """Returns which ops, or which of some, ran for nothing; see `OpFlow.find_unread`."""

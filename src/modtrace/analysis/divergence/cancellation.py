@@ -62,9 +62,9 @@ def find_gain_before(side: Side, rows: Rows, alone: Bools) -> Numbers:
     ops = np.flatnonzero(side.ops.are_named(_CENTERING) & alone[:-1])
     if not len(ops):
         return gain
-    outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
-    tensor = side.find_tensors(outputs)
-    outputs, tensor = outputs[tensor >= 0], tensor[tensor >= 0]
+    tensor = side.tensor_of_value
+    outputs = np.flatnonzero(tensor >= 0)
+    tensor = tensor[outputs]
     stats = read_statistics(values.table.take(from_numpy(outputs)))
     is_gradient = np.array([*(each.startswith("grad") for each in flow.slots), False])[flow.slot]
     is_asked = np.isin(np.arange(len(side.ops.name)), ops)
@@ -78,7 +78,7 @@ def find_gain_before(side: Side, rows: Rows, alone: Bools) -> Numbers:
         )
         for each, left_out in ((stats.l2, ~is_gradient), (stats.max, is_gradient))
     )
-    of_tensor = _to_tensors(flow, side.find_tensors(rows[values.is_of(OP_OUTPUT, rows=rows)]), 1.0)
+    of_tensor = _to_tensors(flow, side.tensor_of_value[rows[values.is_of(OP_OUTPUT, rows=rows)]], 1.0)
     made = flow.first_returned[ops]
     with np.errstate(all="ignore"):
         of_op = size.error[ops] * weight.error[ops] / _to_tensors(flow, tensor, stats.l2)[made]
@@ -124,7 +124,7 @@ def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: Co
         return
     mine = np.flatnonzero(side.values.is_of(OP_OUTPUT, rows=rows) & (side.values.op[rows] >= 0))
     values, flow = side.values, side.flow
-    tensor = side.find_tensors(rows[mine])
+    tensor = side.tensor_of_value[rows[mine]]
     names = [bare_name(name) for name in side.ops.names]
     name = side.ops.name[values.op[rows[mine]]]
     slot = np.array([*values.slots, ""], object)[values.slot[rows[mine]]]

@@ -311,7 +311,7 @@ def _inherit_by_ops(
         return
     is_output = values.is_of(OP_OUTPUT)
     outputs = np.flatnonzero(is_output & (values.op >= 0))
-    tensor = side.find_tensors(outputs)
+    tensor = side.tensor_of_value[outputs]
     of_tensor = np.full(len(producer), np.nan)
     np.fmax.at(of_tensor, tensor[tensor >= 0], of_group[group[outputs]][tensor >= 0])
     if alone.any():

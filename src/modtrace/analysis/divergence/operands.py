@@ -278,6 +278,6 @@ def _find_origin(side: Side, names: Names, op: int, tensor: int) -> _Origin:
         if not side.ops.is_plain[producer] or not reads:
             rows = np.flatnonzero(values.op == producer)
             rows = rows[values.is_of(OP_OUTPUT, rows=rows)]
-            return _Origin(rows[side.find_tensors(rows) == tensor], names.label_op(producer))
+            return _Origin(rows[side.tensor_of_value[rows] == tensor], names.label_op(producer))
         tensor = next(iter(reads.values()))
     return _Origin(np.empty(0, np.int64), "")

@@ -16,11 +16,11 @@ from .measured import read_measured
 from .ranking import IS_MADE
 from .run_tensors import find_tensors
 
-#: So many views in a row are looked through.
-_MOST_VIEWS = 4
-
 #: What is so many times as far below 0 as the largest number is apart from it is a mask.
 _MASKED = 1e3
+
+#: Tensors that are farther apart than this are not taken for equal, whatever is noise.
+_MOST_APART = 0.05
 
 #: So many pairs of tensors are compared, the first ones.
 _MOST_PAIRS = 10_000
@@ -79,7 +79,8 @@ def _compare_arguments(
     wanted = np.full(len(partner), -1, np.int64)
     wanted[ops] = partner[ops]
     reads, reads_b = pair_reads(side, side_b, wanted)
-    row, row_b = _find_rows(side, reads), _find_rows(side_b, reads_b)
+    row = side.value_of_tensor[side.origin_of_read[reads]]
+    row_b = side_b.value_of_tensor[side_b.origin_of_read[reads_b]]
     of_pair = np.full(len(side.values.step), -1, np.int64)
     of_pair[rows] = rows_b
     shape, shape_b = number_sizes(*(read_sizes(each.flow.tensors.table["shape"]) for each in (side, side_b)))
@@ -140,7 +141,7 @@ def _find_elsewhere(
     stats, stats_b = (
         read_statistics(each.values.table.take(from_numpy(of))) for each, of in ((side, row), (side_b, row_b))
     )
-    least = IS_MADE * float(np.median(noise[differs]))
+    least = min(IS_MADE * float(np.median(noise[differs])), _MOST_APART)
     order = np.lexsort((stats_b.l2, keys_b))
     at, there = _find_near(keys, stats.l2, keys_b[order], stats_b.l2[order], least).T
     there = order[there]
@@ -151,19 +152,22 @@ def _find_elsewhere(
     at, there = at[:_MOST_PAIRS], there[:_MOST_PAIRS]
     apart = find_errors(read_measured(side.data, row[at]), read_measured(side_b.data, row_b[there])).error
     kept = apart <= least
-    tensor, tensor_b = side.find_tensors(row[at[kept]]), side_b.find_tensors(row_b[there[kept]])
-    found[tensor], found_b[tensor_b] = apart[kept], apart[kept]
+    found[side.tensor_of_value[row[at[kept]]]] = apart[kept]
+    found_b[side_b.tensor_of_value[row_b[there[kept]]]] = apart[kept]
     return found, found_b
 
 
 def _find_unsettled(side: Side, rows: Rows, differing: Rows) -> Rows:
-    """Returns rows of `values` of what ops returned that has no pair, or one that differs; not of constants."""
+    """Returns rows of `values` of what ops returned that has no pair, or one that differs.
+
+    Constants are left out, and whole numbers and masks: those of other tensors may have equal statistics.
+    """
     values = side.values
     is_paired = np.zeros(len(values.step), bool)
     is_paired[rows] = True
     is_paired[differing] = False
-    found = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0) & ~is_paired)
-    found = found[side.find_tensors(found) >= 0]
+    found = np.flatnonzero((side.tensor_of_value >= 0) & ~is_paired)
+    found = found[~side.flow.tensors.is_whole[side.tensor_of_value[found]]]
     stats = read_statistics(values.table.take(from_numpy(found)))
     return found[np.isfinite(stats.l2) & (stats.min < stats.max) & ~_are_masked(stats)]
 
@@ -202,25 +206,3 @@ def pair_reads(side: Side, side_b: Side, partner: Rows) -> tuple[Rows, Rows]:
         partner[side.flow.reader[reads]] * width + slots[0][reads]
     )
     return reads[there >= 0], there[there >= 0]
-
-
-def find_origins(side: Side) -> Rows:
-    """Returns of each read the tensor that is read, or of which that is a view or a copy."""
-    flow, is_plain = side.flow, np.append(side.ops.is_plain, False)
-    first_read = np.full(len(side.ops.name), -1, np.int64)
-    first_read[flow.reader[::-1]] = flow.read[::-1]
-    tensor = flow.read
-    for _ in range(_MOST_VIEWS):
-        maker = flow.tensors.producer[tensor]
-        is_view = (maker >= 0) & is_plain[maker] & (take(first_read, maker) >= 0)
-        tensor = np.where(is_view, take(first_read, maker), tensor)
-    return tensor
-
-
-def _find_rows(side: Side, reads: Rows) -> Rows:
-    """Returns the row of `values` of what an op has returned that is read; -1 for none."""
-    outputs = np.flatnonzero(side.values.is_of(OP_OUTPUT) & (side.values.op >= 0))
-    tensor = side.find_tensors(outputs)
-    of_tensor = np.full(len(side.flow.tensors), -1, np.int64)
-    of_tensor[tensor[tensor >= 0]] = outputs[tensor >= 0]
-    return of_tensor[find_origins(side)[reads]]

@@ -71,7 +71,7 @@ def find_norms(side: Side) -> Numbers:
     is_leaf = (row >= 0) & (tensors.site_id >= 0)
     found[is_leaf] = norm[row[is_leaf]]
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
-    made = side.find_tensors(outputs)
+    made = side.tensor_of_value[outputs]
     found[made[made >= 0]] = norm[outputs[made >= 0]]
     return found
 
@@ -103,7 +103,7 @@ def find_module_outputs(side: Side, rows: Rows) -> Rows:
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
     is_theirs = np.isin(values.place, values.place[rows]) & (values.place >= 0)
     returned = values.group[values.is_of(OUTPUT) & (values.call >= 0) & is_theirs]
-    tensors = side.find_tensors(outputs[np.isin(values.group[outputs], returned)])
+    tensors = side.tensor_of_value[outputs[np.isin(values.group[outputs], returned)]]
     return tensors[tensors >= 0]
 
 
@@ -132,7 +132,7 @@ def find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:
     values = side.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
     of_group = np.full(int(values.group.max(initial=-1)) + 1, -1, np.int64)
-    of_group[values.group[outputs]] = side.find_tensors(outputs)
+    of_group[values.group[outputs]] = side.tensor_of_value[outputs]
     found = of_group[values.group[rows]]
     found = np.where(found < 0, _find_model_outputs(side, rows), found)
     at = np.flatnonzero(wanted & (found < 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))

@@ -8,7 +8,7 @@ from ..alignment.ops import number_names
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, read_sizes
 from ..step.calls import Bools, Rows, take
-from .reads import find_origins, pair_reads
+from .reads import pair_reads
 
 
 def are_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
@@ -71,7 +71,7 @@ def are_unlike(
     """
     (side, rows, alone), (side_b, rows_b, alone_b) = one, other
     names = number_names(side, side_b)
-    makers, makers_b = (each.flow.tensors.producer[find_origins(each)] for each in (side, side_b))
+    makers, makers_b = (each.flow.tensors.producer[each.origin_of_read] for each in (side, side_b))
     op, op_b = _find_outside(side, rows), _find_outside(side_b, rows_b)
     made = _name_read(side, makers, alone, names[0])[op]
     made_b = _name_read(side_b, makers_b, alone_b, names[1])[op_b]
