@@ -13,6 +13,7 @@ from .contents import number_contents
 from .keys import Partners, number_codes, number_keys, rows_in_order
 from .modules import PlacePairs
 from .op_shapes import number_shapes
+from .paired_reads import PairedReads
 from .sequences import align_sequences
 from .sides import Side
 
@@ -136,17 +137,14 @@ def _pair_by_readers(a: Side, b: Side, found: _GroupedOps, alike: Partners) -> N
         each[rows] = (known[rows] < 0) & (side.ops.phase[rows] != _OPTIMIZED)
     if not (can[0].any() and can[1].any()):
         return
-    slots = number_codes(*((each.flow.slots, each.flow.slot) for each in (a, b)))
-    width = 1 + max(int(each.max(initial=0)) for each in slots)
-    find_read = RowFinder(b.flow.reader * width + slots[1])
+    paired = PairedReads(a, b)
     made, made_b = (each.flow.tensors.producer[each.flow.read] for each in (a, b))
     begins = np.searchsorted(a.flow.reader, np.arange(len(partner) + 1))
     readers = np.flatnonzero(partner >= 0)
     while len(readers):
         reads = ranges(begins[readers], begins[readers + 1] - begins[readers])
         reads = reads[take(can[0], made[reads]) > 0]
-        there = find_read(partner[a.flow.reader[reads]] * width + slots[0][reads])
-        one, other = made[reads], take(made_b, there)
+        one, other = made[reads], take(made_b, paired.find(reads, partner))
         fits = (partner[one] < 0) & (take(can[1], other) > 0) & (take(back, other) < 0)
         fits &= alike[0][one] == take(alike[1], other)
         one, other = one[fits], other[fits]

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...recording.role import OP_OUTPUT
 from ..step.calls import Bools, Rows
 from .answer import ABSORBED, VERDICTS
 from .consequences import ComparedRun, Consequences
@@ -36,7 +35,7 @@ class AbsorbedDifferences:
         Args:
             ranking: what is said of each pair; the noise is the same at each call.
         """
-        if not ranking.is_beyond.any() or not all(len(run.side.flow.read) for run in self._runs):
+        if not ranking.is_beyond.any() or not all(len(run.paired.side.flow.read) for run in self._runs):
             return ranking
         return self._dismiss_gradients(self._dismiss_all(ranking))
 
@@ -46,8 +45,8 @@ class AbsorbedDifferences:
         whole = self._dismiss(ranking, np.ones(len(ranking.score), bool), with_others=True)
         if (first := choose_first(whole)) is None:
             return whole
-        run = self._runs[0]
-        step = run.side.values.step[run.measured.rows]
+        run = self._runs[0].paired
+        step = run.side.values.step[run.rows]
         without = self._dismiss(whole, step == step[first], with_others=False)
         first, left_out = choose_first(without), min(path.first_left_out for path in self._known.values())
         return without if first is not None and left_out > first else whole
@@ -57,12 +56,8 @@ class AbsorbedDifferences:
 
         Where that came to nothing, the gradients have the order of it: they hold the same numbers.
         """
-        run = self._runs[0]
-        op = np.where(
-            run.side.values.is_of(OP_OUTPUT, rows=run.measured.rows),
-            run.side.values.op[run.measured.rows],
-            -1,
-        )
+        run = self._runs[0].paired
+        op = run.op
         is_absorbed = np.zeros(len(run.side.ops.name) + 1, bool)
         is_absorbed[op[ranking.least == VERDICTS.index(ABSORBED)]] = True
         is_absorbed[-1] = False

@@ -6,13 +6,14 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import Numbers, read_statistics
 from ..alignment.sides import Side
-from ..step.calls import Bools, RowFinder, Rows
+from ..step.calls import RowFinder, Rows
 from ..step.ops import bare_name
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
 from .flow import find_inputs
 from .inherited import find_largest, name_parameters
 from .measured import ComparedRows
+from .paired_run import PairedRun
 
 #: Ops that return means: of all they read, or at slot `[1]`.
 _AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "native_group_norm"})
@@ -48,18 +49,14 @@ def find_cancellation(side: Side, rows: Rows, measured: ComparedRows) -> Numbers
     return np.clip(np.nan_to_num(factor, nan=1.0), 1.0, _LARGEST)
 
 
-def find_gain_before(side: Side, rows: Rows, alone: Bools) -> Numbers:
+def find_gain_before(run: PairedRun) -> Numbers:
     """Returns how many times larger the rounding of what each op read is by softmaxes that one recording alone has.
 
     Their backward takes the mean of a gradient, weighted by the output, from that.
-
-    Args:
-        side: the recording.
-        rows: rows of `values`.
-        alone: the ops that only this recording has; the last stands for no op.
     """
-    gain, values, flow = np.ones(len(rows)), side.values, side.flow
-    ops = np.flatnonzero(side.ops.are_named(_CENTERING) & alone[:-1])
+    side, gain = run.side, np.ones(len(run.rows))
+    values, flow = side.values, side.flow
+    ops = np.flatnonzero(side.ops.are_named(_CENTERING) & run.alone[:-1])
     if not len(ops):
         return gain
     tensor = side.tensor_of_value
@@ -78,14 +75,13 @@ def find_gain_before(side: Side, rows: Rows, alone: Bools) -> Numbers:
         )
         for each, left_out in ((stats.l2, ~is_gradient), (stats.max, is_gradient))
     )
-    of_tensor = _to_tensors(flow, side.tensor_of_value[rows[values.is_of(OP_OUTPUT, rows=rows)]], 1.0)
+    of_tensor = _to_tensors(flow, side.tensor_of_value[run.rows[run.op >= 0]], 1.0)
     made = flow.first_returned[ops]
     with np.errstate(all="ignore"):
         of_op = size.error[ops] * weight.error[ops] / _to_tensors(flow, tensor, stats.l2)[made]
     of_tensor[made] = np.clip(np.nan_to_num(of_op, nan=1.0), 1.0, _LARGEST)
-    is_op = np.flatnonzero(values.is_of(OP_OUTPUT, rows=rows) & (values.op[rows] >= 0))
     read = find_inputs(flow, side.ops.is_plain, of_tensor, np.full(len(flow.read), np.nan)).error
-    gain[is_op] = np.fmax(1.0, read[values.op[rows[is_op]]])
+    gain[run.op >= 0] = np.fmax(1.0, read[run.op[run.op >= 0]])
     return gain
 
 

@@ -37,7 +37,7 @@ from .errors import METRICS, NOTHING
 from .merged_pairs import MergedPairs, put_in_order
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
-from .pairs import Compared, ComparedSide, are_model_outputs, compare_pairs
+from .pairs import Compared, ComparedSide, compare_pairs
 from .ranking import choose_certain, choose_first, first_of_each, merge_rankings
 from .recomputes import compare_recomputed
 from .reshaped import find_reshaped
@@ -111,7 +111,7 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
     merged = put_in_order(parts)
     ranking = merge_rankings([each.ranking for each in parts], merged.order)
     details, first = [Details(each) for each in parts], choose_first(ranking)
-    are_results = merged.collect([are_model_outputs(each.side, each.a.rows) for each in parts])
+    are_results = merged.collect([each.are_results for each in parts])
     certain = choose_certain(ranking, are_results) if first is None else None
     if certain is not None:
         first = certain[0]

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
-from ..alignment.sides import Side
 from ..step.calls import Bools, Groups, Rows
 from ..tables.op_rules import ADDITIVE
 from .errors import Errors
 from .measured import ComparedRows
+from .paired_run import PairedRun
 from .ranking import IS_MADE, Ranking
 from .run_tensors import (
     SharedMemory,
@@ -45,9 +45,8 @@ _MOST_TENSORS = 200_000
 class ComparedRun(NamedTuple):
     """One of the two recordings, and what is known of its row of each pair."""
 
-    side: Side
+    paired: PairedRun
     measured: ComparedRows
-    are_results: Bools  # outermost calls returned it
     are_repeated: Bools  # its module is called another number of times in the other recording
     of_reads: (
         Numbers  # of each read its error, where the other recording reads there what is equal; NaN elsewhere
@@ -66,7 +65,7 @@ class Consequences:
     """What one run has computed from each tensor."""
 
     def __init__(self, run: ComparedRun, ranking: Ranking, errors: Errors, size: Numbers) -> None:
-        side, rows = run.side, run.measured.rows
+        side, rows = run.paired.side, run.paired.rows
         flow = side.flow
         self._noise, self._error = ranking.noise, errors.error
         #: Statistics do not show how far tensors are apart that are as far apart as their noise.
@@ -96,7 +95,7 @@ class Consequences:
         self._is_end[flow.returned.tensor] = True
         self._is_end[find_kept(side, rows, self._tensor, errors.error > IS_MADE * ranking.noise)] = True
         self._is_end |= self._memory.find_kept_gradients(side)
-        self._are_results = run.are_results
+        self._are_results = run.paired.are_results
         self._is_ignored = np.zeros(len(flow.tensors), bool)
         self._is_ignored[find_module_outputs(side, rows[run.are_repeated])] = True
         self._is_ignored[np.concatenate([flow.read, flow.returned.tensor])] = False

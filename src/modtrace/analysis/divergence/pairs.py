@@ -10,7 +10,7 @@ from ...errors import NothingRecordedError
 from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import LEAF, OF_PARAMETERS, OP_OUTPUT, OUTPUT, PARAMETER
+from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
@@ -28,6 +28,7 @@ from .joined_errors import JoinedErrors, find_joined_errors
 from .measured import ComparedRows, read_measured
 from .no_common import explain_nothing
 from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
+from .paired_run import PairedRun, find_alone
 from .ranking import Ranking, rank
 from .reads import find_equal_reads
 from .unlike import are_beside, are_of_other_sizes, are_unlike
@@ -63,12 +64,17 @@ class Compared:
     #: FIRST or SECOND: rows of `a` are of what this recording recomputed, and rows of `b` of its forward.
     recompute_of: str | None = None
 
+    @property
+    def are_results(self) -> Bools:
+        """Which pairs are of what outermost calls returned in forward."""
+        return PairedRun(side=self.side, rows=self.a.rows, alone=self.alone).are_results
+
 
 def compare_pairs(
     one: ComparedSide,
     other: ComparedSide,
     alignment: Alignment,
-    runs: Sequence[RecordingData],
+    further: Sequence[RecordingData],
     tolerance: float | None,
 ) -> Compared:
     """Returns what is found out of the pairs of an alignment.
@@ -77,60 +83,61 @@ def compare_pairs(
         one: a recording.
         other: another one, or the same.
         alignment: of both.
-        runs: further runs of the configuration of the first, from which noise is measured.
+        further: runs of the configuration of the first, from which noise is measured.
         tolerance: the relative error that is noise; None: it is measured, or assumed.
     """
     side, joined = one.side, find_joined_errors(one.side.data, other.side.data, alignment)
     rows, rows_b, order, misfits = _choose_rows(one, other, alignment, joined)
-    measured, measured_b = read_measured(side.data, rows), read_measured(other.side.data, rows_b)
-    errors, is_joined = _compare(side, (measured, measured_b), alignment, joined, order)
+    runs = (
+        PairedRun(side=side, rows=rows, alone=find_alone(side, alignment.ops[:, 0])),
+        PairedRun(side=other.side, rows=rows_b, alone=find_alone(other.side, alignment.ops[:, 1])),
+    )
+    measured = read_measured(side.data, rows), read_measured(other.side.data, rows_b)
+    errors, is_joined = _compare(side, measured, alignment, joined, order)
     error = errors.error.copy()  # what is not compared may still be told to differ where it is read
     are_repeated = _are_repeated(side, other.side, rows, rows_b)
-    is_beside = are_beside(side, rows, misfits, are_repeated)
-    alone, alone_b = _find_alone(one, alignment.ops[:, 0]), _find_alone(other, alignment.ops[:, 1])
-    if len(misfits) or (alone.any() and alone_b.any()):
-        is_beside |= are_of_other_sizes((side, rows), (other.side, rows_b), errors.error > 0)
-    errors.put_rows(NOTHING, np.flatnonzero(is_beside), np.nan, 0.0)
+    _leave_out(errors, are_beside(side, rows, misfits, are_repeated))
+    if len(misfits) or all(run.alone.any() for run in runs):
+        _leave_out(errors, are_of_other_sizes(*runs, error > 0))
     partner = np.full(len(side.ops.name), -1, np.int64)
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
-    noise = _find_noise(one, other, measured, measured_b, is_joined, runs, tolerance)
-    are_judged = _are_judged(side, other.side, rows, alignment)
-    are_judged &= ~(_is_passed_on(side, rows, alone) | _is_passed_on(other.side, rows_b, alone_b))
-    is_exchanged = _is_exchanged(side, rows, other.side, rows_b, partner)
-
+    noise = _find_noise(one, other, measured, is_joined, further, tolerance)
     local = np.maximum(noise.local, errors.floor)
-    of_reads = find_equal_reads(
-        (side, rows), (other.side, rows_b), alignment.steps, partner, (alone, alone_b), errors.error, local
-    )
+    of_reads = find_equal_reads(*runs, alignment.steps, partner, errors.error, local)
+    is_exchanged = _is_exchanged(*runs, partner)
 
     def inherit(absorbed: Bools) -> Inherited:
-        found = _find_inherited((one, other), (rows, rows_b), error, absorbed, (alone, alone_b), of_reads)
+        found = _find_inherited(runs, (one.given, other.given), error, absorbed, of_reads)
         found.is_copy[is_exchanged] = False
         return found
 
     def leave_unlike(are_beyond: Bools) -> bool:
-        both = (side, rows, alone), (other.side, rows_b, alone_b)
-        makers = _find_makers(side, rows), _find_makers(other.side, rows_b)
-        is_unlike = are_unlike(*both, are_beyond, makers, np.isnan(error))
-        errors.put_rows(NOTHING, np.flatnonzero(is_unlike), np.nan, 0.0)
+        is_unlike = are_unlike(*runs, are_beyond, np.isnan(error))
+        _leave_out(errors, is_unlike)
         error[is_unlike] = np.nan
         return bool(is_unlike.any())
 
-    both = (
-        ComparedRun(side, measured, are_model_outputs(side, rows), are_repeated, of_reads[0]),
-        ComparedRun(other.side, measured_b, are_model_outputs(other.side, rows_b), are_repeated, of_reads[1]),
+    inherited, ranking, noise = _judge(
+        inherit,
+        leave_unlike,
+        errors,
+        noise,
+        np.maximum(*map(find_gain_before, runs)),
+        _are_judged(runs, alignment),
+        [
+            ComparedRun(run, each, are_repeated, reads)
+            for run, each, reads in zip(runs, measured, of_reads, strict=True)
+        ],
     )
-    gain = np.maximum(find_gain_before(side, rows, alone), find_gain_before(other.side, rows_b, alone_b))
-    inherited, ranking, noise = _judge(inherit, leave_unlike, errors, noise, gain, are_judged, both)
     return Compared(
         side=side,
         other=other.side,
         modules={there: here for here, there in alignment.modules},
         partner=partner,
-        alone=alone,
-        alone_b=alone_b,
-        a=measured,
-        b=measured_b,
+        alone=runs[0].alone,
+        alone_b=runs[1].alone,
+        a=measured[0],
+        b=measured[1],
         errors=errors,
         inherited=inherited,
         noise=noise,
@@ -157,6 +164,11 @@ def _choose_rows(
     order = np.flatnonzero(kept)
     order = order[order_by_use(one.side, every[order])]
     return every[order], every_b[order], order, pairs[is_misfit]
+
+
+def _leave_out(errors: Errors, are_left: Bools) -> None:
+    """Takes pairs for not compared."""
+    errors.put_rows(NOTHING, np.flatnonzero(are_left), np.nan, 0.0)
 
 
 def _compare(
@@ -198,7 +210,7 @@ def _judge(
     absorbed = np.zeros(len(errors), bool)
     inherited = inherit(absorbed)
     through = inherited.through, inherited.through_b
-    epsilons = [_find_epsilons_of_ops(run.side, ops) for run, ops in zip(runs, through, strict=True)]
+    epsilons = [_find_epsilons_of_ops(run.paired.side, ops) for run, ops in zip(runs, through, strict=True)]
     noise = noise.add_rounding(np.maximum(*epsilons)).multiply(gain)
     ranking = rank(errors, inherited, noise, are_judged)
     if leave_unlike(ranking.is_beyond):
@@ -240,21 +252,21 @@ def _count_calls(side: Side) -> Rows:
 def _find_noise(
     one: ComparedSide,
     other: ComparedSide,
-    a: ComparedRows,
-    b: ComparedRows,
+    measured: tuple[ComparedRows, ComparedRows],
     is_joined: Bools,
-    runs: Sequence[RecordingData],
+    further: Sequence[RecordingData],
     tolerance: float | None,
 ) -> Noise:
     """Returns the noise that is given, or that further runs show, or that is assumed without any."""
+    a, b = measured
     if tolerance is not None:
         return give_noise(tolerance, len(a.rows))
     ones = find_cancellation(one.side, a.rows, a)
     others = find_cancellation(other.side, b.rows, b)
     # What cancels in one recording alone is a difference; in a part, and not in the whole, it is none.
     cancellation = np.where(is_joined, np.maximum(ones, others), np.minimum(ones, others))
-    if runs:
-        return measure_noise([_find_levels(one.side.data, run, a.rows) for run in runs], cancellation)
+    if further:
+        return measure_noise([_find_levels(one.side.data, run, a.rows) for run in further], cancellation)
     # Of the size of a parameter, gradients that are noise alone leave less.
     is_parameter = one.side.values.is_of(PARAMETER, rows=a.rows)
     return assume_noise(a, b, cancellation, np.where(is_parameter, 1.0, MOST_NOISE))
@@ -267,27 +279,20 @@ def is_uninitialized(run: ComparedSide, rows: Rows) -> Bools:
     return np.asarray((op >= 0) & values.is_of(OP_OUTPUT, rows=rows) & np.append(is_one, False)[op])
 
 
-def _find_alone(run: ComparedSide, paired: Rows) -> Bools:
-    is_alone = np.append(~run.side.ops.is_plain, False)
-    is_alone[paired] = False
-    return is_alone
-
-
 def _find_inherited(
-    runs: tuple[ComparedSide, ComparedSide],
-    rows: tuple[Rows, Rows],
+    runs: tuple[PairedRun, PairedRun],
+    given: tuple[Numbers, Numbers],
     error: Numbers,
     absorbed: Bools,
-    alone: tuple[Bools, Bools],
     of_reads: tuple[Numbers, Numbers],
 ) -> Inherited:
+    """Returns what each pair has inherited, in either recording; `given` are as in `ComparedSide`."""
     (one, other), side = runs, runs[0].side
-    found = find_inherited(side, rows[0], error, absorbed, alone[0][:-1], of_reads[0])
-    if alone[1].any():
-        second = find_inherited(other.side, rows[1], error, absorbed, alone[1][:-1], of_reads[1])
-        is_op = side.values.is_of(OP_OUTPUT, rows=rows[0]) & ~np.isnan(error)
-        found = add_second(found, second, is_op)
-    np.maximum(found.error, np.maximum(one.given[rows[0]], other.given[rows[1]]), out=found.error)
+    found = find_inherited(side, one.rows, error, absorbed, one.alone[:-1], of_reads[0])
+    if other.alone.any():
+        second = find_inherited(other.side, other.rows, error, absorbed, other.alone[:-1], of_reads[1])
+        found = add_second(found, second, (one.op >= 0) & ~np.isnan(error))
+    np.maximum(found.error, np.maximum(given[0][one.rows], given[1][other.rows]), out=found.error)
     return found
 
 
@@ -298,55 +303,23 @@ def _may_be_turned(side: Side, rows: Rows) -> Bools:
     return np.asarray(is_later | values.is_of(*OF_PARAMETERS, rows=rows))
 
 
-def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bools:
-    """Returns which rows may be blamed: of an optimizer that runs other ops in the other recording, its ops may not."""
-    in_optimizer = PHASES.index(OPTIMIZER)
-    unpaired = ((side, alignment.missing.ops), (other, alignment.extra.ops))
-    is_other = any((each.ops.phase[ops.rows] == in_optimizer).any() for each, ops in unpaired)
-    is_op = (side.values.op[rows] >= 0) & (side.values.phase[rows] == in_optimizer)
-    return np.asarray(~(is_op & is_other))
+def _are_judged(runs: tuple[PairedRun, PairedRun], alignment: Alignment) -> Bools:
+    """Returns which pairs may be blamed.
 
-
-def _is_passed_on(side: Side, rows: Rows, alone: Bools) -> Bools:
-    """Returns which rows are outputs of modules that computed nothing: an op outside of the call returned the tensor.
-
-    Where that is not known, as no op that returned it was measured, a module has computed what it returned. Where only
-    one recording has the op, the output shows what that has made.
+    They are not what modules pass on, nor of the ops of an optimizer that runs other ops in the other recording.
     """
-    values, calls = side.values, side.calls.calls
-    op, own = _find_makers(side, rows), values.call[rows]
-    around = take(side.ops.call, np.maximum(op, -1))
-    is_passed_on = values.is_of(OUTPUT, rows=rows) & (own >= 0) & (op >= -1) & ~values.is_of_op[rows]
-    is_passed_on &= ~alone[np.maximum(op, -1)]
-    while (is_passed_on & (around >= 0)).any():
-        is_passed_on &= around != own
-        around = take(calls.parent, around)
-    return np.asarray(is_passed_on)
+    in_optimizer = PHASES.index(OPTIMIZER)
+    unpaired = zip(runs, (alignment.missing.ops, alignment.extra.ops), strict=True)
+    is_other = any((run.side.ops.phase[ops.rows] == in_optimizer).any() for run, ops in unpaired)
+    values, rows = runs[0].side.values, runs[0].rows
+    is_op = (values.op[rows] >= 0) & (values.phase[rows] == in_optimizer)
+    return np.asarray(~(is_op & is_other | runs[0].is_passed_on | runs[1].is_passed_on))
 
 
-def are_model_outputs(side: Side, rows: Rows) -> Bools:
-    """Returns which rows of `values` are of what outermost calls returned in forward."""
-    values, call = side.values, side.values.call[rows]
-    is_output = values.is_of(OUTPUT, rows=rows) & (values.phase[rows] == PHASES.index(FORWARD)) & (call >= 0)
-    return np.asarray(is_output & (take(side.calls.outermost, call) == call))
-
-
-def _is_exchanged(side: Side, rows: Rows, other: Side, rows_b: Rows, partner: Rows) -> Bools:
+def _is_exchanged(one: PairedRun, other: PairedRun, partner: Rows) -> Bools:
     """Returns which rows are of results of another op than in the second recording, as if slots were exchanged."""
-    theirs = take(partner, np.maximum(_find_makers(side, rows), -1))
-    makers_b = _find_makers(other, rows_b)
-    is_exchanged: Bools = (theirs >= 0) & (makers_b >= 0) & (theirs != makers_b)
-    return are_model_outputs(side, rows) & is_exchanged
-
-
-def _find_makers(side: Side, rows: Rows) -> Rows:
-    """Returns the op that returned the tensor of each row; -1 for a leaf, -2 where no op that did was measured."""
-    values = side.values
-    maker = np.full(int(values.group.max(initial=-1)) + 1, -2, np.int64)
-    leaves = np.flatnonzero(values.is_of(LEAF))
-    outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
-    maker[values.group[leaves]], maker[values.group[outputs]] = -1, values.op[outputs]
-    return np.asarray(maker[values.group[rows]])
+    theirs = take(partner, np.maximum(one.maker, -1))
+    return np.asarray(one.are_results & (theirs >= 0) & (other.maker >= 0) & (theirs != other.maker))
 
 
 def _is_unread(run: ComparedSide, rows: Rows) -> Bools:

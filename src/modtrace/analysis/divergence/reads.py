@@ -4,15 +4,16 @@ import numpy as np
 
 from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, PHASES
-from ...recording.role import OP_OUTPUT, OUTPUT
+from ...recording.role import OUTPUT
 from ...recording.statistics.moments import Numbers, StatColumns, read_statistics
 from ..alignment.calls import translate
-from ..alignment.keys import number_codes, number_keys
-from ..alignment.sides import Side
+from ..alignment.keys import number_keys
+from ..alignment.paired_reads import PairedReads
 from ..alignment.sizes import number_sizes, read_sizes, sort_sizes
-from ..step.calls import Bools, Groups, RowFinder, Rows, ranges, take
+from ..step.calls import Bools, Groups, Rows, ranges, take
 from .errors import find_errors
 from .measured import read_measured
+from .paired_run import PairedRun
 from .ranking import IS_MADE
 from .run_tensors import find_tensors
 
@@ -27,62 +28,54 @@ _MOST_PAIRS = 10_000
 
 
 def find_equal_reads(
-    one: tuple[Side, Rows],
-    other: tuple[Side, Rows],
-    steps: Rows,
-    partner: Rows,
-    alone: tuple[Bools, Bools],
-    error: Numbers,
-    noise: Numbers,
+    one: PairedRun, other: PairedRun, steps: Rows, partner: Rows, error: Numbers, noise: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Returns how far apart what is read is, where it is equal up to noise, and no pair of ops has returned that.
 
     Ops that only one recording has, or that are called alike, may lie between: all in front of it has come to the same
     then, however far apart what they returned is. Two ops that are a pair may read what is equal; what a module
     returned may be, for those who are outside of it; and what an op returned may be what another op has returned.
+    Where neither recording has an op alone, all are pairs, and nothing is looked for.
 
     Args:
-        one: a recording, and its rows of `values` of each pair.
-        other: the same of the other one.
+        one: a recording.
+        other: the other one.
         steps: pairs of steps.
         partner: of each op of the first: the same op of the second; -1 for none.
-        alone: which ops only one recording has; where neither has such, all are pairs, and nothing is looked for.
         error: how far apart each pair is.
         noise: up to which that is rounding.
 
     Returns:
         The error of each read of the first recording, and of the second; NaN for all others.
     """
-    found, found_b = (np.full(len(side.flow.read), np.nan) for side, _ in (one, other))
-    if not any(each.any() for each in alone) or not (error > noise).any():
+    runs = one, other
+    found, found_b = (np.full(len(run.side.flow.read), np.nan) for run in runs)
+    if not any(run.alone.any() for run in runs) or not (error > noise).any():
         return found, found_b
     with np.errstate(all="ignore"):
         elsewhere = _find_elsewhere(one, other, steps, error, noise)
         by_partners = _compare_arguments(one, other, partner, error, noise)
-    for (side, rows), into, of_tensor, of_read in zip(
-        (one, other), (found, found_b), elsewhere, by_partners, strict=True
-    ):
-        for each in (of_read, _find_returned(side, rows, error, noise), of_tensor[side.flow.read]):
+    for run, into, of_tensor, of_read in zip(runs, (found, found_b), elsewhere, by_partners, strict=True):
+        for each in (of_read, _find_returned(run, error, noise), of_tensor[run.side.flow.read]):
             into[:] = np.where(np.isnan(into), each, into)
     return found, found_b
 
 
 def _compare_arguments(
-    one: tuple[Side, Rows], other: tuple[Side, Rows], partner: Rows, error: Numbers, noise: Numbers
+    one: PairedRun, other: PairedRun, partner: Rows, error: Numbers, noise: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Returns the error of what ops that are partners, and return what differs, read as the same argument."""
-    (side, rows), (side_b, rows_b) = one, other
+    side, side_b = one.side, other.side
     found, found_b = (np.full(len(each.flow.read), np.nan) for each in (side, side_b))
-    is_op = side.values.is_of(OP_OUTPUT, rows=rows) & (side.values.op[rows] >= 0)
-    asked = np.flatnonzero((error > noise) & is_op)
-    ops = side.values.op[rows[asked]]
+    asked = np.flatnonzero((error > noise) & (one.op >= 0))
+    ops = one.op[asked]
     wanted = np.full(len(partner), -1, np.int64)
     wanted[ops] = partner[ops]
-    reads, reads_b = pair_reads(side, side_b, wanted)
+    reads, reads_b = PairedReads(side, side_b).find_all(wanted)
     row = side.value_of_tensor[side.origin_of_read[reads]]
     row_b = side_b.value_of_tensor[side_b.origin_of_read[reads_b]]
     of_pair = np.full(len(side.values.step), -1, np.int64)
-    of_pair[rows] = rows_b
+    of_pair[one.rows] = other.rows
     shape, shape_b = number_sizes(*(read_sizes(each.flow.tensors.table["shape"]) for each in (side, side_b)))
     fits = (row >= 0) & (row_b >= 0) & (take(of_pair, row) != row_b)
     fits &= shape[side.flow.read[reads]] == shape_b[side_b.flow.read[reads_b]]
@@ -92,19 +85,19 @@ def _compare_arguments(
     a, b = read_measured(side.data, row[at]), read_measured(side_b.data, row_b[at])
     apart = find_errors(a, b).error
     kept = (a.numel == b.numel) & ~(_are_masked(a.stats) | _are_masked(b.stats))
-    kept &= apart <= IS_MADE * of_op[side.flow.reader[reads[at]]]
+    kept &= apart <= np.minimum(IS_MADE * of_op[side.flow.reader[reads[at]]], _MOST_APART)
     found[reads[at[kept]]], found_b[reads_b[at[kept]]] = apart[kept], apart[kept]
     return found, found_b
 
 
-def _find_returned(side: Side, rows: Rows, error: Numbers, noise: Numbers) -> Numbers:
+def _find_returned(run: PairedRun, error: Numbers, noise: Numbers) -> Numbers:
     """Returns the error of each read, by an op outside of a module, of what that returned and is equal up to noise."""
+    side, rows = run.side, run.rows
     values, flow, parent = side.values, side.flow, side.calls.calls.parent
     found = np.full(len(flow.read), np.nan)
     is_returned = values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0)
     is_returned &= (values.phase[rows] == PHASES.index(FORWARD)) & (error <= IS_MADE * noise)
-    differs = (error > IS_MADE * noise) & values.is_of(OP_OUTPUT, rows=rows)
-    groups = values.group[rows]
+    differs, groups = (error > IS_MADE * noise) & (run.op >= 0), values.group[rows]
     at = np.flatnonzero(is_returned & np.isin(groups, groups[differs]))
     tensor = find_tensors(side, rows[at], np.zeros(len(at), bool))
     forward = side.ops.forward[flow.reader]
@@ -121,19 +114,18 @@ def _find_returned(side: Side, rows: Rows, error: Numbers, noise: Numbers) -> Nu
 
 
 def _find_elsewhere(
-    one: tuple[Side, Rows], other: tuple[Side, Rows], steps: Rows, error: Numbers, noise: Numbers
+    one: PairedRun, other: PairedRun, steps: Rows, error: Numbers, noise: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Returns how far each tensor is apart from what another op of the other recording has returned in the same phase.
 
     Only tensors are looked at that have no pair, or another one that differs. Of others it is NaN.
     """
-    (side, rows), (side_b, rows_b) = one, other
+    side, side_b = one.side, other.side
     found, found_b = (np.full(len(each.flow.tensors), np.nan) for each in (side, side_b))
     differs = error > IS_MADE * noise
     if not differs.any():
         return found, found_b
-    row = _find_unsettled(side, rows, rows[differs])
-    row_b = _find_unsettled(side_b, rows_b, rows_b[differs])
+    row, row_b = _find_unsettled(one, differs), _find_unsettled(other, differs)
     step, step_b = translate(side.values.step[row], steps), side_b.values.step[row_b]
     sizes = number_sizes(sort_sizes(side.values.sizes[row]), sort_sizes(side_b.values.sizes[row_b]))
     phases = side.values.phase[row], side_b.values.phase[row_b]
@@ -157,17 +149,17 @@ def _find_elsewhere(
     return found, found_b
 
 
-def _find_unsettled(side: Side, rows: Rows, differing: Rows) -> Rows:
+def _find_unsettled(run: PairedRun, differs: Bools) -> Rows:
     """Returns rows of `values` of what ops returned that has no pair, or one that differs.
 
     Constants are left out, and whole numbers and masks: those of other tensors may have equal statistics.
     """
-    values = side.values
-    is_paired = np.zeros(len(values.step), bool)
-    is_paired[rows] = True
-    is_paired[differing] = False
-    found = np.flatnonzero((side.tensor_of_value >= 0) & ~is_paired)
-    found = found[~side.flow.tensors.is_whole[side.tensor_of_value[found]]]
+    values, tensor = run.side.values, run.side.tensor_of_value
+    is_settled = np.zeros(len(values.step), bool)
+    is_settled[run.rows] = True
+    is_settled[run.rows[differs]] = False
+    found = np.flatnonzero((tensor >= 0) & ~is_settled)
+    found = found[~run.side.flow.tensors.is_whole[tensor[found]]]
     stats = read_statistics(values.table.take(from_numpy(found)))
     return found[np.isfinite(stats.l2) & (stats.min < stats.max) & ~_are_masked(stats)]
 
@@ -195,14 +187,3 @@ def _find_near(keys: Rows, sizes: Numbers, keys_b: Rows, sizes_b: Numbers, least
         high = begin + np.searchsorted(sizes_b[begin:end], sizes[at] * (1 + least), side="right")
         found.append(np.stack([np.repeat(at, high - low), ranges(low, high - low)], axis=1))
     return np.concatenate(found)
-
-
-def pair_reads(side: Side, side_b: Side, partner: Rows) -> tuple[Rows, Rows]:
-    """Returns the reads of two recordings by ops that are partners, as the same argument."""
-    slots = number_codes((side.flow.slots, side.flow.slot), (side_b.flow.slots, side_b.flow.slot))
-    width = 1 + max(int(each.max(initial=0)) for each in slots)
-    reads = np.flatnonzero(partner[side.flow.reader] >= 0)
-    there = RowFinder(side_b.flow.reader * width + slots[1])(
-        partner[side.flow.reader[reads]] * width + slots[0][reads]
-    )
-    return reads[there >= 0], there[there >= 0]

@@ -5,10 +5,11 @@ import numpy as np
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, OUTPUT
 from ..alignment.ops import number_names
+from ..alignment.paired_reads import PairedReads
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, read_sizes
 from ..step.calls import Bools, Rows, take
-from .reads import pair_reads
+from .paired_run import PairedRun
 
 
 def are_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
@@ -25,37 +26,27 @@ def are_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bo
     return np.asarray(is_beside & ((values.op[rows] >= 0) | are_repeated))
 
 
-def are_of_other_sizes(one: tuple[Side, Rows], other: tuple[Side, Rows], differ: Bools) -> Bools:
+def are_of_other_sizes(one: PairedRun, other: PairedRun, differ: Bools) -> Bools:
     """Returns which rows that differ are of ops of which all arguments have other sizes than in the second recording.
 
     They sum over other rows: a layer that is called for each half of a batch in one recording, and once in the other.
     """
-    side, side_b = one[0], other[0]
     numel, numel_b = (
-        count_elements(read_sizes(each.flow.tensors.table["shape"])).reshape(-1) for each in (side, side_b)
+        count_elements(read_sizes(run.side.flow.tensors.table["shape"])).reshape(-1) for run in (one, other)
     )
-    ops, ops_b = (
-        np.where(each.values.is_of(OP_OUTPUT, rows=mine), each.values.op[mine], -1)
-        for each, mine in (one, other)
-    )
-    partner = np.full(len(side.ops.name), -1, np.int64)
-    asked = np.flatnonzero(differ & (ops >= 0) & (ops_b >= 0))
-    partner[ops[asked]] = ops_b[asked]
-    reads, there = pair_reads(side, side_b, partner)
-    are_other = numel[side.flow.read[reads]] != numel_b[side_b.flow.read[there]]
-    counts, others = np.zeros((2, len(side.ops.name) + 1), np.int64)
-    np.add.at(counts, side.flow.reader[reads], 1)
-    np.add.at(others, side.flow.reader[reads[are_other]], 1)
-    return np.asarray(differ & ((counts > 0) & (others == counts))[ops])
+    asked = np.flatnonzero(differ & (one.op >= 0) & (other.op >= 0))
+    partner = np.full(len(one.side.ops.name), -1, np.int64)
+    partner[one.op[asked]] = other.op[asked]
+    flow, flow_b = one.side.flow, other.side.flow
+    reads, there = PairedReads(one.side, other.side).find_all(partner)
+    are_other = numel[flow.read[reads]] != numel_b[flow_b.read[there]]
+    counts, others = np.zeros((2, len(partner) + 1), np.int64)
+    np.add.at(counts, flow.reader[reads], 1)
+    np.add.at(others, flow.reader[reads[are_other]], 1)
+    return np.asarray(differ & ((counts > 0) & (others == counts))[one.op])
 
 
-def are_unlike(
-    one: tuple[Side, Rows, Bools],
-    other: tuple[Side, Rows, Bools],
-    are_beyond: Bools,
-    makers_of: tuple[Rows, Rows],
-    are_left: Bools,
-) -> Bools:
+def are_unlike(one: PairedRun, other: PairedRun, are_beyond: Bools, are_left: Bools) -> Bools:
     """Returns which rows that differ are of ops outside of modules that read what ops made that one recording lacks.
 
     Nothing tells that they are the same ops, as the `stack` of norms and the one of sums of squares are not. Nor are
@@ -63,33 +54,30 @@ def are_unlike(
     in one of the recordings; in the other, the program may have read it.
 
     Args:
-        one: a recording, its rows of `values`, and the ops that only it has.
-        other: the same of the other one.
+        one: a recording.
+        other: the other one.
         are_beyond: which pairs are apart by more than noise.
-        makers_of: the ops of both recordings that returned the tensors of each pair; negative for none.
         are_left: which pairs are not compared.
     """
-    (side, rows, alone), (side_b, rows_b, alone_b) = one, other
-    names = number_names(side, side_b)
-    makers, makers_b = (each.flow.tensors.producer[each.origin_of_read] for each in (side, side_b))
-    op, op_b = _find_outside(side, rows), _find_outside(side_b, rows_b)
-    made = _name_read(side, makers, alone, names[0])[op]
-    made_b = _name_read(side_b, makers_b, alone_b, names[1])[op_b]
+    names = number_names(one.side, other.side)
+    op, op_b = _find_outside(one), _find_outside(other)
+    made, made_b = _name_read(one, names[0])[op], _name_read(other, names[1])[op_b]
     asked = np.flatnonzero(are_beyond & (op >= 0) & (op_b >= 0))
     found = asked[(made[asked] >= 0) & (made_b[asked] >= 0) & (made[asked] != made_b[asked])]
-    are_ops = np.zeros(len(alone), bool)  # the last stands for no op
+    flow, are_ops = one.side.flow, np.zeros(len(one.alone), bool)  # the last stands for no op
+    makers = flow.tensors.producer[one.side.origin_of_read]
     while len(found) and not are_ops[op[found]].all():
         are_ops[op[found]] = True
         reads_one = np.zeros(len(are_ops), bool)
-        reads_one[side.flow.reader[are_ops[makers]]] = True
+        reads_one[flow.reader[are_ops[makers]]] = True
         found = asked[are_ops[op[asked]] | reads_one[op[asked]]]
-    is_left_out = np.isin(np.arange(len(rows)), found)
-    lead = np.zeros(len(rows), bool)
-    for each, own, of in ((side, op, makers_of[0]), (side_b, op_b, makers_of[1])):
-        asked_of, are_shown = np.zeros((2, len(each.ops.name) + 1), bool)
-        asked_of[own[is_left_out]] = True
-        are_shown[of[~(is_left_out | are_left) & (of >= 0)]] = True
-        lead |= _lead_to(each, asked_of, are_shown)[own]
+    is_left_out = np.isin(np.arange(len(op)), found)
+    lead = np.zeros(len(op), bool)
+    for run, own in ((one, op), (other, op_b)):
+        are_asked, are_shown = np.zeros((2, len(run.alone)), bool)
+        are_asked[own[is_left_out]] = True
+        are_shown[run.maker[~(is_left_out | are_left) & (run.maker >= 0)]] = True
+        lead |= _lead_to(run.side, are_asked, are_shown)[own]
     return np.asarray(is_left_out & lead)
 
 
@@ -125,20 +113,20 @@ def _lead_to(side: Side, ops: Bools, are_shown: Bools) -> Bools:
     return lead
 
 
-def _find_outside(side: Side, rows: Rows) -> Rows:
+def _find_outside(run: PairedRun) -> Rows:
     """Returns the op of each row, if it ran outside of modules and optimizers; else -1."""
-    ops, values = side.ops, side.values
+    ops = run.side.ops
     is_outside = np.append((ops.call < 0) & (ops.phase != PHASES.index(OPTIMIZER)), False)
-    op = np.where(values.is_of(OP_OUTPUT, rows=rows), values.op[rows], -1)
-    return np.where(is_outside[op], op, -1)
+    return np.where(is_outside[run.op], run.op, -1)
 
 
-def _name_read(side: Side, makers: Rows, alone: Bools, name: Rows) -> Rows:
+def _name_read(run: PairedRun, name: Rows) -> Rows:
     """Returns for each op a number of the name of an op outside of modules that made what it reads, and has no partner.
 
     It is -1 where it reads none.
     """
-    found = np.full(len(side.ops.name) + 1, -1, np.int64)
-    is_one = alone[makers] & (np.append(side.ops.call, 0)[makers] < 0)
+    side, found = run.side, np.full(len(run.alone), -1, np.int64)
+    makers = side.flow.tensors.producer[side.origin_of_read]
+    is_one = run.alone[makers] & (np.append(side.ops.call, 0)[makers] < 0)
     np.maximum.at(found, side.flow.reader, np.where(is_one, take(name, makers), -1))
     return found
