@@ -172,7 +172,8 @@ class Side:
         """The tensor that each read of `flow` is of, or of which what is read is a view or a copy."""
         flow, is_plain = self.flow, np.append(self.ops.is_plain, False)
         first_read = np.full(len(flow.op_id), -1, np.int64)
-        first_read[flow.reader[::-1]] = flow.read[::-1]
+        reads = np.flatnonzero(flow.find_reads_of_values(self.ops.are_named(OVERWRITES)))[::-1]
+        first_read[flow.reader[reads]] = flow.read[reads]
         tensor = flow.read
         for _ in range(_MOST_VIEWS):
             maker = flow.tensors.producer[tensor]

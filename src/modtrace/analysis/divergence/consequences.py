@@ -48,9 +48,7 @@ class ComparedRun(NamedTuple):
     paired: PairedRun
     measured: ComparedRows
     are_repeated: Bools  # its module is called another number of times in the other recording
-    of_reads: (
-        Numbers  # of each read its error, where the other recording reads there what is equal; NaN elsewhere
-    )
+    elsewhere: Numbers  # of each tensor: see `find_elsewhere`
 
 
 class _Difference(NamedTuple):
@@ -74,12 +72,11 @@ class Consequences:
         self._pairs = Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
         self._size = find_norms(side)
         np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
-        followed = np.isnan(run.of_reads)
-        reader, read, slot = (each[followed] for each in (flow.reader, flow.read, flow.slot))
-        self._readers = flow.readers if followed.all() else Groups(read, reader, len(flow.tensors))
-        self._reads, self._slot_of_read = (Groups(reader, each, len(flow.op_id)) for each in (read, slot))
-        self._is_read_equal = np.zeros(len(flow.tensors), bool)
-        self._is_read_equal[flow.read[~followed]] = True
+        self._is_elsewhere = ~np.isnan(run.elsewhere)
+        self._readers = flow.readers
+        self._reads, self._slot_of_read = (
+            Groups(flow.reader, each, len(flow.op_id)) for each in (flow.read, flow.slot)
+        )
         self._slots, self._args = flow.slots, side.data.table("ops")["args"]
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True
@@ -145,13 +142,15 @@ class Consequences:
             self._left -= 1
             if self._left < 0:
                 return np.empty(0, np.int64)
+            if self._is_elsewhere[each.tensor]:
+                is_gone = True
+                continue
             if self._is_ignored[each.tensor]:
                 is_unsure = True
             elif self._is_result_equal(each.tensor):
                 is_gone = True
             elif self._is_end[each.tensor] or (with_others and each.tensor in self._leads_to_end):
                 return self._remember_end(each.tensor, comes_from)
-            is_gone |= bool(self._is_read_equal[each.tensor])
             reads = [(op, made) for op in self._readers[each.tensor].tolist() for made in self._find_made(op)]
             if any(made < 0 for _, made in reads):
                 return self._remember_end(each.tensor, comes_from)

@@ -33,8 +33,7 @@ def find_inputs(
         flow: the ops.
         is_told: the ops that `through` may name.
         of_tensor: the error of each tensor; NaN where it was not compared.
-        of_read: the error of what each use reads where that is no op's output, or is known whatever op has returned it;
-            NaN where it is not.
+        of_read: the error of what each use reads where that is no op's output; NaN where it was not compared.
         among: the ops that are asked about; None for all.
     """
     producer = flow.tensors.producer
@@ -60,8 +59,7 @@ def find_inputs(
         found.error[at] = np.fmax.reduceat(error, starts)
         found.is_known[at] = ~np.logical_or.reduceat(is_unknown, starts)
         found.is_partial[at] = np.logical_or.reduceat(is_unknown | is_partial[tensor], starts)
-        passed_through = np.where(np.isnan(of_read[reads]), through[tensor], -1)
-        found.through[at] = np.maximum.reduceat(passed_through, starts)
+        found.through[at] = np.maximum.reduceat(through[tensor], starts)
         waiting = np.flatnonzero(np.isnan(known) & (producer >= 0))
         waiting = waiting[~np.isnan(found.error[producer[waiting]])]
         if not len(waiting):

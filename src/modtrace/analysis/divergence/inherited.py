@@ -56,7 +56,7 @@ def find_inherited(
     error: Numbers,
     absorbed: Bools | np.bool_ = _FALSE,
     alone: Bools | np.bool_ = _FALSE,
-    of_reads: Numbers | float = np.nan,
+    elsewhere: Numbers | float = np.nan,
 ) -> Inherited:
     """Returns what each pair has inherited.
 
@@ -66,7 +66,7 @@ def find_inherited(
         error: the error of each pair; NaN where nothing could be compared.
         absorbed: which of them come to nothing, and so excuse nothing that is not known to read them.
         alone: the ops that only this recording has.
-        of_reads: how far apart what each op reads is, where that is known of it alone; NaN elsewhere.
+        elsewhere: how far apart each tensor is from what another op of the other recording has returned; NaN for none.
     """
     values = side.values
     is_op = values.is_of(OP_OUTPUT, rows=rows)
@@ -105,7 +105,7 @@ def find_inherited(
     outputs = values.is_of(OUTPUT, rows=rows)
     found.error[outputs] = np.fmax(found.error[outputs], of_parameters[outputs])
     _inherit_by_ops(
-        found, side, rows, own, group, before, np.broadcast_to(alone, len(side.ops.name)), of_reads
+        found, side, rows, own, group, before, np.broadcast_to(alone, len(side.ops.name)), elsewhere
     )
     return found
 
@@ -303,7 +303,7 @@ def _inherit_by_ops(
     group: Rows,
     before: Numbers,
     alone: Bools,
-    of_reads: Numbers | float,
+    elsewhere: Numbers | float,
 ) -> None:
     """Gives what ops returned the errors of what they read."""
     values, flow, producer = side.values, side.flow, side.flow.tensors.producer
@@ -319,8 +319,8 @@ def _inherit_by_ops(
         of_tensor = np.where(np.isnan(of_tensor), of_view, of_tensor)
     of_tensor[(producer >= 0) & side.ops.are_named(UNINITIALIZED)[producer]] = 0.0
     leaves = np.flatnonzero(~is_output & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
-    of_leaves = _errors_of_reads(side, leaves, of_group[group[leaves]])
-    of_read = np.where(np.isnan(of_reads), of_leaves, of_reads)
+    of_read = _errors_of_reads(side, leaves, of_group[group[leaves]])
+    of_tensor = np.where(np.isnan(elsewhere), of_tensor, elsewhere)
     inputs = find_inputs(flow, alone, of_tensor, of_read)
     # Where ops tell who made what, a module is blamed only for more than all before it.
     found.is_copy[found.is_input] = True  # an op has returned it, or it is a leaf

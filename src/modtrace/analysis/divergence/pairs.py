@@ -22,6 +22,7 @@ from .answer import ABSORBED, VERDICTS
 from .cancellation import find_cancellation, find_gain_before
 from .consequences import ComparedRun
 from .decode import EPSILONS
+from .elsewhere import find_elsewhere
 from .errors import NOTHING, Errors, find_errors
 from .inherited import Inherited, add_second, find_inherited, order_by_use
 from .joined_errors import JoinedErrors, find_joined_errors
@@ -30,7 +31,6 @@ from .no_common import explain_nothing
 from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
 from .paired_run import PairedRun, find_alone
 from .ranking import Ranking, rank
-from .reads import find_equal_reads
 from .unlike import are_beside, are_of_other_sizes, are_unlike
 
 _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
@@ -103,11 +103,11 @@ def compare_pairs(
     partner[alignment.ops[:, 0]] = alignment.ops[:, 1]
     noise = _find_noise(one, other, measured, is_joined, further, tolerance)
     local = np.maximum(noise.local, errors.floor)
-    of_reads = find_equal_reads(*runs, alignment.steps, partner, errors.error, local)
+    elsewhere = find_elsewhere(*runs, alignment.steps, errors.error, local)
     is_exchanged = _is_exchanged(*runs, partner)
 
     def inherit(absorbed: Bools) -> Inherited:
-        found = _find_inherited(runs, (one.given, other.given), error, absorbed, of_reads)
+        found = _find_inherited(runs, (one.given, other.given), error, absorbed, elsewhere)
         found.is_copy[is_exchanged] = False
         return found
 
@@ -125,8 +125,8 @@ def compare_pairs(
         np.maximum(*map(find_gain_before, runs)),
         _are_judged(runs, alignment),
         [
-            ComparedRun(run, each, are_repeated, reads)
-            for run, each, reads in zip(runs, measured, of_reads, strict=True)
+            ComparedRun(run, each, are_repeated, known)
+            for run, each, known in zip(runs, measured, elsewhere, strict=True)
         ],
     )
     return Compared(
@@ -284,13 +284,13 @@ def _find_inherited(
     given: tuple[Numbers, Numbers],
     error: Numbers,
     absorbed: Bools,
-    of_reads: tuple[Numbers, Numbers],
+    elsewhere: tuple[Numbers, Numbers],
 ) -> Inherited:
     """Returns what each pair has inherited, in either recording; `given` are as in `ComparedSide`."""
     (one, other), side = runs, runs[0].side
-    found = find_inherited(side, one.rows, error, absorbed, one.alone[:-1], of_reads[0])
+    found = find_inherited(side, one.rows, error, absorbed, one.alone[:-1], elsewhere[0])
     if other.alone.any():
-        second = find_inherited(other.side, other.rows, error, absorbed, other.alone[:-1], of_reads[1])
+        second = find_inherited(other.side, other.rows, error, absorbed, other.alone[:-1], elsewhere[1])
         found = add_second(found, second, (one.op >= 0) & ~np.isnan(error))
     np.maximum(found.error, np.maximum(given[0][one.rows], given[1][other.rows]), out=found.error)
     return found
