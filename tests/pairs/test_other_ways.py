@@ -112,3 +112,56 @@ def test_fault_behind_a_part_in_another_way_is_told(
     assert found.ok, str(found)
     found = modtrace.compare(first, run(make, not is_second, True), map="auto", allow_missing=True)
     assert found.first is not None and found.first.path == "1" and found.first.op in ops, str(found)
+
+
+class Exchanged(nn.Module):
+    """Two scales, exchanged or not, beside an activation that is written in another way."""
+
+    def __init__(self, is_second: bool, is_wrong: bool) -> None:
+        super().__init__()
+        self.is_second, self.scales = is_second, (3.0, 0.5) if is_wrong else (0.5, 3.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * x.sigmoid() if self.is_second else F.silu(x)
+        one, other = (x * each for each in self.scales)
+        return one.softmax(-1) @ other.tanh().mT
+
+
+class Copied(nn.Module):
+    """Memory of zeros, by one function or another, into which what an op returned is copied."""
+
+    def __init__(self, is_second: bool, is_wrong: bool) -> None:
+        super().__init__()
+        self.is_second, self.act = is_second, torch.sigmoid if is_wrong else torch.tanh
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        memory = x.new_zeros(x.shape) if self.is_second else torch.zeros(x.shape)
+        memory.copy_(self.act(x))
+        return memory.exp()
+
+
+@pytest.mark.parametrize(
+    ("make", "op"),
+    [(Exchanged, "aten.mul.Tensor"), (Copied, "aten.copy_.default")],
+    ids=["exchanged", "copied"],
+)
+def test_fault_is_not_hidden_by_what_is_elsewhere(make: Callable[[bool, bool], nn.Module], op: str) -> None:
+    first, second = run(make, False, False), run(make, True, True)
+    for pair in ((first, second), (second, first)):
+        found = modtrace.compare(*pair, allow_missing=True)
+        assert found.first is not None and (found.first.path, found.first.op) == ("1", op), str(found)
+
+
+def test_what_is_apart_by_more_than_noise_is_not_taken_for_equal_in_bfloat16() -> None:
+    """Both activations are of one run alone, and apart by twice the noise."""
+    runs = []
+    for is_second in (False, True):
+        torch.manual_seed(0)
+        layers = nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 64)
+        net, x = nn.Sequential(*layers).bfloat16(), torch.randn(64, 64).bfloat16()
+        capture = modtrace.Capture(roles="all", hash=True, sketch=True)
+        with modtrace.record(net, ops=True, values=capture, strict=True) as rec, torch.no_grad():
+            y = net[2](net[1](net[0](x)))
+            net[3](y * torch.sigmoid(1.2 * y) if is_second else F.silu(y))
+        runs.append(rec)
+    assert not modtrace.compare(*runs, allow_missing=True).ok

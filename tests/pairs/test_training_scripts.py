@@ -125,3 +125,26 @@ def test_ops_that_one_optimizer_alone_runs_are_of_the_steps_that_were_compared()
     found = modtrace.compare(first, second, step=(0, 1), allow_missing=True)
     assert found.first is not None and found.first.phase == "optimizer"
     assert "only the second run has add x2" in found.first.arguments, str(found)
+
+
+@pytest.mark.parametrize("has_root", [True, False])
+def test_norm_that_the_program_logs_is_told_where_it_clips_nothing(has_root: bool) -> None:
+    def clip(*, by_hand: bool) -> modtrace.Recording:
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(16, 8)
+        capture = modtrace.Capture(roles="all", hash=True, sketch=True)
+        with modtrace.record(model, ops=True, values=capture, strict=True) as rec:
+            model(x).square().mean().backward()
+            gradients = [each.grad for each in model.parameters() if each.grad is not None]
+            if by_hand:
+                norm = torch.stack([each.square().sum() for each in gradients]).sum()
+                norm = norm.sqrt() if has_root else norm
+                for each in gradients:
+                    each.mul_((1e3 / (norm + 1e-6)).clamp(max=1.0))
+            else:
+                norm = nn.utils.clip_grad_norm_(model.parameters(), 1e3, foreach=False)
+            assert norm.item() > 0
+        return rec
+
+    found = modtrace.compare(clip(by_hand=False), clip(by_hand=True), allow_missing=True)
+    assert found.ok == has_root, str(found)

@@ -17,8 +17,8 @@ from .ranking import IS_MADE
 #: What is so many times as far below 0 as the largest number is apart from it is a mask.
 _MASKED = 1e3
 
-#: Tensors that are farther apart than this are not taken for equal, whatever is noise.
-_MOST_APART = 0.05
+#: What is farther apart than this is not taken for equal, whatever is noise.
+MOST_APART = 0.05
 
 #: So many pairs of tensors are compared, the first ones, of so many with norms that are near.
 _MOST_PAIRS = 10_000
@@ -111,7 +111,7 @@ def _find_noises(run: PairedRun, rows: Rows, noise: Numbers) -> Numbers:
     of_dtype = np.zeros(len(dtypes) + 1)
     for each in np.unique(code[run.rows]).tolist():
         of_dtype[each] = np.median(noise[code[run.rows] == each])
-    return np.minimum(of_dtype[code[rows]], _MOST_APART)
+    return np.minimum(of_dtype[code[rows]], MOST_APART)
 
 
 def _find_near(one: tuple[Rows, Numbers], other: tuple[Rows, Numbers], share: float) -> Rows:

@@ -112,7 +112,7 @@ def compare_pairs(
         return found
 
     def leave_unlike(are_beyond: Bools) -> bool:
-        is_unlike = are_unlike(*runs, are_beyond, np.isnan(error))
+        is_unlike = are_unlike(*runs, partner, are_beyond, np.isnan(error))
         _leave_out(errors, is_unlike)
         error[is_unlike] = np.nan
         return bool(is_unlike.any())

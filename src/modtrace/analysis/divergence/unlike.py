@@ -9,6 +9,9 @@ from ..alignment.paired_reads import PairedReads
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, read_sizes
 from ..step.calls import Bools, Rows, take
+from .elsewhere import MOST_APART
+from .errors import find_errors
+from .measured import read_measured
 from .paired_run import PairedRun
 
 
@@ -46,18 +49,22 @@ def are_of_other_sizes(one: PairedRun, other: PairedRun, differ: Bools) -> Bools
     return np.asarray(differ & ((counts > 0) & (others == counts))[one.op])
 
 
-def are_unlike(one: PairedRun, other: PairedRun, are_beyond: Bools, are_left: Bools) -> Bools:
+def are_unlike(
+    one: PairedRun, other: PairedRun, partner: Rows, are_beyond: Bools, are_uncompared: Bools
+) -> Bools:
     """Returns which rows that differ are of ops outside of modules that read what ops made that one recording lacks.
 
     Nothing tells that they are the same ops, as the `stack` of norms and the one of sums of squares are not. Nor are
     those that read what such ops made, and differ. They are left out only if something is compared that comes of them
-    in one of the recordings; in the other, the program may have read it.
+    in one of the recordings (in the other, the program may have read it), and if no number that both programs read, and
+    that differs, does.
 
     Args:
         one: a recording.
         other: the other one.
+        partner: of each op of the first: the same op of the second; -1 for none.
         are_beyond: which pairs are apart by more than noise.
-        are_left: which pairs are not compared.
+        are_uncompared: which pairs are not compared.
     """
     names = number_names(one.side, other.side)
     op, op_b = _find_outside(one), _find_outside(other)
@@ -72,34 +79,59 @@ def are_unlike(one: PairedRun, other: PairedRun, are_beyond: Bools, are_left: Bo
         reads_one[flow.reader[are_ops[makers]]] = True
         found = asked[are_ops[op[asked]] | reads_one[op[asked]]]
     is_left_out = np.isin(np.arange(len(op)), found)
-    lead = np.zeros(len(op), bool)
-    for run, own in ((one, op), (other, op_b)):
+    if not len(found):
+        return is_left_out
+    lead, lead_to_another = np.zeros((2, len(op)), bool)
+    for run, own, reads_another in zip(
+        (one, other), (op, op_b), _find_other_numbers(one, other, partner), strict=True
+    ):
         are_asked, are_shown = np.zeros((2, len(run.alone)), bool)
         are_asked[own[is_left_out]] = True
-        are_shown[run.maker[~(is_left_out | are_left) & (run.maker >= 0)]] = True
-        lead |= _lead_to(run.side, are_asked, are_shown)[own]
-    return np.asarray(is_left_out & lead)
+        are_shown[run.maker[~(is_left_out | are_uncompared) & (run.maker >= 0)]] = True
+        lead |= _lead_to(run.side, are_asked, are_shown & _make_numbers(run))[own]
+        lead_to_another |= _lead_to(run.side, are_asked, reads_another)[own]
+    return np.asarray(is_left_out & lead & ~lead_to_another)
 
 
-def _lead_to(side: Side, ops: Bools, are_shown: Bools) -> Bools:
-    """Returns which ops, of some and of those that read what they made, make what others show.
+def _find_other_numbers(one: PairedRun, other: PairedRun, partner: Rows) -> tuple[Bools, Bools]:
+    """Returns by which ops, `item` for one, each program reads a number that differs from what the other reads."""
+    is_asked = one.side.ops.are_named({"local_scalar_dense"})
+    reads, reads_b = PairedReads(one.side, other.side).find_all(np.where(is_asked, partner, -1))
+    tensor, tensor_b = one.side.flow.read[reads], other.side.flow.read[reads_b]
+    row, row_b = one.side.value_of_tensor[tensor], other.side.value_of_tensor[tensor_b]
+    known = np.flatnonzero((row >= 0) & (row_b >= 0))
+    measured = read_measured(one.side.data, row[known]), read_measured(other.side.data, row_b[known])
+    differ = known[find_errors(*measured).error > MOST_APART]
+    found, found_b = np.zeros(len(one.alone), bool), np.zeros(len(other.alone), bool)
+    found[one.side.flow.reader[reads[differ]]] = True
+    found_b[other.side.flow.reader[reads_b[differ]]] = True
+    return found, found_b
 
-    Checks and counts show nothing: they are equal also of tensors that differ.
+
+def _make_numbers(run: PairedRun) -> Bools:
+    """Returns which ops return more than checks and counts, which are equal also of tensors that differ."""
+    tensors, found = run.side.flow.tensors, np.zeros(len(run.alone), bool)
+    found[tensors.producer[~tensors.is_whole & (tensors.producer >= 0)]] = True
+    return found
+
+
+def _lead_to(side: Side, ops: Bools, ends: Bools) -> Bools:
+    """Returns which ops lead to some ends, of some ops and of those that read what they made; not through checks.
 
     Args:
         side: the recording.
         ops: the ops that are asked about.
-        are_shown: the ops of which what they made is compared.
+        ends: the ops that they may lead to.
     """
     flow = side.flow
     makers: dict[int, list[int]] = {}  # of each op that was met: those whose output it reads
     waiting, found = np.flatnonzero(ops).tolist(), []
     while waiting:
         op = waiting.pop()
-        real = [each for each in flow.outputs[op].tolist() if not flow.tensors.is_whole[each]]
-        if real and are_shown[op]:
+        if ends[op]:
             found.append(op)
             continue
+        real = [each for each in flow.outputs[op].tolist() if not flow.tensors.is_whole[each]]
         for reader in {reader for tensor in real for reader in flow.readers[tensor].tolist()}:
             if reader not in makers:
                 waiting.append(reader)
