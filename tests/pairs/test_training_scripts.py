@@ -41,10 +41,12 @@ def test_fault_beside_autocast_is_told_where_it_is(fault: str) -> None:
         assert found.first.path in (planted.truth.path, *planted.truth.also), str(found)
 
 
-def test_gradients_that_are_kept_are_no_noise_beside_autocast() -> None:
+@pytest.mark.parametrize("ops", [True, False])
+def test_gradients_that_are_kept_are_no_noise_beside_autocast(ops: bool) -> None:
     """An update of the step before is, as Adam moves a gradient that is zero but for rounding."""
     setting = SCRIPTS["gradients that are kept"].setting._replace(is_cast=True)
-    found = modtrace.compare(record(run_first()), record(run_second(setting)), allow_missing=True)
+    runs = record(run_first(), ops=ops), record(run_second(setting), ops=ops)
+    found = modtrace.compare(*runs, allow_missing=True)
     assert found.first is not None and found.first.step == 1, str(found)
 
 
