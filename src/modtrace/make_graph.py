@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .analysis.graph.build import build_graph
-from .analysis.step.missing_rows import require_ops
+from .analysis.tables.missing_rows import require_ops
 from .model_graph import Choice, ModelGraph
 from .optional import require
 from .recording.protocols import RecordingData

@@ -7,7 +7,7 @@ import pytest
 
 from builders import RecordingBuilder
 from helpers.command_line import run_command
-from modtrace.analysis.step.chosen_step import STEP_NAMES, find_step
+from modtrace.analysis.tables.chosen_step import STEP_NAMES, find_step
 from modtrace.cli.steps import AskedStep
 from modtrace.store.copy import write_recording
 

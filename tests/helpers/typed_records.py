@@ -5,7 +5,7 @@ from typing import Any
 
 from modtrace.analysis.graph.columns import DATA, MODULE, OP
 from modtrace.analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
-from modtrace.analysis.step.chosen_step import ShownStep
+from modtrace.analysis.tables.chosen_step import ShownStep
 
 STEP = ShownStep(step=3, kind="train", start_ns=0, end_ns=2_000_000, first=0, last=9, count=10)
 

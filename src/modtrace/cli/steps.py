@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import click
 
-from ..analysis.step.chosen_step import STEP_NAMES, find_step
+from ..analysis.tables.chosen_step import STEP_NAMES, find_step
 from ..recording.protocols import RecordingData
 from ..recording.suggestions import did_you_mean
 from .with_ops import ask

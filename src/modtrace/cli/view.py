@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..analysis.divergence.compare import compare_recordings
-from ..analysis.step.missing_rows import explain_empty
+from ..analysis.tables.missing_rows import explain_empty
 from ..errors import NothingRecordedError
 from ..make_report import MAX_MB, make_report
 from ..views.common.numbers import format_bytes

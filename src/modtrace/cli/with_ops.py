@@ -6,8 +6,8 @@ from typing import Protocol, TypeVar
 
 import click
 
-from ..analysis.step.chosen_step import ShownStep
-from ..analysis.step.missing_rows import require_ops, require_rows, say_missing
+from ..analysis.tables.chosen_step import ShownStep
+from ..analysis.tables.missing_rows import require_ops, require_rows, say_missing
 from ..errors import NothingRecordedError
 from ..model_graph import ModelGraph
 from ..recording.phase import PHASES

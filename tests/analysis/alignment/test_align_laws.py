@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.alignment.align import align
 from modtrace.analysis.alignment.contract import Alignment, Unpaired
-from modtrace.analysis.step.calls import Rows
+from modtrace.analysis.tables.columns import Rows
 
 _OPS = ("aten.mm.default", "aten.add.Tensor", "aten.relu.default", "aten.view.default")
 

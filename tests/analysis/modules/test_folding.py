@@ -5,7 +5,7 @@ from math import nan
 from builders import RecordingBuilder
 from modtrace.analysis.modules.folding import fold
 from modtrace.analysis.modules.module_tree import ModuleTree, build_module_tree, iterate_nodes
-from modtrace.analysis.step.times import PhaseTimes
+from modtrace.analysis.tables.times import PhaseTimes
 
 
 def lines(tree: ModuleTree) -> list[tuple[int, str, str, int, int]]:

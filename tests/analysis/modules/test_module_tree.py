@@ -6,7 +6,7 @@ import pytest
 
 from builders import RecordingBuilder
 from modtrace.analysis.modules.module_tree import ModuleNode, ModuleTree, build_module_tree, iterate_nodes
-from modtrace.analysis.step.times import PhaseTimes
+from modtrace.analysis.tables.times import PhaseTimes
 from modtrace.recording.arrow.batches import to_batch
 
 

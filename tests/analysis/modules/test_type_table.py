@@ -3,7 +3,7 @@
 from builders import RecordingBuilder
 from modtrace.analysis.modules.module_tree import build_module_tree
 from modtrace.analysis.modules.type_table import TypeTimes, build_type_table
-from modtrace.analysis.step.times import PhaseTimes
+from modtrace.analysis.tables.times import PhaseTimes
 
 
 def test_types_are_summed_and_nested_ones_count_once() -> None:

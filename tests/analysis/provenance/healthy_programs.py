@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.analysis.step.ops import bare_name
+from modtrace.analysis.tables.ops import bare_name
 
 STEPS = 3
 INF, NAN = math.inf, math.nan

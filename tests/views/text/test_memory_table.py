@@ -6,7 +6,7 @@ from dataclasses import replace
 from golden import assert_golden
 from modtrace.analysis.ops.memory_table import CallMemory, MemoryRow, MemoryTable
 from modtrace.analysis.ops.sums import SavedByOp, SavedMemory
-from modtrace.analysis.step.chosen_step import ShownStep
+from modtrace.analysis.tables.chosen_step import ShownStep
 from modtrace.views.text.memory_table import render_memory_table, render_memory_table_json
 
 STEP = ShownStep(step=4, kind="train", start_ns=0, end_ns=200_000_000, first=4, last=4, count=1)

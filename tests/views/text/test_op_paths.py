@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from golden import assert_golden
 from modtrace.analysis.ops.op_paths import OpPath, OpPaths
-from modtrace.analysis.step.chosen_step import ShownStep
+from modtrace.analysis.tables.chosen_step import ShownStep
 from modtrace.views.text.op_paths import render_modules, render_op_paths, render_op_paths_json
 
 STEP = ShownStep(step=0, kind="train", start_ns=0, end_ns=200_000_000, first=0, last=0, count=1)

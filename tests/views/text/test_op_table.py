@@ -6,7 +6,7 @@ from dataclasses import replace
 from golden import assert_golden
 from modtrace.analysis.ops.op_table import OpRow, OpTable
 from modtrace.analysis.ops.sums import OpSums, PhaseSums
-from modtrace.analysis.step.chosen_step import ShownStep
+from modtrace.analysis.tables.chosen_step import ShownStep
 from modtrace.views.text.op_table import render_op_table, render_op_table_json
 
 STEP = ShownStep(step=19, kind="train", start_ns=0, end_ns=200_000_000, first=0, last=19, count=20)

@@ -10,8 +10,8 @@ from builders import raw_statistics
 from golden import assert_golden
 from modtrace.analysis.modules.module_tree import ModuleNode, ModuleTree
 from modtrace.analysis.modules.value_summary import NonFiniteCount, SlotValues, ValueSummary
-from modtrace.analysis.step.chosen_step import ShownStep
-from modtrace.analysis.step.times import NO_CALLS, PhaseTimes
+from modtrace.analysis.tables.chosen_step import ShownStep
+from modtrace.analysis.tables.times import NO_CALLS, PhaseTimes
 from modtrace.recording.statistics.moments import Stats
 from modtrace.views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
 

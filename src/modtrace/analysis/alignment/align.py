@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...recording.protocols import RecordingData
-from ..step.calls import Bools, Rows
-from ..step.chosen_step import find_step
+from ..tables.chosen_step import find_step
+from ..tables.columns import Bools, Partners, Rows, to_pairs
 from .calls import pair_calls, translate
 from .contract import Alignment, Joined
 from .joins import collect, join_splits
-from .keys import Partners, to_pairs
 from .micro_batches import Batched, MicroBatches, find_batched, find_micro_batches, join_micro_batches
 from .modules import PlacePairs, pair_places
 from .ops import pair_ops

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from ..step.calls import Column, RowFinder, Rows, take
-from .keys import number_keys, pair_keys, rows_in_order
+from ..tables.columns import Column, RowFinder, Rows, number_keys, pair_keys, rows_in_order, take
 from .modules import PlacePairs
 from .sides import Side
 

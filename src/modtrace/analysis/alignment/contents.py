@@ -6,8 +6,7 @@ import numpy as np
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.statistics.moments import Numbers
-from ..step.calls import Rows
-from .keys import Partners, number_keys
+from ..tables.columns import Partners, Rows, number_keys
 from .sides import Side, ValueSide
 from .sizes import number_sizes, sort_sizes
 

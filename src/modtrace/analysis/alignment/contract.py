@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..step.calls import Column, Rows
+from ..tables.columns import Column, Rows
 
 #: Why rows of one recording have no partner in the other, by their codes.
 REASONS = (

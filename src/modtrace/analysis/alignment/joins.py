@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.role import OF_PARAMETERS
-from ..step.calls import Column, RowFinder, Rows, count_before, take
+from ..tables.columns import Column, Partners, RowFinder, Rows, count_before, number_codes, number_keys, take
 from .contract import Joined
-from .keys import Partners, number_codes, number_keys
 from .modules import Split
 from .permutations import TRANSPOSED, is_transposed
 from .sides import Side

@@ -6,9 +6,8 @@ import numpy as np
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import INPUT, OUTPUT
-from ..step.calls import Column, Rows, take
+from ..tables.columns import Column, Partners, Rows, number_codes, number_keys, rows_in_order, take
 from .joins import JoinedRows, PartRows, join_rows, number_rows
-from .keys import Partners, number_codes, number_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...surface import choose_phrase
-from ..step.calls import Rows
+from ..tables.columns import Rows
 from .rules import Rule, map_paths
 from .sides import Side
 

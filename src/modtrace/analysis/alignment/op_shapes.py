@@ -5,9 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.arrow.arrays import from_numpy
-from ..step.calls import Column, Rows, take
-from ..step.ops import dictionary_codes
-from .keys import Partners, number_codes
+from ..tables.columns import Column, Partners, Rows, dictionary_codes, number_codes, take
 from .sides import Side
 from .sizes import Sizes, count_elements, number_sizes, read_sizes
 

@@ -6,11 +6,23 @@ import numpy as np
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, PARAMETER
-from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels, ranges, take
-from ..step.ops import bare_name
+from ..tables.calls import iterate_levels
+from ..tables.columns import (
+    Bools,
+    Column,
+    Partners,
+    RowFinder,
+    Rows,
+    column_of,
+    number_codes,
+    number_keys,
+    ranges,
+    rows_in_order,
+    take,
+)
+from ..tables.ops import bare_name
 from .calls import translate
 from .contents import number_contents
-from .keys import Partners, number_codes, number_keys, rows_in_order
 from .modules import PlacePairs
 from .op_shapes import number_shapes
 from .paired_reads import PairedReads

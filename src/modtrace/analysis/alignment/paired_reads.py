@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from ..step.calls import RowFinder, Rows
-from .keys import number_codes
+from ..tables.columns import RowFinder, Rows, number_codes
 from .sides import Side
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...recording.role import OF_PARAMETERS
-from ..step.calls import Rows
+from ..tables.columns import Rows
 from .sides import Side
 from .sizes import Sizes, number_sizes
 

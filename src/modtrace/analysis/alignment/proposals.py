@@ -14,8 +14,7 @@ from ...recording.arrow.arrays import to_numpy
 from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT, PARAMETER
-from ..step.calls import Rows, take
-from .keys import number_keys, number_texts, rows_in_order
+from ..tables.columns import Rows, number_keys, number_texts, rows_in_order, take
 from .modules import PlacePairs
 from .rules import Rule, apply_rules, read_rules
 from .sequences import align_sequences

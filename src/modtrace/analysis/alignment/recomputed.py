@@ -3,8 +3,7 @@
 import numpy as np
 
 from ...recording.phase import FORWARD, PHASES, RECOMPUTE
-from ..step.calls import Bools, RowFinder, Rows, take
-from .keys import number_keys, pair_keys, rows_in_order
+from ..tables.columns import Bools, RowFinder, Rows, number_keys, pair_keys, rows_in_order, take
 from .sides import Side
 
 _FORWARD, _RECOMPUTE = PHASES.index(FORWARD), PHASES.index(RECOMPUTE)

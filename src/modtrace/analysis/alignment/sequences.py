@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..step.calls import Rows, count_before
+from ..tables.columns import Rows, count_before
 
 #: Up to so many pairs of elements, the longest common subsequence is computed by its definition.
 _WINDOW = 256

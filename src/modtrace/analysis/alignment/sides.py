@@ -10,27 +10,26 @@ import pyarrow as pa
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, INPUT, LOSS, OP_OUTPUT, OP_ROLES, PARAMETER
-from ..step.calls import (
+from ..tables.calls import Calls, iterate_levels, read_all_calls
+from ..tables.columns import (
     Bools,
-    Calls,
     Column,
     RowFinder,
     Rows,
     column_of,
     count_before,
-    iterate_levels,
+    dictionary_codes,
+    number_keys,
     phase_codes,
-    read_all_calls,
     take,
 )
-from ..step.inside import with_all_inside
-from ..step.ops import bare_name, dictionary_codes
-from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
+from ..tables.inside import with_all_inside
 from ..tables.op_flow import FIRST_SLOTS, OpFlow, read_op_flow
 from ..tables.op_rules import OVERWRITES, PLAIN
+from ..tables.ops import bare_name
+from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 from ..tables.values import PlacedValues
 from .contract import ModuleName
-from .keys import number_keys
 from .sizes import Sizes, read_sizes
 
 _BACKWARD = PHASES.index(BACKWARD)

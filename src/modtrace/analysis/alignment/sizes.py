@@ -5,8 +5,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...recording.arrow.arrays import to_numpy
-from ..step.calls import Rows, ranges
-from .keys import number_keys
+from ..tables.columns import Rows, number_keys, ranges
 
 Sizes = npt.NDArray[np.int64]  # (rows, dimensions); -1 behind the end of a shape
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.protocols import RecordingData
-from ..step.calls import Rows, column_of
-from ..step.chosen_step import no_step
+from ..tables.chosen_step import no_step
+from ..tables.columns import Rows, column_of
 
 
 def pair_steps(

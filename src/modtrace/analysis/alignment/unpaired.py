@@ -4,10 +4,9 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.role import OP_OUTPUT
-from ..step.calls import Bools, Column, Rows, take
+from ..tables.columns import Bools, Column, Rows, number_codes, number_keys, rows_in_order, take
 from .calls import translate
 from .contract import REASONS, Unpaired, UnpairedRows
-from .keys import number_codes, number_keys, rows_in_order
 from .micro_batches import Batched
 from .sides import Side
 

@@ -7,10 +7,20 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.role import OUTPUT
-from ..step.calls import Bools, Column, Rows, take
+from ..tables.columns import (
+    Bools,
+    Column,
+    Partners,
+    Rows,
+    number_codes,
+    number_keys,
+    number_texts,
+    pair_keys,
+    rows_in_order,
+    take,
+)
 from .calls import translate
 from .contents import have_equal_extremes, number_contents
-from .keys import Partners, number_codes, number_keys, number_texts, pair_keys, rows_in_order
 from .modules import PlacePairs
 from .sides import Side, ValueSide
 from .sizes import count_elements, number_sizes, sort_sizes

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..step.calls import Bools, Rows
+from ..tables.columns import Bools, Rows
 from .answer import ABSORBED, VERDICTS
 from .consequences import ComparedRun, Consequences
 from .errors import Errors

@@ -6,10 +6,10 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import Numbers, read_statistics
 from ..alignment.sides import Side
-from ..step.calls import RowFinder, Rows
-from ..step.ops import bare_name
+from ..tables.columns import RowFinder, Rows
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
+from ..tables.ops import bare_name
 from .flow import find_inputs
 from .inherited import find_largest, name_parameters
 from .measured import ComparedRows

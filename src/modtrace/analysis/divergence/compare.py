@@ -16,8 +16,8 @@ from ...surface import name_argument
 from ..alignment.align import align_sides, read_sides
 from ..alignment.contract import Alignment
 from ..alignment.sides import Side
-from ..step.calls import Column, Rows
-from ..step.missing_rows import require_rows
+from ..tables.columns import Column, Rows
+from ..tables.missing_rows import require_rows
 from .answer import (
     ABSORBED,
     EQUAL,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
-from ..step.calls import Bools, Groups, Rows
+from ..tables.columns import Bools, Groups, Rows
 from ..tables.op_rules import ADDITIVE
 from .errors import Errors
 from .measured import ComparedRows

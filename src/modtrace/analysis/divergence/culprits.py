@@ -8,7 +8,7 @@ import numpy as np
 
 from ...recording.role import OP_OUTPUT
 from ..alignment.sides import Side
-from ..step.calls import Groups, Rows
+from ..tables.columns import Groups, Rows
 from .answer import FIRST, SECOND
 from .errors import find_errors
 from .measured import read_measured

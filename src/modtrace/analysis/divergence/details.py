@@ -11,8 +11,7 @@ from ...recording.role import LEAF, OPTIMIZER_STATE, PARAMETER, UPDATE
 from ...recording.suggestions import first_few
 from ..alignment.contract import ModuleName
 from ..alignment.sides import Side
-from ..step.calls import column_of
-from ..step.ops import dictionary_codes
+from ..tables.columns import column_of, dictionary_codes
 from .answer import FIRST, INHERITED, SECOND, SOURCE, Divergence
 from .culprits import Culprit, Culprits
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors

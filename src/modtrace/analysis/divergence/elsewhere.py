@@ -5,10 +5,8 @@ import numpy as np
 from ...recording.arrow.arrays import from_numpy
 from ...recording.statistics.moments import Numbers, StatColumns, read_statistics
 from ..alignment.calls import translate
-from ..alignment.keys import number_keys
 from ..alignment.sizes import number_sizes, sort_sizes
-from ..step.calls import Bools, Rows, ranges
-from ..step.ops import dictionary_codes
+from ..tables.columns import Bools, Rows, dictionary_codes, number_keys, ranges
 from .errors import find_errors
 from .measured import read_measured
 from .paired_run import PairedRun

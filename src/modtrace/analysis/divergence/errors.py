@@ -8,8 +8,7 @@ import numpy as np
 from ...errors import RecordingError
 from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_distances
 from ...recording.statistics.moments import Counts, Numbers, StatColumns
-from ..alignment.keys import number_codes
-from ..step.calls import Bools, Column, Rows
+from ..tables.columns import Bools, Column, Rows, number_codes
 from .measured import ComparedRows
 from .tensor_metrics import TensorDifference, compare_tensors, distances
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
-from ..step.calls import Bools, Rows
+from ..tables.columns import Bools, Rows
 from ..tables.op_flow import OpFlow
 
 #: Errors pass through so many ops in a row of which all that they read is known, and through so many others.

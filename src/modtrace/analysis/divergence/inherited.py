@@ -18,7 +18,8 @@ from ...recording.role import (
 )
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
-from ..step.calls import Bools, Column, RowFinder, Rows, column_of, columns_at, iterate_levels
+from ..tables.calls import iterate_levels
+from ..tables.columns import Bools, Column, RowFinder, Rows, column_of, columns_at
 from ..tables.op_rules import UNINITIALIZED
 from .flow import find_inputs
 from .run_tensors import find_tensors

@@ -8,7 +8,7 @@ from ...errors import RecordingError
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import RAW, Numbers, StatColumns
 from ..alignment.contract import Alignment
-from ..step.calls import Rows
+from ..tables.columns import Rows
 from .decode import to_numbers
 from .errors import METRICS, NONFINITE, NOTHING, STATISTICS, TENSORS, Errors, compare_statistics
 from .measured import ComparedRows, read_measured

@@ -14,8 +14,7 @@ from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.statistics.fingerprints import HASH_SIZE, SKETCH_SIZE
 from ...recording.statistics.moments import RAW, Numbers, StatColumns, read_statistics
-from ..step.calls import Bools, Column, Rows, column_of
-from ..step.ops import dictionary_codes
+from ..tables.columns import Bools, Column, Rows, column_of, dictionary_codes
 
 #: So many rows are few.
 _FEW = 100

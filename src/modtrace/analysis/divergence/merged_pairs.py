@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy
-from ..step.calls import Column, Rows
+from ..tables.columns import Column, Rows
 from .answer import FIRST
 from .inherited import order_by_use
 from .pairs import Compared

@@ -12,7 +12,7 @@ from ...recording.role import BY_NAME
 from ..alignment.contract import HARMLESS, REASONS, ModuleName, Unpaired, UnpairedRows
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
-from ..step.calls import Column, Rows
+from ..tables.columns import Column, Rows
 from .answer import Named, OneSided
 
 #: At most so many places of a kind are listed; the last one says how many more there are.

@@ -6,8 +6,8 @@ from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of
 from ...surface import choose_phrase
 from ..alignment.contract import Alignment
-from ..step.calls import column_of
-from ..step.chosen_step import name_steps
+from ..tables.chosen_step import name_steps
+from ..tables.columns import column_of
 
 #: So many modules without a partner are named, with those whose names are near.
 _NAMED = 5

@@ -12,10 +12,10 @@ from ...recording.role import OP_OUTPUT, PARAMETER_GRAD
 from ...recording.suggestions import first_few
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
-from ..step.calls import Bools, RowFinder, Rows, column_of
-from ..step.ops import bare_name
 from ..tables.arguments import compare_arguments
+from ..tables.columns import Bools, RowFinder, Rows, column_of
 from ..tables.op_rules import ADDS_AXIS
+from ..tables.ops import bare_name
 from .answer import FIRST, SECOND
 from .errors import find_errors
 from .measured import read_measured

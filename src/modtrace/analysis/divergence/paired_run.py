@@ -8,7 +8,7 @@ import numpy as np
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import LEAF, OP_OUTPUT, OUTPUT
 from ..alignment.sides import Side
-from ..step.calls import Bools, Rows, take
+from ..tables.columns import Bools, Rows, take
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

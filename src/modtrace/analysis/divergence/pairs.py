@@ -15,7 +15,7 @@ from ...recording.statistics.moments import Numbers
 from ..alignment.align import align
 from ..alignment.contract import Alignment, ModuleName
 from ..alignment.sides import Side
-from ..step.calls import Bools, Rows, column_of, take
+from ..tables.columns import Bools, Rows, column_of, take
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import AbsorbedDifferences
 from .answer import ABSORBED, VERDICTS

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
-from ..step.calls import Bools, Column, Rows, columns_at, join_columns
+from ..tables.columns import Bools, Column, Rows, columns_at, join_columns
 from .answer import ABSORBED, AMPLIFIED, EQUAL, GROWN, INHERITED, MADE, NOISE, SEEN, SOURCE, VERDICTS
 from .errors import NOTHING, SAMPLES, STATISTICS, Errors
 from .inherited import Inherited

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...recording.statistics.moments import Numbers
 from ..alignment.contract import ModuleName
-from ..step.calls import Rows
+from ..tables.columns import Rows
 from .cancellation import find_cancellation
 from .errors import find_errors
 from .inherited import find_inherited, order_by_use

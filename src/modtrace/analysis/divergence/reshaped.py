@@ -7,7 +7,8 @@ import numpy as np
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT
 from ..alignment.sides import Side
-from ..step.calls import Column, iterate_levels
+from ..tables.calls import iterate_levels
+from ..tables.columns import Column
 from .answer import Reshaped
 from .errors import NOTHING
 from .names import Names

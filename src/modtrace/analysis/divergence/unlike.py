@@ -8,7 +8,7 @@ from ..alignment.ops import number_names
 from ..alignment.paired_reads import PairedReads
 from ..alignment.sides import Side
 from ..alignment.sizes import count_elements, read_sizes
-from ..step.calls import Bools, Rows, take
+from ..tables.columns import Bools, Rows, take
 from .elsewhere import MOST_APART
 from .errors import find_errors
 from .measured import read_measured

@@ -6,10 +6,10 @@ import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, Rows, column_of, take
-from ..step.device_times import has_device_times, on_device
-from ..step.inside import with_inside
-from ..step.ops import StepOps, read_step_ops
+from ..tables.columns import Column, Rows, column_of, take
+from ..tables.device_times import has_device_times, on_device
+from ..tables.inside import with_inside
+from ..tables.ops import StepOps, read_step_ops
 from .columns import CONTAINER, LAYER_KINDS, NONE, Graph, LayerBoxes, Layers, Nodes
 from .costs import MeasuredValues, numbers_of_layers, read_measured
 from .layers import LayerTree, build_layers

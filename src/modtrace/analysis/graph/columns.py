@@ -5,8 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..step.calls import Column, Rows, columns_at
-from ..step.chosen_step import ShownStep
+from ..tables.chosen_step import ShownStep
+from ..tables.columns import Column, Rows, columns_at
 from ..tables.tensors import Tensors
 
 #: No layer, no node.

@@ -9,7 +9,8 @@ from ...recording import role
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
-from ..step.calls import Calls, Column, RowFinder, Rows, column_of, columns_at, take
+from ..tables.calls import Calls
+from ..tables.columns import Column, RowFinder, Rows, column_of, columns_at, take
 from ..tables.values import PlacedValues
 from .columns import NONE, Numbers
 from .layers import LayerTree

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...recording.module_path import is_below
 from ...recording.phase import OPTIMIZER, PHASES
-from ..step.calls import Column, Rows
-from ..step.ops import PlacedCalls
+from ..tables.columns import Column, Rows
+from ..tables.ops import PlacedCalls
 from .columns import CONTAINER, LAYER_KINDS, MODULE, NONE, OPTIMIZER_STEP, PHASE, LayerBoxes, LayerPlace
 
 _OPTIMIZER = PHASES.index(OPTIMIZER)

@@ -9,8 +9,8 @@ import numpy as np
 from ...recording import role
 from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, RowFinder, Rows, column_of
-from ..step.sites import Site, read_sites
+from ..tables.columns import Column, RowFinder, Rows, column_of
+from ..tables.sites import Site, read_sites
 from ..tables.tensors import Tensors
 from .columns import BUFFER, CONSTANT, EARLIER, INPUT, LAYER_KINDS, NODE_KINDS, NONE, PARAMETER, PHASE
 from .layers import LayerTree, common_layer

@@ -8,9 +8,18 @@ import numpy as np
 from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, RowFinder, Rows, column_of, columns_at, join_columns, take
-from ..step.ops import PlacedCalls, StepOps, dictionary_codes
+from ..tables.columns import (
+    Column,
+    RowFinder,
+    Rows,
+    column_of,
+    columns_at,
+    dictionary_codes,
+    join_columns,
+    take,
+)
 from ..tables.op_flow import OpFlow
+from ..tables.ops import PlacedCalls, StepOps
 from .columns import NODE_KINDS, NONE, OP, OUTPUT, NodeColumns, Nodes, Numbers
 from .costs import MeasuredValues, empty_numbers
 from .layers import LayerTree

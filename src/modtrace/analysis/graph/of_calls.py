@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...recording.schema import schema
-from ..step.calls import Column, Rows
-from ..step.device_times import on_device
-from ..step.ops import StepOps
+from ..tables.columns import Column, Rows
+from ..tables.device_times import on_device
+from ..tables.ops import StepOps
 from ..tables.tensors import Tensors
 from .columns import CALL, NODE_KINDS, NONE, Edges
 from .costs import empty_numbers

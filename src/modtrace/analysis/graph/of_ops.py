@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...recording.protocols import RecordingData
-from ..step.calls import Rows
-from ..step.ops import StepOps
+from ..tables.columns import Rows
 from ..tables.op_flow import OpFlow, TensorsOfCalls, read_op_flow
+from ..tables.ops import StepOps
 from ..tables.tensors import Tensors
 from .columns import NONE, Edges
 from .costs import MeasuredValues

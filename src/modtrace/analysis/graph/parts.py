@@ -10,8 +10,8 @@ import numpy as np
 from ...recording.module_path import path_and_above
 from ...recording.options.path_filter import PathFilter
 from ...recording.phase import PHASES
-from ..step.calls import Column
-from ..step.ops import StepOps
+from ..tables.columns import Column
+from ..tables.ops import StepOps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,11 @@ from ..graph.columns import (
     Numbers,
 )
 from ..graph.costs import sum_at
-from ..step.calls import Column, Rows
-from ..step.pausing import without_collection
+from ..tables.columns import Column, Rows
 from .items import Items, Seen
 from .keys import distinct, layer_keys, name_layers, node_keys
 from .lift import lift_edges
+from .pausing import without_collection
 from .records import LAYER, GraphView, ViewBox, ViewNode
 
 _PHASE, _OP, _INPUT = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP), NODE_KINDS.index(INPUT)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..graph.columns import LEAF_KINDS, NODE_KINDS, NONE, Graph
 from ..graph.layers import follow
-from ..step.calls import Rows
+from ..tables.columns import Rows
 
 
 def without_views(graph: Graph) -> Graph:

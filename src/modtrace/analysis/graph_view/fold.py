@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph.columns import LAYER_KINDS, MODULE, NONE, Graph
 from ..graph.layers import follow, group_children
-from ..step.calls import Rows
+from ..tables.columns import Rows
 from .signatures import sign_layers
 
 _MODULE = LAYER_KINDS.index(MODULE)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.columns import LAYER_KINDS, LEAF_KINDS, NODE_KINDS, NONE, OPTIMIZER_STEP, Graph
-from ..step.calls import Column, Rows, column_of, count_before
+from ..tables.columns import Column, Rows, column_of, count_before
 from ..tables.tensors import Tensors
 from .fold import Folding
 from .signatures import number_columns

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..graph.columns import DATA, NEXT, NONE, Graph
-from ..step.calls import Column
+from ..tables.columns import Column
 from .items import Items
 from .records import ViewEdge
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..step.chosen_step import ShownStep
+from ..tables.chosen_step import ShownStep
 
 #: The kind of a node that is a closed layer; the others are in `graph.NODE_KINDS`.
 LAYER = "layer"

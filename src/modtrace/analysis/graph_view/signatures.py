@@ -6,7 +6,7 @@ import numpy as np
 
 from ..graph.columns import BUFFER, NODE_KINDS, NONE, PARAMETER, Graph
 from ..graph.layers import common_layer, group_children
-from ..step.calls import Column, Rows
+from ..tables.columns import Column, Rows
 
 #: Kinds of nodes that are named by a path, of which the last part is the same in two equal layers.
 _OWNED = [NODE_KINDS.index(PARAMETER), NODE_KINDS.index(BUFFER)]

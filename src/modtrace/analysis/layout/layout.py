@@ -6,9 +6,9 @@ from itertools import chain
 
 import numpy as np
 
+from ..graph_view.pausing import without_collection
 from ..graph_view.records import GraphView, ViewNode
-from ..step.calls import Rows
-from ..step.pausing import without_collection
+from ..tables.columns import Rows
 from .levels import lay_out_levels
 from .lines import draw_lines
 from .sizes import PADDING, TITLE_HEIGHT, Floats, default_size

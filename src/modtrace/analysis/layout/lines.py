@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..step.calls import Column, Rows
+from ..tables.columns import Column, Rows
 from .sizes import Floats
 from .tree import DOWN, LOOP, ItemTree
 from .work import Bends, Work

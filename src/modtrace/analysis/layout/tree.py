@@ -8,7 +8,7 @@ import numpy as np
 from ...recording.phase import BACKWARD, FORWARD, RECOMPUTE
 from ..graph.columns import PHASE
 from ..graph_view.records import GraphView
-from ..step.calls import Column, Rows
+from ..tables.columns import Column, Rows
 
 # Kinds of edges.
 DOWN, LOOP, ACROSS = range(3)

@@ -9,7 +9,7 @@ import numpy as np
 from ...recording.phase import BACKWARD, FORWARD, RECOMPUTE
 from ..graph.columns import INPUT, LEAF_KINDS, PHASE
 from ..graph_view.records import GraphView, ViewBox
-from ..step.calls import Column, Rows
+from ..tables.columns import Column, Rows
 from .sizes import HALF, Floats
 from .tree import ACROSS, DOWN, LOOP, ItemTree, LiftedPairs
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, OUTPUT
-from ..step.placement import Module
+from ..tables.placement import Module
 from .compile_texts import CodeLine, Told, plain_name, read_break, read_guard
 
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from ...recording.module_path import is_below, join
-from ..step.times import PhaseTimes, sum_times
+from ..tables.times import PhaseTimes, sum_times
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, children_first, rebuild
 from .value_summary import ValueSummary, merge_summaries
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...recording.phase import ByPhase
-from ..step.times import NO_CALLS, PhaseTimes, sum_times
+from ..tables.times import NO_CALLS, PhaseTimes, sum_times
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, iterate_nodes
 
 

@@ -11,8 +11,9 @@ from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import RAW, StatColumns, Stats, read_statistics
-from ..step.calls import Calls, Column, Rows, column_of, iterate_levels, split_rows
-from ..step.placement import NOWHERE, Placer
+from ..tables.calls import Calls, iterate_levels
+from ..tables.columns import Column, Rows, column_of, split_rows
+from ..tables.placement import NOWHERE, Placer
 from ..tables.values import PlacedValues
 from .value_summary import KINDS, Kind, NonFiniteCount, SlotValues, ValueSummary
 

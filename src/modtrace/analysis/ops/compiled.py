@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import BACKWARD, FORWARD
 from ...recording.protocols import RecordingData
-from ..step.calls import column_of
-from ..step.placement import merge_wrappers
+from ..tables.columns import column_of
+from ..tables.placement import merge_wrappers
 
 
 @dataclass(frozen=True, kw_only=True)

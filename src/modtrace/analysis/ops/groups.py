@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ..step.calls import Column, Rows
-from ..step.ops import NO_PLACE_NAMES, PlacedCalls, PlaceName, StepOps
+from ..tables.columns import Column, Rows
+from ..tables.ops import NO_PLACE_NAMES, PlacedCalls, PlaceName, StepOps
 from .sums import sum_by
 
 GroupedBy = Literal["module", "op", "call"]

@@ -7,10 +7,10 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, Rows
-from ..step.chosen_step import ShownStep
-from ..step.inside import find_unseen
-from ..step.ops import NO_PLACE_NAMES, PlacedCalls, StepOps, read_step_ops
+from ..tables.chosen_step import ShownStep
+from ..tables.columns import Column, Rows
+from ..tables.inside import find_unseen
+from ..tables.ops import NO_PLACE_NAMES, PlacedCalls, StepOps, read_step_ops
 from .sums import SavedByOp, SavedMemory, add_saved_by_calls, sum_inside, sum_saved, sum_saved_by_op
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, Rows
-from ..step.chosen_step import ShownStep
-from ..step.ops import PlaceName, StepOps, read_step_ops
+from ..tables.chosen_step import ShownStep
+from ..tables.columns import Column, Rows
+from ..tables.ops import PlaceName, StepOps, read_step_ops
 from .groups import call_name
 
 

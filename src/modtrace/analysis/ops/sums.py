@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
-from ..step.calls import Column, RowFinder, Rows, iterate_levels, join_columns
-from ..step.ops import StepOps
+from ..tables.calls import iterate_levels
+from ..tables.columns import Column, RowFinder, Rows, join_columns
+from ..tables.ops import StepOps
 
 #: The phase of an op may be null as well.
 _CODES = len(PHASES) + 1

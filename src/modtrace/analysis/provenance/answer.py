@@ -11,9 +11,9 @@ import numpy as np
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import BY_NAME, INPUT, LEAF, OP_OUTPUT, PARAMETER
 from ..graph.parts import forms_of_op
-from ..step.ops import bare_name
-from ..step.sites import Site
 from ..tables.op_rules import MOVES, UNINITIALIZED
+from ..tables.ops import bare_name
+from ..tables.sites import Site
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite, describe_counts
 from .causes_and_remedies import ReadTensor, find_cause
 from .indexed_tables import IndexedTables

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.statistics.number_formats import LARGEST
-from ..step.ops import bare_name
 from ..tables.op_rules import (
     AVERAGES,
     DIVISIONS,
@@ -22,6 +21,7 @@ from ..tables.op_rules import (
     holds_nan,
     is_attention,
 )  # fmt: skip
+from ..tables.ops import bare_name
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .step_counts import Counts
 from .trace import Origin, Trace

@@ -12,8 +12,9 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.meta import RunMeta
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
-from ..step.calls import Column, Rows, column_of, outermost_calls, ranges
-from ..step.sites import Site, read_sites
+from ..tables.calls import outermost_calls
+from ..tables.columns import Column, Rows, column_of, ranges
+from ..tables.sites import Site, read_sites
 
 #: So many batches stay sorted by a column: those of one step, and of the next.
 _MOST_SORTED = 64

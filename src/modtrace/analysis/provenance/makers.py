@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..step.calls import column_of
+from ..tables.columns import column_of
 from ..values.nonfinite import SOURCE
 from .earlier_steps import EarlierSteps
 from .indexed_tables import IndexedTables

@@ -8,7 +8,8 @@ import numpy as np
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, LOSS, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
-from ..step.calls import Column, column_of, outermost_calls, phases_of
+from ..tables.calls import outermost_calls, phases_of
+from ..tables.columns import Column, column_of
 from .indexed_tables import IndexedTables
 from .step_flow import tell_place
 from .trace import End, Origin, Trace

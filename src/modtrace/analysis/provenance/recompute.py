@@ -11,10 +11,10 @@ from ...recording.module_path import is_below
 from ...recording.phase import FORWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import LEAF, OP_OUTPUT, OUTPUT
-from ..step.calls import column_of, phase_codes
-from ..step.missing_rows import require_rows, say_missing
-from ..step.ops import OUTSIDE, PlacedCalls, read_step_ops
-from ..step.sites import Site
+from ..tables.columns import column_of, phase_codes
+from ..tables.missing_rows import require_rows, say_missing
+from ..tables.ops import OUTSIDE, PlacedCalls, read_step_ops
+from ..tables.sites import Site
 from .causes_and_remedies import Cause
 from .indexed_tables import IndexedTables
 from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ...recording.role import BUFFER, PARAMETER
-from ..step.sites import Site
 from ..tables.arguments import compare_arguments
 from ..tables.op_rules import RANDOM, is_attention
+from ..tables.sites import Site
 from .causes_and_remedies import Cause
 from .recompute_pairs import UNPAIRED
 from .step_flow import StepFlow

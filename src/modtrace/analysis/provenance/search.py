@@ -15,10 +15,10 @@ from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAME
 from ...recording.statistics.moments import nonfinite_rows, sites_of_roles
 from ...recording.triggers.skips import Use
 from ...surface import choose_phrase
-from ..step.calls import Column, column_of
-from ..step.inside import find_unseen
-from ..step.placement import Module, merge_wrappers
+from ..tables.columns import Column, column_of
+from ..tables.inside import find_unseen
 from ..tables.op_rules import SHAPES_ONLY, UNSCALES
+from ..tables.placement import Module, merge_wrappers
 from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
 from .answer import answer
 from .earlier_steps import EarlierSteps

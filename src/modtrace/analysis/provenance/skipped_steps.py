@@ -8,9 +8,9 @@ import numpy as np
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD
 from ...recording.triggers.skips import SKIPS_WINDOW, Use, are_many_skipped
-from ..step.calls import Column, column_of, phase_codes
-from ..step.ops import bare_name
+from ..tables.columns import Column, column_of, phase_codes
 from ..tables.op_rules import UNSCALES
+from ..tables.ops import bare_name
 from .indexed_tables import IndexedTables
 
 

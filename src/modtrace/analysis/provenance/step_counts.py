@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
-from ..step.calls import RowFinder, column_of
+from ..tables.columns import RowFinder, column_of
 from ..values.nonfinite import read_first_index
 from .earlier_steps import EarlierSteps
 from .indexed_tables import IndexedTables

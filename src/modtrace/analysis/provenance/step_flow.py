@@ -12,10 +12,10 @@ import numpy as np
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..graph.parts import forms_of_op
-from ..step.calls import RowFinder, Rows
-from ..step.ops import PlacedCalls, StepOps, bare_name, read_step_ops
+from ..tables.columns import RowFinder, Rows
 from ..tables.op_flow import OpFlow, read_op_flow
 from ..tables.op_rules import PLAIN
+from ..tables.ops import PlacedCalls, StepOps, bare_name, read_step_ops
 from ..tables.tensors import Tensors
 
 

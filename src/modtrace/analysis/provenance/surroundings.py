@@ -13,7 +13,8 @@ from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.protocols import RecordingData
 from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
 from ...recording.triggers.step_tables import GROWTH_STEPS
-from ..step.calls import column_of, phases_of
+from ..tables.calls import phases_of
+from ..tables.columns import column_of
 from ..tables.op_rules import SEED
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, SOURCE, Aftermath, Growth, NonFinite
 from .indexed_tables import IndexedTables

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, INPUT, LEAF, OPTIMIZER_STATE, PARAMETER
-from ..step.sites import Site
 from ..tables.op_rules import (
     AVERAGES,
     CARRIERS,
@@ -27,6 +26,7 @@ from ..tables.op_rules import (
     holds_nan,
     is_attention,
 )  # fmt: skip
+from ..tables.sites import Site
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
 from .indexed_tables import IndexedTables
 from .memory import BAD, CLEAN, MEANT, UNSEEN, Finiteness, Memory, join

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...recording.role import PARAMETER_GRAD
-from ..step.calls import Column
+from ..tables.columns import Column
 from .modules import CLIPPED, ModuleRows
 from .tables import NONE, ReportColumn, ReportTable
 

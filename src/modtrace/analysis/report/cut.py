@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.columns import Graph
-from ..step.calls import Rows, take
+from ..tables.columns import Rows, take
 from .tables import NONE
 
 

@@ -16,8 +16,8 @@ from ..modules.compilations import Compilations, Reason
 from ..ops.compiled import CompiledInside, read_compiled
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_absorbed, find_all
-from ..step.calls import Column, RowFinder
-from ..step.missing_rows import explain_empty
+from ..tables.columns import Column, RowFinder
+from ..tables.missing_rows import explain_empty
 from ..values.nonfinite import SOURCE, Absorbed, NonFinite
 from .cut import GraphCut
 from .modules import Place

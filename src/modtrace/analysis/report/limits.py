@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..step.calls import Column
+from ..tables.columns import Column
 
 #: Of each large table, the part of the file that it may take, and the bytes of one row there, compressed: measured on a
 #: GPT with ops, where `nodes` counts the edges of a node too. The parts are more than one together, because hardly a

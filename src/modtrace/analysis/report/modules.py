@@ -15,7 +15,7 @@ from ..modules.value_summary import ValueSummary
 from ..ops.memory_table import MemoryTable
 from ..ops.op_table import OpTable
 from ..ops.sums import OpSums
-from ..step.calls import Column
+from ..tables.columns import Column
 from .tables import NONE, Aggregate, Kind, ReportColumn, ReportTable, number_column, optional, text_column
 
 Place = tuple[str | None, str | None]  # the name of a root and a path

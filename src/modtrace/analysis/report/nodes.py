@@ -13,9 +13,8 @@ from ...recording.protocols import RecordingData
 from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, OP, PARAMETER, Graph, Numbers
 from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
-from ..step.calls import Column, RowFinder, column_of, take
-from ..step.inside import with_inside
-from ..step.ops import dictionary_codes
+from ..tables.columns import Column, RowFinder, column_of, dictionary_codes, take
+from ..tables.inside import with_inside
 from .cut import GraphCut
 from .modules import Place
 from .tables import (

@@ -17,9 +17,9 @@ from ..modules.compilations import Compilations
 from ..modules.module_tree import build_module_tree
 from ..ops.memory_table import build_memory_table
 from ..ops.op_table import build_op_table
-from ..step.calls import Column, column_of
-from ..step.missing_rows import explain_empty, explain_none
-from ..step.ops import has_ops
+from ..tables.columns import Column, column_of
+from ..tables.missing_rows import explain_empty, explain_none
+from ..tables.ops import has_ops
 from ..tables.tensors import shape_text
 from ..timeline.arrange import SPAN_KINDS
 from ..timeline.timeline import Timeline, build_timeline

@@ -11,7 +11,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OP_ROLES, PARAMETER_GRAD, TABLE
 from ...recording.statistics.known import title_of
 from ...recording.statistics.tier2 import read_tier2
-from ..step.calls import Column, Rows
+from ..tables.columns import Column, Rows
 from ..values.history_statistics import (
     Cells,
     count_nonfinite,

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..graph.columns import Graph
-from ..step.calls import Column, RowFinder, Rows, column_of
+from ..tables.columns import Column, RowFinder, Rows, column_of
 from ..timeline.arrange import SPAN_KINDS
 from ..timeline.names import name_calls
 from ..timeline.timeline import Timeline

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, RowFinder, column_of
-from ..step.ops import dictionary_codes
+from ..tables.columns import Column, RowFinder, column_of, dictionary_codes
 from .tables import NONE, ReportColumn, ReportTable, number_column, text_column
 
 

@@ -11,7 +11,7 @@ from ..divergence.answer import Comparison, Divergence
 from ..modules.compilations import Reason
 from ..ops.compiled import CompiledInside
 from ..provenance.recompute import RecomputeCheck
-from ..step.calls import Column
+from ..tables.columns import Column
 from ..values.nonfinite import Absorbed, NonFinite
 
 #: What the values of a column are. The last ones are rows of the table of that name.

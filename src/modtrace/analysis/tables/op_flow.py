@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
-from ..step.calls import Bools, Column, Groups, RowFinder, Rows, column_of, ranges
-from ..step.ops import text_codes
+from .columns import Bools, Column, Groups, RowFinder, Rows, column_of, ranges, text_codes
 from .tensors import Tensors
 
 #: The prefix of the slots of calls' arguments; those of their outputs begin with `output`.

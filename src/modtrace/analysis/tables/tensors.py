@@ -7,8 +7,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from ..step.calls import Bools, Column, Rows, column_of
-from ..step.ops import dictionary_codes
+from .columns import Bools, Column, Rows, column_of, dictionary_codes
 
 #: How the names of dtypes of whole numbers begin.
 _WHOLE = ("int", "uint", "bool")

@@ -7,20 +7,19 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.protocols import RecordingData
-from ..step.calls import (
-    NO_MODULE,
+from .calls import NO_MODULE, Calls, iterate_levels
+from .columns import (
     Bools,
-    Calls,
     Column,
     RowFinder,
     Rows,
     column_of,
-    iterate_levels,
+    dictionary_codes,
     phase_codes,
     take,
+    text_codes,
 )
-from ..step.ops import dictionary_codes, text_codes
-from ..step.placement import NOWHERE, Placer, place_calls
+from .placement import NOWHERE, Placer, place_calls
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording.phase import OPTIMIZER
-from ..step.calls import Column, RowFinder, Rows, iterate_levels
+from ..tables.calls import iterate_levels
+from ..tables.columns import Column, RowFinder, Rows
 from .spans import DEVICE, LANE_KINDS, STEPS, Detail, SpanRows
 
 _NEVER_NS = np.iinfo(np.int64).max

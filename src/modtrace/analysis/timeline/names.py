@@ -9,18 +9,10 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ..ops.groups import call_name
-from ..step.calls import (
-    Calls,
-    Column,
-    RowFinder,
-    Rows,
-    column_of,
-    iterate_levels,
-    phase_codes,
-    read_all_calls,
-)
-from ..step.ops import PlaceName, dictionary_codes
-from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
+from ..tables.calls import Calls, iterate_levels, read_all_calls
+from ..tables.columns import Column, RowFinder, Rows, column_of, dictionary_codes, phase_codes
+from ..tables.ops import PlaceName
+from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 
 _OPTIMIZER_NAME = PlaceName("optimizer")
 

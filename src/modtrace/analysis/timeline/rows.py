@@ -9,8 +9,8 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ..step.calls import Calls, Column, RowFinder, Rows, column_of, phase_codes, take
-from ..step.ops import dictionary_codes
+from ..tables.calls import Calls
+from ..tables.columns import Column, RowFinder, Rows, column_of, dictionary_codes, phase_codes, take
 from .names import CallNames, find_notes, name_calls
 from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
 

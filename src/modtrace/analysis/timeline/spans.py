@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
-from ..step.calls import Column, Rows, join_columns
+from ..tables.columns import Column, Rows, join_columns
 
 # Kinds of lanes.
 STEPS = "steps"

@@ -8,9 +8,9 @@ import numpy as np
 from ...recording.options.step_range import ALL_STEPS, StepRange
 from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, Rows, column_of
-from ..step.chosen_step import name_steps
-from ..step.ops import has_ops
+from ..tables.chosen_step import name_steps
+from ..tables.columns import Column, Rows, column_of
+from ..tables.ops import has_ops
 from .arrange import SPAN_KINDS, Arranged, Lane, Spans, arrange
 from .rows import CallRows, OpSpans, read_call_rows, read_op_rows, read_step_rows
 from .spans import join_rows

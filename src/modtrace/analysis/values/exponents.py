@@ -12,7 +12,7 @@ from ...recording.statistics.moments import Numbers
 from ...recording.statistics.tier2 import read_tier2
 from ...recording.suggestions import first_few
 from ...surface import choose_phrase, name_argument
-from ..step.calls import column_of
+from ..tables.columns import column_of
 from .history_statistics import Cells, group_rows, merge_tier2_cells
 from .selection import SelectedValues, Selection, select_values
 

@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import Numbers
 from ...surface import name_argument
-from ..step.calls import RowFinder, Rows
+from ..tables.columns import RowFinder, Rows
 from .history_statistics import count_nonfinite, group_rows, is_measured, to_stat
 from .selection import Selection, select_values
 

@@ -19,7 +19,7 @@ from ...recording.statistics.tier2 import Tier2Columns, read_tier2
 from ...recording.statistics.tier2_merge import merge_groups
 from ...recording.suggestions import did_you_mean
 from ...surface import choose_phrase, name_argument
-from ..step.calls import Rows, column_of
+from ..tables.columns import Rows, column_of
 from .selection import SelectedValues
 
 

@@ -18,10 +18,10 @@ from ...recording.statistics.moments import NOTHING_WRITTEN, nonfinite_rows
 from ...recording.suggestions import first_few
 from ...recording.triggers.trigger_kinds import THEN
 from ...recording.triggers.trigger_kinds import NonFinite as NonFiniteTrigger
-from ..step.calls import column_of, read_calls
-from ..step.missing_rows import require_rows, say_missing
-from ..step.ops import dictionary_codes
-from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
+from ..tables.calls import read_calls
+from ..tables.columns import column_of, dictionary_codes
+from ..tables.missing_rows import require_rows, say_missing
+from ..tables.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
 from ..tables.values import PlacedValues
 
 #: A hint names at most this many parameters.

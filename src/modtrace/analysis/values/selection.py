@@ -18,9 +18,10 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LOSS, OP_OUTPUT, OUTPUT, ROLES
 from ...surface import choose_phrase, name_argument
-from ..step.calls import Calls, Rows, column_of, iterate_levels, phase_codes, read_all_calls
-from ..step.missing_rows import explain_none, require_rows, say_missing
-from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
+from ..tables.calls import Calls, iterate_levels, read_all_calls
+from ..tables.columns import Rows, column_of, phase_codes
+from ..tables.missing_rows import explain_none, require_rows, say_missing
+from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 from ..tables.values import PlacedValues
 
 #: Roles of calls, whose slot is a position in the arguments or output. Sites of other roles are named by their slot.

@@ -11,7 +11,7 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
-from ..step.calls import column_of
+from ..tables.columns import column_of
 from .history_statistics import group_rows
 from .selection import SelectedValues, Selection, select_values
 

@@ -12,7 +12,7 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
-from ..step.calls import column_of
+from ..tables.columns import column_of
 from ..tables.values import PlacedValues
 from .selection import Selection, in_steps, kept_values, select_values
 

@@ -12,8 +12,9 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import DERIVED, RAW, read_statistics
 from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_tier2
-from ..step.calls import RowFinder, Rows, column_of, count_before, read_all_calls
-from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots
+from ..tables.calls import read_all_calls
+from ..tables.columns import RowFinder, Rows, column_of, count_before
+from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots
 from ..tables.values import PlacedValues
 
 #: The columns before the statistics: where and when a tensor was seen, and what it is.

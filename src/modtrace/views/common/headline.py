@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from ...analysis.step.chosen_step import ShownStep
+from ...analysis.tables.chosen_step import ShownStep
 from ...recording.meta import HELD, Note
 from ...recording.suggestions import count_of
 from .columns import Text, printable

@@ -21,8 +21,8 @@ from ...analysis.divergence.answer import (
 )
 from ...analysis.divergence.errors import HASHES, NONFINITE, NOTHING, SAMPLES, SHAPES, SKETCHES, STATISTICS
 from ...analysis.graph.parts import forms_of_op
-from ...analysis.step.ops import bare_name
 from ...analysis.tables.op_rules import RANDOM
+from ...analysis.tables.ops import bare_name
 from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
 from ...recording.role import BUFFER, BY_NAME, OPTIMIZER_STATE, OUTPUT, PARAMETER, UPDATE

@@ -10,7 +10,7 @@ from ...analysis.modules.folding import fold as fold_tree
 from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
 from ...analysis.modules.type_table import TypeTimes, build_type_table
 from ...analysis.modules.value_summary import SlotValues
-from ...analysis.step.times import PhaseTimes
+from ...analysis.tables.times import PhaseTimes
 from ..common.columns import (
     Color,
     Column,

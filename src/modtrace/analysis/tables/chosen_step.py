@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from .calls import Column, column_of, phase_codes
+from .columns import Column, column_of, phase_codes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording.phase import PHASES
-from .calls import Calls, Column, Rows, iterate_levels, number_calls, split_rows
+from .calls import Calls, iterate_levels, number_calls
 from .chosen_step import ShownStep
+from .columns import Column, Rows, split_rows
 from .placement import NOWHERE, Placer, place_calls
 
 

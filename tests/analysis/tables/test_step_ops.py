@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 
 from builders import RecordingBuilder
-from modtrace.analysis.step.ops import dictionary_codes, has_ops, read_step_ops
+from modtrace.analysis.tables.columns import dictionary_codes
+from modtrace.analysis.tables.ops import has_ops, read_step_ops
 
 
 def test_words_of_chunks_with_dictionaries_of_their_own_get_one_code_each() -> None:

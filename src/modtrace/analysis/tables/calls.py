@@ -1,20 +1,15 @@
 """Reads the calls of one step as columns, and the tree that they form."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
-
-Rows = npt.NDArray[np.int64]  # positions in the columns of `Calls`; -1 for none
-Column = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
+from .columns import Column, RowFinder, Rows, column_of, phase_codes, ranges
 
 NO_MODULE = -1
 _COLUMNS = (
@@ -126,102 +121,10 @@ def _repeated(table: pa.Table) -> Column:
     return np.where(forward >= 0, forward, column_of(table, "recompute_of"))
 
 
-def column_of(table: pa.Table, name: str) -> Column:
-    """Returns a column with -1 in place of nulls."""
-    return to_numpy(table[name], null=-1)
-
-
-def columns_at(table: object, rows: Column) -> dict[str, Any]:
-    """Returns the columns of a dataclass at some rows, by their names."""
-    return {name: each[rows] for name, each in vars(table).items() if isinstance(each, np.ndarray)}
-
-
-def join_columns(tables: Sequence[object]) -> dict[str, Any]:
-    """Returns the columns of dataclasses of one type by their names, one table after the other."""
-    names = [name for name, each in vars(tables[0]).items() if isinstance(each, np.ndarray)]
-    return {name: np.concatenate([getattr(each, name) for each in tables]) for name in names}
-
-
-def phase_codes(column: pa.ChunkedArray) -> Column:
-    """Returns the phases as codes of `PHASES`, for any codes in the chunks; -1 for null."""
-    chunks = []
-    for chunk in column.chunks:
-        codes = np.array([PHASES.index(each) for each in chunk.dictionary.to_pylist()] + [-1], np.int8)
-        chunks.append(codes[to_numpy(chunk.indices, null=-1)])
-    return np.concatenate(chunks) if chunks else np.empty(0, np.int8)
-
-
-class RowFinder:
-    """Finds the rows of ids."""
-
-    def __init__(self, ids: Column) -> None:
-        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None  # of ids without gaps
-        self._count = len(ids)
-        if self._first is None:
-            self._order = np.argsort(ids, kind="stable")
-            self._sorted = ids[self._order]
-
-    def __call__(self, wanted: Column) -> Rows:
-        """Returns the row of each id; -1 if there is none."""
-        if not self._count:
-            return np.full(len(wanted), -1, np.int64)
-        if self._first is not None:
-            at = np.subtract(wanted, self._first, dtype=np.int64)
-            return np.where((at >= 0) & (at < self._count), at, -1)
-        at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
-        return np.where(self._sorted[at] == wanted, self._order[at], -1)
-
-
 def phases_of(data: RecordingData) -> set[str]:
     """Returns the phases of the calls, ops and values of a recording, or of a step of it."""
     codes = (np.unique(phase_codes(data.table(name)["phase"])) for name in ("calls", "ops", "values"))
     return {PHASES[code] for code in np.concatenate([*codes]).tolist() if code >= 0}
-
-
-def take(column: Column, rows: Rows) -> Rows:
-    """Returns what the column has at each row; -1 for row -1."""
-    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
-
-
-def count_before(keys: Rows, order: Rows | None = None) -> Rows:
-    """Returns of each row how many rows with its key come before it.
-
-    Args:
-        keys: the keys.
-        order: what the rows are ordered by; None: they are in order.
-    """
-    rows = np.argsort(keys, kind="stable") if order is None else np.lexsort((order, keys))
-    is_first = np.ones(len(rows), bool)
-    is_first[1:] = keys[rows][1:] != keys[rows][:-1]
-    at = np.arange(len(rows))
-    counts = np.empty(len(rows), np.int64)
-    counts[rows] = at - np.maximum.accumulate(np.where(is_first, at, 0)) if len(rows) else at
-    return counts
-
-
-def split_rows(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
-    """Yields each key in ascending order, with its rows in their order."""
-    order = np.argsort(keys, kind="stable")
-    distinct, first = np.unique(keys[order], return_index=True)
-    groups = np.split(rows[order], first[1:]) if len(rows) else []
-    return zip(distinct.tolist(), groups, strict=True)
-
-
-class Groups:
-    """Rows by a key from 0 on."""
-
-    def __init__(self, keys: Rows, rows: Rows, size: int) -> None:
-        order = np.argsort(keys, kind="stable")
-        self._rows, self._starts = rows[order], np.searchsorted(keys[order], np.arange(size + 1))
-
-    def __getitem__(self, key: int) -> Rows:
-        return self._rows[self._starts[key] : self._starts[key + 1]]
-
-
-def ranges(first: Rows, counts: Rows) -> Rows:
-    """Returns the rows of some ranges, one range after the other, each from its first row on."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
 
 
 def iterate_levels(parent: Rows) -> Iterator[Rows]:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from .calls import Calls, Column, column_of
+from .calls import Calls
 from .chosen_step import ShownStep
+from .columns import Column, column_of
 
 
 def has_device_times(calls: Calls) -> bool:

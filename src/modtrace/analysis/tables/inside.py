@@ -17,7 +17,7 @@ from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.schema import schema
-from .calls import column_of, phase_codes
+from .columns import column_of, phase_codes
 
 _DETACH = "aten.detach.default"
 

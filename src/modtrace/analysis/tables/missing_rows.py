@@ -10,8 +10,8 @@ from ...recording.options.step_range import ALL_STEPS
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ...surface import choose_phrase
-from .calls import column_of, phase_codes
 from .chosen_step import name_steps
+from .columns import column_of, phase_codes
 
 #: Why there are no rows although they were asked for and none is missing.
 _NOTHING_RAN = {

@@ -9,7 +9,8 @@ import numpy as np
 
 from ...recording.module_path import is_below, join, path_below
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
-from .calls import NO_MODULE, Calls, Rows
+from .calls import NO_MODULE, Calls
+from .columns import Rows
 
 NOWHERE = -1
 #: Calls are placed after those that they repeat.

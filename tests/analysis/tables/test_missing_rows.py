@@ -6,7 +6,7 @@ import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.provenance.search import find_first
-from modtrace.analysis.step.missing_rows import explain_none, require_ops
+from modtrace.analysis.tables.missing_rows import explain_none, require_ops
 from modtrace.analysis.values.selection import Selection, kept_values, select_values
 from modtrace.errors import NothingRecordedError
 from modtrace.make_graph import graph_of

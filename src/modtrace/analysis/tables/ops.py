@@ -11,8 +11,9 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_calls
+from .calls import Calls, iterate_levels, read_calls
 from .chosen_step import ShownStep, choose_step
+from .columns import Column, RowFinder, Rows, column_of, dictionary_codes, phase_codes
 from .device_times import durations_on_device
 from .inside import with_inside
 from .placement import Module, Placer, merge_wrappers, name_roots, place_calls
@@ -260,18 +261,3 @@ def bare_name(op: str) -> str:
     """Returns the bare name of an operator: `softmax` of `aten._softmax.default`, `add` of `_foreach_add_`."""
     parts = op.split(".")
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_").removeprefix("foreach_")
-
-
-def text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
-    """Returns a column of strings as codes, and the strings; -1 for null."""
-    return dictionary_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
-
-
-def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
-    """Returns a dictionary column as codes of one dictionary for all chunks, and that dictionary; -1 for null."""
-    known: dict[str, int] = {}
-    chunks = [np.empty(0, np.int64)]
-    for chunk in column.chunks:
-        codes = [known.setdefault(each, len(known)) for each in chunk.dictionary.to_pylist()]
-        chunks.append(np.array([*codes, -1], np.int64)[to_numpy(chunk.indices, null=-1)])
-    return np.concatenate(chunks), tuple(known)

@@ -1,0 +1,191 @@
+"""Columns of tables: reads them from Arrow, finds, groups and counts their rows, and pairs those of two tables."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...recording.arrow.arrays import to_numpy
+from ...recording.phase import PHASES
+
+Rows = npt.NDArray[np.int64]  # numbers of rows; -1 for none
+Column = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+
+Partners = tuple[Rows, Rows]  # of each row of `a`, of each row of `b`; -1 for none
+Coded = tuple[Sequence[str | None], Column]  # texts, and a column of their codes
+
+
+def column_of(table: pa.Table, name: str) -> Column:
+    """Returns a column with -1 in place of nulls."""
+    return to_numpy(table[name], null=-1)
+
+
+def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
+    """Returns a dictionary column as codes of one dictionary for all chunks, and that dictionary; -1 for null."""
+    known: dict[str, int] = {}
+    chunks = [np.empty(0, np.int64)]
+    for chunk in column.chunks:
+        codes = [known.setdefault(each, len(known)) for each in chunk.dictionary.to_pylist()]
+        chunks.append(np.array([*codes, -1], np.int64)[to_numpy(chunk.indices, null=-1)])
+    return np.concatenate(chunks), tuple(known)
+
+
+def text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
+    """Returns a column of strings as codes, and the strings; -1 for null."""
+    return dictionary_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
+
+
+def phase_codes(column: pa.ChunkedArray) -> Column:
+    """Returns the phases as codes of `PHASES`, for any codes in the chunks; -1 for null."""
+    chunks = []
+    for chunk in column.chunks:
+        codes = np.array([PHASES.index(each) for each in chunk.dictionary.to_pylist()] + [-1], np.int8)
+        chunks.append(codes[to_numpy(chunk.indices, null=-1)])
+    return np.concatenate(chunks) if chunks else np.empty(0, np.int8)
+
+
+def columns_at(table: object, rows: Column) -> dict[str, Any]:
+    """Returns the columns of a dataclass at some rows, by their names."""
+    return {name: each[rows] for name, each in vars(table).items() if isinstance(each, np.ndarray)}
+
+
+def join_columns(tables: Sequence[object]) -> dict[str, Any]:
+    """Returns the columns of dataclasses of one type by their names, one table after the other."""
+    names = [name for name, each in vars(tables[0]).items() if isinstance(each, np.ndarray)]
+    return {name: np.concatenate([getattr(each, name) for each in tables]) for name in names}
+
+
+def take(column: Column, rows: Rows) -> Rows:
+    """Returns what the column has at each row; -1 for row -1."""
+    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
+
+
+def ranges(first: Rows, counts: Rows) -> Rows:
+    """Returns the rows of some ranges, one range after the other, each from its first row on."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
+
+
+def count_before(keys: Rows, order: Rows | None = None) -> Rows:
+    """Returns of each row how many rows with its key come before it.
+
+    Args:
+        keys: the keys.
+        order: what the rows are ordered by; None: they are in order.
+    """
+    rows = np.argsort(keys, kind="stable") if order is None else np.lexsort((order, keys))
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = keys[rows][1:] != keys[rows][:-1]
+    at = np.arange(len(rows))
+    counts = np.empty(len(rows), np.int64)
+    counts[rows] = at - np.maximum.accumulate(np.where(is_first, at, 0)) if len(rows) else at
+    return counts
+
+
+def split_rows(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
+    """Yields each key in ascending order, with its rows in their order."""
+    order = np.argsort(keys, kind="stable")
+    distinct, first = np.unique(keys[order], return_index=True)
+    groups = np.split(rows[order], first[1:]) if len(rows) else []
+    return zip(distinct.tolist(), groups, strict=True)
+
+
+class Groups:
+    """Rows by a key from 0 on."""
+
+    def __init__(self, keys: Rows, rows: Rows, size: int) -> None:
+        order = np.argsort(keys, kind="stable")
+        self._rows, self._starts = rows[order], np.searchsorted(keys[order], np.arange(size + 1))
+
+    def __getitem__(self, key: int) -> Rows:
+        return self._rows[self._starts[key] : self._starts[key + 1]]
+
+
+class RowFinder:
+    """Finds the rows of ids."""
+
+    def __init__(self, ids: Column) -> None:
+        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None  # of ids without gaps
+        self._count = len(ids)
+        if self._first is None:
+            self._order = np.argsort(ids, kind="stable")
+            self._sorted = ids[self._order]
+
+    def __call__(self, wanted: Column) -> Rows:
+        """Returns the row of each id; -1 if there is none."""
+        if not self._count:
+            return np.full(len(wanted), -1, np.int64)
+        if self._first is not None:
+            at = np.subtract(wanted, self._first, dtype=np.int64)
+            return np.where((at >= 0) & (at < self._count), at, -1)
+        at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+        return np.where(self._sorted[at] == wanted, self._order[at], -1)
+
+
+def number_keys(*columns: tuple[Column, Column]) -> tuple[Rows, Rows]:
+    """Returns a number for each row of two tables. Rows with equal values in all columns have equal numbers.
+
+    Args:
+        columns: pairs of the same column of both tables, of integers of at least -1.
+    """
+    split = len(columns[0][0])
+    keys = np.zeros(split + len(columns[0][1]), np.int64)
+    room = 1
+    for one, other in columns:
+        column = np.concatenate([one, other]).astype(np.int64) + 1
+        width = int(column.max(initial=0)) + 1
+        if room * width >= 2**62:
+            keys, room = _compact(keys)
+            if room * width >= 2**62:
+                column, width = _compact(column)
+        keys, room = keys * width + column, room * width
+    return keys[:split], keys[split:]
+
+
+def _compact(keys: Column) -> tuple[Rows, int]:
+    distinct, compact = np.unique(keys, return_inverse=True)
+    return compact.reshape(-1).astype(np.int64), len(distinct)
+
+
+def pair_keys(one: Rows, other: Rows) -> tuple[Rows, Rows]:
+    """Returns the partner of each row: the row of the other table with the same key; -1 if there is none.
+
+    The n-th row of a key is paired with the n-th of the same key.
+    """
+    keys, others = number_keys((one, other), (count_before(one), count_before(other)))
+    partner, back = np.full(len(keys), -1, np.int64), np.full(len(others), -1, np.int64)
+    _, at, there = np.intersect1d(keys, others, assume_unique=True, return_indices=True)
+    partner[at], back[there] = there, at
+    return partner, back
+
+
+def to_pairs(partner: Rows, order: Rows) -> Rows:
+    """Returns the pairs of rows in the order of the first table."""
+    rows = np.lexsort((np.arange(len(partner)), order))
+    rows = rows[partner[rows] >= 0]
+    return np.stack([rows, partner[rows]], axis=1)
+
+
+def rows_in_order(kept: Column, order: Rows) -> Rows:
+    """Returns the rows that are kept, in an order."""
+    rows = np.flatnonzero(kept)
+    return rows[np.argsort(order[rows], kind="stable")]
+
+
+def number_texts(one: Sequence[str | None], other: Sequence[str | None]) -> tuple[Rows, Rows]:
+    """Returns a number for each text of two lists. Equal texts have equal numbers; None is -1."""
+    known: dict[str, int] = {}
+    numbers = [
+        np.array([-1 if text is None else known.setdefault(text, len(known)) for text in texts], np.int64)
+        for texts in (one, other)
+    ]
+    return numbers[0], numbers[1]
+
+
+def number_codes(one: Coded, other: Coded) -> Partners:
+    """Returns a number for each row of two coded columns. Rows with equal texts have equal numbers; -1 stays."""
+    numbers = number_texts(one[0], other[0])
+    return take(numbers[0], one[1]), take(numbers[1], other[1])
