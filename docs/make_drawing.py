@@ -62,6 +62,7 @@ ABOUT = {
     "recording/in_memory": "a recording in memory",
     "store/flight_recorder": "holds the last steps",
     "analysis/tables": "columns: calls, ops, tensors, values",
+    "analysis/compile": "what torch.compile did",
     "analysis/modules": "module tree",
     "analysis/ops": "tables of ops and memory",
     "analysis/values": "histories, statistics",

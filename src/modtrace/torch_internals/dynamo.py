@@ -234,7 +234,7 @@ def name_compilation(compile_id: Any, time_us: int) -> str:
     """Returns the id of a compilation that began then.
 
     `2/1` is the second compilation of the third function. Dynamo counts anew after a reset: `1:2/1`. What reads that
-    form are `CompileRecord.frame` and `analysis.modules.compilations`.
+    form are `CompileRecord.frame` and `analysis.compile.compilations`.
     """
     resets = sum(each <= time_us for each in _resets)
     return f"{resets}:{compile_id}" if resets else str(compile_id)

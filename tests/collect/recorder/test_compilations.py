@@ -19,7 +19,7 @@ from torch._dynamo.utils import get_compilation_metrics
 from torch._inductor.utils import fresh_cache
 
 import modtrace
-from modtrace.analysis.modules.compilations import Compilations, Reason
+from modtrace.analysis.compile.compilations import Compilations, Reason
 from modtrace.collect.recorder import compilations as recorder
 
 pytestmark = [

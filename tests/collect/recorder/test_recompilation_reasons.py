@@ -8,7 +8,7 @@ from torch import nn
 
 import modtrace
 from collect.recorder.test_compilations import Loop
-from modtrace.analysis.modules.compilations import Compilations
+from modtrace.analysis.compile.compilations import Compilations
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

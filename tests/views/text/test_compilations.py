@@ -4,8 +4,8 @@ import pytest
 
 from builders import RecordingBuilder
 from golden import assert_golden
-from modtrace.analysis.modules.compilations import Compilations, CompiledRegion, Reason
-from modtrace.analysis.modules.compile_texts import CodeLine
+from modtrace.analysis.compile.compilations import Compilations, CompiledRegion, Reason
+from modtrace.analysis.compile.texts import CodeLine
 from modtrace.analysis.modules.module_tree import build_module_tree
 from modtrace.views.text.compilations import (
     describe_compilations,

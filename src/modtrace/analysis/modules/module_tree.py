@@ -11,13 +11,13 @@ from ...recording.meta import Note
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import nonfinite_steps
+from ..compile.compilations import Compilations, read_compilations
 from ..tables.calls import read_calls
 from ..tables.chosen_step import ShownStep, choose_step
 from ..tables.columns import Rows, phase_codes
 from ..tables.device_times import has_device_times, on_device, step_on_device
 from ..tables.placement import NOWHERE, Placer, TreePlace, label_places, merge_wrappers, name_roots
 from ..tables.times import NO_CALLS, CallTimes, PhaseTimes
-from .compilations import Compilations, read_compilations
 from .value_summary import ValueSummary
 from .values import read_values, summarize_values
 

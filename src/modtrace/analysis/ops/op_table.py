@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from ...recording.protocols import RecordingData
+from ..compile.kernels import CompiledInside, find_compiled_before, read_compiled
 from ..tables.chosen_step import ShownStep
 from ..tables.device_times import has_device_times, step_on_device
 from ..tables.ops import PlaceName, StepOps, read_step_ops
-from .compiled import CompiledInside, find_compiled_before, read_compiled
 from .groups import Group, GroupedBy, group_ops
 from .sums import PhaseSums, sum_ops
 

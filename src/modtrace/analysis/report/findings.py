@@ -10,10 +10,10 @@ from ...errors import NothingRecordedError
 from ...recording.meta import HELD
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
+from ..compile.compilations import Compilations, Reason
+from ..compile.kernels import CompiledInside, read_compiled
 from ..divergence.answer import AMPLIFIED, Comparison, Divergence
 from ..graph.columns import Graph
-from ..modules.compilations import Compilations, Reason
-from ..ops.compiled import CompiledInside, read_compiled
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_absorbed, find_all
 from ..tables.columns import Column, RowFinder

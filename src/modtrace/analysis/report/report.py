@@ -10,10 +10,10 @@ from ...recording.options.step_range import StepRange
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of
+from ..compile.compilations import Compilations
 from ..divergence.answer import Comparison
 from ..graph.build import build_graph
 from ..graph.columns import Graph
-from ..modules.compilations import Compilations
 from ..modules.module_tree import build_module_tree
 from ..ops.memory_table import build_memory_table
 from ..ops.op_table import build_op_table

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ...recording.meta import Note
+from ..compile.compilations import Reason
+from ..compile.kernels import CompiledInside
 from ..divergence.answer import Comparison, Divergence
-from ..modules.compilations import Reason
-from ..ops.compiled import CompiledInside
 from ..provenance.recompute import RecomputeCheck
 from ..tables.columns import Column
 from ..values.nonfinite import Absorbed, NonFinite

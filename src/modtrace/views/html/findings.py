@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from ...analysis.compile.compilations import Reason
+from ...analysis.compile.kernels import CompiledInside
 from ...analysis.divergence.answer import Comparison, Divergence
-from ...analysis.modules.compilations import Reason
-from ...analysis.ops.compiled import CompiledInside
 from ...analysis.provenance.recompute import RecomputeCheck
 from ...analysis.report.tables import ReportFinding
 from ...analysis.values.nonfinite import Absorbed, NonFinite

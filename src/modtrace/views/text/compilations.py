@@ -4,8 +4,8 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ...analysis.modules.compilations import Compilations, CompiledRegion, Inside, Reason
-from ...analysis.modules.compile_texts import CodeLine
+from ...analysis.compile.compilations import Compilations, CompiledRegion, Inside, Reason
+from ...analysis.compile.texts import CodeLine
 from ...recording.module_path import is_below
 from ...recording.suggestions import count_of
 from ..common.columns import Column, Text, printable

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ...analysis.ops.compiled import CompiledInside, CompiledKernel
+from ...analysis.compile.kernels import CompiledInside, CompiledKernel
 from ...recording.suggestions import count_of
 from ..common.columns import Column, Legend, Text, printable, render_columns, render_lines
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modtrace.analysis.modules.compile_texts import CodeLine, plain_name, read_break, read_guard
+from modtrace.analysis.compile.texts import CodeLine, plain_name, read_break, read_guard
 
 PATHS = ("", "blocks", "blocks.0", "blocks.0.scale")
 

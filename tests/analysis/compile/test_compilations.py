@@ -1,7 +1,7 @@
 """What torch.compile did in a recording, from rows typed by hand."""
 
 from builders import RecordingBuilder
-from modtrace.analysis.modules.compilations import Compilations
+from modtrace.analysis.compile.compilations import Compilations
 from modtrace.analysis.modules.module_tree import build_module_tree
 
 BREAK = 'Why\nUser stack trace:\n  File "m.py", line 17, in forward\n    if y.sum() > 0:'
