@@ -67,8 +67,8 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
         inputs: what it read, views led back to what was measured.
         forward_op: of an op in backward, the name of the op whose derivative it computes.
     """
-    name, args = trace.flow.bare_names[event.op], trace.flow.args[event.op]
-    if forward_op is not None and trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD):
+    name, args = trace.step.bare_names[event.op], trace.step.op_args[event.op]
+    if forward_op is not None and trace.step.ops.phase[event.op] == PHASES.index(BACKWARD):
         found = _in_backward(bare_name(forward_op), _describe_zero(name, inputs, args))
         if found is not None:
             return found
@@ -86,7 +86,7 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
 
 
 def _fully_masked(trace: Trace, name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
-    reads_mask = any(trace.flow.tensors.dtypes[each.tensor] == "bool" for each in inputs)
+    reads_mask = any(trace.step.tensors.dtypes[each.tensor] == "bool" for each in inputs)
     is_softmax = (name in SOFTMAX or is_attention(name)) and event.meant_inputs
     if not event.counts.nan or not (is_softmax or (name in _FUSED_ATTENTION and reads_mask)):
         return None
@@ -253,7 +253,7 @@ def _in_backward(forward: str, zero: str | None) -> Cause | None:
 
 
 def _overflow_of_exp(trace: Trace, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
-    names, limit = trace.flow.bare_names, LARGEST.get(event.counts.dtype)
+    names, limit = trace.step.bare_names, LARGEST.get(event.counts.dtype)
     top = _largest(inputs)
     if names[event.op] not in EXPONENTIALS or limit is None or top <= (most := math.log(limit)):
         return None
@@ -264,19 +264,19 @@ def _overflow_of_exp(trace: Trace, event: Origin, inputs: list[ReadTensor]) -> C
 
 def _is_softmax_by_hand(trace: Trace, event: Origin) -> bool:
     """Returns whether exponentials are divided by their sum, or the logarithm of that sum is taken."""
-    flow, names = trace.flow, trace.flow.bare_names
+    step, names = trace.step, trace.step.bare_names
 
     def reads(op: int) -> set[str]:
-        made_by = (int(flow.tensors.producer[tensor]) for _, tensor in flow.reads.get(op, ()))
+        made_by = (int(step.tensors.producer[tensor]) for _, tensor in step.reads.get(op, ()))
         return {names[each] for each in made_by if each >= 0}
 
-    readers = flow.readers.get(event.tensor, ())
+    readers = step.readers.get(event.tensor, ())
     of_sums = {
         reader
         for op in readers
         if names[op] == "sum"
-        for _, tensor in flow.returns.get(op, ())
-        for reader in flow.readers.get(tensor, ())
+        for _, tensor in step.returns.get(op, ())
+        for reader in step.readers.get(tensor, ())
     }
     return any(names[op] == "log" for op in of_sums) or any(
         names[op] == "div" and "sum" in reads(op) and not EXPONENTIALS.isdisjoint(reads(op))

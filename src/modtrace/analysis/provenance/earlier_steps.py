@@ -1,13 +1,13 @@
-"""Keeps what is known of the tensors of steps that are looked at as they end, and whose rows are dropped then."""
+"""What is known of the tensors of earlier steps: what made their values, also of steps whose rows are dropped."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import pairwise
 
-#: The number of ranges of tensors at most about which nothing is known.
+#: Nothing is known about tensors in at most this many ranges.
 _MOST_RANGES = 64
 
-#: The number of tensors at most of which something is kept: the last ones.
+#: Something is kept of at most this many tensors, the last ones.
 _MOST_TENSORS = 100_000
 
 
@@ -51,5 +51,5 @@ class EarlierSteps:
         ranges.append((first, last))
         if len(ranges) > _MOST_RANGES:
             gaps = [behind[0] - before[1] for before, behind in pairwise(ranges)]
-            at = gaps.index(min(gaps))
-            ranges[at : at + 2] = [(ranges[at][0], ranges[at + 1][1])]
+            number = gaps.index(min(gaps))
+            ranges[number : number + 2] = [(ranges[number][0], ranges[number + 1][1])]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .step_flow import MemoryRegion, StepFlow
+from ..tables.one_step import MemoryRegion, OneStep
 
 #: What the values of a tensor are, from the best to the worst; UNSEEN: they were not measured.
 CLEAN, MEANT, UNSEEN, BAD = range(4)
@@ -24,51 +24,42 @@ class Finiteness(NamedTuple):
         return self.others | {self.origin} if self.kind == BAD else frozenset()
 
 
-class Write(NamedTuple):
-    """What an op has left in a part of memory."""
-
-    region: MemoryRegion
-    state: Finiteness
-
-
 class Memory:
     """The parts of memory that are not known to be finite."""
 
-    def __init__(self, flow: StepFlow) -> None:
-        self._regions = flow.regions
-        self._writes: dict[int, list[Write]] = {}  # by storage
+    def __init__(self, step: OneStep) -> None:
+        self._regions = step.regions
+        self._writes: dict[
+            int, list[tuple[MemoryRegion, Finiteness]]
+        ] = {}  # by storage: what ops have left there
         self._doubted: set[int] = set()  # storages
         self._unwritten: dict[int, list[int]] = {}  # by storage: tensors to which no op has written in full
 
-    def look(self, tensor: int) -> Finiteness:
+    def read(self, tensor: int) -> Finiteness:
         """Returns what a tensor holds now."""
         region, writes = self._regions[tensor], self._writes.get(self.storage_of(tensor), ())
-        return join(each.state for each in writes if _overlap(each.region, region))
+        return join_states(state for written, state in writes if _overlap(written, region))
 
     def write(self, tensor: int, state: Finiteness) -> None:
         """Notes what was written to a tensor."""
         region, storage = self._regions[tensor], self.storage_of(tensor)
-        kept = [each for each in self._writes.pop(storage, ()) if not _covers(region, each.region)]
+        kept = [write for write in self._writes.pop(storage, ()) if not _covers(region, write[0])]
         if state.kind != CLEAN:
-            kept.append(Write(region, state))
+            kept.append((region, state))
         if kept:
             self._writes[storage] = kept
         if storage in self._unwritten:
-            unwritten = (
-                each for each in self._unwritten.pop(storage) if not _covers(region, self._regions[each])
-            )
-            self._unwritten[storage] = list(unwritten)
+            unwritten = self._unwritten[storage]
+            self._unwritten[storage] = [one for one in unwritten if not _covers(region, self._regions[one])]
 
     def doubt(self, tensor: int) -> None:
         """Notes, once for each storage, that nothing is known of all the memory that a tensor shows a part of."""
-        storage = self.storage_of(tensor)
+        storage, own = self.storage_of(tensor), self._regions[tensor].storage
         if storage not in self._doubted:
             self._doubted.add(storage)
-            stop = max(
-                region.stop for region in self._regions if region.storage == self._regions[tensor].storage
-            )
+            stop = max(region.stop for region in self._regions if region.storage == own)
             whole = MemoryRegion(storage, 0, stop, is_dense=True)
-            self._writes.setdefault(storage, []).append(Write(whole, Finiteness(UNSEEN)))
+            self._writes.setdefault(storage, []).append((whole, Finiteness(UNSEEN)))
 
     def allocate(self, tensor: int) -> None:
         """Notes that nobody has written to a tensor."""
@@ -78,7 +69,7 @@ class Memory:
     def find_unwritten(self, tensor: int) -> int | None:
         """Returns the allocated tensor of which a tensor shows a part, if ops have not written to all of it."""
         allocated = self._unwritten.get(self.storage_of(tensor), ())
-        return next((each for each in allocated if self.do_overlap(each, tensor)), None)
+        return next((one for one in allocated if self.do_overlap(one, tensor)), None)
 
     def storage_of(self, tensor: int) -> int:
         """Returns the storage of a tensor; if that is not known, a negative number that no other tensor has."""
@@ -90,7 +81,7 @@ class Memory:
         return _overlap(self._regions[one], self._regions[other])
 
 
-def join(states: Iterable[Finiteness]) -> Finiteness:
+def join_states(states: Iterable[Finiteness]) -> Finiteness:
     """Returns the worst of some states, of bad ones with the events of all."""
     joined = Finiteness()
     for state in states:
@@ -106,6 +97,4 @@ def _overlap(one: MemoryRegion, other: MemoryRegion) -> bool:
 
 
 def _covers(one: MemoryRegion, other: MemoryRegion) -> bool:
-    if one == other:
-        return True
-    return one.is_dense and one.start <= other.start and other.stop <= one.stop
+    return one == other or (one.is_dense and one.start <= other.start and other.stop <= one.stop)

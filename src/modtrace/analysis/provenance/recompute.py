@@ -13,13 +13,11 @@ from ...recording.protocols import RecordingData
 from ...recording.role import LEAF, OP_OUTPUT, OUTPUT
 from ..tables.columns import column_of, phase_codes
 from ..tables.missing_rows import require_rows, say_missing
+from ..tables.one_step import IndexedTables, OneStep, locate_call
 from ..tables.ops import OUTSIDE, PlacedCalls, read_step_ops
-from ..tables.sites import Site
 from .causes_and_remedies import Cause
-from .indexed_tables import IndexedTables
 from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op
 from .recompute_pairs import UNPAIRED, pair_ops
-from .step_flow import StepFlow, read_step_flow, tell_place
 
 Row = Mapping[str, Any]
 
@@ -28,6 +26,7 @@ _STATISTICS = (
     "count", "min", "max", "sum", "sumsq", "nan_count", "inf_count",
     "sumabs", "zero_count", "sum4", "argmax", "histogram", "channel_max", "sample", "sketch",
 )  # fmt: skip
+_RECOMPUTE = PHASES.index(RECOMPUTE)
 _COLUMNS = ["step", "phase", "site_id", "call_id", "op_id", "order", "shape", "dtype", "hash", *_STATISTICS]
 
 
@@ -72,6 +71,11 @@ class _Compared:
     by_statistics: int = 0
     ended: int = 0
 
+    @property
+    def any(self) -> bool:
+        """Whether anything has been compared."""
+        return self.by_hash + self.by_statistics > 0
+
     def differ(self, forward: Row, recompute: Row) -> bool:
         """Returns whether two measured tensors differ, and counts them."""
         if forward["hash"] is not None and recompute["hash"] is not None:
@@ -89,28 +93,29 @@ def check_recomputes(data: RecordingData) -> RecomputeCheck:
     Raises:
         NothingRecordedError: no call was recomputed, or nothing was measured of one.
     """
-    steps, calls = _find_recomputed(data)
+    numbers, calls = _find_recomputed(data)
     require_rows(data, "values")
-    by_ops, compared = _Compared(), _Compared()
-    tables = IndexedTables(data)
-    differences = [each for step in steps for each in _compare_ops(tables, step, by_ops)]
-    is_by_ops = by_ops.by_hash + by_ops.by_statistics > 0
+    run = IndexedTables(data)
+    steps = [OneStep(run, number) for number in numbers]
+    compared = _Compared()
+    differences = [one for step in steps for one in _compare_ops(step, compared)]
+    is_by_ops, ended = compared.any, compared.ended
     if not is_by_ops:
-        differences = [each for step in steps for each in _compare_modules(tables, step, compared)]
-    found = by_ops if is_by_ops else compared
-    if not found.by_hash + found.by_statistics:
+        compared = _Compared()
+        differences = [one for step in steps for one in _compare_modules(step, compared)]
+    if not compared.any:
         raise NothingRecordedError(
             f"{calls} calls were recomputed, and no tensor was measured in both their forward and their recompute."
             + say_missing(data.meta.marks)
         )
     return RecomputeCheck(
-        differences=tuple(sorted(differences, key=lambda each: (each.step, each.cause == UPDATED_TWICE))),
+        differences=tuple(sorted(differences, key=lambda one: (one.step, one.cause == UPDATED_TWICE))),
         calls=calls,
         steps=len(steps),
-        by_hash=found.by_hash,
-        by_statistics=found.by_statistics,
+        by_hash=compared.by_hash,
+        by_statistics=compared.by_statistics,
         by_ops=is_by_ops,
-        ended=by_ops.ended,
+        ended=ended,
     )
 
 
@@ -118,7 +123,7 @@ def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
     """Returns the steps in which something was recomputed, and how many calls were."""
     require_rows(data, "calls")
     calls, ops = data.table("calls"), data.table("ops")
-    is_call, is_op = (phase_codes(each["phase"]) == PHASES.index(RECOMPUTE) for each in (calls, ops))
+    is_call, is_op = (phase_codes(table["phase"]) == _RECOMPUTE for table in (calls, ops))
     if not is_call.any() and not is_op.any():
         raise NothingRecordedError(
             "there is nothing to compare: no activation checkpointing ran in a backward of this recording."
@@ -128,99 +133,79 @@ def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
     return np.unique(np.concatenate(steps)).tolist(), int(is_call.sum())
 
 
-def _compare_ops(tables: IndexedTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
+def _compare_ops(step: OneStep, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields the ops whose recompute differs, and whose inputs do not."""
-    data = tables.of_step(step)
-    rows = _read_rows(data, tables.sites, OP_OUTPUT, LEAF)
+    rows = _read_rows(step, OP_OUTPUT, LEAF)
     if not any(row["phase"] == RECOMPUTE for row in rows):
         return
-    flow = read_step_flow(data, step)
-    row_of = {op: row for row, op in enumerate(flow.ops.op_id.tolist())}
-    measured = {
-        (row_of.get(row["op_id"], -1), tables.sites[row["site_id"]].role == LEAF, row["slot"]): row
-        for row in rows
-    }
-    pairs = pair_ops(flow)
-    compared.ended += _count_ended(flow, pairs)
+    row_of = {op: row for row, op in enumerate(step.ops.op_id.tolist())}
+    measured = {(row_of.get(row["op_id"], -1), row["role"] == LEAF, row["slot"]): row for row in rows}
+    pairs = pair_ops(step)
+    compared.ended += _count_ended(step, pairs)
     carriers: set[int] = set()  # ops of recomputes that returned something else than in forward
-    for op in flow.order:
-        if flow.ops.phase[op] != PHASES.index(RECOMPUTE):
+    for op in step.order:
+        if step.ops.phase[op] != _RECOMPUTE:
             continue
         was_given = any(
-            int(flow.tensors.producer[tensor]) in carriers for _, tensor in flow.reads.get(op, ())
+            int(step.tensors.producer[tensor]) in carriers for _, tensor in step.reads.get(op, ())
         )
-        both = _find_both(op, pairs.get(op), measured, flow)
-        differing = [each for each in both if compared.differ(*each)]
-        if differing or (was_given and not both):
+        # Outputs, and what no op has made, that were measured in both phases.
+        keys = [(True, ""), *((False, slot) for slot, _ in step.returns.get(op, ()))]
+        both = [(measured.get((pairs.get(op, -2), *key)), measured.get((op, *key))) for key in keys]
+        known = [(forward, recompute) for forward, recompute in both if forward and recompute]
+        differing = [
+            (forward, recompute) for forward, recompute in known if compared.differ(forward, recompute)
+        ]
+        if differing or (was_given and not known):
             carriers.add(op)
         if differing and not was_given:
-            yield _describe_op(tables, flow, op, pairs, *differing[0])
+            forward, recompute = differing[0]
+            [source] = step.run.find("ops", ["source"], op_id=step.ops.op_id[[op]])["source"].to_pylist()
+            place = {"op": step.name_op(op), "op_nth": int(step.ops.nth[op]), "source_line": source}
+            cause = find_cause_of_op(step, op, pairs, forward, recompute)
+            yield _describe_difference(step.locate_op(op) | place, forward, recompute, cause)
 
 
-def _count_ended(flow: StepFlow, pairs: Mapping[int, int]) -> int:
+def _count_ended(step: OneStep, pairs: Mapping[int, int]) -> int:
     """Returns how many recomputed calls ended before the last op of their forward."""
-    call, origin = flow.ops.call, flow.ops.placed.origin
+    call, origin = step.ops.call, step.placed.origin
     recomputed = {int(call[op]) for op in pairs if call[op] >= 0}
-    origins = {int(origin[each]) for each in recomputed if origin[each] != each}
-    last = {int(call[op]): op for op in flow.order if flow.bare_names[op] not in UNPAIRED}
-    return len([each for each in origins if each in last and last[each] not in pairs.values()])
+    origins = {int(origin[one]) for one in recomputed if origin[one] != one}
+    last = {int(call[op]): op for op in step.order if step.bare_names[op] not in UNPAIRED}
+    return len([one for one in origins if one in last and last[one] not in pairs.values()])
 
 
-def _find_both(
-    op: int, forward: int | None, measured: Mapping[tuple[int, bool, str], Row], flow: StepFlow
-) -> list[tuple[Row, Row]]:
-    """Returns what was measured in both phases, forward and recompute: outputs, and what no op has made."""
-    if forward is None:
-        return []
-    keys = [(True, ""), *((False, slot) for slot, _ in flow.returns.get(op, ()))]
-    found = ((measured.get((forward, *key)), measured.get((op, *key))) for key in keys)
-    return [(a, b) for a, b in found if a is not None and b is not None]
-
-
-def _describe_op(
-    tables: IndexedTables,
-    flow: StepFlow,
-    op: int,
-    pairs: Mapping[int, int],
-    forward: Row,
-    recompute: Row,
-) -> RecomputeDifference:
-    ops = flow.ops
-    [source] = tables.find("ops", ["source"], op_id=ops.op_id[[op]])["source"].to_pylist()
-    cause = find_cause_of_op(flow, tables.sites, op, pairs, forward, recompute)
-    place = tell_place(ops.placed, int(ops.call[op]), int(ops.where[op]))
-    place |= {"op": flow.name_op(op), "op_nth": int(ops.nth[op]), "source_line": source}
-    return _tell(place, forward, recompute, cause)
-
-
-def _compare_modules(tables: IndexedTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
+def _compare_modules(step: OneStep, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields, of each part of the model that was recomputed, the first module whose output differs."""
-    data = tables.of_step(step)
-    rows = _read_rows(data, tables.sites, OUTPUT)
+    rows = sorted(_read_rows(step, OUTPUT), key=lambda row: int(row["order"]))
     forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
-    placed = read_step_ops(data, step=step).placed
+    placed = read_step_ops(step, step=step.number).placed
     call_ids = placed.calls.call_id.tolist()
     row_of = {call: row for row, call in enumerate(call_ids)}
-    inside, told = _find_inside(placed), set[int]()
-    for row in sorted((row for row in rows if row["phase"] == RECOMPUTE), key=lambda row: row["order"]):
-        call, where, of_forward = row_of.get(row["call_id"], -1), OUTSIDE, None
+    inside, parts = _find_inside(placed), set[int]()
+    for row in rows:
+        if row["phase"] != RECOMPUTE:
+            continue
+        call, of_forward = row_of.get(row["call_id"], -1), None
         if call >= 0:
             around, where, of_forward = call, int(placed.where[call]), call_ids[placed.origin[call]]
         else:  # inside of compiled code, where modules have no calls
-            around, where = inside.get(tables.sites[row["site_id"]].path, (-1, OUTSIDE))
+            around, where = inside.get(step.run.sites[row["site_id"]].path, (-1, OUTSIDE))
         forward = forwards.get((of_forward, row["site_id"]))
         if around < 0 or forward is None or not compared.differ(forward, row):
             continue
         part = _find_part(placed, around)
-        if part not in told:
-            told.add(part)
-            yield _describe_module(placed, call, where, forward, row)
+        if part not in parts:
+            parts.add(part)
+            place = locate_call(placed, call, where) | {"op": None, "op_nth": None, "source_line": None}
+            cause = find_cause_of_module(placed.name(where).type, forward, row)
+            yield _describe_difference(place, forward, row, cause)
 
 
 def _find_inside(placed: PlacedCalls) -> Mapping[str, tuple[int, int]]:
     """Returns, by path, which recomputed call ran a module as compiled code, and the index of the module's place."""
     found: dict[str, tuple[int, int]] = {}
-    is_region = (placed.calls.phase == PHASES.index(RECOMPUTE)) & (placed.column("compiled") == 1)
+    is_region = (placed.calls.phase == _RECOMPUTE) & (placed.column("compiled") == 1)
     for call in np.flatnonzero(is_region & (placed.where >= 0)).tolist():
         region = placed.places[placed.where[call]]
         for where, place in enumerate(placed.places):
@@ -237,15 +222,9 @@ def _find_part(placed: PlacedCalls, call: int) -> int:
     return asked if asked >= 0 else -1 - call
 
 
-def _describe_module(
-    placed: PlacedCalls, call: int, where: int, forward: Row, recompute: Row
+def _describe_difference(
+    place: Mapping[str, Any], forward: Row, recompute: Row, cause: Cause | None
 ) -> RecomputeDifference:
-    cause = find_cause_of_module(placed.name(where).type, forward, recompute)
-    place = tell_place(placed, call, where) | {"op": None, "op_nth": None, "source_line": None}
-    return _tell(place, forward, recompute, cause)
-
-
-def _tell(place: Mapping[str, Any], forward: Row, recompute: Row, cause: Cause | None) -> RecomputeDifference:
     return RecomputeDifference(
         **place,
         step=recompute["step"],
@@ -259,13 +238,15 @@ def _tell(place: Mapping[str, Any], forward: Row, recompute: Row, cause: Cause |
     )
 
 
-def _read_rows(data: RecordingData, sites: Mapping[int, Site], *roles: str) -> list[dict[str, Any]]:
-    """Returns what was measured in these roles in a step, with the slots."""
-    slots = {number: site.slot for number, site in sites.items() if site.role in roles}
-    values = data.table("values").select(_COLUMNS)
-    rows = values.take(np.flatnonzero(np.isin(column_of(values, "site_id"), list(slots)))).to_pylist()
-    known = (row for row in rows if row["count"] is not None or row["hash"] is not None)
-    return [{**row, "slot": slots[row["site_id"]]} for row in known]
+def _read_rows(step: OneStep, *roles: str) -> list[dict[str, Any]]:
+    """Returns what was measured in these roles in a step, with roles and slots."""
+    rows = step.table("values").select(_COLUMNS).take(np.flatnonzero(step.is_of(*roles))).to_pylist()
+    sites = step.run.sites
+    return [
+        {**row, "role": sites[row["site_id"]].role, "slot": sites[row["site_id"]].slot}
+        for row in rows
+        if row["count"] is not None or row["hash"] is not None
+    ]
 
 
 def _of_tensor(row: Row) -> tuple[str, list[int]]:

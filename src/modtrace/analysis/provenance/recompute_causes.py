@@ -1,18 +1,15 @@
 """Why an op of a recompute returned something else than in forward."""
 
-import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from ...recording.role import BUFFER, PARAMETER
 from ..tables.arguments import compare_arguments
+from ..tables.one_step import OneStep
 from ..tables.op_rules import RANDOM, is_attention
-from ..tables.sites import Site
 from .causes_and_remedies import Cause
 from .recompute_pairs import UNPAIRED
-from .step_flow import StepFlow
 
 Row = Mapping[str, Any]
 
@@ -38,33 +35,27 @@ _AUTOCAST = Cause(
 
 
 def find_cause_of_op(
-    flow: StepFlow,
-    sites: Mapping[int, Site],
-    op: int,
-    pairs: Mapping[int, int],
-    forward: Row,
-    recompute: Row,
+    step: OneStep, op: int, pairs: Mapping[int, int], forward: Row, recompute: Row
 ) -> Cause | None:
     """Returns the cause; None where the recording does not show one.
 
     Args:
-        flow: the ops of the step.
-        sites: the sites of the recording, by their ids.
+        step: the rows of the step.
         op: of the recompute.
         pairs: the forward op of each op of a recompute.
         forward: what was measured of its output.
         recompute: the same.
     """
-    if _is_random(flow, op):
+    if _is_random(step, op):
         return _RANDOM
     if forward["dtype"] != recompute["dtype"]:
         return _AUTOCAST
     return (
-        _other_arguments(flow, op, pairs[op])
-        or _changed(flow, sites, op, pairs[op])
-        or _unpaired(flow, op, pairs)
-        or _another_tensor(flow, op, pairs[op])
-        or find_cause_of_numbers(forward, recompute)
+        _find_other_arguments(step, op, pairs[op])
+        or _find_changed(step, op, pairs[op])
+        or _find_unpaired(step, op, pairs)
+        or _find_another_tensor(step, op, pairs[op])
+        or _find_rounding(forward, recompute)
     )
 
 
@@ -74,10 +65,10 @@ def find_cause_of_module(type_: str | None, forward: Row, recompute: Row) -> Cau
         return _RANDOM
     if forward["dtype"] != recompute["dtype"]:
         return _AUTOCAST
-    return find_cause_of_numbers(forward, recompute)
+    return _find_rounding(forward, recompute)
 
 
-def find_cause_of_numbers(forward: Row, recompute: Row) -> Cause | None:
+def _find_rounding(forward: Row, recompute: Row) -> Cause | None:
     """Returns rounding as the cause if the numbers differ by no more than that; None otherwise."""
     names = [name for name in ("min", "max", "sumsq") if None not in (forward[name], recompute[name])]
     scale = max((abs(forward[name]) for name in ("min", "max") if forward[name] is not None), default=0.0)
@@ -96,36 +87,31 @@ def find_cause_of_numbers(forward: Row, recompute: Row) -> Cause | None:
     )
 
 
-def _is_random(flow: StepFlow, op: int) -> bool:
-    name = flow.bare_names[op]
-    return name in RANDOM or (is_attention(name) and bool(_read_dropout(flow.args[op])))
+def _is_random(step: OneStep, op: int) -> bool:
+    name = step.bare_names[op]
+    dropout = re.search(r'"dropout_p":([\d.]+)', step.op_args[op] or "") if is_attention(name) else None
+    return name in RANDOM or (dropout is not None and float(dropout[1]) > 0)
 
 
-def _read_dropout(args: str | None) -> float:
-    """Returns the dropout probability of an attention op; 0 if its arguments do not contain it."""
-    try:
-        given = json.loads(args or "{}")
-    except ValueError:
-        return 0.0
-    share = given.get("dropout_p", 0.0) if isinstance(given, dict) else 0.0
-    return float(share) if isinstance(share, int | float) else 0.0
-
-
-def _other_arguments(flow: StepFlow, op: int, forward: int) -> Cause | None:
+def _find_other_arguments(step: OneStep, op: int, forward: int) -> Cause | None:
     """Returns which arguments that are no tensors are others: a number that Python counts or draws."""
-    told = compare_arguments(flow.args[forward], flow.args[op])
-    if not told:
+    others = compare_arguments(step.op_args[forward], step.op_args[op])
+    if not others:
         return None
-    return Cause("other arguments", f"forward and recompute gave it others: {', '.join(told)}", _SAME_WAY)
+    return Cause("other arguments", f"forward and recompute gave it others: {', '.join(others)}", _SAME_WAY)
 
 
-def _another_tensor(flow: StepFlow, op: int, forward: int) -> Cause | None:
-    before = dict(flow.reads.get(forward, ()))
-    for slot, tensor in flow.reads.get(op, ()):
-        old = before.get(slot)
-        if old is None or flow.regions[old].storage == flow.regions[tensor].storage:
-            continue
-        if flow.find_leaf(old) is not None and flow.find_leaf(tensor) is not None:
+def _pair_reads(step: OneStep, op: int, forward: int) -> Iterator[tuple[str, int, int]]:
+    """Yields the slots at which both read, with the tensors of the forward and of the recompute."""
+    before = dict(step.reads.get(forward, ()))
+    reads = step.reads.get(op, ())
+    return ((slot, before[slot], tensor) for slot, tensor in reads if slot in before)
+
+
+def _find_another_tensor(step: OneStep, op: int, forward: int) -> Cause | None:
+    for slot, old, tensor in _pair_reads(step, op, forward):
+        is_other = step.regions[old].storage != step.regions[tensor].storage
+        if is_other and step.find_leaf(old) is not None and step.find_leaf(tensor) is not None:
             return Cause(
                 "another tensor",
                 f"`{slot}` is a tensor that no op has made, as one from NumPy, and the recompute made another one",
@@ -134,33 +120,30 @@ def _another_tensor(flow: StepFlow, op: int, forward: int) -> Cause | None:
     return None
 
 
-def _changed(flow: StepFlow, sites: Mapping[int, Site], op: int, forward: int) -> Cause | None:
+def _find_changed(step: OneStep, op: int, forward: int) -> Cause | None:
     """Returns which of its inputs was written to since the forward read it."""
-    before = dict(flow.reads.get(forward, ()))
-    for slot, tensor in flow.reads.get(op, ()):
-        old = before.get(slot)
-        if old is None or flow.regions[old].storage is None:
-            continue
-        is_same_memory = flow.regions[old].storage == flow.regions[tensor].storage
-        if is_same_memory and flow.versions[old] != flow.versions[tensor]:
-            return _describe_changed(flow, _find_site(flow, sites, tensor), slot, tensor, op, forward)
+    for slot, old, tensor in _pair_reads(step, op, forward):
+        (storage, version), (other, other_version) = _identify(step, old), _identify(step, tensor)
+        if storage is not None and storage == other and version != other_version:
+            return _describe_changed(step, slot, tensor, op, forward)
     return None
 
 
-def _describe_changed(
-    flow: StepFlow, site: Site | None, slot: str, tensor: int, op: int, forward: int
-) -> Cause:
+def _describe_changed(step: OneStep, slot: str, tensor: int, op: int, forward: int) -> Cause:
     what, name = "input", f"`{slot}`"
+    storage = step.regions[tensor].storage  # a parameter or buffer may have been read through a view
+    known = zip(step.regions, step.sites, strict=True)
+    site = next((site for region, site in known if site is not None and region.storage == storage), None)
     if site is not None and site.role in (BUFFER, PARAMETER):
         what, name = site.role, site.name
-    writer = _find_writer(flow, tensor)
+    writer = _find_writer(step, tensor)
     if writer == forward and what == BUFFER:
-        readers = [reader for _, made in flow.returns.get(op, ()) for reader in flow.readers.get(made, ())]
+        readers = [reader for _, made in step.returns.get(op, ()) for reader in step.readers.get(made, ())]
         if readers:
             return Cause(
                 "changed buffer",
                 f"the forward updates the buffer {name}, the recompute updates it once more, and "
-                f"{flow.describe_op(readers[0])} reads it",
+                f"{step.describe_op(readers[0])} reads it",
                 "count outside of what is recomputed, or keep what reads it out of the checkpoint",
             )
         return Cause(
@@ -168,7 +151,7 @@ def _describe_changed(
             f"the forward updates the buffer {name}, and the recompute updates it once more",
             "keep this module out of what is recomputed, if its running statistics matter",
         )
-    by = f" by {flow.describe_op(writer)}" if writer >= 0 else ""
+    by = f" by {step.describe_op(writer)}" if writer >= 0 else ""
     return Cause(
         f"changed {what}",
         f"the {what} {name} was written to{by} after the forward had read it",
@@ -176,66 +159,47 @@ def _describe_changed(
     )
 
 
-def _find_writer(flow: StepFlow, tensor: int) -> int:
+def _find_writer(step: OneStep, tensor: int) -> int:
     """Returns the op that has made what a tensor holds, of which it may be a view; -1 if none of the step has."""
-    storage, version = flow.regions[tensor].storage, flow.versions[tensor]
-
-    def is_same(other: int) -> bool:
-        return bool(flow.regions[other].storage == storage and flow.versions[other] == version)
-
-    makers = flow.tensors.producer
-    made = np.flatnonzero((np.array(flow.versions) == version) & (makers >= 0)).tolist()
-    writer = min((int(makers[each]) for each in made if is_same(each)), default=-1)
-    is_view = any(is_same(read) for _, read in flow.reads.get(writer, ()))
+    held, makers = _identify(step, tensor), step.tensors.producer.tolist()
+    made = (maker for other, maker in enumerate(makers) if maker >= 0 and _identify(step, other) == held)
+    writer = min(made, default=-1)
+    is_view = any(_identify(step, read) == held for _, read in step.reads.get(writer, ()))
     return -1 if is_view else writer
 
 
-def _find_site(flow: StepFlow, sites: Mapping[int, Site], tensor: int) -> Site | None:
-    """Returns the site of a tensor, or of what it is a view of."""
-    storage = flow.regions[tensor].storage
-    known = zip(flow.regions, flow.sites, strict=True)
-    found = next((site for region, site in known if site is not None and region.storage == storage), None)
-    return None if found is None else sites.get(found)
+def _identify(step: OneStep, tensor: int) -> tuple[int | None, int]:
+    """Returns the memory of a tensor, and its version."""
+    return step.regions[tensor].storage, step.versions[tensor]
 
 
-def _unpaired(flow: StepFlow, op: int, pairs: Mapping[int, int]) -> Cause | None:
+def _find_unpaired(step: OneStep, op: int, pairs: Mapping[int, int]) -> Cause | None:
     """Returns which op, that its inputs come from, ran in one of the two alone."""
-    repeated = set(pairs.values())
-    saved = {_identify(flow, tensor) for _, tensor in flow.reads.get(op, ())}
-    in_recompute = next(_find_unpaired(flow, op, set(pairs), set()), None)
-    in_forward = next(_find_unpaired(flow, pairs[op], repeated, saved), None)
-    if in_recompute is not None and _is_random(flow, in_recompute):
+    saved = {_identify(step, tensor) for _, tensor in step.reads.get(op, ())}
+    in_recompute = next(_find_unpaired_inputs(step, op, set(pairs), set()), None)
+    in_forward = next(_find_unpaired_inputs(step, pairs[op], set(pairs.values()), saved), None)
+    if in_recompute is not None and _is_random(step, in_recompute):
         return _RANDOM
     if in_recompute is None and in_forward is None:
         return None
-    told = [("recompute", in_recompute), ("forward", in_forward)]
-    ran = " and ".join(f"{flow.describe_op(each)} in the {phase}" for phase, each in told if each is not None)
-    return Cause(
-        "another op",
-        f"its input comes from what ran in one of the two alone: {ran}",
-        _SAME_WAY,
-    )
+    phases = [("recompute", in_recompute), ("forward", in_forward)]
+    ran = " and ".join(f"{step.describe_op(one)} in the {phase}" for phase, one in phases if one is not None)
+    return Cause("another op", f"its input comes from what ran in one of the two alone: {ran}", _SAME_WAY)
 
 
-def _identify(flow: StepFlow, tensor: int) -> tuple[int | None, int]:
-    """Returns the memory of a tensor, and its version."""
-    return flow.regions[tensor].storage, flow.versions[tensor]
-
-
-def _find_unpaired(
-    flow: StepFlow, op: int, paired: set[int], saved: Collection[tuple[int | None, int]]
+def _find_unpaired_inputs(
+    step: OneStep, op: int, paired: set[int], saved: Collection[tuple[int | None, int]]
 ) -> Iterator[int]:
     """Yields the ops of the same phase without a pair from which an op reads, through those that never have one.
 
     What both read is left out: it was made in front of what is recomputed.
     """
-    for _, tensor in flow.reads.get(op, ()):
-        before = int(flow.tensors.producer[tensor])
-        if before < 0 or before in paired or flow.ops.phase[before] != flow.ops.phase[op]:
+    for _, tensor in step.reads.get(op, ()):
+        before = int(step.tensors.producer[tensor])
+        is_known = before < 0 or before in paired or _identify(step, tensor) in saved
+        if is_known or step.ops.phase[before] != step.ops.phase[op]:
             continue
-        if _identify(flow, tensor) in saved:
-            continue
-        if flow.bare_names[before] in UNPAIRED:
-            yield from _find_unpaired(flow, before, paired, saved)
+        if step.bare_names[before] in UNPAIRED:
+            yield from _find_unpaired_inputs(step, before, paired, saved)
         else:
             yield before

@@ -6,44 +6,31 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from ..alignment.sequences import align_sequences
+from ..tables.one_step import OneStep
 from ..tables.op_rules import UNINITIALIZED
-from .step_flow import StepFlow
 
-_FORWARD, _BACKWARD, _RECOMPUTE = (PHASES.index(each) for each in (FORWARD, BACKWARD, RECOMPUTE))
+_FORWARD, _BACKWARD, _RECOMPUTE = (PHASES.index(phase) for phase in (FORWARD, BACKWARD, RECOMPUTE))
 
 #: They may run in one of the two alone: `detach` for what is saved, a cast that autocast has kept from before.
 UNPAIRED = UNINITIALIZED | {"detach", "to_copy", "alias"}
 
 
-def pair_ops(flow: StepFlow) -> dict[int, int]:
+def pair_ops(step: OneStep) -> dict[int, int]:
     """Returns the forward op of each op of a recompute that has one.
 
-    The forward may have more ops: a recompute ends as soon as all that backward needs is there.
+    The forward may have more ops: a recompute ends as soon as all that backward needs is there. A function that is
+    recomputed inside of a module is no call of its own: it ends where backward goes on.
     """
-    forwards, runs = _split_by_call(flow)
-    pairs: dict[int, int] = {}
-    for origin, is_call, number in sorted(runs, key=lambda run: not run[1]):
-        pairs |= _align(flow, forwards.get(origin, []), runs[origin, is_call, number], pairs, is_call)
-    return pairs
-
-
-Run = tuple[int, bool, int]  # the forward call; whether the call itself was recomputed; a number
-
-
-def _split_by_call(flow: StepFlow) -> tuple[dict[int, list[int]], dict[Run, list[int]]]:
-    """Returns the ops of each forward call, and of each time that some of them were recomputed.
-
-    A function that is recomputed inside of a module is no call of its own: it ends where backward goes on.
-    """
-    ops, placed = flow.ops, flow.ops.placed
-    forwards: dict[int, list[int]] = defaultdict(list)
-    runs: dict[Run, list[int]] = defaultdict(list)
+    ops, placed = step.ops, step.placed
+    forwards: dict[int, list[int]] = defaultdict(list)  # by call
+    #: By forward call, whether the call itself was recomputed, and a number of the recompute.
+    runs: dict[tuple[int, bool, int], list[int]] = defaultdict(list)
     backwards = 0
-    for op in flow.order:
+    for op in step.order:
         call, phase = int(ops.call[op]), int(ops.phase[op])
         if phase == _BACKWARD:
             backwards += 1
-        elif flow.bare_names[op] in UNPAIRED:
+        elif step.bare_names[op] in UNPAIRED:
             continue
         elif phase == _RECOMPUTE:
             origin = int(placed.origin[call]) if call >= 0 else -1
@@ -51,34 +38,40 @@ def _split_by_call(flow: StepFlow) -> tuple[dict[int, list[int]], dict[Run, list
             runs[origin, is_call, call if is_call else backwards].append(op)
         elif phase == _FORWARD or call < 0:
             forwards[call].append(op)
-    return forwards, runs
+    pairs: dict[int, int] = {}
+    for (origin, is_call, _), run in sorted(runs.items(), key=lambda item: not item[0][1]):
+        pairs |= _align(step, forwards.get(origin, []), run, pairs, is_call)
+    return pairs
 
 
 def _align(
-    flow: StepFlow, forward: list[int], run: list[int], known: dict[int, int], is_call: bool
+    step: OneStep, forward: list[int], run: list[int], known: dict[int, int], is_call: bool
 ) -> dict[int, int]:
     """Pairs the ops of one run with the forward ops of the same names whose inputs agree best."""
-    names, wanted = ([int(flow.ops.name[op]) for op in ops] for ops in (forward, run))
-    starts = [at for at in range(len(names)) if names[at : at + len(wanted)] == wanted]
-    if starts:
-        is_whole = is_call and not starts[0]
-        at = 0 if is_whole else max(starts, key=lambda at: _count_agreeing(flow, forward[at:], run, known))
-        return dict(zip(run, forward[at:], strict=False))
-    pairs = align_sequences((np.array(names, np.int64), np.array(wanted, np.int64)))
-    return {run[there]: forward[at] for at, there in pairs.tolist()}
+    names, wanted = ([int(step.ops.name[op]) for op in ops] for ops in (forward, run))
+    starts = [start for start in range(len(names)) if names[start : start + len(wanted)] == wanted]
+    if not starts:
+        pairs = align_sequences((np.array(names, np.int64), np.array(wanted, np.int64)))
+        return {run[row]: forward[forward_row] for forward_row, row in pairs.tolist()}
+
+    def count_agreeing(start: int) -> int:
+        """Returns how many ops read what their pair reads: saved memory, or what a pair of ops has returned."""
+        pairs = zip(forward[start:], run, strict=False)
+        return sum(
+            not _origins(step, one, {}).isdisjoint(_origins(step, other, known)) for one, other in pairs
+        )
+
+    start = 0 if is_call and not starts[0] else max(starts, key=count_agreeing)
+    return dict(zip(run, forward[start:], strict=False))
 
 
-def _count_agreeing(flow: StepFlow, forward: list[int], run: list[int], known: dict[int, int]) -> int:
-    """Returns how many ops read what their pair reads: memory that was saved, or what a pair of ops has returned."""
-    pairs = zip(forward, run, strict=False)
-    return sum(bool(_origins(flow, one, {}) & _origins(flow, other, known)) for one, other in pairs)
-
-
-def _origins(flow: StepFlow, op: int, known: dict[int, int]) -> set[tuple[str, int]]:
+def _origins(step: OneStep, op: int, known: dict[int, int]) -> set[tuple[str, int]]:
     """Returns where the inputs of an op come from: memory, and the op that wrote it, of a recompute its pair."""
-    read = [tensor for _, tensor in flow.reads.get(op, ())]
-    memory = {
-        ("storage", storage) for tensor in read if (storage := flow.regions[tensor].storage) is not None
-    }
-    writers = (int(flow.tensors.producer[tensor]) for tensor in read)
-    return memory | {("op", known.get(writer, writer)) for writer in writers if writer >= 0}
+    origins = set()
+    for _, tensor in step.reads.get(op, ()):
+        storage, writer = step.regions[tensor].storage, int(step.tensors.producer[tensor])
+        if storage is not None:
+            origins.add(("storage", storage))
+        if writer >= 0:
+            origins.add(("op", known.get(writer, writer)))
+    return origins

@@ -12,23 +12,22 @@ from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
-from ...recording.statistics.moments import nonfinite_rows, sites_of_roles
+from ...recording.statistics.moments import nonfinite_rows
 from ...recording.triggers.skips import Use
 from ...surface import choose_phrase
-from ..tables.columns import Column, column_of
+from ..tables.columns import Column, RowFinder, column_of
 from ..tables.inside import find_unseen
+from ..tables.one_step import IndexedTables, OneStep
 from ..tables.op_rules import SHAPES_ONLY, UNSCALES
-from ..tables.placement import Module, merge_wrappers
+from ..tables.placement import merge_wrappers
 from ..values.nonfinite import OVERFLOW, SOURCE, NonFinite, describe_row, require_measured
-from .answer import answer
+from .answer import build_answer
 from .earlier_steps import EarlierSteps
-from .indexed_tables import IndexedTables
 from .makers import Makers, is_read_later
 from .memory import BAD, CLEAN
 from .reach import Innocent, are_ends_finite, select_guilty
 from .skipped_steps import SkippedSteps
 from .step_counts import StepCounts
-from .step_flow import read_step_flow
 from .surroundings import add_surroundings, find_bad_losses
 from .trace import Origin, Trace, trace_step
 
@@ -37,7 +36,7 @@ _GIVEN = "this module may only have been given them"
 
 @dataclass(frozen=True)
 class LiveStep:
-    """What is known, beside its rows, of a step that has just ended; what they tell is added for the next one."""
+    """What is known, beside its rows, of a step that has just ended; what they show is added for the next one."""
 
     innocent: Innocent
     earlier: EarlierSteps
@@ -59,9 +58,9 @@ def find_first(
         NothingRecordedError: no tensor was measured.
     """
     search = _Search(data, live)
-    every = search.find_answers()
-    found = next((each for each in every if each.op is None or selects(each.path or "")), None)
-    return None if found is None else search.add_surroundings(found)
+    answers = search.find_answers()
+    first = next((one for one in answers if one.op is None or selects(one.path or "")), None)
+    return None if first is None else search.add_surroundings(first)
 
 
 def find_all(data: RecordingData) -> Iterator[NonFinite]:
@@ -75,22 +74,33 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
         NothingRecordedError: no tensor was measured.
     """
     search = _Search(data)
-    every = search.find_answers()
-    first = next(every, None)
+    answers = search.find_answers()
+    first = next(answers, None)
     if first is not None:
         yield search.add_surroundings(first)
-        yield from every
+        yield from answers
 
 
 def find_absorbed(data: RecordingData, most: int) -> list[NonFinite]:
-    """Returns who made values that came to nothing that matters, each place in its first step; no more than `most`."""
-    return list(_Search(data).find_absorbed(most))
+    """Returns who made values that came to nothing, each place in its first step; no more than `most`."""
+    search = _Search(data)
+    known, absorbed = set[bytes](), dict[object, NonFinite]()
+    for number, sites in _find_suspicious_steps(data):
+        if sites in known:
+            continue
+        known.add(sites)
+        for answer in search.search_step(number).absorbed():
+            place = (answer.root, answer.path, answer.phase, answer.op, answer.op_nth, answer.slot)
+            absorbed.setdefault(place, answer)
+        if len(absorbed) >= most:
+            break
+    return list(islice(absorbed.values(), most))
 
 
 class _Searched(NamedTuple):
     """What was found in a step."""
 
-    told: list[NonFinite]
+    answers: list[NonFinite]
     is_innocent: bool  # later steps like it need not be searched
     absorbed: Callable[[], list[NonFinite]] = list
 
@@ -99,151 +109,129 @@ class _Search:
     """Searches the steps of a recording."""
 
     def __init__(self, data: RecordingData, live: LiveStep | None = None) -> None:
-        self._tables = IndexedTables(data)
+        self._run = IndexedTables(data)
         self._live = live
         self._innocent = live.innocent if live else Innocent()
         if live and live.use.is_used:
             # The step is still open: what came to nothing so far may come to something.
             self._innocent = Innocent(set(live.innocent.steps), set(live.innocent.places))
         self._earlier = live.earlier if live else EarlierSteps()
-        self._skipped = SkippedSteps(self._tables, live.use if live else None)
-        self._makers = Makers(self._tables, self._earlier)
+        self._skipped = SkippedSteps(self._run, live.use if live else None)
+        self._makers = Makers(self._run, self._earlier)
 
-    def add_surroundings(self, found: NonFinite) -> NonFinite:
+    def add_surroundings(self, answer: NonFinite) -> NonFinite:
         """Adds the growth in front of the first answer, and what came of it."""
         before = [self._live.values_before()] if self._live else []
-        return add_surroundings(self._tables, self._skipped, before, found)
+        return add_surroundings(self._run, self._skipped, before, answer)
 
     def find_answers(self) -> Iterator[NonFinite]:
         """Yields who made values that matter, step by step."""
-        suspicious = _find_suspicious_steps(self._tables.data)
+        suspicious = _find_suspicious_steps(self._run.data)
         if not suspicious:
-            require_measured(self._tables.data)
-        for step, sites in suspicious:
+            require_measured(self._run.data)
+        for number, sites in suspicious:
             if sites in self._innocent.steps:
-                self._keep_unsearched(step)
+                self._keep_unsearched(number)
                 continue
-            found = self._search_step(step)
-            if found.is_innocent:
+            searched = self.search_step(number)
+            if searched.is_innocent:
                 self._innocent.steps.add(sites)
-            yield from (replace(each, others=len(found.told) - 1) for each in found.told)
+            others = len(searched.answers) - 1
+            yield from (replace(answer, others=others) for answer in searched.answers)
 
-    def find_absorbed(self, most: int) -> Iterator[NonFinite]:
-        """Returns who made values that came to nothing, each place in its first step; no more than `most`."""
-        known, found = set[bytes](), dict[object, NonFinite]()
-        for step, sites in _find_suspicious_steps(self._tables.data):
-            if sites in known:
-                continue
-            known.add(sites)
-            for each in self._search_step(step).absorbed():
-                found.setdefault((each.root, each.path, each.phase, each.op, each.op_nth, each.slot), each)
-            if len(found) >= most:
-                break
-        return islice(found.values(), most)
-
-    def _search_step(self, step: int) -> _Searched:
+    def search_step(self, number: int) -> _Searched:
         """Returns who made values in a step that are an answer, and who made others."""
-        tables, data = self._tables, self._tables.of_step(step)
-        if not np.isin(column_of(data.table("values"), "site_id"), tables.sites_of(OP_OUTPUT)).any():
-            return self._search_modules(data, step)
-        if not data.table("ops").num_rows or (data.meta.marks and not data.table("uses").num_rows):
-            return _describe_partly_lost(data, unscales=False)
-        flow = read_step_flow(data, step)
-        counts = StepCounts(tables, data, flow, self._earlier)
+        step = OneStep(self._run, number)
+        if not step.is_of(OP_OUTPUT).any():
+            return self._search_modules(step)
+        if not step.table("ops").num_rows or (step.meta.marks and not step.table("uses").num_rows):
+            return _describe_partly_lost(step, unscales=False)
+        counts = StepCounts(step, self._earlier)
         if counts.has_lost_rows:
-            return _describe_partly_lost(data, unscales=UNSCALES in flow.bare_names)
-        trace = trace_step(tables, flow, counts)
-        self._keep_held(trace, step)
-        losses = find_bad_losses(tables, step)
-        are_finite = are_ends_finite(tables, data, losses, returns_meant=trace.returns_meant)
-        found = select_guilty(trace, are_finite, self._innocent)
-        guilty = _drop_unseen(data, step, trace, found) if found else found
-        told = [self._answer(data, trace, event, step) for event in guilty]
-        rows = (
-            _find_unjudged(tables, data, trace) if len(guilty) == len(found) else _find_rows_of_modules(data)
-        )
-        row = next((each for each in rows if _role_of(tables, data, each) != LEAF and not are_finite), None)
-        if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
-            told = [self._describe_module(data, row), *told]
+            return _describe_partly_lost(step, unscales=UNSCALES in step.bare_names)
+        trace = trace_step(step, counts)
+        self._keep_held(trace)
+        are_finite = are_ends_finite(step, find_bad_losses(step), returns_meant=trace.returns_meant)
+        suspects = select_guilty(trace, are_finite, self._innocent)
+        guilty = _drop_unseen(trace, suspects) if suspects else suspects
+        answers = [self._answer(trace, event) for event in guilty]
+        rows = _find_unjudged(trace) if len(guilty) == len(suspects) else _find_rows_of_modules(step)
+        is_leaf = step.is_of(LEAF)
+        row = None if are_finite else next((one for one in rows if not is_leaf[one]), None)
+        if row is not None and not (guilty and guilty[0].counts.order <= _order_of(step, row)):
+            answers = [_describe_module(step, row), *answers]
         if trace.unscales:
-            told = [each for each in told if not _is_expected(each)] or _keep_if_many_skipped(
-                told, self._skipped
-            )
+            matter = [answer for answer in answers if not _is_expected(answer)]
+            answers = matter or _keep_if_many_skipped(answers, self._skipped)
 
         def answer_absorbed() -> list[NonFinite]:
-            others = [event for event in trace.events if event not in set(found)]
-            return [
-                self._answer(data, trace, event, step)
-                for event in others
-                if not is_read_later(tables, trace, event)
-            ]
+            others = [event for event in trace.events if event not in set(suspects)]
+            return [self._answer(trace, event) for event in others if not is_read_later(trace, event)]
 
-        return _Searched(told, not guilty and row is None, answer_absorbed)
+        return _Searched(answers, not guilty and row is None, answer_absorbed)
 
-    def _find_backwards(self, data: RecordingData) -> Column:
-        """Returns the orders of measuring at which the backwards of a step began: of the first loss of each."""
-        values = data.table("values").select(["site_id", "order"])
-        rows = np.flatnonzero(np.isin(column_of(values, "site_id"), self._tables.sites_of(LOSS)))
-        rows = rows[np.argsort(column_of(values, "order")[rows], kind="stable")]
-        slots = [self._tables.sites[site].slot for site in column_of(values, "site_id")[rows].tolist()]
-        # Of one with several losses the slots go up: [0], [1].
-        is_first = [at == 0 or slot <= slots[at - 1] for at, slot in enumerate(slots)]
-        found: Column = column_of(values, "order")[rows[is_first]]
-        return found
-
-    def _keep_held(self, trace: Trace, step: int) -> None:
+    def _keep_held(self, trace: Trace) -> None:
         """Keeps for later steps what the tensors of a step hold at its end, while the run goes on."""
         if not self._earlier.is_complete:
             return
         held: dict[int, str | None] = {}
-        for tensor, tensor_id in enumerate(trace.flow.tensors.tensor_id.tolist()):
-            state = trace.memory.look(tensor)
+        for tensor, tensor_id in enumerate(trace.step.tensors.tensor_id.tolist()):
+            state = trace.memory.read(tensor)
             if state.kind == BAD:
-                maker = trace.events[min(state.origins)].op
-                held[tensor_id] = f"{trace.flow.describe_op(maker)} made it in step {step}"
+                maker = trace.step.describe_op(trace.events[min(state.origins)].op)
+                held[tensor_id] = f"{maker} made it in step {trace.step.number}"
             elif state.kind != CLEAN:
                 held[tensor_id] = None
         self._earlier.add(held)
 
-    def _keep_unsearched(self, step: int) -> None:
+    def _keep_unsearched(self, number: int) -> None:
         """Keeps for later steps which tensors the ops of a step have made that is not searched."""
         if not self._earlier.is_complete:
             return
-        ops = column_of(self._tables.of_step(step).table("ops"), "op_id")
-        made = column_of(self._tables.find("tensors", ["tensor_id"], producer_op=ops), "tensor_id")
+        ops = column_of(OneStep(self._run, number).table("ops"), "op_id")
+        made = column_of(self._run.find("tensors", ["tensor_id"], producer_op=ops), "tensor_id")
         if len(made):
             self._earlier.add_unsearched(int(made.min()), int(made.max()))
 
-    def _search_modules(self, data: RecordingData, step: int) -> _Searched:
+    def _search_modules(self, step: OneStep) -> _Searched:
         """Returns the first tensor of a module that is not finite, of a step without measured ops."""
-        row = next(_find_rows_of_modules(data), None)
+        row = next(_find_rows_of_modules(step), None)
         if row is None:
             return _Searched([], is_innocent=True)
-        told = [self._describe_module(data, row)]
-        if are_ends_finite(self._tables, data):
-            return _Searched([], True, lambda: told)
-        if step in self._skipped and _is_gradient(told[0]):
-            return _Searched(_keep_if_many_skipped(told, self._skipped), is_innocent=False)
-        return _Searched(told, is_innocent=False)
+        answers = [_describe_module(step, row)]
+        if are_ends_finite(step):
+            return _Searched([], True, lambda: answers)
+        if step.number in self._skipped and _is_gradient(answers[0]):
+            answers = _keep_if_many_skipped(answers, self._skipped)
+        return _Searched(answers, is_innocent=False)
 
-    def _answer(self, data: RecordingData, trace: Trace, event: Origin, step: int) -> NonFinite:
+    def _answer(self, trace: Trace, event: Origin) -> NonFinite:
         of_op = (counts.order for (op, _), counts in trace.counts.outputs.items() if op == event.op)
         order = min(of_op, default=event.counts.order)
-        return self._add_micro_batch(data, answer(self._tables, self._makers, trace, event, step), order)
+        return _add_micro_batch(trace.step, build_answer(trace, event, self._makers), order)
 
-    def _describe_module(self, data: RecordingData, row: int) -> NonFinite:
-        found = _describe_module(self._tables, data, row)
-        return self._add_micro_batch(data, found, _order_of(data, row))
 
-    def _add_micro_batch(self, data: RecordingData, found: NonFinite, order: int) -> NonFinite:
-        """Adds how many of several backwards of the step had begun before a measurement."""
-        began = self._find_backwards(data)
-        if len(began) < 2 or found.phase == OPTIMIZER:
-            return found
-        begun = int((began < order).sum())
-        # Its own backward has begun where a backward runs, and in front of it the loss is measured.
-        at = begun - 1 if found.phase == BACKWARD else begun
-        return replace(found, micro_batch=min(max(at, 0), len(began) - 1), micro_batches=len(began))
+def _add_micro_batch(step: OneStep, answer: NonFinite, order: int) -> NonFinite:
+    """Adds how many of several backwards of the step had begun before a measurement."""
+    began = _find_backwards(step)
+    if len(began) < 2 or answer.phase == OPTIMIZER:
+        return answer
+    begun = int((began < order).sum())
+    # Its own backward has begun where a backward runs, and in front of it the loss is measured.
+    number = begun - 1 if answer.phase == BACKWARD else begun
+    return replace(answer, micro_batch=min(max(number, 0), len(began) - 1), micro_batches=len(began))
+
+
+def _find_backwards(step: OneStep) -> Column:
+    """Returns the orders of measuring at which the backwards of a step began: of the first loss of each."""
+    order, rows = column_of(step.table("values"), "order"), np.flatnonzero(step.is_of(LOSS))
+    rows = rows[np.argsort(order[rows], kind="stable")]
+    sites = column_of(step.table("values"), "site_id")[rows].tolist()
+    slots = [step.run.sites[site].slot for site in sites]
+    # Of one with several losses the slots go up: [0], [1].
+    is_first = [number == 0 or slot <= slots[number - 1] for number, slot in enumerate(slots)]
+    first: Column = order[rows[is_first]]
+    return first
 
 
 def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
@@ -252,170 +240,159 @@ def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
     Steps that have NaN and infinities at the same sites have equal keys. The function reads four columns of `values` a
     batch at a time. Of a memory-mapped table, only their pages are read.
     """
-    found = [np.empty((3, 0), np.int64)]
+    parts = [np.empty((3, 0), np.int64)]
     columns = ["nan_count", "inf_count", "step", "site_id"]
     for batch in data.table("values").select(columns).to_batches():
         nan_count, inf_count, step, site = (to_numpy(column) for column in batch.columns)
         rows = np.flatnonzero((nan_count | inf_count) > 0)
         kind = (nan_count[rows] > 0) + 2 * (inf_count[rows] > 0)
-        found.append(np.stack([step[rows], site[rows], kind]).astype(np.int64))
-    every = np.concatenate(found, axis=1)
-    every = every[:, np.lexsort(every[::-1])]
-    is_new = np.ones(every.shape[1], bool)
-    is_new[1:] = (every[:, 1:] != every[:, :-1]).any(axis=0)
-    every = every[:, is_new]
-    steps, starts = np.unique(every[0], return_index=True)
-    of_steps = np.split(every[1:], starts, axis=1)[1:]
+        parts.append(np.stack([step[rows], site[rows], kind]).astype(np.int64))
+    keys = np.concatenate(parts, axis=1)
+    keys = keys[:, np.lexsort(keys[::-1])]
+    is_new = np.ones(keys.shape[1], bool)
+    is_new[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    keys = keys[:, is_new]
+    steps, starts = np.unique(keys[0], return_index=True)
+    of_steps = np.split(keys[1:], starts, axis=1)[1:]
     return [(step, rows.tobytes()) for step, rows in zip(steps.tolist(), of_steps, strict=True)]
 
 
-def _drop_unseen(data: RecordingData, step: int, trace: Trace, events: list[Origin]) -> list[Origin]:
+def _drop_unseen(trace: Trace, events: list[Origin]) -> list[Origin]:
     """Leaves out events in compiled code of which not all kernels are recorded: others wrote what its ops have read."""
-    flow, unseen = trace.flow, find_unseen(data, step)
-    call_ids = np.append(flow.ops.placed.calls.call_id, -1)
+    step = trace.step
+    unseen = find_unseen(step, step.number)
+    call_ids = np.append(step.placed.calls.call_id, -1)
     return [
-        each
-        for each in events
-        if int(call_ids[flow.ops.call[each.op]]) not in unseen.calls
-        and (each.kind != SOURCE or int(flow.tensors.tensor_id[each.tensor]) not in unseen.tensors)
+        event
+        for event in events
+        if int(call_ids[step.ops.call[event.op]]) not in unseen.calls
+        and (event.kind != SOURCE or int(step.tensors.tensor_id[event.tensor]) not in unseen.tensors)
     ]
 
 
-def _describe_partly_lost(data: RecordingData, *, unscales: bool) -> _Searched:
+def _describe_partly_lost(step: OneStep, *, unscales: bool) -> _Searched:
     """Returns the first tensor of a module that is not finite, else the first NaN, of a step that has lost rows.
 
-    Which values are intended cannot be told without these rows.
+    Which values are intended cannot be known without these rows.
     """
-    values = data.table("values")
+    values = step.table("values")
     with_nan = np.flatnonzero(column_of(values, "nan_count") > 0)
     with_nan = with_nan[np.argsort(column_of(values, "order")[with_nan], kind="stable")]
-    row = next(iter([*_find_rows_of_modules(data), *with_nan.tolist()]), None)
+    row = next(iter([*_find_rows_of_modules(step), *with_nan.tolist()]), None)
     if row is None:
         return _Searched([], is_innocent=True)
-    found = replace(
-        describe_row(data, row),
+    answer = replace(
+        describe_row(step, row),
         hint="what made them, and whether they are intended, is not known: rows of this step are missing",
         remedy="copy the recording again, or record again",
     )
-    return _Searched([] if unscales and _is_expected(found) else [found], is_innocent=False)
+    return _Searched([] if unscales and _is_expected(answer) else [answer], is_innocent=False)
 
 
-def _find_rows_of_modules(data: RecordingData) -> Iterator[int]:
+def _find_rows_of_modules(step: OneStep) -> Iterator[int]:
     """Yields the rows of a step's `values` that are of modules and not finite, in the order of measuring.
 
     If a loss is the first, parameters stand before it: they are measured later, as the step has used them.
     """
-    values, sites = data.table("values"), data.table("sites")
-    rows = nonfinite_rows(values, sites)
+    values = step.table("values")
+    rows = nonfinite_rows(values, step.table("sites"))
     rows = rows[np.argsort(column_of(values, "order")[rows], kind="stable")]
-    of_rows = column_of(values, "site_id")[rows]
-    if np.isin(of_rows[:1], sites_of_roles(sites, [LOSS])).any():
-        rows = rows[np.argsort(~np.isin(of_rows, sites_of_roles(sites, [PARAMETER])), kind="stable")]
+    if step.is_of(LOSS)[rows[:1]].any():
+        rows = rows[np.argsort(~step.is_of(PARAMETER)[rows], kind="stable")]
     yield from rows.tolist()
 
 
-def _find_unjudged(tables: IndexedTables, data: RecordingData, trace: Trace) -> Iterator[int]:
+def _find_unjudged(trace: Trace) -> Iterator[int]:
     """Yields those of modules in which an op ran of which nothing was measured, and that no measured op returned."""
-    partly, values = _find_partly_measured(trace), data.table("values")
+    step, partly = trace.step, _find_partly_measured(trace)
     returned = {counts.order for counts in trace.counts.outputs.values()}
-    for row in _find_rows_of_modules(data):
-        site = tables.sites.get(values["site_id"][row].as_py())
-        if site is not None and site.module_id in partly and _order_of(data, row) not in returned:
+    for row in _find_rows_of_modules(step):
+        site = step.find_site(row)
+        if site is not None and site.module_id in partly and _order_of(step, row) not in returned:
             yield row
 
 
-def _role_of(tables: IndexedTables, data: RecordingData, row: int) -> str | None:
-    site = tables.sites.get(data.table("values")["site_id"][row].as_py())
-    return None if site is None else site.role
+def _order_of(step: OneStep, row: int) -> int:
+    return int(step.table("values")["order"][row].as_py())
 
 
-def _order_of(data: RecordingData, row: int) -> int:
-    return int(data.table("values")["order"][row].as_py())
+def _describe_module(step: OneStep, row: int) -> NonFinite:
+    answer = _add_micro_batch(step, describe_row(step, row), _order_of(step, row))
+    is_inside = column_of(step.table("values"), "call_id")[row] < 0  # it was measured inside of compiled code
+    if _is_of_region(step, row):
+        python, command_line = 'record(compiled="inside")', "modtrace record --compiled inside"
+        remedy = "names the module inside of this compiled one"
+    elif is_inside and answer.role in (OUTPUT, GRAD_OUTPUT):
+        python, command_line = "record(ops=True)", "modtrace record --ops"
+        remedy = f'names the op that made them where torch.compile has backend="aot_eager"; {_GIVEN}'
+    elif step.run.data.table("ops").num_rows:
+        return answer
+    else:
+        python = "record(ops=True), on a long run with keep_last=20,"
+        command_line = "modtrace record --ops, on a long run with --keep-last 20,"
+        remedy = "names the op that made them" + ("" if answer.role == LOSS else f"; {_GIVEN}")
+    return replace(answer, remedy=f"{choose_phrase(python=python, command_line=command_line)} {remedy}")
 
 
-def _describe_module(tables: IndexedTables, data: RecordingData, row: int) -> NonFinite:
-    found = describe_row(data, row)
-    if _is_of_region(data, row):
-        option = choose_phrase(
-            python='record(compiled="inside")', command_line="modtrace record --compiled inside"
-        )
-        return replace(found, remedy=f"{option} names the module inside of this compiled one")
-    values = data.table("values")
-    if values["call_id"][row].as_py() is None and _role_of(tables, data, row) in (OUTPUT, GRAD_OUTPUT):
-        # It was measured inside of compiled code.
-        option = choose_phrase(python="record(ops=True)", command_line="modtrace record --ops")
-        remedy = f'{option} names the op that made them where torch.compile has backend="aot_eager"'
-        return replace(found, remedy=f"{remedy}; {_GIVEN}")
-    if tables.data.table("ops").num_rows:
-        return found
-    option = choose_phrase(
-        python="record(ops=True), on a long run with keep_last=20,",
-        command_line="modtrace record --ops, on a long run with --keep-last 20,",
-    )
-    remedy = f"{option} names the op that made them"
-    return replace(found, remedy=remedy if found.role == LOSS else f"{remedy}; {_GIVEN}")
-
-
-def _is_of_region(data: RecordingData, row: int) -> bool:
+def _is_of_region(step: OneStep, row: int) -> bool:
     """Returns whether a row of `values` is of a module that ran as a compiled region, or that the region wraps."""
-    calls, modules = data.table("calls"), merge_wrappers(data.table("modules").to_pylist())
-    call_id, ids = data.table("values")["call_id"][row].as_py(), column_of(calls, "call_id")
-    module: Module | None = None
-    while call_id is not None and len(at := np.flatnonzero(ids == call_id)):
-        call = calls.slice(int(at[0]), 1).to_pylist()[0]
-        if module is not None and modules.get(call["module_id"]) is not module:
-            return False
-        if call["compiled"]:
+    calls = step.table("calls")
+    compiled, parent = column_of(calls, "compiled") == 1, column_of(calls, "parent_call_id")
+    if not compiled.any():
+        return False
+    modules = merge_wrappers(step.table("modules").to_pylist())
+    of_call = [modules.get(number) for number in column_of(calls, "module_id").tolist()]
+    find_call, module = RowFinder(column_of(calls, "call_id")), None
+    [call] = find_call(column_of(step.table("values"), "call_id")[[row]])
+    while call >= 0 and (module is None or of_call[call] is module):
+        if compiled[call]:
             return True
-        module, call_id = modules.get(call["module_id"]), call["parent_call_id"]
+        module = of_call[call]
+        [call] = find_call(parent[[call]])
     return False
 
 
 def _find_partly_measured(trace: Trace) -> set[int]:
     """Returns the modules in which an op ran of which nothing was measured, and those around them."""
-    flow, placed = trace.flow, trace.flow.ops.placed
-    calls = {int(flow.ops.call[op]) for op in flow.order if _is_unmeasured(trace, op)}
-    found: set[int] = set()
-    for call in calls:
-        while call >= 0 and int(placed.calls.module[call]) not in found:
-            found.add(int(placed.calls.module[call]))
-            call = int(placed.calls.parent[call])
-    return found
+    step, calls = trace.step, trace.step.placed.calls
+    partly: set[int] = set()
+    for call in {int(step.ops.call[op]) for op in step.order if _is_unmeasured(trace, op)}:
+        while call >= 0 and int(calls.module[call]) not in partly:
+            partly.add(int(calls.module[call]))
+            call = int(calls.parent[call])
+    return partly
 
 
 def _is_unmeasured(trace: Trace, op: int) -> bool:
     """Returns whether an op wrote numbers, and nothing was measured of them."""
-    flow = trace.flow
-    written = [(slot, tensor) for slot, tensor in flow.returns.get(op, ()) if flow.shown_by(tensor) is None]
-    if flow.bare_names[op] in SHAPES_ONLY or any((op, slot) in trace.counts.outputs for slot, _ in written):
+    step = trace.step
+    written = [(slot, tensor) for slot, tensor in step.returns.get(op, ()) if step.find_shown(tensor) is None]
+    if step.bare_names[op] in SHAPES_ONLY or any((op, slot) in trace.counts.outputs for slot, _ in written):
         return False
-    return any(flow.holds_numbers(tensor) for _, tensor in written)
+    return any(step.holds_numbers(tensor) for _, tensor in written)
 
 
-def _is_gradient(found: NonFinite) -> bool:
+def _is_gradient(answer: NonFinite) -> bool:
     """Returns whether it is a gradient, or a loss that a GradScaler has multiplied until it overflowed."""
-    return (
-        found.phase == BACKWARD
-        or found.role == PARAMETER_GRAD
-        or (found.role == LOSS and not found.nan_count)
-    )
+    is_scaled_loss = answer.role == LOSS and not answer.nan_count
+    return answer.phase == BACKWARD or answer.role == PARAMETER_GRAD or is_scaled_loss
 
 
-def _keep_if_many_skipped(told: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:
+def _keep_if_many_skipped(answers: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:
     """Returns overflows of gradients that no optimizer used if there are many such steps: a lower scale is no help."""
-    if not told or not skipped.are_many(told[0].step):
+    if not answers or not skipped.are_many(answers[0].step):
         return []
-    count, last = skipped.count(told[0].step)
+    count, last = skipped.count(answers[0].step)
     hint = f"no optimizer used the gradients of {count} of the last {last} steps"
     remedy = (
         "they overflow at every scale of the GradScaler: use bfloat16, or compute what overflows in float32"
     )
-    return [replace(each, hint=hint, remedy=remedy) for each in told]
+    return [replace(answer, hint=hint, remedy=remedy) for answer in answers]
 
 
-def _is_expected(found: NonFinite) -> bool:
-    """Returns whether a gradient overflowed: a GradScaler that looks at it skips the step and lowers its scale.
+def _is_expected(answer: NonFinite) -> bool:
+    """Returns whether a gradient overflowed: a GradScaler that sees it skips the step and lowers its scale.
 
     NaN, and what is infinite at any scale, does not go away by that.
     """
-    return found.phase == BACKWARD and not found.nan_count and found.cause in (None, OVERFLOW)
+    return answer.phase == BACKWARD and not answer.nan_count and answer.cause in (None, OVERFLOW)

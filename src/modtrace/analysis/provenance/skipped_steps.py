@@ -1,6 +1,5 @@
 """Finds the steps in which no optimizer used the gradients, as where a GradScaler has found that they overflow."""
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -9,31 +8,29 @@ from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD
 from ...recording.triggers.skips import SKIPS_WINDOW, Use, are_many_skipped
 from ..tables.columns import Column, column_of, phase_codes
+from ..tables.one_step import IndexedTables
 from ..tables.op_rules import UNSCALES
 from ..tables.ops import bare_name
-from .indexed_tables import IndexedTables
 
 
 class SkippedSteps:
-    """The steps with a backward whose gradients no optimizer used, though one runs later, or a GradScaler looks on.
+    """The steps with a backward whose gradients no optimizer used, though one runs later, or a GradScaler is used.
 
     Where no optimizer ran after a step, the program may have stopped because of its gradients.
     """
 
-    def __init__(self, tables: IndexedTables, use: Use | None = None) -> None:
+    def __init__(self, run: IndexedTables, use: Use | None = None) -> None:
         """Reads nothing before it is asked.
 
         Args:
-            tables: the recording.
+            run: the recording.
             use: if it has a single step, what became of its gradients.
         """
-        self._tables = tables
+        self._run = run
         self._use = use
 
     def __contains__(self, step: int) -> bool:
-        if self._use is not None:
-            return self._use.skipped > 0
-        return bool(np.isin(step, self._skipped))
+        return self._use.skipped > 0 if self._use is not None else bool(np.isin(step, self._skipped))
 
     def count(self, step: int) -> tuple[int, int]:
         """Returns how many of the last steps up to one were skipped, and how many steps these are."""
@@ -53,29 +50,23 @@ class SkippedSteps:
 
     @cached_property
     def _trained(self) -> Column:
-        return np.union1d(self._find((GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD), BACKWARD), self._used)
+        return np.union1d(self._find(BACKWARD, GRAD_OUTPUT, GRAD_INPUT, PARAMETER_GRAD), self._used)
 
     @cached_property
     def _skipped(self) -> Column:
         unused: Column = np.setdiff1d(self._trained, self._used)
-        return unused if self._has_scaler() else unused[unused < self._used.max(initial=-1)]
+        names = self._run.data.table("ops")["name"].unique().to_pylist()
+        has_scaler = UNSCALES in map(bare_name, names)
+        return unused if has_scaler else unused[unused < self._used.max(initial=-1)]
 
     @cached_property
     def _used(self) -> Column:
         """The steps in which an optimizer ran: the gradients of parameters are measured when it begins."""
-        return self._find((PARAMETER_GRAD,), OPTIMIZER)
+        return self._find(OPTIMIZER, PARAMETER_GRAD)
 
-    def _has_scaler(self) -> bool:
-        names = self._tables.data.table("ops")["name"].unique().to_pylist()
-        return UNSCALES in map(bare_name, names)
-
-    def _find(self, roles: Sequence[str], phase: str) -> Column:
-        """Returns the steps with tensors of some roles, or with ops of a phase."""
-        data = self._tables.data
-        values, ops = data.table("values").select(["step", "site_id"]), data.table("ops")
-        by_role = column_of(values, "step")[
-            np.isin(column_of(values, "site_id"), self._tables.sites_of(*roles))
-        ]
-        by_phase = column_of(ops, "step")[phase_codes(ops["phase"]) == PHASES.index(phase)]
-        found: Column = np.union1d(by_role, by_phase)
-        return found
+    def _find(self, phase: str, *roles: str) -> Column:
+        """Returns the steps with ops of a phase, or with tensors of some roles."""
+        values, ops = self._run.data.table("values"), self._run.data.table("ops")
+        has_role = np.isin(column_of(values, "site_id"), self._run.sites_of(*roles))
+        has_phase = phase_codes(ops["phase"]) == PHASES.index(phase)
+        return np.asarray(np.union1d(column_of(values, "step")[has_role], column_of(ops, "step")[has_phase]))

@@ -4,31 +4,27 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
-from ..tables.columns import RowFinder, column_of
+from ..tables.columns import Column, RowFinder, column_of
+from ..tables.one_step import IndexedTables, OneStep
 from ..values.nonfinite import read_first_index
 from .earlier_steps import EarlierSteps
-from .indexed_tables import IndexedTables
-from .step_flow import StepFlow
 
 #: The columns of `values` that are read.
 _COLUMNS = (
     "site_id", "op_id", "order", "nan_count", "inf_count", "numel", "min", "max", "dtype", "count", "first_index",
     "shape",
 )  # fmt: skip
+_TENSOR_COLUMNS = ("tensor_id", "site_id", "producer_op", "slot", "shape", "storage", "version")
 
-#: At most so many views of views are followed back to their base.
+#: Views of views are followed back to their base through at most this many.
 _MOST_VIEWS = 8
 
-#: What a view has in common with what it shows, unless somebody wrote to it between.
-_MEMORY = itemgetter("storage", "version")
+_Row = Mapping[str, Any]
 
 
 class Counts(NamedTuple):
@@ -42,9 +38,8 @@ class Counts(NamedTuple):
     dtype: str
     first_index: tuple[int, ...] | None = None  # of the first NaN or infinite element
     order: int = 0  # of the measurement within its step
-    is_bound: bool = (
-        False  # `min` and `max` are of all that it may hold: an op has written to a part of it since
-    )
+    #: `min` and `max` are of all that it may hold: an op has written to a part of it since.
+    is_bound: bool = False
 
     @property
     def are_negative(self) -> bool:
@@ -53,34 +48,25 @@ class Counts(NamedTuple):
 
 
 class StepCounts:
-    """The measurements of the tensors of a step; numbers of ops and tensors are those of its `StepFlow`."""
+    """The measurements of the tensors of a step."""
 
-    def __init__(
-        self,
-        tables: IndexedTables,
-        data: RecordingData,
-        flow: StepFlow,
-        earlier: EarlierSteps,
-    ) -> None:
-        """Reads the step's rows of `values`.
-
-        Args:
-            tables: all of the recording.
-            data: the rows of the step.
-            flow: its ops.
-            earlier: what is known of the tensors of dropped steps.
-        """
-        self._tables = tables
+    def __init__(self, step: OneStep, earlier: EarlierSteps) -> None:
+        """Reads the step's rows of `values`; `earlier` is what is known of the tensors of dropped steps."""
+        self._run = step.run
+        self._step = step
         self._earlier_steps = earlier
-        self._flow = flow
+        self._sites: list[int] = step.tensors.site_id.tolist()
         self.outputs: dict[tuple[int, str], Counts] = {}  # by op and slot of its output
         #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
         self._leaves: dict[tuple[int, int | None], list[Counts]] = defaultdict(list)
-        row_of = {op: row for row, op in enumerate(flow.ops.op_id.tolist())}
-        for at, row in enumerate(_measured_rows(data.table("values").select(_COLUMNS))):
-            site = tables.sites.get(row["site_id"])
+        row_of = {op: row for row, op in enumerate(step.ops.op_id.tolist())}
+        measured = (
+            row for row in step.table("values").select(_COLUMNS).to_pylist() if row["count"] is not None
+        )
+        for number, row in enumerate(measured):
+            site = step.run.sites.get(row["site_id"])
             if site is not None and site.role == OP_OUTPUT:
-                op = row_of.get(row["op_id"], -2 - at)  # no other's if the op has no row
+                op = row_of.get(row["op_id"], -2 - number)  # no other's if the op has no row
                 self.outputs[op, site.slot] = _to_counts(row)
             else:
                 self._leaves[row["site_id"], row_of.get(row["op_id"])].append(_to_counts(row))
@@ -88,12 +74,12 @@ class StepCounts:
     @cached_property
     def has_lost_rows(self) -> bool:
         """True if an output is not finite whose op or tensor has no row, as in a recording of which a table is cut."""
-        returned = {(op, slot) for op, outputs in self._flow.returns.items() for slot, _ in outputs}
-        return any(key not in returned and (each.nan or each.inf) for key, each in self.outputs.items())
+        returned = {(op, slot) for op, outputs in self._step.returns.items() for slot, _ in outputs}
+        return any((one.nan or one.inf) and key not in returned for key, one in self.outputs.items())
 
     def of_output(self, tensor: int) -> Counts | None:
         """Returns what was measured of a tensor when an op of the step returned it; None if nothing was."""
-        tensors = self._flow.tensors
+        tensors = self._step.tensors
         return self.outputs.get((int(tensors.producer[tensor]), tensors.slots[tensors.slot[tensor]]))
 
     def of_leaf(self, tensor: int) -> Counts | None:
@@ -101,27 +87,26 @@ class StepCounts:
 
         Of what an op of an earlier step made, as a mask that is kept, that is what was measured then.
         """
-        return self._of_site(tensor) or self._earlier.get(int(self._flow.tensors.tensor_id[tensor]))
+        return self._of_site(tensor) or self._earlier.get(int(self._step.tensors.tensor_id[tensor]))
 
     def _of_site(self, tensor: int) -> Counts | None:
-        site = self._flow.sites[tensor]
-        if site is None:
-            return None
+        site = self._sites[tensor]
         op, nth = self._first_reads.get(tensor, (None, 0))
         read = self._leaves.get((site, op)) or self._leaves.get((site, None))
-        return read[min(nth, len(read) - 1)] if read else None
+        return read[min(nth, len(read) - 1)] if read and site >= 0 else None
 
     @cached_property
     def _first_reads(self) -> Mapping[int, tuple[int, int]]:
         """The op that read each tensor first, and how many others of the same site it read first before that."""
-        flow, found = self._flow, dict[int, tuple[int, int]]()
-        for op in flow.order:
-            before: dict[int | None, int] = defaultdict(int)
-            for _, tensor in flow.reads.get(op, ()):
-                if tensor not in found:
-                    found[tensor] = op, before[flow.sites[tensor]]
-                    before[flow.sites[tensor]] += 1
-        return found
+        first: dict[int, tuple[int, int]] = {}
+        for op in self._step.order:
+            before: dict[int, int] = defaultdict(int)
+            for _, tensor in self._step.reads.get(op, ()):
+                if tensor not in first:
+                    site = self._sites[tensor]
+                    first[tensor] = op, before[site]
+                    before[site] += 1
+        return first
 
     @cached_property
     def _earlier(self) -> Mapping[int, Counts]:
@@ -129,44 +114,64 @@ class StepCounts:
 
         Of a view that is what was measured of what it shows.
         """
-        leaves = np.flatnonzero(self._flow.tensors.producer < 0)
-        unknown = leaves[[self._of_site(tensor) is None for tensor in leaves.tolist()]]
-        found: dict[int, Counts] = {}
-        shown = {tensor: tensor for tensor in self._flow.tensors.tensor_id[unknown].tolist()}
+        tensors = self._step.tensors
+        leaves = [row for row in np.flatnonzero(tensors.producer < 0).tolist() if self._of_site(row) is None]
+        measured: dict[int, Counts] = {}
+        shown = {tensor: tensor for tensor in tensors.tensor_id[leaves].tolist()}
         for _ in range(_MOST_VIEWS):
             if not shown:
                 break
-            made = {row["tensor_id"]: row for row in self._read_tensors(set(shown.values()))}
-            outputs = dict(read_outputs(self._tables, {row["producer_op"] for row in made.values()}))
-            keys = {tensor: (made[each]["producer_op"], made[each]["slot"]) for tensor, each in shown.items()}
-            found |= {
-                tensor: outputs[key]
-                for tensor, key in keys.items()
-                if key in outputs and _is_of_all(outputs[key], made[shown[tensor]]["shape"])
-            }
-            leaves_read = self._find_leaves([row for row in made.values() if row["producer_op"] is None])
-            found |= {tensor: leaves_read[each] for tensor, each in shown.items() if each in leaves_read}
-            views = self._find_shown([made[each] for tensor, each in shown.items() if tensor not in found])
-            shown = {
-                tensor: views[each] for tensor, each in shown.items() if each in views and tensor not in found
-            }
-        return found
+            rows = self._find_rows("tensors", _TENSOR_COLUMNS, tensor_id=shown.values())
+            made = {row["tensor_id"]: row for row in rows}
+            counts = self._find_leaves([row for row in rows if row["producer_op"] is None])
+            outputs = dict(read_outputs(self._run, {row["producer_op"] for row in rows}))
+            for tensor, row in made.items():
+                output = outputs.get((row["producer_op"], row["slot"]))
+                if output is not None and _is_of_all(output, row["shape"]):
+                    counts[tensor] = output
+            measured |= {tensor: counts[one] for tensor, one in shown.items() if one in counts}
+            shown = {tensor: one for tensor, one in shown.items() if tensor not in measured}
+            views = self._find_shown([made[one] for one in shown.values()])
+            shown = {tensor: views[one] for tensor, one in shown.items() if one in views}
+        return measured
 
-    def _find_leaves(self, leaves: list[Mapping[str, Any]]) -> dict[int, Counts]:
+    def _find_leaves(self, leaves: list[_Row]) -> dict[int, Counts]:
         """Returns what was measured of tensors when an op first read them, if that op read no others of their site."""
-        ids = np.array([row["tensor_id"] for row in leaves], np.int64)
-        uses = self._tables.find("uses", ["tensor_id", "consumer_op"], tensor_id=ids).to_pylist()
+        uses = self._find_rows(
+            "uses", ("tensor_id", "consumer_op"), tensor_id=[row["tensor_id"] for row in leaves]
+        )
         first = {
-            each["tensor_id"]: each["consumer_op"]
-            for each in reversed(uses)
-            if each["consumer_op"] is not None
+            use["tensor_id"]: use["consumer_op"] for use in reversed(uses) if use["consumer_op"] is not None
         }
         measured: dict[tuple[int, int], list[Counts]] = defaultdict(list)
-        op_ids = np.array(sorted(set(first.values())), np.int64)
-        for row in _measured_rows(self._tables.find("values", _COLUMNS, op_id=op_ids)):
-            measured[row["site_id"], row["op_id"]].append(_to_counts(row))
+        for row in self._find_rows("values", _COLUMNS, op_id=first.values()):
+            if row["count"] is not None:
+                measured[row["site_id"], row["op_id"]].append(_to_counts(row))
         read = {row["tensor_id"]: measured[row["site_id"], first.get(row["tensor_id"], -1)] for row in leaves}
         return {tensor: counts[0] for tensor, counts in read.items() if len(counts) == 1}
+
+    def _find_shown(self, views: list[_Row]) -> dict[int, int]:
+        """Returns of tensors that are views what they show: tensors that their ops read, and did not write to."""
+        ops = [row["producer_op"] for row in views if row["producer_op"] is not None]
+        uses = self._find_rows("uses", ("consumer_op", "tensor_id"), consumer_op=ops)
+        rows = self._find_rows("tensors", _TENSOR_COLUMNS, tensor_id={use["tensor_id"] for use in uses})
+        read = {row["tensor_id"]: row for row in rows}
+        by_op = defaultdict(list)
+        for use in uses:
+            if use["tensor_id"] in read:  # a table that was cut may lack it
+                by_op[use["consumer_op"]].append(read[use["tensor_id"]])
+        return {
+            view["tensor_id"]: other["tensor_id"]
+            for view in views
+            for other in by_op[view["producer_op"]]
+            if view["storage"] is not None
+            and view["tensor_id"] != other["tensor_id"]
+            and (view["storage"], view["version"]) == (other["storage"], other["version"])
+        }
+
+    def _find_rows(self, name: str, columns: Sequence[str], **wanted: Collection[int]) -> list[_Row]:
+        ids = {column: np.array([*numbers], np.int64) for column, numbers in wanted.items()}
+        return list(self._run.find(name, columns, **ids).to_pylist())
 
     @cached_property
     def dropped(self) -> frozenset[int]:
@@ -174,12 +179,13 @@ class StepCounts:
 
         With `keep_last` only the last steps are there.
         """
-        of_step = self._flow.tensors
-        rows = self._tables.find("tensors", ["tensor_id", "producer_op"], tensor_id=of_step.tensor_id)
+        tensor_id = self._step.tensors.tensor_id
+        rows = self._run.find("tensors", ["tensor_id", "producer_op"], tensor_id=tensor_id)
         made_by = column_of(rows, "producer_op")
-        known = column_of(self._tables.find("ops", ["op_id"], op_id=made_by), "op_id")
-        dropped = column_of(rows, "tensor_id")[(made_by >= 0) & ~np.isin(made_by, known)]
-        return frozenset(np.flatnonzero(np.isin(of_step.tensor_id, dropped)).tolist())
+        is_dropped = (made_by >= 0) & ~self._are_known("ops", "op_id", made_by)
+        return frozenset(
+            np.flatnonzero(np.isin(tensor_id, column_of(rows, "tensor_id")[is_dropped])).tolist()
+        )
 
     @cached_property
     def reads_dropped(self) -> Mapping[int, list[int]]:
@@ -187,67 +193,41 @@ class StepCounts:
 
         What is known to be finite is left out.
         """
-        ops = self._flow.ops.op_id
-        uses = self._tables.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops)
-        read = column_of(uses, "tensor_id")
-        known = column_of(self._tables.find("tensors", ["tensor_id"], tensor_id=read), "tensor_id")
-        op = RowFinder(ops)(column_of(uses, "consumer_op"))
-        found: dict[int, list[int]] = {}
-        for at in np.flatnonzero((op >= 0) & ~np.isin(read, known)).tolist():
-            if not self._earlier_steps.is_finite(int(read[at])):
-                found.setdefault(int(op[at]), []).append(int(read[at]))
-        return found
+        ops = self._step.ops.op_id
+        uses = self._run.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops)
+        read, op = column_of(uses, "tensor_id"), RowFinder(ops)(column_of(uses, "consumer_op"))
+        dropped: dict[int, list[int]] = {}
+        for row in np.flatnonzero((op >= 0) & ~self._are_known("tensors", "tensor_id", read)).tolist():
+            if not self._earlier_steps.is_finite(int(read[row])):
+                dropped.setdefault(int(op[row]), []).append(int(read[row]))
+        return dropped
+
+    def _are_known(self, name: str, column: str, ids: Column) -> Column:
+        return np.isin(ids, column_of(self._run.find(name, [column], **{column: ids}), column))
 
     def describe_dropped(self, op: int) -> str | None:
         """Returns what made the values of a tensor of a dropped step that an op reads; None if that is not known."""
         read = self.reads_dropped.get(op, ())
         return next(filter(None, map(self._earlier_steps.describe, read)), None)
 
-    def _find_shown(self, views: list[Mapping[str, Any]]) -> dict[int, int]:
-        """Returns of tensors that are views what they show: tensors that their ops read, and did not write to."""
-        ops = np.array([row["producer_op"] for row in views if row["producer_op"] is not None], np.int64)
-        uses = self._tables.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops).to_pylist()
-        read = {row["tensor_id"]: row for row in self._read_tensors({each["tensor_id"] for each in uses})}
-        by_op = defaultdict(list)
-        for each in uses:
-            if each["tensor_id"] in read:  # a table that was cut may lack it
-                by_op[each["consumer_op"]].append(read[each["tensor_id"]])
-        return {
-            view["tensor_id"]: other["tensor_id"]
-            for view in views
-            for other in by_op[view["producer_op"]]
-            if view["storage"] is not None and _MEMORY(view) == _MEMORY(other) and view is not other
-        }
-
-    def _read_tensors(self, tensor_ids: Collection[int]) -> list[Mapping[str, Any]]:
-        columns = ("tensor_id", "site_id", "producer_op", "slot", "shape", "storage", "version")
-        rows: list[Mapping[str, Any]] = self._tables.find(
-            "tensors", columns, tensor_id=np.array(list(tensor_ids), np.int64)
-        ).to_pylist()
-        return rows
-
 
 def read_outputs(
-    tables: IndexedTables, op_ids: Collection[int | None]
+    run: IndexedTables, op_ids: Collection[int | None]
 ) -> Iterator[tuple[tuple[int, str], Counts]]:
     """Yields the measurements of the outputs of ops, each with the id of the op and the slot."""
-    ops = np.array([each for each in op_ids if each is not None], np.int64)
-    for row in _measured_rows(tables.find("values", _COLUMNS, op_id=ops)):
-        site = tables.sites.get(row["site_id"])
-        if site is not None and site.role == OP_OUTPUT:
+    ops = np.array([op for op in op_ids if op is not None], np.int64)
+    for row in run.find("values", _COLUMNS, op_id=ops).to_pylist():
+        site = run.sites.get(row["site_id"])
+        if row["count"] is not None and site is not None and site.role == OP_OUTPUT:
             yield (row["op_id"], site.slot), _to_counts(row)
 
 
-def _measured_rows(values: pa.Table) -> Iterator[Mapping[str, Any]]:
-    return (row for row in values.to_pylist() if row["count"] is not None)
-
-
 def _is_of_all(counts: Counts, shape: Sequence[int]) -> bool:
-    """Returns whether a measurement tells of a tensor: an op that wrote to a part of it may have left it finite."""
+    """Returns whether a measurement describes a tensor: an op that wrote to a part of it may have left it finite."""
     return counts.numel >= math.prod(shape) or counts.nan + counts.inf > 0
 
 
-def _to_counts(row: Mapping[str, Any]) -> Counts:
+def _to_counts(row: _Row) -> Counts:
     return Counts(
         nan=row["nan_count"],
         inf=row["inf_count"],

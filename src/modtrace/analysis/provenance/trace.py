@@ -1,12 +1,12 @@
 """Follows NaN and infinite values through the ops of one step, from what made them to what reads them."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, INPUT, LEAF, OPTIMIZER_STATE, PARAMETER
+from ..tables.one_step import OneStep
 from ..tables.op_rules import (
     AVERAGES,
     CARRIERS,
@@ -26,12 +26,9 @@ from ..tables.op_rules import (
     holds_nan,
     is_attention,
 )  # fmt: skip
-from ..tables.sites import Site
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
-from .indexed_tables import IndexedTables
-from .memory import BAD, CLEAN, MEANT, UNSEEN, Finiteness, Memory, join
+from .memory import BAD, CLEAN, MEANT, UNSEEN, Finiteness, Memory, join_states
 from .step_counts import Counts, StepCounts
-from .step_flow import StepFlow
 
 _BACKWARD, _OPTIMIZER = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
 
@@ -79,13 +76,17 @@ class Origin:
 class Trace:
     """What came up in a step, in the order of the ops."""
 
-    flow: StepFlow
+    step: OneStep
     counts: StepCounts
     events: list[Origin]
     memory: Memory  # at the end of the step
-    unscales: bool  # a GradScaler looks at the gradients of this step
     ends: list["End"]
     returns_meant: bool  # the outermost calls returned infinities that are meant, and no others
+
+    @property
+    def unscales(self) -> bool:
+        """Whether a GradScaler looks at the gradients of this step."""
+        return UNSCALES in self.step.bare_names
 
 
 class End(NamedTuple):
@@ -95,26 +96,28 @@ class End(NamedTuple):
     is_returned: bool = False  # by an outermost call
 
 
-def trace_step(tables: IndexedTables, flow: StepFlow, counts: StepCounts) -> Trace:
+#: The slot and the tensor of each read of an op, with what the tensor holds.
+_Inputs = list[tuple[str, int, Finiteness]]
+
+
+def trace_step(step: OneStep, counts: StepCounts) -> Trace:
     """Returns the origins of the step's NaN and infinite values, without intended ones."""
-    tracer = _Tracer(tables.sites, flow, counts)
-    for op in flow.order:
+    tracer = _Tracer(step, counts)
+    for op in step.order:
         tracer.visit(op)
     tracer.close()
-    unscales = UNSCALES in flow.bare_names
-    return Trace(flow, counts, tracer.events, tracer.memory, unscales, tracer.ends, tracer.returns_meant)
+    return Trace(step, counts, tracer.events, tracer.memory, tracer.ends, tracer.returns_meant)
 
 
 class _Tracer:
-    """Knows at every op what the memory of the step holds."""
+    """Follows the ops of a step, and what its memory holds at each."""
 
-    def __init__(self, sites: Mapping[int, Site], flow: StepFlow, counts: StepCounts) -> None:
+    def __init__(self, step: OneStep, counts: StepCounts) -> None:
         self.events: list[Origin] = []
-        self._sites = sites
-        self._flow = flow
-        self._names = flow.bare_names
+        self._step = step
+        self._names = step.bare_names
         self._counts = counts
-        self.memory = Memory(flow)
+        self.memory = Memory(step)
         self._leaves: set[int] = set()  # that some op has read
         self._meant: list[Origin] = []
         self._accused: dict[int, int] = {}  # of those, the numbers of the events that they have become
@@ -124,13 +127,13 @@ class _Tracer:
 
     def visit(self, op: int) -> None:
         """Follows what one op reads into what it returns."""
-        reads = () if self._names[op] in SHAPES_ONLY else self._flow.reads.get(op, ())
+        reads = () if self._names[op] in SHAPES_ONLY else self._step.reads.get(op, ())
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
-        worst = join(state for _, _, state in inputs)
+        worst = join_states(state for _, _, state in inputs)
         if op in self._counts.reads_dropped:
             worst = max(worst, Finiteness(UNSEEN))
-            if self._flow.is_view[op]:  # the next ops may read other parts of it
-                for _, tensor in self._flow.returns.get(op, ()):
+            if self._step.is_view[op]:  # the next ops may read other parts of it
+                for _, tensor in self._step.returns.get(op, ()):
                     self.memory.doubt(tensor)
         is_bad = self._visit_outputs(op, inputs, worst)
         for event in map(self.events.__getitem__, sorted(worst.origins)):
@@ -145,12 +148,12 @@ class _Tracer:
 
     def _note_end(self, op: int, worst: Finiteness) -> None:
         """Notes that values came to a loss, or to what an optimizer reads."""
-        phase = int(self._flow.ops.phase[op])
+        phase = int(self._step.ops.phase[op])
         if phase == _OPTIMIZER:
             self._end(worst)
-        elif self._flow.name_op(op) == SEED and phase < 0:
-            for _, tensor in self._flow.reads.get(op, ()):
-                self._end(self._accuse_meant(self.memory.look(tensor)))
+        elif self._step.name_op(op) == SEED and phase < 0:
+            for _, tensor in self._step.reads.get(op, ()):
+                self._end(self._accuse_meant(self.memory.read(tensor)))
 
     def _accuse_meant(self, state: Finiteness) -> Finiteness:
         """Returns the state of what holds an infinity that was meant elsewhere, and is not meant there."""
@@ -169,75 +172,75 @@ class _Tracer:
 
     def close(self) -> None:
         """Notes at the end of the step what its gradients, parameters, buffers and returned tensors hold."""
-        flow = self._flow
+        step = self._step
         read_in_backward = {
             tensor
-            for op, reads in flow.reads.items()
-            if flow.ops.phase[op] == _BACKWARD
+            for op, reads in step.reads.items()
+            if step.ops.phase[op] == _BACKWARD
             for _, tensor in reads
         }
         for tensor, state in self._gradients:
             if tensor not in read_in_backward:
                 self._end(state)
-        roles = [self._role_of(tensor) for tensor in range(len(flow.sites))]
+        roles = [self._role_of(tensor) for tensor in range(len(step.sites))]
         for tensor, role in enumerate(roles):
             if role in MODEL_STATE:
                 self._end(self._without_source(tensor))
-        for tensor in [*flow.given, *(tensor for tensor, role in enumerate(roles) if role == INPUT)]:
-            for origin in self.memory.look(tensor).origins:
+        for tensor in [*step.given, *(tensor for tensor, role in enumerate(roles) if role == INPUT)]:
+            for origin in self.memory.read(tensor).origins:
                 event = self.events[origin]
                 event.given = tensor if event.given is None else event.given
-        returned = [self.memory.look(tensor) for tensor in flow.returned]
+        returned = [self.memory.read(tensor) for tensor in step.returned]
         for state in returned:
             self._end(state, is_returned=True)
         self.returns_meant = max((state.kind for state in returned), default=CLEAN) == MEANT
 
     def _role_of(self, tensor: int) -> str | None:
-        number = self._flow.sites[tensor]
-        site = None if number is None else self._sites.get(number)
+        site = self._step.sites[tensor]
         return None if site is None else site.role
 
     def _without_source(self, tensor: int) -> Finiteness:
         """Returns what a parameter or buffer holds, unless it has held it before."""
-        state = self.memory.look(tensor)
-        held = {each for each in state.origins if self.events[each].tensor == tensor}
-        return Finiteness() if held else state
+        state = self.memory.read(tensor)
+        has_held = any(self.events[origin].tensor == tensor for origin in state.origins)
+        return Finiteness() if has_held else state
 
     def _has_integers(self, op: int) -> bool:
         """Returns whether what an op returns cannot be NaN, because it is boolean or holds integers."""
-        returned = self._flow.returns.get(op, ())
-        return bool(returned) and not any(self._flow.is_float(tensor) for _, tensor in returned)
+        returned = self._step.returns.get(op, ())
+        return bool(returned) and not any(self._step.is_float(tensor) for _, tensor in returned)
 
-    def _visit_outputs(self, op: int, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness) -> bool:
-        if self._flow.name_op(op).startswith("profiler."):
+    def _visit_outputs(self, op: int, inputs: _Inputs, worst: Finiteness) -> bool:
+        if self._step.name_op(op).startswith("profiler."):
             return False
         is_bad, measured = False, set()
-        for slot, tensor in self._flow.returns.get(op, ()):
+        for slot, tensor in self._step.returns.get(op, ()):
             # What an op in place returns comes first. What follows is the base of that view, as later ops read it.
             state = None if slot in measured else self._judge(op, slot, tensor, inputs, worst)
             if (op, slot) in self._counts.outputs:
                 measured.add(slot)
             if state is not None:  # else a view: what it shows is in memory already
                 self.memory.write(tensor, state)
-                is_loaded = self._flow.ops.phase[op] < 0 and self._role_of(tensor) in MODEL_STATE
+                is_loaded = self._step.ops.phase[op] < 0 and self._role_of(tensor) in MODEL_STATE
                 for event in map(self.events.__getitem__, state.origins):
                     event.unread.setdefault(self.memory.storage_of(tensor), []).append(tensor)
                     event.loaded = tensor if is_loaded and event.loaded is None else event.loaded
-            held = self.memory.look(tensor) if state is None else state
+            held = self.memory.read(tensor) if state is None else state
             is_bad |= held.kind == BAD
-            if held.kind == BAD and self._flow.ops.phase[op] == _BACKWARD:
+            if held.kind == BAD and self._step.ops.phase[op] == _BACKWARD:
                 self._gradients.append((tensor, held))
         return is_bad
 
     def _mark_read(self, event: Origin, read: list[int]) -> None:
         for other in read:
-            unread = event.unread.pop(self.memory.storage_of(other), [])
-            unread = [each for each in unread if not self.memory.do_overlap(each, other)]
+            storage = self.memory.storage_of(other)
+            unread = event.unread.pop(storage, [])
+            unread = [tensor for tensor in unread if not self.memory.do_overlap(tensor, other)]
             if unread:
-                event.unread[self.memory.storage_of(other)] = unread
+                event.unread[storage] = unread
 
     def _judge(
-        self, op: int, slot: str, tensor: int, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
+        self, op: int, slot: str, tensor: int, inputs: _Inputs, worst: Finiteness
     ) -> Finiteness | None:
         """Returns what an op has left in what it returned; None if it has written nothing."""
         name, counts = self._names[op], self._counts.outputs.get((op, slot))
@@ -248,8 +251,8 @@ class _Tracer:
             return self._judge_unmeasured(op, tensor, worst)
         if not counts.nan and not counts.inf:
             return Finiteness()
-        if self._flow.is_internal[tensor]:
-            return self._look_at_first(op)
+        if self._step.is_internal[tensor]:
+            return self._judge_internal(op)
         masks = self._find_masks(name, inputs, worst) if counts.nan else frozenset()
         if worst.kind == BAD and not masks:
             if counts.nan and not worst.others:
@@ -270,27 +273,27 @@ class _Tracer:
         return Finiteness(MEANT, len(self._meant) - 1)
 
     def _judge_unmeasured(self, op: int, tensor: int, worst: Finiteness) -> Finiteness | None:
-        if self._flow.shown_by(tensor) is not None:
+        if self._step.find_shown(tensor) is not None:
             return None
-        if worst.kind == BAD and self._flow.holds_numbers(tensor):
+        if worst.kind == BAD and self._step.holds_numbers(tensor):
             return worst
         if (meant := self._find_meant(op, self._names[op], [], worst)) is not None:
             return meant
-        is_known = self._names[op] in SHAPES_ONLY or not self._flow.holds_numbers(tensor)
+        is_known = self._names[op] in SHAPES_ONLY or not self._step.holds_numbers(tensor)
         return Finiteness() if is_known else Finiteness(UNSEEN, tensor)
 
-    def _blame(self, made: Origin, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness) -> Origin:
+    def _blame(self, made: Origin, inputs: _Inputs, worst: Finiteness) -> Origin:
         """Returns the event of an op that returned bad values and read none that are known to be bad."""
         name = self._names[made.op]
         if worst.kind == UNSEEN:
             if worst.origin >= 0:
                 self.memory.write(worst.origin, Finiteness(BAD, len(self.events)))
             return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
-        args = self._flow.args[made.op]
+        args = self._step.op_args[made.op]
         is_constant = holds_nan(args) or holds_infinity(args)
         if worst.kind == CLEAN and made.counts.nan and not is_constant:
-            found = (self.memory.find_unwritten(tensor) for _, tensor, _ in inputs)
-            unwritten = next((tensor for tensor in found if tensor is not None), None)
+            memory = (self.memory.find_unwritten(tensor) for _, tensor, _ in inputs)
+            unwritten = next((tensor for tensor in memory if tensor is not None), None)
             if name in NEVER_NAN or (name in AVERAGES and unwritten is not None):
                 return replace(made, kind=FIRST_SEEN, unwritten=unwritten)
         # What is bad of what it read is a mask.
@@ -310,25 +313,21 @@ class _Tracer:
         counts = self._counts.of_output(tensor)
         return counts is not None and counts.max == math.inf
 
-    def _find_masks(
-        self, name: str, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
-    ) -> frozenset[int]:
+    def _find_masks(self, name: str, inputs: _Inputs, worst: Finiteness) -> frozenset[int]:
         """Returns the events whose -inf a softmax reads, if it reads no others: of NaN a row is masked in full."""
         is_softmax = name in SOFTMAX or is_attention(name)
-        are_masks = all(self.events[each].is_mask(self._names) for each in worst.origins)
+        are_masks = all(self.events[origin].is_mask(self._names) for origin in worst.origins)
         reads_infinity = any(self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD)
         return worst.origins if is_softmax and are_masks and not reads_infinity else frozenset()
 
-    def _look_at_first(self, op: int) -> Finiteness:
+    def _judge_internal(self, op: int) -> Finiteness:
         """Returns what the first output of an op holds if it is bad; else what others hold on purpose."""
-        first = self.memory.look(self._flow.returns[op][0][1])
+        first = self.memory.read(self._step.returns[op][0][1])
         return first if first.kind == BAD else Finiteness(MEANT)
 
-    def _find_meant(
-        self, op: int, name: str, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
-    ) -> Finiteness | None:
+    def _find_meant(self, op: int, name: str, inputs: _Inputs, worst: Finiteness) -> Finiteness | None:
         """Returns the intended infinities that an op passes on; None if its output is not known to be intended."""
-        if name in FILLS and holds_infinity(self._flow.args[op]):
+        if name in FILLS and holds_infinity(self._step.op_args[op]):
             return Finiteness(MEANT)
         if (
             worst.kind == UNSEEN
@@ -342,21 +341,20 @@ class _Tracer:
 
     def _read(self, tensor: int, op: int, slot: str) -> Finiteness:
         """Returns what a tensor holds when an op reads it."""
-        if self._flow.tensors.producer[tensor] < 0 and tensor not in self._leaves:
+        if self._step.tensors.producer[tensor] < 0 and tensor not in self._leaves:
             self._leaves.add(tensor)
             state = self._judge_leaf(tensor, op, slot)
             if state.kind != CLEAN:
                 self.memory.write(tensor, state)
-        return self.memory.look(tensor)
+        return self.memory.read(tensor)
 
     def _judge_leaf(self, tensor: int, op: int, slot: str) -> Finiteness:
         counts = self._counts.of_leaf(tensor)
         if counts is None:
-            return Finiteness(UNSEEN, tensor) if self._flow.holds_numbers(tensor) else Finiteness()
+            return Finiteness(UNSEEN, tensor) if self._step.holds_numbers(tensor) else Finiteness()
         if not (counts.nan or counts.inf):
             return Finiteness()
-        site = self._sites.get(-1 if (number := self._flow.sites[tensor]) is None else number)
-        role = site.role if site else None
+        role = self._role_of(tensor)
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
             # A mask, or a constant: who writes NaN into a tensor is the one to name.
             return self._note_meant(Origin(SOURCE, op, slot, tensor, counts))

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from builders import RecordingBuilder
-from modtrace.analysis.provenance.indexed_tables import IndexedTables
+from modtrace.analysis.tables.one_step import IndexedTables, OneStep
 from modtrace.recording.arrow.batches import to_batch
 
 
@@ -65,7 +65,7 @@ def test_step_has_its_calls_and_all_of_an_earlier_step_to_which_it_refers() -> N
         calls.append(build.call(net, 100 * step, 100 * step + 90))
     build.step(3, 300, 399)
     build.gradient(calls[1], [1.0])
-    data = IndexedTables(build.data()).of_step(3)
+    data = OneStep(IndexedTables(build.data()), 3)
     assert data.table("steps")["step"].to_pylist() == [3]
     assert data.table("calls")["call_id"].to_pylist() == [calls[1]]
     assert data.table("values")["step"].to_pylist() == [3]

@@ -1,0 +1,365 @@
+"""Reads a recording one step at a time: of a batch that has no row of the step, nothing is read."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.meta import RunMeta
+from ...recording.phase import FORWARD, PHASES
+from ...recording.protocols import RecordingData
+from ...recording.raw_tensor import RawTensor
+from .calls import outermost_calls
+from .columns import Bools, Column, RowFinder, Rows, column_of, ranges
+from .op_flow import OpFlow, read_op_flow
+from .op_rules import PLAIN
+from .ops import PlacedCalls, StepOps, bare_name, read_step_ops
+from .sites import Site, read_sites
+from .tensors import Tensors
+
+#: At most this many batches stay sorted by a column: those of one step, and of the next.
+_MOST_SORTED = 64
+
+
+class IndexedTables:
+    """Finds rows of a recording by ids, and the rows of a step."""
+
+    def __init__(self, data: RecordingData) -> None:
+        self.data = data
+        self._batches_of = cache(lambda name: _Batches(data.table(name)))
+        self._sites_of = cache(self._find_sites)
+
+    @cached_property
+    def sites(self) -> dict[int, Site]:
+        """The sites of the recording by their ids."""
+        return read_sites(self.data)
+
+    @cached_property
+    def has_lines(self) -> bool:
+        """True if lines of the program were recorded for ops."""
+        lines = self.data.table("ops")["source"]
+        return bool(lines.null_count < len(lines))
+
+    def sites_of(self, *roles: str) -> Column:
+        """Returns the ids of the sites at which tensors of some roles are seen."""
+        return self._sites_of(roles)
+
+    def _find_sites(self, roles: tuple[str, ...]) -> Column:
+        return np.array([number for number, site in self.sites.items() if site.role in roles], np.int64)
+
+    def find(self, name: str, columns: Sequence[str] | None = None, **wanted: Column) -> pa.Table:
+        """Returns the rows of a table in their order which have one of some ids in one of some columns.
+
+        Args:
+            name: the name of the table.
+            columns: what is read of them; None for all.
+            **wanted: by columns, the ids; -1 is none.
+        """
+        table = self._batches_of(name)
+        rows = [table.find(column, np.unique(ids[ids >= 0])) for column, ids in wanted.items()]
+        return table.take(np.unique(np.concatenate(rows)), columns)
+
+    def find_op(self, op_id: int) -> Mapping[str, Any] | None:
+        """Returns the row of an op; None if it is not in the recording."""
+        rows: list[Mapping[str, Any]] = self.find("ops", op_id=np.array([op_id])).to_pylist()
+        return rows[0] if rows else None
+
+    def find_writer(self, tensor_id: int) -> Mapping[str, Any] | None:
+        """Returns the row of the op that wrote a tensor; None if none did that is in the recording."""
+        written_by = self.find("tensors", ["producer_op"], tensor_id=np.array([tensor_id]))
+        rows: list[Mapping[str, Any]] = self.find(
+            "ops", op_id=column_of(written_by, "producer_op")
+        ).to_pylist()
+        return rows[0] if rows else None
+
+
+class MemoryRegion(NamedTuple):
+    """The memory of a tensor, in elements: those from `start` up to `stop`, all of them if it is dense."""
+
+    storage: int | None
+    start: int
+    stop: int
+    is_dense: bool
+
+
+class Argument(NamedTuple):
+    """An argument of a call: its place among the arguments, as `[0]`."""
+
+    call: int
+    slot: str
+
+
+class OneStep:
+    """The rows of one step, with the calls and tensors of earlier steps to which they refer.
+
+    Numbers of ops are rows of `ops`, numbers of tensors rows of `tensors`. Only a step with ops has these.
+    """
+
+    def __init__(self, run: IndexedTables, number: int) -> None:
+        self.run = run
+        self.number = number
+        self._tables: dict[str, pa.Table] = {}
+
+    @property
+    def meta(self) -> RunMeta:
+        """The metadata of the recording."""
+        return self.run.data.meta
+
+    def tensor(self, blob: str) -> RawTensor:
+        """Returns a whole tensor."""
+        return self.run.data.tensor(blob)
+
+    def table(self, name: str) -> pa.Table:
+        """Returns the rows of a table."""
+        if name not in self._tables:
+            self._tables[name] = self._read(name)
+        return self._tables[name]
+
+    def _read(self, name: str) -> pa.Table:
+        find, step = self.run.find, np.array([self.number])
+        if name == "calls":
+            return find("calls", step=np.union1d(step, self._find_steps_referred_to()))
+        if name == "uses":
+            returned = outermost_calls(self.table("calls"))
+            return find("uses", consumer_op=column_of(self.table("ops"), "op_id"), consumer_call=returned)
+        if name == "tensors":
+            read = column_of(self.table("uses"), "tensor_id")
+            return find("tensors", tensor_id=read, producer_op=column_of(self.table("ops"), "op_id"))
+        return find(name, step=step) if name in ("steps", "ops", "values") else self.run.data.table(name)
+
+    def _find_steps_referred_to(self) -> Column:
+        """Returns the steps of the calls that a backward, a recompute, an op or a value of this step belongs to."""
+        calls = self.run.find("calls", ["forward_call_id", "recompute_of"], step=np.array([self.number]))
+        referred = [column_of(calls, name) for name in calls.column_names]
+        referred += [column_of(self.table(name), "call_id") for name in ("ops", "values")]
+        found = self.run.find("calls", ["step"], call_id=np.unique(np.concatenate(referred)))
+        return column_of(found, "step")
+
+    def is_of(self, *roles: str) -> Bools:
+        """Returns which rows of `values` have one of these roles."""
+        return np.isin(column_of(self.table("values"), "site_id"), self.run.sites_of(*roles))
+
+    def find_site(self, row: int) -> Site | None:
+        """Returns the site of a row of `values`."""
+        return self.run.sites.get(self.table("values")["site_id"][row].as_py())
+
+    @cached_property
+    def ops(self) -> StepOps:
+        """The ops, each with its call and its place."""
+        return read_step_ops(self, step=self.number, inside=True)
+
+    @property
+    def placed(self) -> PlacedCalls:
+        """The calls."""
+        return self.ops.placed
+
+    @cached_property
+    def _outermost(self) -> Rows:
+        calls = self.placed.calls
+        return np.flatnonzero((calls.parent < 0) & (calls.phase == PHASES.index(FORWARD)) & calls.in_step)
+
+    @cached_property
+    def flow(self) -> OpFlow:
+        """What the ops read and return, and what the outermost forward calls are given and return."""
+        outermost = self.placed.calls.call_id[self._outermost]
+        return read_op_flow(self, op_id=self.ops.op_id, call_id=outermost)
+
+    @property
+    def tensors(self) -> Tensors:
+        """What the ops read and return."""
+        return self.flow.tensors
+
+    @property
+    def reads(self) -> Mapping[int, list[tuple[str, int]]]:
+        """The slot and the tensor of each read, by op."""
+        return self.flow.reads_by_op
+
+    @property
+    def returns(self) -> Mapping[int, list[tuple[str, int]]]:
+        """The slot and the tensor of each output, by op."""
+        return self.flow.returns_by_op
+
+    @cached_property
+    def readers(self) -> Mapping[int, list[int]]:
+        """The ops that read each tensor."""
+        readers: dict[int, list[int]] = defaultdict(list)
+        for op, reads in self.reads.items():
+            for _, tensor in reads:
+                readers[tensor].append(op)
+        return readers
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The ops in the order in which they began."""
+        order: list[int] = np.lexsort((self.ops.op_id, self.ops.start_ns)).tolist()
+        return order
+
+    @cached_property
+    def op_args(self) -> list[str]:
+        """The template of each op's arguments."""
+        return list(self.table("ops")["args"].to_pylist())
+
+    @cached_property
+    def forward_op(self) -> list[int | None]:
+        """Of a backward op the id, not the number, of its forward op, which may be of an earlier step."""
+        return list(self.table("ops")["forward_op_id"].to_pylist())
+
+    @cached_property
+    def is_view(self) -> list[bool]:
+        """Of each op: whether it returned views of what it read."""
+        return list(self.table("ops")["is_view"].to_pylist())
+
+    @cached_property
+    def bare_names(self) -> list[str]:
+        """The name of each op without namespace and overload."""
+        of_code = [bare_name(name) for name in self.ops.names]
+        return [of_code[code] for code in self.ops.name.tolist()]
+
+    @cached_property
+    def regions(self) -> list[MemoryRegion]:
+        """The memory of each tensor."""
+        columns = (self.tensors.table[name].to_pylist() for name in ("storage", "offset", "shape", "stride"))
+        return [_to_region(*values) for values in zip(*columns, strict=True)]
+
+    @cached_property
+    def versions(self) -> list[int]:
+        """The version of each tensor's memory; 0 where none is known."""
+        return [version or 0 for version in self.tensors.table["version"].to_pylist()]
+
+    @cached_property
+    def sites(self) -> list[Site | None]:
+        """The site of each tensor that no op has made, or that is a parameter or buffer."""
+        return [self.run.sites.get(number) for number in self.tensors.site_id.tolist()]
+
+    @cached_property
+    def is_internal(self) -> list[bool]:
+        """Of each tensor: whether only the backward of its own op reads it; see `OpFlow.find_internal`."""
+        forward = np.array([-1 if op is None else op for op in self.forward_op], np.int64)
+        internal: list[bool] = self.flow.find_internal(RowFinder(self.ops.op_id)(forward)).tolist()
+        return internal
+
+    @cached_property
+    def returned(self) -> frozenset[int]:
+        """The tensors that the outermost forward calls have returned."""
+        return frozenset(self.flow.returned.tensor.tolist())
+
+    @cached_property
+    def given(self) -> Mapping[int, Argument]:
+        """The tensors that these calls were given, and to which first."""
+        flow, given = self.flow, self.flow.given
+        columns = self._outermost[given.call], given.tensor, given.slot
+        arguments: dict[int, Argument] = {}
+        for call, tensor, slot in zip(*(column.tolist() for column in columns), strict=True):
+            arguments.setdefault(tensor, Argument(call, flow.slots[slot].removeprefix("input")))
+        return arguments
+
+    def find_shown(self, tensor: int) -> int | None:
+        """Returns what a view shows, a tensor that its op read; None if the op wrote to it, or made a new one."""
+        storage = self.regions[tensor].storage
+        for _, other in self.reads.get(int(self.tensors.producer[tensor]), ()):
+            is_shared = storage is not None and self.regions[other].storage == storage
+            if is_shared and self.versions[tensor] <= self.versions[other]:
+                return other
+        return None
+
+    def find_leaf(self, tensor: int) -> int | None:
+        """Returns the tensor that no op has made of which a tensor is a view or a copy; None if an op made it."""
+        while (producer := int(self.tensors.producer[tensor])) >= 0:
+            reads = self.reads.get(producer, ())
+            if not reads or not (self.is_view[producer] or self.bare_names[producer] in PLAIN):
+                return None
+            tensor = reads[0][1]
+        return tensor
+
+    def is_float(self, tensor: int) -> bool:
+        """Returns whether a tensor holds real or complex numbers, as far as its dtype is known."""
+        dtype = self.tensors.dtypes[tensor]
+        return dtype is None or dtype.startswith(("float", "bfloat", "complex"))
+
+    def holds_numbers(self, tensor: int) -> bool:
+        """Returns whether a tensor has elements that can be NaN."""
+        return self.is_float(tensor) and 0 not in self.tensors.shapes[tensor]
+
+    def name_op(self, op: int) -> str:
+        """Returns the full name of an op: `aten._softmax.default`."""
+        return self.ops.names[int(self.ops.name[op])]
+
+    def describe_op(self, op: int) -> str:
+        """Returns what ran where: `softmax in blocks.0`."""
+        name, place = self.name_op(op).split(".")[1:2], self.placed.name(int(self.ops.where[op]))
+        return " ".join([*name, "in", place.name] if place.path is not None else [*name, place.name])
+
+    def locate_op(self, op: int) -> dict[str, Any]:
+        """Returns root, path and call of the module in which an op ran."""
+        return locate_call(self.placed, int(self.ops.call[op]), int(self.ops.where[op]))
+
+
+def locate_call(placed: PlacedCalls, call: int, where: int) -> dict[str, Any]:
+    """Returns the fields `root`, `path` and `call` of what ran in a call, by the index of its place."""
+    place = placed.name(where)
+    nth = int(placed.column("nth")[placed.origin[call]]) if call >= 0 else -1
+    return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
+
+
+def _to_region(storage: int | None, offset: int, shape: list[int], stride: list[int]) -> MemoryRegion:
+    if storage is None:  # a sparse tensor has no strides
+        return MemoryRegion(None, 0, 1, True)
+    numel = math.prod(shape)
+    if not numel:
+        return MemoryRegion(storage, offset, offset, True)
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return MemoryRegion(storage, offset, offset + extent, extent == numel)
+
+
+class _Batches:
+    """A table whose rows are found and taken batch by batch: batches that have none of them are not touched."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._empty = table.slice(0, 0)
+        self._batches = table.to_batches()
+        self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
+        self._range = cache(self._find_range)
+        self._sorted = lru_cache(maxsize=_MOST_SORTED)(self._sort)
+
+    def find(self, column: str, ids: Column) -> Rows:
+        """Returns the rows with one of the ids, which are sorted, in a column."""
+        low, high = self._range(column)
+        first, end = np.searchsorted(ids, low, "left"), np.searchsorted(ids, high, "right")
+        found = [np.empty(0, np.int64)]
+        for number in np.flatnonzero(first < end).tolist():
+            order, known = self._sorted(column, number)
+            wanted = ids[first[number] : end[number]]
+            start = np.searchsorted(known, wanted, "left")
+            among = ranges(start, np.searchsorted(known, wanted, "right") - start)
+            found.append(order[among] + (self._ends[number] - len(known)))
+        return np.concatenate(found)
+
+    def take(self, rows: Rows, columns: Sequence[str] | None) -> pa.Table:
+        """Returns sorted rows, with some columns or all."""
+        numbers, firsts = np.unique(np.searchsorted(self._ends, rows, side="right"), return_index=True)
+        parts = []
+        for number, part in zip(numbers.tolist(), np.split(rows, firsts)[1:], strict=True):
+            batch = self._batches[number]
+            kept = batch if columns is None else batch.select(columns)
+            parts.append(kept.take(from_numpy(part - (self._ends[number] - len(batch)))))
+        empty = self._empty if columns is None else self._empty.select(columns)
+        return pa.Table.from_batches(parts, empty.schema)
+
+    def _find_range(self, column: str) -> tuple[Column, Column]:
+        """Returns the smallest and the largest id of each batch; of one without ids, the smallest is larger."""
+        ends = [pc.min_max(batch.column(column)).as_py() for batch in self._batches]
+        low = [0 if end["min"] is None else end["min"] for end in ends]
+        high = [-1 if end["max"] is None else end["max"] for end in ends]
+        return np.array(low, np.int64), np.array(high, np.int64)
+
+    def _sort(self, column: str, number: int) -> tuple[Rows, Column]:
+        """Returns the order in which the ids of a batch are sorted, and the sorted ids; -1 stands for null."""
+        ids = to_numpy(self._batches[number].column(column), null=-1).astype(np.int64, copy=False)
+        order = np.argsort(ids, kind="stable")
+        return order, ids[order]
