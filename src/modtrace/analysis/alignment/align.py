@@ -7,20 +7,23 @@ import numpy as np
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import find_step
 from ..tables.columns import Bools, Partners, Rows, to_pairs
-from .calls import pair_calls, translate
+from .calls import pair_calls, pair_steps, translate
 from .contract import Alignment, Joined
-from .joins import collect, join_splits
-from .micro_batches import Batched, MicroBatches, find_batched, find_micro_batches, join_micro_batches
-from .modules import PlacePairs, pair_places
+from .joins import (
+    Batched,
+    MicroBatches,
+    collect,
+    find_batched,
+    find_micro_batches,
+    join_micro_batches,
+    join_splits,
+)
+from .modules import AUTO, PlacePairs, Rule, pair_places, read_rules
 from .ops import pair_ops
-from .permutations import find_permutations
 from .proposals import propose_rules, read_leaves, unpair_containers
-from .recomputed import pair_recomputed
-from .rules import AUTO, Rule, read_rules
 from .sides import Side, read_side
-from .steps import pair_steps
-from .unpaired import list_unpaired
-from .values import number_values, pair_values
+from .unpaired import list_unpaired, pair_recomputed
+from .values import find_permutations, number_values, pair_values
 
 
 def align(

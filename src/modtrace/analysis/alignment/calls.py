@@ -1,10 +1,93 @@
-"""Pairs the calls of two recordings."""
+"""Pairs the steps and the calls of two recordings."""
 
 import numpy as np
 
-from ..tables.columns import Column, RowFinder, Rows, number_keys, pair_keys, rows_in_order, take
+from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.protocols import RecordingData
+from ..tables.chosen_step import no_step
+from ..tables.columns import Column, RowFinder, Rows, column_of, number_keys, pair_keys, rows_in_order, take
 from .modules import PlacePairs
 from .sides import Side
+
+
+def pair_steps(
+    a: RecordingData, b: RecordingData, chosen: tuple[int | None, int | None] | None
+) -> tuple[Rows, set[int], set[int]]:
+    """Returns the pairs of steps, and the steps of each recording that are compared at all.
+
+    Steps of equal numbers are a pair. Where they are not of the same kind (one of the two runs evaluated in between),
+    or no number is in both, the n-th step of a kind is paired with the n-th of the same kind. Steps of inference, where
+    several threads ran those of one of them, are paired by what their first calls were given or returned: their numbers
+    are chance.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    of_a, of_b = _find_steps(a), _find_steps(b)
+    if chosen is not None:
+        for number, known in zip(chosen, (of_a, of_b), strict=True):
+            if number not in known:
+                raise no_step("last" if number is None else number, sorted(known))
+        pair = np.array([chosen], np.int64)
+        return pair, {int(pair[0, 0])}, {int(pair[0, 1])}
+    common = sorted(of_a.keys() & of_b.keys())
+    if {*of_a.values(), *of_b.values()} == {"eval"} and (_has_threads(a) or _has_threads(b)):
+        pairs = _pair_contents((sorted(of_a), sorted(of_b)), _find_contents(a), _find_contents(b))
+    elif not common or any(len({of_a[step], of_b[step]} - {None}) > 1 for step in common):
+        pairs = _pair_kinds(of_a, of_b)
+    else:
+        pairs = [(step, step) for step in common]
+    return np.array(pairs, np.int64).reshape(-1, 2), set(of_a), set(of_b)
+
+
+def _pair_kinds(of_a: dict[int, str | None], of_b: dict[int, str | None]) -> list[tuple[int, int]]:
+    pairs = []
+    for kind in {*of_a.values()} | {*of_b.values()}:
+        ones, others = ([step for step in sorted(each) if each[step] == kind] for each in (of_a, of_b))
+        pairs += list(zip(ones, others, strict=False))
+    return sorted(pairs)
+
+
+def _has_threads(data: RecordingData) -> bool:
+    """Returns whether several threads called models."""
+    calls = data.table("calls")
+    threads = column_of(calls, "thread")[to_numpy(calls["parent_call_id"].is_null())]
+    return len(np.unique(threads)) > 1
+
+
+def _find_contents(data: RecordingData) -> dict[int, tuple[float, ...]]:
+    """Returns what the first tensor of a call in each step holds: its extremes and its sums."""
+    values = data.table("values")
+    rows = np.flatnonzero(to_numpy(values["call_id"].is_valid()))
+    steps, first = np.unique(column_of(values, "step")[rows], return_index=True)
+    found = values.take(from_numpy(rows[first])).select(["min", "max", "sum", "sumsq"])
+    return dict(
+        zip(steps.tolist(), zip(*(each.to_pylist() for each in found.columns), strict=True), strict=True)
+    )
+
+
+def _pair_contents(
+    steps: tuple[list[int], list[int]],
+    of_a: dict[int, tuple[float, ...]],
+    of_b: dict[int, tuple[float, ...]],
+) -> list[tuple[int, int]]:
+    """Returns the pairs of the same steps by what they hold; what nothing else holds is paired in order."""
+    waiting: dict[object, list[int]] = {}
+    for step in reversed(steps[1]):
+        waiting.setdefault(of_b.get(step), []).append(step)
+    partners = {one: known.pop() for one in steps[0] if (known := waiting.get(of_a.get(one)))}
+    left = sorted({*steps[1]} - {*partners.values()})
+    alone = [one for one in steps[0] if one not in partners]
+    return sorted([*partners.items(), *zip(alone, left, strict=False)])
+
+
+def _find_steps(data: RecordingData) -> dict[int, str | None]:
+    """Returns the kind of each step; None of one whose end was not recorded."""
+    steps = data.table("steps")
+    kinds = dict(zip(steps["step"].to_pylist(), steps["kind"].to_pylist(), strict=True))
+    tables = ("steps", "calls", "ops", "values")
+    known = {step for name in tables for step in np.unique(column_of(data.table(name), "step")).tolist()}
+    return {step: kinds.get(step) for step in known}
 
 
 def pair_calls(a: Side, b: Side, places: PlacePairs, steps: Rows) -> tuple[Rows, Rows]:

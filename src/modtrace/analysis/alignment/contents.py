@@ -1,14 +1,59 @@
-"""Numbers what tensors hold, so that two recordings have the same number for the same."""
+"""Numbers the shapes of tensors, and what they hold, so that two recordings have the same number for the same."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-from ...recording.arrow.arrays import to_numpy
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.statistics.moments import Numbers
-from ..tables.columns import Partners, Rows, number_keys
+from ..tables.columns import Column, Partners, Rows, dictionary_codes, number_codes, number_keys, ranges, take
 from .sides import Side, ValueSide
-from .sizes import number_sizes, sort_sizes
+
+Sizes = npt.NDArray[np.int64]  # (rows, dimensions); -1 behind the end of a shape
+
+
+def read_sizes(column: pa.ChunkedArray) -> Sizes:
+    """Returns a column of shapes as a matrix."""
+    lists = column.combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):  # of no chunk
+        return np.empty((0, 0), np.int64)
+    offsets = to_numpy(lists.offsets)
+    flat = to_numpy(lists.values)
+    counts = np.diff(offsets)
+    sizes = np.full((len(counts), int(counts.max(initial=0))), -1, np.int64)
+    row, dimension = np.repeat(np.arange(len(counts)), counts), ranges(np.zeros_like(counts), counts)
+    sizes[row, dimension] = flat[ranges(offsets[:-1], counts)]
+    return sizes
+
+
+def number_sizes(one: Sizes, other: Sizes) -> tuple[Rows, Rows]:
+    """Returns a number for each shape of two matrices. Equal shapes have equal numbers."""
+    wide, other_wide = widen(one, other)
+    return number_keys(*((wide[:, at], other_wide[:, at]) for at in range(wide.shape[1])))
+
+
+def widen(one: Sizes, other: Sizes) -> tuple[Sizes, Sizes]:
+    """Returns two matrices of shapes with as many columns each, at least two."""
+    width = max(one.shape[1], other.shape[1], 2)
+    wide, other_wide = (
+        np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1) for each in (one, other)
+    )
+    return wide, other_wide
+
+
+def count_elements(sizes: Sizes) -> Sizes:
+    """Returns a column with the number of elements of each shape."""
+    counts: Sizes = np.where(sizes < 0, 1, sizes).prod(axis=1, keepdims=True, dtype=np.int64)
+    return counts
+
+
+def sort_sizes(sizes: Sizes) -> Sizes:
+    """Returns each shape with its dimensions in descending order."""
+    return -np.sort(-sizes, axis=1)
+
 
 _EXTREMES = ("min", "max")
 
@@ -43,3 +88,34 @@ def number_contents(a: Side, b: Side, rows: Sequence[Rows]) -> Partners:
     for into, of, number, low, high in zip(found, rows, numbers, least, largest, strict=True):
         into[of] = np.where(low < high, number, -1)
     return found
+
+
+def number_shapes(a: Side, b: Side) -> tuple[Partners, Partners, Partners]:
+    """Returns numbers of shape, count of elements and dtype of what the ops of both returned first; -1 for none."""
+    outputs = _read_outputs(a), _read_outputs(b)
+    shapes = number_sizes(outputs[0].sizes, outputs[1].sizes)
+    counts = number_sizes(count_elements(outputs[0].sizes), count_elements(outputs[1].sizes))
+    dtypes = number_codes(*((each.dtypes, each.dtype) for each in outputs))
+    rows = outputs[0].of_op, outputs[1].of_op
+    one, two, three = (
+        (take(numbers[0], rows[0]), take(numbers[1], rows[1])) for numbers in (shapes, counts, dtypes)
+    )
+    return one, two, three
+
+
+class _Outputs(NamedTuple):
+    """The tensors that ops returned."""
+
+    sizes: Sizes
+    dtype: Column  # codes of `dtypes`
+    dtypes: tuple[str, ...]
+    of_op: Rows  # of each op: the first that it returned
+
+
+def _read_outputs(side: Side) -> _Outputs:
+    of_op = np.where(side.ops.kept, side.flow.first_returned, -1)
+    is_kept = of_op >= 0
+    table = side.flow.tensors.table.select(["shape", "dtype"]).take(from_numpy(of_op[is_kept]))
+    of_op[is_kept] = np.arange(table.num_rows)
+    dtype, names = dictionary_codes(table["dtype"])
+    return _Outputs(read_sizes(table["shape"]), dtype, names, of_op)

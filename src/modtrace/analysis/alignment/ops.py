@@ -22,10 +22,8 @@ from ..tables.columns import (
 )
 from ..tables.ops import bare_name
 from .calls import translate
-from .contents import number_contents
+from .contents import number_contents, number_shapes
 from .modules import PlacePairs
-from .op_shapes import number_shapes
-from .paired_reads import PairedReads
 from .sequences import align_sequences
 from .sides import Side
 
@@ -319,3 +317,29 @@ def _drop_repeats(places: Rows) -> Rows:
 def _leave_out(numbers: Partners, are_out: tuple[Bools, Bools]) -> Partners:
     """Returns numbers with which those that are left out are equal to none."""
     return np.where(are_out[0], -1, numbers[0]), np.where(are_out[1], -1, numbers[1])
+
+
+class PairedReads:
+    """Finds the reads of the second recording, for those of the first; numbers of reads are those of `OpFlow`."""
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self._flow = a.flow
+        self._slot, slot_b = number_codes(*((each.flow.slots, each.flow.slot) for each in (a, b)))
+        self._width = 1 + max(int(each.max(initial=0)) for each in (self._slot, slot_b))
+        self._find = RowFinder(b.flow.reader * self._width + slot_b)
+
+    def find(self, reads: Rows, partner: Rows) -> Rows:
+        """Returns the read of the same argument of the partner of each reader; -1 for none.
+
+        Args:
+            reads: of the first recording.
+            partner: of each op of that; -1 for none.
+        """
+        reader = partner[self._flow.reader[reads]]
+        return self._find(np.where(reader >= 0, reader * self._width + self._slot[reads], -1))
+
+    def find_all(self, partner: Rows) -> tuple[Rows, Rows]:
+        """Returns all pairs of reads of ops that are partners."""
+        reads = np.flatnonzero(partner[self._flow.reader] >= 0)
+        there = self.find(reads, partner)
+        return reads[there >= 0], there[there >= 0]

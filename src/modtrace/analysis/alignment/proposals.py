@@ -15,11 +15,10 @@ from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT, PARAMETER
 from ..tables.columns import Rows, number_keys, number_texts, rows_in_order, take
-from .modules import PlacePairs
-from .rules import Rule, apply_rules, read_rules
+from .contents import number_sizes
+from .modules import PlacePairs, Rule, apply_rules, read_rules
 from .sequences import align_sequences
 from .sides import Side
-from .sizes import number_sizes
 
 #: Parts of the names of types that say the same, of modules without parameters.
 _KINDS = ("dropout", "norm", "pool", "softmax", "elu", "act", "loss", "identity")

@@ -29,8 +29,8 @@ from ..tables.op_rules import OVERWRITES, PLAIN
 from ..tables.ops import bare_name
 from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 from ..tables.values import PlacedValues
+from .contents import Sizes, read_sizes
 from .contract import ModuleName
-from .sizes import Sizes, read_sizes
 
 _BACKWARD = PHASES.index(BACKWARD)
 

@@ -5,7 +5,7 @@ import numpy as np
 from ...recording.arrow.arrays import from_numpy
 from ...recording.statistics.moments import Numbers, StatColumns, read_statistics
 from ..alignment.calls import translate
-from ..alignment.sizes import number_sizes, sort_sizes
+from ..alignment.contents import number_sizes, sort_sizes
 from ..tables.columns import Bools, Rows, dictionary_codes, number_keys, ranges
 from .errors import find_errors
 from .measured import read_measured

@@ -6,8 +6,8 @@ from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers, read_statistics
+from ..alignment.contents import count_elements, number_sizes, read_sizes
 from ..alignment.sides import Side
-from ..alignment.sizes import count_elements, number_sizes, read_sizes
 from ..tables.calls import iterate_levels
 from ..tables.columns import Bools, RowFinder, Rows, column_of, number_keys, take
 from ..tables.op_flow import OpFlow

@@ -4,10 +4,9 @@ import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, OUTPUT
-from ..alignment.ops import number_names
-from ..alignment.paired_reads import PairedReads
+from ..alignment.contents import count_elements, read_sizes
+from ..alignment.ops import PairedReads, number_names
 from ..alignment.sides import Side
-from ..alignment.sizes import count_elements, read_sizes
 from ..tables.columns import Bools, Rows, take
 from .elsewhere import MOST_APART
 from .errors import find_errors
