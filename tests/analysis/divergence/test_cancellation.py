@@ -7,8 +7,8 @@ import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.alignment.sides import read_side
-from modtrace.analysis.divergence.cancellation import find_cancellation
 from modtrace.analysis.divergence.measured import read_measured
+from modtrace.analysis.divergence.noise import find_cancellation
 
 
 def factors(data: TypedRecording) -> list[float]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from builders import RecordingBuilder
 from modtrace.analysis.alignment.sides import read_side
-from modtrace.analysis.divergence.flow import find_inputs
+from modtrace.analysis.divergence.paired_run import find_inputs
 
 
 def test_long_way_through_what_was_not_measured_does_not_hide_a_short_one_beside_it() -> None:

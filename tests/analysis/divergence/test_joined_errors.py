@@ -7,8 +7,7 @@ import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.alignment.align import align
-from modtrace.analysis.divergence.errors import METRICS
-from modtrace.analysis.divergence.joined_errors import find_joined_errors
+from modtrace.analysis.divergence.errors import METRICS, find_joined_errors
 
 PARTS = ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0])
 WHOLE = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

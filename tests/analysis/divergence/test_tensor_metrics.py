@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from modtrace.analysis.divergence.decode import to_numbers
-from modtrace.analysis.divergence.tensor_metrics import TensorDifference, compare_tensors
+from modtrace.analysis.divergence.tensor_metrics import TensorDifference, compare_tensors, to_numbers
 from modtrace.recording.raw_tensor import RawTensor
 
 

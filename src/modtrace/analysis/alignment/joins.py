@@ -19,7 +19,7 @@ from ..tables.columns import (
     rows_in_order,
     take,
 )
-from .contents import Sizes, widen
+from ..tables.tensors import Sizes, widen
 from .contract import Joined
 from .modules import PlacePairs, Split
 from .sides import Side

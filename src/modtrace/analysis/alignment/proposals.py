@@ -15,7 +15,7 @@ from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT, PARAMETER
 from ..tables.columns import Rows, number_keys, number_texts, rows_in_order, take
-from .contents import number_sizes
+from ..tables.tensors import number_sizes
 from .modules import PlacePairs, Rule, apply_rules, read_rules
 from .sequences import align_sequences
 from .sides import Side

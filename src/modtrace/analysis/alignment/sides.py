@@ -28,8 +28,8 @@ from ..tables.op_flow import FIRST_SLOTS, OpFlow, read_op_flow
 from ..tables.op_rules import OVERWRITES, PLAIN
 from ..tables.ops import bare_name
 from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
+from ..tables.tensors import Sizes, read_sizes
 from ..tables.values import PlacedValues
-from .contents import Sizes, read_sizes
 from .contract import ModuleName
 
 _BACKWARD = PHASES.index(BACKWARD)

@@ -19,8 +19,9 @@ from ..tables.columns import (
     rows_in_order,
     take,
 )
+from ..tables.tensors import Sizes, count_elements, number_sizes, sort_sizes
 from .calls import translate
-from .contents import Sizes, count_elements, have_equal_extremes, number_contents, number_sizes, sort_sizes
+from .contents import have_equal_extremes, number_contents
 from .modules import PlacePairs
 from .sides import Side, ValueSide
 

@@ -1,5 +1,6 @@
-"""Compares two recordings: aligns them, measures how far apart they are, and tells who made the difference."""
+"""Compares two recordings: aligns them, measures how far apart they are, and describes who made the difference."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from ...surface import name_argument
 from ..alignment.align import align_sides, read_sides
 from ..alignment.contract import Alignment
 from ..alignment.sides import Side
+from ..tables.calls import iterate_levels
 from ..tables.columns import Column, Rows
 from ..tables.missing_rows import require_rows
 from .answer import (
@@ -29,18 +31,16 @@ from .answer import (
     Comparison,
     Divergence,
     GrowthPoint,
+    Reshaped,
 )
 from .culprits import Key
 from .details import Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING
-from .merged_pairs import MergedPairs, put_in_order
-from .names import Names, label, list_unmatched
-from .no_common import explain_nothing
+from .names import Names, explain_nothing, label, list_unmatched
 from .pairs import Compared, ComparedSide, compare_pairs
 from .ranking import choose_certain, choose_first, first_of_each, merge_rankings
-from .recomputes import compare_recomputed
-from .reshaped import find_reshaped
+from .recomputes import MergedPairs, compare_recomputed, put_in_order
 
 #: At most so many places that made a difference are told one by one.
 _TOLD = 100
@@ -249,3 +249,63 @@ def _tell_growth(found: Compared, mine: Rows) -> list[GrowthPoint]:
         )
         for at in mine.tolist()
     ]
+
+
+_FORWARD = PHASES.index(FORWARD)
+
+#: At most so many of them are told.
+_TOLD = 100
+
+
+def find_reshaped(found: Compared) -> tuple[tuple[Reshaped, ...], bool]:
+    """Returns the outputs of modules that have another number of elements in the other run, the outermost first.
+
+    Each output of a module is told once. Returns besides whether what models return, and most of what modules inside of
+    them return, was not compared: then the inputs have other shapes, and not a module or two.
+    """
+    side, other = found.side, found.other
+    values, depth = side.values, _find_depths(side)
+    is_output = values.is_of(OUTPUT) & (values.phase == _FORWARD) & (values.call >= 0)
+    outermost = depth[values.call[is_output & values.kept]].min(initial=len(depth))
+    rows_compared = found.a.rows[~found.errors.is_by(NOTHING)]
+    compared = rows_compared[is_output[rows_compared]]
+    misfits = found.misfits[is_output[found.misfits[:, 0]]]
+    of = misfits[:, 0]  # of a call the last to be computed comes first: logits before what a cache keeps
+    order = np.lexsort((-values.order[of], values.call[of], depth[values.call[of]]))
+    rows, partners = misfits[order].T
+    names, told = Names(side), dict[tuple[int, int], Reshaped]()
+    for row, partner in zip(rows.tolist(), partners.tolist(), strict=True):
+        key = int(values.place[row]), int(values.slot[row])
+        if key not in told and len(told) < _TOLD:
+            calls, calls_b = _count_calls(side, row), _count_calls(other, partner)
+            common = math.gcd(calls, calls_b) or 1
+            told[key] = Reshaped(
+                name=names.label_value(row),
+                step=int(values.step[row]),
+                shape=_shape(side, row),
+                shape_b=_shape(other, partner),
+                calls=calls // common,
+                calls_b=calls_b // common,
+                outermost=bool(depth[values.call[row]] <= outermost),
+            )
+    returned, others = (depth[values.call[each]] <= outermost for each in (compared, of))
+    return tuple(told.values()), bool(others.any() and not returned.any() and len(of) > len(compared))
+
+
+def _find_depths(side: Side) -> Column:
+    """Returns in how many calls each call is."""
+    depth = np.zeros(len(side.calls.place), np.int64)
+    for number, level in enumerate(iterate_levels(side.calls.calls.parent)):
+        depth[level] = number
+    return depth
+
+
+def _shape(side: Side, row: int) -> tuple[int, ...]:
+    return tuple(size for size in side.values.sizes[row].tolist() if size >= 0)
+
+
+def _count_calls(side: Side, row: int) -> int:
+    """Returns how often the module of a row is called in forward, in all compared steps."""
+    calls = side.calls
+    is_same = calls.kept & (calls.place == side.values.place[row]) & (calls.calls.phase == _FORWARD)
+    return int((is_same & (calls.wraps == 0)).sum())

@@ -14,9 +14,8 @@ from ..tables.columns import Bools, Groups, Rows
 from ..tables.op_rules import ADDITIVE
 from .errors import Errors
 from .measured import ComparedRows
-from .paired_run import PairedRun
-from .ranking import IS_MADE, Ranking
-from .run_tensors import (
+from .paired_run import (
+    PairedRun,
     SharedMemory,
     find_kept,
     find_module_outputs,
@@ -25,6 +24,7 @@ from .run_tensors import (
     find_tensors,
     find_unread_aliases,
 )
+from .ranking import IS_MADE, Ranking
 
 #: What is computed from a difference is equal again if it is apart by less than so much of what would be left of that.
 _GONE = 0.1

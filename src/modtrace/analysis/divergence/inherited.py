@@ -21,8 +21,7 @@ from ..alignment.sides import Side
 from ..tables.calls import iterate_levels
 from ..tables.columns import Bools, Column, RowFinder, Rows, column_of, columns_at
 from ..tables.op_rules import UNINITIALIZED
-from .flow import find_inputs
-from .run_tensors import find_tensors
+from .paired_run import find_inputs, find_tensors
 
 _FORWARD, _OPTIMIZED = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 _FALSE = np.bool_(False)

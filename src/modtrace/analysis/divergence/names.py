@@ -1,6 +1,7 @@
-"""Names the places of compared tensors, and of calls, ops and tensors that only one recording has."""
+"""Names compared tensors and what only one recording has, and explains why nothing could be compared."""
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -8,11 +9,15 @@ import numpy as np
 
 from ...recording.module_path import join
 from ...recording.phase import PHASES
+from ...recording.protocols import RecordingData
 from ...recording.role import BY_NAME
-from ..alignment.contract import HARMLESS, REASONS, ModuleName, Unpaired, UnpairedRows
+from ...recording.suggestions import count_of
+from ...surface import choose_phrase
+from ..alignment.contract import HARMLESS, REASONS, Alignment, ModuleName, Unpaired, UnpairedRows
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
-from ..tables.columns import Column, Rows
+from ..tables.chosen_step import name_steps
+from ..tables.columns import Column, Rows, column_of
 from .answer import Named, OneSided
 
 #: At most so many places of a kind are listed; the last one says how many more there are.
@@ -147,3 +152,37 @@ def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -
     rest = len(rows) - sum(named.values())
     if rest:
         yield Named(name="others", count=rest, why="")
+
+
+#: So many modules without a partner are named, with those whose names are near.
+_NAMED = 5
+
+
+def explain_nothing(a: RecordingData, b: RecordingData, alignment: Alignment) -> str:
+    """Returns why no tensor of one recording is one of the other, and which names are near each other."""
+    if not len(alignment.steps):
+        steps = [sorted({int(step) for step in column_of(data.table("values"), "step")}) for data in (a, b)]
+        argument = choose_phrase(python="step=(A, B)", command_line="--step A:B")
+        return (
+            "the two recordings have no step in common: the first has measured steps "
+            f"{name_steps(steps[0])}, the second {name_steps(steps[1])}. "
+            f"{argument} compares two steps of different numbers."
+        )
+    if alignment.modules:
+        modules = count_of(len(alignment.modules), "aligned module")
+        text = f"no tensor was measured in both recordings, of {modules}."
+        return f"{text} Record both with the same captures, and both with ops or without."
+    argument = choose_phrase(python="map=['EXPRESSION=PATH']", command_line="--map 'EXPRESSION=PATH'")
+    near = _name_nearest(alignment)
+    advice = f"{argument} says how modules of the first are called in the second."
+    return f"the two recordings have no module in common. {near} {advice}"
+
+
+def _name_nearest(alignment: Alignment) -> str:
+    here = list(dict.fromkeys(each.path or each.root for each in alignment.missing.modules))
+    there = list(dict.fromkeys(each.path or each.root for each in alignment.extra.modules))
+    if not here or not there:
+        return "One of them has no modules that were called."
+    pairs = [(name, get_close_matches(name, there, 1, 0.0)) for name in here[:200]]
+    near = [f"{name} ~ {found[0]}" for name, found in pairs if found][:_NAMED]
+    return f"The nearest names are: {', '.join(near)}."

@@ -19,19 +19,24 @@ from ..tables.columns import Bools, Rows, column_of, take
 from ..tables.op_rules import UNINITIALIZED
 from .absorbed import AbsorbedDifferences
 from .answer import ABSORBED, VERDICTS
-from .cancellation import find_cancellation, find_gain_before
 from .consequences import ComparedRun
-from .decode import EPSILONS
-from .elsewhere import find_elsewhere
-from .errors import NOTHING, Errors, find_errors
+from .errors import NOTHING, Errors, JoinedErrors, find_errors, find_joined_errors
 from .inherited import Inherited, add_second, find_inherited, order_by_use
-from .joined_errors import JoinedErrors, find_joined_errors
 from .measured import ComparedRows, read_measured
-from .no_common import explain_nothing
-from .noise import MOST_NOISE, Noise, assume_noise, give_noise, measure_noise
+from .names import explain_nothing
+from .noise import (
+    MOST_NOISE,
+    Noise,
+    assume_noise,
+    find_cancellation,
+    find_gain_before,
+    give_noise,
+    measure_noise,
+)
 from .paired_run import PairedRun, find_alone
 from .ranking import Ranking, rank
-from .unlike import are_beside, are_of_other_sizes, are_unlike
+from .tensor_metrics import EPSILONS
+from .unlike import are_beside, are_of_other_sizes, are_unlike, find_elsewhere
 
 _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
 

@@ -10,9 +10,8 @@ import numpy as np
 from ...errors import RecordingError
 from ...recording.statistics.fingerprints import sketch_of_ones
 from ...recording.statistics.moments import Numbers
-from .decode import to_numbers
 from .measured import ComparedRows
-from .tensor_metrics import distances, norm_of
+from .tensor_metrics import distances, norm_of, to_numbers
 
 #: What is left of a difference once it is explained is at most so much of the tensor, or four times the noise.
 _LEFT = 1e-5
