@@ -4,7 +4,8 @@ import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.alignment.align import align
-from modtrace.analysis.alignment.contract import Alignment, ModuleName, Unpaired
+from modtrace.analysis.alignment.contract import Alignment, Unpaired
+from modtrace.analysis.tables.placement import ModuleName
 
 
 def _counts(found: Unpaired) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.alignment.sides import read_side
-from modtrace.analysis.divergence.measured import read_measured
 from modtrace.analysis.divergence.noise import find_cancellation
+from modtrace.analysis.tables.measured import read_measured
+from modtrace.analysis.tables.run import read_run_tables
 
 
 def factors(data: TypedRecording) -> list[float]:
     rows = np.arange(data.table("values").num_rows)
-    found = find_cancellation(read_side(data, [0]), rows, read_measured(data, rows))
+    found = find_cancellation(read_run_tables(data, [0]), rows, read_measured(data, rows))
     return [float(each) for each in found]
 
 

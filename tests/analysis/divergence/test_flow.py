@@ -3,8 +3,8 @@
 import numpy as np
 
 from builders import RecordingBuilder
-from modtrace.analysis.alignment.sides import read_side
 from modtrace.analysis.divergence.paired_run import find_inputs
+from modtrace.analysis.tables.run import read_run_tables
 
 
 def test_long_way_through_what_was_not_measured_does_not_hide_a_short_one_beside_it() -> None:
@@ -26,7 +26,7 @@ def test_long_way_through_what_was_not_measured_does_not_hide_a_short_one_beside
     for tensor, slot in ((known, "self"), (unknown, "other")):
         build.use(tensor, op=mixed, slot=slot)
     build.use(build.tensor([2], producer=mixed), op=reader)
-    side = read_side(build.data(), [0])
+    side = read_run_tables(build.data(), [0])
     flow = side.flow
     of_tensor = np.where(flow.tensors.producer == 0, 0.5, np.nan)
     found = find_inputs(flow, np.zeros(len(flow.op_id), bool), of_tensor, np.full(len(flow.read), np.nan))

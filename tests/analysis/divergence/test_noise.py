@@ -4,8 +4,8 @@ import numpy as np
 
 from helpers.pairs import record
 from helpers.training_scripts import run_first
-from modtrace.analysis.divergence.measured import read_measured
 from modtrace.analysis.divergence.noise import MOST_NOISE, assume_noise
+from modtrace.analysis.tables.measured import read_measured
 
 
 def test_rounding_to_another_dtype_is_at_most_so_much_as_noise_alone_leaves() -> None:

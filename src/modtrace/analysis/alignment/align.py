@@ -7,6 +7,7 @@ import numpy as np
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import find_step
 from ..tables.columns import Bools, Partners, Rows, to_pairs
+from ..tables.run import RunTables, read_run_tables
 from .calls import pair_calls, pair_steps, translate
 from .contract import Alignment, Joined
 from .joins import (
@@ -21,7 +22,6 @@ from .joins import (
 from .modules import AUTO, PlacePairs, Rule, pair_places, read_rules
 from .ops import pair_ops
 from .proposals import propose_rules, read_leaves, unpair_containers
-from .sides import Side, read_side
 from .unpaired import list_unpaired, pair_recomputed
 from .values import find_permutations, number_values, pair_values
 
@@ -40,7 +40,7 @@ def align(
 
 def read_sides(
     a: RecordingData, b: RecordingData, *, step: int | str | None = None, step_b: int | str | None = None
-) -> tuple[Side, Side, Rows]:
+) -> tuple[RunTables, RunTables, Rows]:
     """Returns two recordings, or the same one twice, and the pairs of their steps.
 
     Args:
@@ -54,10 +54,10 @@ def read_sides(
     """
     chosen = None if step is None else (find_step(a, step), find_step(b, step if step_b is None else step_b))
     steps, of_a, of_b = pair_steps(a, b, chosen)
-    return read_side(a, of_a), read_side(b, of_b), steps
+    return read_run_tables(a, of_a), read_run_tables(b, of_b), steps
 
 
-def align_sides(side: Side, other: Side, steps: Rows, *, rules: Sequence[str] = ()) -> Alignment:
+def align_sides(side: RunTables, other: RunTables, steps: Rows, *, rules: Sequence[str] = ()) -> Alignment:
     """Returns which rows of two recordings mean the same.
 
     Args:
@@ -117,7 +117,7 @@ def align_sides(side: Side, other: Side, steps: Rows, *, rules: Sequence[str] = 
 
 
 def _pair_by_rules(
-    side: Side, other: Side, rules: Sequence[str]
+    side: RunTables, other: RunTables, rules: Sequence[str]
 ) -> tuple[PlacePairs, Sequence[Rule], Sequence[str]]:
     """Returns the pairs of places, the rules that were used for them, and those that are proposed beyond them."""
     read, leaves = read_rules(rules), read_leaves(side, other)
@@ -137,8 +137,8 @@ def _find_alone(partner: Rows, joined: Joined, *, in_a: bool) -> Bools:
 
 
 def _join_parts(
-    side: Side,
-    other: Side,
+    side: RunTables,
+    other: RunTables,
     places: PlacePairs,
     steps: Rows,
     values: Partners,

@@ -6,8 +6,8 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import no_step
 from ..tables.columns import Column, RowFinder, Rows, column_of, number_keys, pair_keys, rows_in_order, take
+from ..tables.run import RunTables
 from .modules import PlacePairs
-from .sides import Side
 
 
 def pair_steps(
@@ -90,7 +90,7 @@ def _find_steps(data: RecordingData) -> dict[int, str | None]:
     return {step: kinds.get(step) for step in known}
 
 
-def pair_calls(a: Side, b: Side, places: PlacePairs, steps: Rows) -> tuple[Rows, Rows]:
+def pair_calls(a: RunTables, b: RunTables, places: PlacePairs, steps: Rows) -> tuple[Rows, Rows]:
     """Returns the partner of each call; -1 if there is none."""
     keys, known = number_calls(a, b, places, steps)
     partner, back = pair_keys(keys[0][known[0]], keys[1][known[1]])
@@ -99,7 +99,7 @@ def pair_calls(a: Side, b: Side, places: PlacePairs, steps: Rows) -> tuple[Rows,
 
 
 def number_calls(
-    a: Side, b: Side, places: PlacePairs, steps: Rows
+    a: RunTables, b: RunTables, places: PlacePairs, steps: Rows
 ) -> tuple[tuple[Rows, Rows], tuple[Rows, Rows]]:
     """Returns keys that are equal for calls that mean the same, and the calls that can have a partner, as started."""
     of_a, of_b = a.calls, b.calls

@@ -1,9 +1,9 @@
 """What an alignment of two recordings says. The recordings are `a` and `b` throughout."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..tables.columns import Column, Rows
+from ..tables.placement import ModuleName
 
 #: Why rows of one recording have no partner in the other, by their codes.
 REASONS = (
@@ -26,14 +26,6 @@ REASONS = (
 
 #: Reasons that say nothing of what the two models compute: none of them makes two recordings unequal.
 HARMLESS = frozenset(REASONS) - {"step", "module", "call", "op", "site"}
-
-
-class ModuleName(NamedTuple):
-    """A module of a recording."""
-
-    root: str  # the name of its root
-    path: str  # below the root; "" for the root itself
-    type: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,10 +19,10 @@ from ..tables.columns import (
     rows_in_order,
     take,
 )
+from ..tables.run import RunTables
 from ..tables.tensors import Sizes, widen
 from .contract import Joined
 from .modules import PlacePairs, Split
-from .sides import Side
 from .values import TRANSPOSED, is_transposed
 
 
@@ -45,7 +45,7 @@ class JoinedRows:
     pairs: Rows  # (n, 2), of a and b
 
 
-def join_splits(a: Side, b: Side, splits: Sequence[Split], step: Rows) -> list[JoinedRows]:
+def join_splits(a: RunTables, b: RunTables, splits: Sequence[Split], step: Rows) -> list[JoinedRows]:
     """Returns the parts of modules that one of the two recordings has split.
 
     Args:
@@ -66,7 +66,7 @@ def join_splits(a: Side, b: Side, splits: Sequence[Split], step: Rows) -> list[J
     return found
 
 
-def number_rows(a: Side, b: Side, step: Rows, outer: Partners) -> Partners:
+def number_rows(a: RunTables, b: RunTables, step: Rows, outer: Partners) -> Partners:
     """Returns of each row of `values` a number of its step, phase, call within its step, role and slot.
 
     Args:
@@ -87,7 +87,7 @@ def number_rows(a: Side, b: Side, step: Rows, outer: Partners) -> Partners:
 
 
 def _find_split_rows(
-    of_parts: Side, of_whole: Side, splits: Sequence[Split], calls: tuple[Rows, Rows]
+    of_parts: RunTables, of_whole: RunTables, splits: Sequence[Split], calls: tuple[Rows, Rows]
 ) -> PartRows:
     split = np.full(len(of_parts.names), -1, np.int64)
     nth, transposed = split.copy(), np.zeros(len(split), bool)
@@ -107,7 +107,7 @@ def _find_split_rows(
     return PartRows(parts, wholes, keys, nth[place], counts[split[place]], transposed[place] & is_weight)
 
 
-def join_rows(of_parts: Side, of_whole: Side, rows: PartRows, *, whole_in_a: bool) -> JoinedRows:
+def join_rows(of_parts: RunTables, of_whole: RunTables, rows: PartRows, *, whole_in_a: bool) -> JoinedRows:
     """Returns those of the parts whose sizes add up to their whole's in one dimension, and are equal in the others."""
     nth_key = rows.keys[0] * (int(rows.nth.max(initial=0)) + 1) + rows.nth
     keys = number_keys(rows.keys, (count_before(nth_key), count_before(rows.keys[1])))
@@ -174,7 +174,7 @@ class MicroBatches:
     models: tuple[int, int]  # its place in both
 
 
-def find_micro_batches(a: Side, b: Side, places: PlacePairs, steps: Rows) -> MicroBatches | None:
+def find_micro_batches(a: RunTables, b: RunTables, places: PlacePairs, steps: Rows) -> MicroBatches | None:
     """Returns the micro-batches; None if both call their models as often in a step, or not on parts of one batch."""
     calls = a.calls
     outermost = calls.kept & (calls.calls.parent < 0) & (calls.calls.phase == _FORWARD) & (calls.place >= 0)
@@ -193,14 +193,14 @@ def find_micro_batches(a: Side, b: Side, places: PlacePairs, steps: Rows) -> Mic
     return None
 
 
-def _count_outermost(side: Side, place: int, steps: Rows) -> Rows:
+def _count_outermost(side: RunTables, place: int, steps: Rows) -> Rows:
     calls = side.calls
     rows = calls.kept & (calls.place == place) & (calls.calls.parent < 0) & (calls.calls.phase == _FORWARD)
     found: Rows = np.searchsorted(np.sort(calls.step[rows]), np.stack([steps, steps + 1]))
     return np.asarray(found[1] - found[0], np.int64)
 
 
-def _are_parts(side: tuple[Side, int], whole: tuple[Side, int], count: int) -> bool:
+def _are_parts(side: tuple[RunTables, int], whole: tuple[RunTables, int], count: int) -> bool:
     """Returns whether what the first calls are given, or return, adds up to that of the first call of the whole."""
     for role in (INPUT, OUTPUT):
         parts, one = _find_batches(*side, role), _find_batches(*whole, role)
@@ -209,7 +209,7 @@ def _are_parts(side: tuple[Side, int], whole: tuple[Side, int], count: int) -> b
     return False
 
 
-def _find_batches(side: Side, place: int, role: str) -> Rows:
+def _find_batches(side: RunTables, place: int, role: str) -> Rows:
     """Returns the first dimensions of the first tensors of a role that each outermost call has, in order."""
     values = side.values
     kept = values.kept & (values.place == place) & values.is_of(role) & (values.call >= 0)
@@ -227,13 +227,13 @@ class Batched:
     ops: Column
     values: Column
 
-    def leave_out(self, side: Side) -> Side:
+    def leave_out(self, side: RunTables) -> RunTables:
         """Returns the recording without these ops and values."""
         ops = replace(side.ops, kept=side.ops.kept & ~self.ops)
         return replace(side, ops=ops, values=replace(side.values, kept=side.values.kept & ~self.values))
 
 
-def find_batched(side: Side, place: int | None) -> Batched:
+def find_batched(side: RunTables, place: int | None) -> Batched:
     """Returns the rows of a model that is called with micro-batches, and of what is done outside with its outputs."""
     calls, ops, values = side.calls, side.ops, side.values
     if place is None:
@@ -246,7 +246,12 @@ def find_batched(side: Side, place: int | None) -> Batched:
 
 
 def join_micro_batches(
-    a: Side, b: Side, places: PlacePairs, step: Rows, found: MicroBatches, batched: tuple[Batched, Batched]
+    a: RunTables,
+    b: RunTables,
+    places: PlacePairs,
+    step: Rows,
+    found: MicroBatches,
+    batched: tuple[Batched, Batched],
 ) -> JoinedRows:
     """Returns the tensors of micro-batches that are parts of those of the whole batch."""
     keys = _number_values(a, b, places, step, found)
@@ -271,7 +276,9 @@ def join_micro_batches(
     )
 
 
-def _number_values(a: Side, b: Side, places: PlacePairs, step: Rows, found: MicroBatches) -> Partners:
+def _number_values(
+    a: RunTables, b: RunTables, places: PlacePairs, step: Rows, found: MicroBatches
+) -> Partners:
     """Returns a number of what each row was measured of, where micro-batches have that of their batch."""
     of_a, of_b = a.values, b.values
     outer = take(a.calls.outer, of_a.call), take(b.calls.outer, of_b.call)

@@ -11,8 +11,8 @@ from ...recording.module_path import join
 from ...recording.options.path_filter import name_nearest
 from ...surface import choose_phrase, name_argument
 from ..tables.columns import Rows
-from .contract import ModuleName
-from .sides import Side
+from ..tables.placement import ModuleName
+from ..tables.run import RunTables
 
 #: The rule that stands for all the rules that are proposed.
 AUTO = "auto"
@@ -123,7 +123,7 @@ class PlacePairs:
         return np.array(found, np.int64)
 
 
-def pair_places(a: Side, b: Side, rules: Sequence[Rule]) -> PlacePairs:
+def pair_places(a: RunTables, b: RunTables, rules: Sequence[Rule]) -> PlacePairs:
     """Returns the partners of the places of both module trees.
 
     Raises:
@@ -147,7 +147,7 @@ def pair_places(a: Side, b: Side, rules: Sequence[Rule]) -> PlacePairs:
     return PlacePairs(partner, back, tuple(splits))
 
 
-def _link(a: Side, b: Side, rules: Sequence[Rule]) -> dict[int, list[int]]:
+def _link(a: RunTables, b: RunTables, rules: Sequence[Rule]) -> dict[int, list[int]]:
     """Returns the places of `b` for places of `a`.
 
     A rule comes before an equal path, and a module that it matches before those inside of another that it matches.
@@ -180,8 +180,8 @@ def _link(a: Side, b: Side, rules: Sequence[Rule]) -> dict[int, list[int]]:
 
 def _require_parts(
     split: Split,
-    a: Side,
-    b: Side,
+    a: RunTables,
+    b: RunTables,
     linked: Mapping[int, Sequence[int]],
     links: Mapping[int, Sequence[int]],
 ) -> None:
@@ -199,7 +199,7 @@ def _require_parts(
     )
 
 
-def _pair_roots(a: Side, b: Side) -> dict[str, str]:
+def _pair_roots(a: RunTables, b: RunTables) -> dict[str, str]:
     """Returns the root of `b` for roots of `a`: of equal names, and else the only ones, or those in equal order."""
     names = [list(dict.fromkeys(name.root for name in side.names)) for side in (a, b)]
     common = {name: name for name in names[0] if name in names[1]}

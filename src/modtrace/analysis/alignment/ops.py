@@ -13,7 +13,6 @@ from ..tables.columns import (
     Partners,
     RowFinder,
     Rows,
-    column_of,
     number_codes,
     number_keys,
     ranges,
@@ -21,11 +20,11 @@ from ..tables.columns import (
     take,
 )
 from ..tables.ops import bare_name
+from ..tables.run import RunTables
 from .calls import translate
 from .contents import number_contents, number_shapes
 from .modules import PlacePairs
 from .sequences import align_sequences
-from .sides import Side
 
 _FORWARD, _OPTIMIZED = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 
@@ -34,7 +33,7 @@ _ALONE = -2
 
 
 def pair_ops(
-    a: Side, b: Side, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
+    a: RunTables, b: RunTables, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
 ) -> tuple[Rows, Rows]:
     """Returns the partner of each op; -1 if there is none.
 
@@ -130,7 +129,7 @@ class _GroupedOps:
         partner[one[is_new]], back[other[is_new]] = other[is_new], one[is_new]
 
 
-def _pair_by_readers(a: Side, b: Side, found: _GroupedOps, alike: Partners) -> None:
+def _pair_by_readers(a: RunTables, b: RunTables, found: _GroupedOps, alike: Partners) -> None:
     """Pairs ops without partner whose outputs the same op reads as the same argument; not those of optimizers.
 
     They may run before or behind another branch in one of the recordings.
@@ -165,18 +164,18 @@ def _pair_by_readers(a: Side, b: Side, found: _GroupedOps, alike: Partners) -> N
         readers = np.sort(one)
 
 
-def _run_for_nothing(side: Side) -> Bools:
+def _run_for_nothing(side: RunTables) -> Bools:
     """Returns which ops of forward nothing needs; of backward, gradients are what nothing reads."""
     return np.asarray(side.find_unread() & (side.ops.phase == _FORWARD))
 
 
-def number_names(a: Side, b: Side) -> Partners:
+def number_names(a: RunTables, b: RunTables) -> Partners:
     """Returns a number of the bare name of each op of two recordings."""
     one, other = (([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b))
     return number_codes(one, other)
 
 
-def _number_ops(a: Side, b: Side) -> list[tuple[Rows, Rows]]:
+def _number_ops(a: RunTables, b: RunTables) -> list[tuple[Rows, Rows]]:
     """Returns numbers of the ops of both: by name, with shape and dtype, with shape, with the number of elements."""
     name = number_codes(*((side.ops.names, side.ops.name) for side in (a, b)))
     base = number_names(a, b)
@@ -190,7 +189,7 @@ def _number_ops(a: Side, b: Side) -> list[tuple[Rows, Rows]]:
     ]
 
 
-def _number_weights(a: Side, b: Side) -> Partners:
+def _number_weights(a: RunTables, b: RunTables) -> Partners:
     """Returns a number of what the largest parameter that each op reads held at first, for ops of the same name.
 
     It is -1 for ops that read none, also not through views, or only constants.
@@ -206,7 +205,7 @@ def _number_weights(a: Side, b: Side) -> Partners:
     return one, other
 
 
-def _number_outputs(a: Side, b: Side) -> Partners:
+def _number_outputs(a: RunTables, b: RunTables) -> Partners:
     """Returns a number of what each op returned first, for ops of the same name; -1 for what was not measured."""
     rows = [np.flatnonzero(each.values.is_of(OP_OUTPUT) & (each.values.op >= 0)) for each in (a, b)]
     rows = [mine[each.values.is_first[mine]] for each, mine in zip((a, b), rows, strict=True)]
@@ -220,7 +219,7 @@ def _number_outputs(a: Side, b: Side) -> Partners:
     return np.where(found[0] < 0, -1, numbers[0]), np.where(found[1] < 0, -1, numbers[1])
 
 
-def _find_read(side: Side, rows: Rows, content: Rows) -> Rows:
+def _find_read(side: RunTables, rows: Rows, content: Rows) -> Rows:
     """Returns for each op the largest number of the contents of the parameters that it reads, maybe through views.
 
     Args:
@@ -229,9 +228,9 @@ def _find_read(side: Side, rows: Rows, content: Rows) -> Rows:
         content: a number of what each row of `values` holds; -1 for none.
     """
     flow, tensors = side.flow, side.flow.tensors
-    row = RowFinder(column_of(side.values.table, "site_id")[rows])(tensors.site_id)
+    row = RowFinder(side.values.site_id[rows])(tensors.site_id)
     of_tensor = np.where(tensors.site_id < 0, -1, take(content[rows], row))
-    storages, which = np.unique(column_of(tensors.table, "storage"), return_inverse=True)
+    storages, which = np.unique(tensors.storage, return_inverse=True)
     of_storage = np.full(len(storages), -1, np.int64)
     np.maximum.at(of_storage, which.reshape(-1), of_tensor)
     of_storage[storages < 0] = -1
@@ -240,7 +239,7 @@ def _find_read(side: Side, rows: Rows, content: Rows) -> Rows:
     return found
 
 
-def _choose_for_optimizers(a: Side, b: Side, ones: Partners, others: Partners) -> Partners:
+def _choose_for_optimizers(a: RunTables, b: RunTables, ones: Partners, others: Partners) -> Partners:
     """Returns the first numbers for what an optimizer runs, the second for other ops; they are made disjoint."""
     beyond = 1 + max(int(each.max(initial=0)) for each in others)
     one, other = (
@@ -250,14 +249,14 @@ def _choose_for_optimizers(a: Side, b: Side, ones: Partners, others: Partners) -
     return one, other
 
 
-def _sort_ops(side: Side, kept: Column, group: Rows) -> Rows:
+def _sort_ops(side: RunTables, kept: Column, group: Rows) -> Rows:
     """Returns the ops in the order in which they began, those of one group next to each other."""
     rows = np.flatnonzero(kept)
     return rows[np.lexsort((side.ops.order[rows], group[rows]))]
 
 
 def _number_groups(
-    a: Side, b: Side, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
+    a: RunTables, b: RunTables, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
 ) -> tuple[tuple[Rows, Rows], tuple[Column, Column]]:
     """Returns a number of the call in which each op is aligned, and whether it is not aligned at all."""
     numbers = np.arange(len(calls[1]))
@@ -277,7 +276,9 @@ def _number_groups(
     return groups, ((call == _ALONE) | (step < 0), (call_b == _ALONE) | ~np.isin(b.ops.step, steps[:, 1]))
 
 
-def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: Rows, differs: Bools) -> Rows:
+def _find_around(
+    side: RunTables, places: Rows, split: Rows, partner: Rows, number: Rows, differs: Bools
+) -> Rows:
     """Returns for each call the number of the call in which its ops are aligned; -1: outside of calls; or _ALONE.
 
     Args:
@@ -299,7 +300,7 @@ def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: R
     return found
 
 
-def _update_in_one_order(a: Side, b: Side, places: PlacePairs) -> bool:
+def _update_in_one_order(a: RunTables, b: RunTables, places: PlacePairs) -> bool:
     """Returns whether the optimizers of both were seen to go through the parameters in the same order."""
     orders = [
         each.place[rows_in_order(each.kept & (each.phase == _OPTIMIZED) & ~each.is_of_op, each.order)]
@@ -322,7 +323,7 @@ def _leave_out(numbers: Partners, are_out: tuple[Bools, Bools]) -> Partners:
 class PairedReads:
     """Finds the reads of the second recording, for those of the first; numbers of reads are those of `OpFlow`."""
 
-    def __init__(self, a: Side, b: Side) -> None:
+    def __init__(self, a: RunTables, b: RunTables) -> None:
         self._flow = a.flow
         self._slot, slot_b = number_codes(*((each.flow.slots, each.flow.slot) for each in (a, b)))
         self._width = 1 + max(int(each.max(initial=0)) for each in (self._slot, slot_b))

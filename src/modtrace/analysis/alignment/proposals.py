@@ -10,15 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...recording.arrow.arrays import to_numpy
 from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT, PARAMETER
 from ..tables.columns import Rows, number_keys, number_texts, rows_in_order, take
+from ..tables.run import RunTables
 from ..tables.tensors import number_sizes
 from .modules import PlacePairs, Rule, apply_rules, read_rules
 from .sequences import align_sequences
-from .sides import Side
 
 #: Parts of the names of types that say the same, of modules without parameters.
 _KINDS = ("dropout", "norm", "pool", "softmax", "elu", "act", "loss", "identity")
@@ -55,7 +54,7 @@ class PairedLeaves(NamedTuple):
     same: Mapping[int, int]  # and those that are beside them or called next to them, and alike
 
 
-def read_leaves(a: Side, b: Side) -> PairedLeaves:
+def read_leaves(a: RunTables, b: RunTables) -> PairedLeaves:
     """Returns the leaves of two recordings, siblings that are parts of one as one."""
     weights = _describe_weights(a), _describe_weights(b)
     one, other = _find_leaves(a, weights[0]), _find_leaves(b, weights[1])
@@ -66,7 +65,7 @@ def read_leaves(a: Side, b: Side) -> PairedLeaves:
 
 
 def unpair_containers(
-    a: Side, b: Side, places: PlacePairs, leaves: PairedLeaves, rules: Sequence[Rule]
+    a: RunTables, b: RunTables, places: PlacePairs, leaves: PairedLeaves, rules: Sequence[Rule]
 ) -> PlacePairs:
     """Returns pairs of places without those of modules around others, of which one is around what the other is not.
 
@@ -87,7 +86,7 @@ def unpair_containers(
     return replace(places, partner=partner, back=back)
 
 
-def _find_around(side: Side, place: int) -> set[int]:
+def _find_around(side: RunTables, place: int) -> set[int]:
     """Returns the places of the modules around a module."""
     found = set[int]()
     while (place := side.places.places[place].parent) >= 0:
@@ -95,7 +94,7 @@ def _find_around(side: Side, place: int) -> set[int]:
     return found
 
 
-def propose_rules(a: Side, b: Side, places: PlacePairs, leaves: PairedLeaves) -> tuple[str, ...]:
+def propose_rules(a: RunTables, b: RunTables, places: PlacePairs, leaves: PairedLeaves) -> tuple[str, ...]:
     """Returns rules for modules without partner that agree in parameters and outputs, in the order of their calls.
 
     Equal weights speak for them before that order does. Names are not looked at, also where both have a module of a
@@ -123,7 +122,7 @@ def propose_rules(a: Side, b: Side, places: PlacePairs, leaves: PairedLeaves) ->
 
 
 def _doubt_moved(
-    a: Side, b: Side, places: PlacePairs, same: Sequence[tuple[_Leaf, _Leaf]]
+    a: RunTables, b: RunTables, places: PlacePairs, same: Sequence[tuple[_Leaf, _Leaf]]
 ) -> tuple[Rows, Rows]:
     """Returns the partners of both recordings' places without those beside a module whose weights are elsewhere.
 
@@ -142,7 +141,7 @@ def _doubt_moved(
     return partner, back
 
 
-def _find_leaves(side: Side, weights: Mapping[int, tuple[float, ...]]) -> list[_Leaf]:
+def _find_leaves(side: RunTables, weights: Mapping[int, tuple[float, ...]]) -> list[_Leaf]:
     """Returns the leaves in the order in which they are first called."""
     calls = side.calls
     is_called = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
@@ -160,7 +159,7 @@ def _find_leaves(side: Side, weights: Mapping[int, tuple[float, ...]]) -> list[_
     return leaves
 
 
-def _join_siblings(side: Side, leaves: Sequence[_Leaf], others: Sequence[_Leaf]) -> list[_Leaf]:
+def _join_siblings(side: RunTables, leaves: Sequence[_Leaf], others: Sequence[_Leaf]) -> list[_Leaf]:
     """Returns the leaves, where siblings in a row that are as large as one that only the others have are one leaf."""
     own = {each.parameters for each in leaves}
     wanted = {(each.parameters, each.largest) for each in others if each.parameters not in own}
@@ -178,7 +177,7 @@ def _join_siblings(side: Side, leaves: Sequence[_Leaf], others: Sequence[_Leaf])
     return joined
 
 
-def _count_parts(side: Side, leaves: Sequence[_Leaf], wanted: set[tuple[int, float]]) -> int:
+def _count_parts(side: RunTables, leaves: Sequence[_Leaf], wanted: set[tuple[int, float]]) -> int:
     above = {side.places.places[each.places[0]].parent for each in leaves[:1]}
     total, largest = 0, 0.0
     for count, each in enumerate(leaves, 1):
@@ -195,7 +194,7 @@ def _name_kind(type_name: str) -> str:
     return next((each for each in _KINDS if each in lower), lower)
 
 
-def _find_outputs(side: Side, place: Rows) -> Rows:
+def _find_outputs(side: RunTables, place: Rows) -> Rows:
     values = side.values
     rows = rows_in_order(values.kept & values.is_of(OUTPUT) & (values.place >= 0), values.order)
     distinct, first = np.unique(values.place[rows], return_index=True)
@@ -214,7 +213,7 @@ def _pair_by_weights(
 
 
 def _pair_siblings(
-    a: Side, b: Side, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
+    a: RunTables, b: RunTables, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
 ) -> dict[int, int]:
     """Returns the pairs of leaves that are alike and beside leaves that are the same, as many in both modules."""
     above, above_b = (
@@ -285,13 +284,13 @@ def _find_unique(
     return {key: numbers[0] for key, numbers in found.items() if len(numbers) == 1}
 
 
-def _describe_weights(side: Side) -> dict[int, tuple[float, ...]]:
+def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
     """Returns by place what tells its largest parameter from all others, if not all elements of that are equal."""
     values = side.values
     rows = rows_in_order(values.kept & values.is_of(PARAMETER) & (values.home >= 0), values.order)
     _, first = np.unique(values.home[rows] * (len(values.slots) + 1) + values.slot[rows], return_index=True)
     rows = rows[first]
-    least, largest = (to_numpy(values.table[name], null=np.nan)[rows] for name in ("min", "max"))
+    least, largest = values.stats.min[rows], values.stats.max[rows]
     of_place: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for place, sizes, low, high in zip(
         *(each.tolist() for each in (values.home[rows], values.sizes[rows], least, largest)), strict=True
@@ -302,7 +301,9 @@ def _describe_weights(side: Side) -> dict[int, tuple[float, ...]]:
     return {place: each for place, each in found.items() if each[-2] < each[-1]}
 
 
-def _align_leaves(a: Side, b: Side, both: PairedLeaves, partners: tuple[Rows, Rows]) -> list[tuple[int, int]]:
+def _align_leaves(
+    a: RunTables, b: RunTables, both: PairedLeaves, partners: tuple[Rows, Rows]
+) -> list[tuple[int, int]]:
     """Returns pairs of leaves: those that are the same, and others in the order of their calls."""
     leaves, same = (both.a, both.b), both.same
     shapes = number_sizes(a.values.sizes, b.values.sizes)
@@ -319,7 +320,7 @@ def _align_leaves(a: Side, b: Side, both: PairedLeaves, partners: tuple[Rows, Ro
     return [*same.items(), *((at, there) for at, there in aligned if at not in same)]
 
 
-def _pair_containers(a: Side, b: Side, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _pair_containers(a: RunTables, b: RunTables, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns pairs of modules around the same pairs of modules: called ones, and containers that are not called."""
     found: list[tuple[int, int]] = []
     around = _group_around(a, [at for at, _ in links]), _group_around(b, [there for _, there in links])
@@ -335,7 +336,7 @@ def _pair_containers(a: Side, b: Side, links: Sequence[tuple[int, int]]) -> list
     return found
 
 
-def _group_around(side: Side, leaves: Sequence[int]) -> Mapping[tuple[frozenset[int], bool], list[int]]:
+def _group_around(side: RunTables, leaves: Sequence[int]) -> Mapping[tuple[frozenset[int], bool], list[int]]:
     """Returns the places around leaves, outer ones first, by what is inside, and by whether they are called."""
     inside: dict[int, set[int]] = defaultdict(set)
     places = side.places.places

@@ -15,10 +15,10 @@ from ..tables.columns import (
     rows_in_order,
     take,
 )
+from ..tables.run import RunTables
 from .calls import translate
 from .contract import REASONS, Unpaired, UnpairedRows
 from .joins import Batched
-from .sides import Side
 
 #: The code of each reason.
 _CODE = {name: code for code, name in enumerate(REASONS)}
@@ -26,8 +26,8 @@ _BACKWARD, _RECOMPUTED = PHASES.index(BACKWARD), PHASES.index(RECOMPUTE)
 
 
 def list_unpaired(
-    side: Side,
-    other: Side,
+    side: RunTables,
+    other: RunTables,
     steps: Rows,
     places: Rows,
     calls: Rows,
@@ -74,7 +74,9 @@ def list_unpaired(
     )
 
 
-def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Rows, inside: Rows) -> Column:
+def _tell_calls(
+    side: RunTables, steps: Rows, places: Rows, partner: Rows, joined: Rows, inside: Rows
+) -> Column:
     calls = side.calls
     has_place = calls.place >= 0
     reason = np.full(len(partner), _CODE["call"], np.int8)
@@ -88,7 +90,7 @@ def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Ro
     return reason
 
 
-def _tell_ops(side: Side, steps: Rows, calls: Rows, partner: Rows, joined: Rows) -> Column:
+def _tell_ops(side: RunTables, steps: Rows, calls: Rows, partner: Rows, joined: Rows) -> Column:
     ops = side.ops
     reason = np.full(len(ops.step), _CODE["op"], np.int8)
     reason[ops.phase == PHASES.index(OPTIMIZER)] = _CODE["optimizer"]
@@ -104,7 +106,7 @@ def _tell_ops(side: Side, steps: Rows, calls: Rows, partner: Rows, joined: Rows)
 
 
 def _tell_values(
-    side: Side,
+    side: RunTables,
     steps: Rows,
     places: Rows,
     of_call: Column,
@@ -131,7 +133,7 @@ def _tell_values(
     return reason
 
 
-def _is_seen_again(side: Side, partner: Rows) -> Column:
+def _is_seen_again(side: RunTables, partner: Rows) -> Column:
     """Returns which rows are of a parameter or buffer of which another row of the same step has a partner."""
     values = side.values
     is_kept = ~values.is_of_op & (values.call < 0) & (values.place >= 0)
@@ -141,7 +143,7 @@ def _is_seen_again(side: Side, partner: Rows) -> Column:
     return is_kept & np.isin(key, key[is_kept & (partner >= 0)])
 
 
-def _is_measured_before(side: Side, other: Side, steps: Rows, places: Rows) -> Bools:
+def _is_measured_before(side: RunTables, other: RunTables, steps: Rows, places: Rows) -> Bools:
     """Returns which rows are of leaves that the other recording has measured in an earlier step."""
     of, of_other = side.values, other.values
     leaves, others = (np.flatnonzero((each.op >= 0) & ~each.is_of(OP_OUTPUT)) for each in (of, of_other))
@@ -165,7 +167,7 @@ def _list_rows(partner: Rows, kept: Column, order: Rows, reason: Column) -> Unpa
 _FORWARD, _RECOMPUTE = PHASES.index(FORWARD), PHASES.index(RECOMPUTE)
 
 
-def pair_recomputed(side: Side, chosen: Bools) -> Rows:
+def pair_recomputed(side: RunTables, chosen: Bools) -> Rows:
     """Returns pairs (n, 2) of rows of `values`: one of a recompute, and that of its forward, as they were recomputed.
 
     Of what was recomputed several times, the first time counts.
@@ -193,13 +195,13 @@ def pair_recomputed(side: Side, chosen: Bools) -> Rows:
     return np.stack([again, take(first, found)], axis=1)[found >= 0]
 
 
-def _find_owners(side: Side, rows: Rows, op: Rows, call: Rows) -> Rows:
+def _find_owners(side: RunTables, rows: Rows, op: Rows, call: Rows) -> Rows:
     """Returns of which op or call each row was measured, as what stands for that."""
     values = side.values
     return np.where(values.is_of_op[rows], take(op, values.op[rows]), take(call, values.call[rows]))
 
 
-def _find_forward_ops(side: Side) -> Rows:
+def _find_forward_ops(side: RunTables) -> Rows:
     """Returns the op that each recomputed one repeats; -1 if there is none, or several that it may be.
 
     A call that is recomputed runs the ops of its forward: the n-th of a name is the n-th. A function that is recomputed

@@ -19,11 +19,11 @@ from ..tables.columns import (
     rows_in_order,
     take,
 )
+from ..tables.run import RunTables, RunValues
 from ..tables.tensors import Sizes, count_elements, number_sizes, sort_sizes
 from .calls import translate
 from .contents import have_equal_extremes, number_contents
 from .modules import PlacePairs
-from .sides import Side, ValueSide
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class KeysInside(NamedTuple):
 
 
 def number_values(
-    a: Side, b: Side, places: PlacePairs, steps: Rows, calls: Partners, ops: Partners
+    a: RunTables, b: RunTables, places: PlacePairs, steps: Rows, calls: Partners, ops: Partners
 ) -> ValueKeys:
     """Returns what each measured tensor belongs to."""
     of_a, of_b = a.values, b.values
@@ -84,7 +84,7 @@ def number_values(
 
 
 def _number_inside(
-    a: ValueSide, b: ValueSide, places: PlacePairs, step: Column, role: Partners, kept: tuple[Column, Column]
+    a: RunValues, b: RunValues, places: PlacePairs, step: Column, role: Partners, kept: tuple[Column, Column]
 ) -> KeysInside | None:
     """Numbers tensors by module and call, as `step` of `a` and `role` of both are in `b`."""
     if not (a.is_inside.any() or b.is_inside.any()):
@@ -110,7 +110,7 @@ class _Owners(NamedTuple):
     has_partner: Column
 
 
-def _find_owners(side: Side, places: Rows, calls: Rows, ops: Rows) -> _Owners:
+def _find_owners(side: RunTables, places: Rows, calls: Rows, ops: Rows) -> _Owners:
     """Returns the owner of each row, by the numbers of places, calls and ops."""
     values = side.values
     kind = np.where(values.is_of_op, 2, np.where(values.call >= 0, 1, 0))
@@ -123,7 +123,7 @@ def _number(back: Rows) -> Rows:
     return np.where(back >= 0, np.arange(len(back)), -1)
 
 
-def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
+def pair_values(a: RunTables, b: RunTables, keys: ValueKeys) -> Partners:
     """Returns the partner of each row of `values`; -1 if there is none.
 
     An input, parameter or buffer that an op reads first is paired by the module that has it, whichever op that is.
@@ -149,7 +149,7 @@ def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
     return partners
 
 
-def _pair_by_content(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> None:
+def _pair_by_content(a: RunTables, b: RunTables, keys: ValueKeys, partners: Partners) -> None:
     """Pairs outputs of modules that hold the same, where their partners by slot hold something else.
 
     A module may return `y`, and its port `(y, residual)` or `(residual, y)`. What outermost calls return stays with its
@@ -172,7 +172,7 @@ def _pair_by_content(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> N
     _pair_more(a, b, keys.known, partners, number_keys(keys.owner, keys.slot))
 
 
-def _find_unlike(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> tuple[Bools, Bools]:
+def _find_unlike(a: RunTables, b: RunTables, keys: ValueKeys, partners: Partners) -> tuple[Bools, Bools]:
     """Returns outputs of modules that may be other tensors: one returns `x + mlp`, its port `mlp` and `x` apart.
 
     They are those without partner of calls that return another number of tensors and are inside of other calls, if no
@@ -210,7 +210,9 @@ def _find_unlike(a: Side, b: Side, keys: ValueKeys, partners: Partners) -> tuple
     return found[0], found[1]
 
 
-def _pair_more(a: Side, b: Side, wanted: tuple[Column, Column], partners: Partners, by: Partners) -> None:
+def _pair_more(
+    a: RunTables, b: RunTables, wanted: tuple[Column, Column], partners: Partners, by: Partners
+) -> None:
     """Pairs wanted rows without partner whose numbers are equal, in the order in which they were measured.
 
     Outputs of one call are in the order of their indices: a residual may be computed before what is returned first.
@@ -223,7 +225,7 @@ def _pair_more(a: Side, b: Side, wanted: tuple[Column, Column], partners: Partne
     partners[0][rows], partners[1][rows_b] = take(rows_b, found), take(rows, back)
 
 
-def _order(values: ValueSide) -> Rows:
+def _order(values: RunValues) -> Rows:
     index = [re.match(r"\[(\d+)\]", slot) for slot in values.slots]
     rank = np.array([*(int(each[1]) if each else 0 for each in index), 0])[values.slot]
     is_output = values.is_of(OUTPUT) & (values.call >= 0)
@@ -234,7 +236,7 @@ _TRANSPOSE = (1, 0)
 TRANSPOSED = 0  # its code
 
 
-def find_permutations(a: Side, b: Side, pairs: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
+def find_permutations(a: RunTables, b: RunTables, pairs: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
     """Returns of each pair how the dimensions of `b` have to be permuted, as a code; -1 for not at all; and the codes.
 
     A square weight is transposed if another weight is whose modules have the same types.
@@ -280,7 +282,7 @@ def _permute(wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]
     return tuple(axes)
 
 
-def _find_square(a: Side, b: Side, pairs: Rows, transposed: Rows) -> Rows:
+def _find_square(a: RunTables, b: RunTables, pairs: Rows, transposed: Rows) -> Rows:
     """Returns which pairs are square weights of modules of types of which other weights are transposed."""
     is_weight = a.values.is_of(*OF_PARAMETERS, rows=pairs[:, 0]) & (a.values.place[pairs[:, 0]] >= 0)
     is_weight &= b.values.place[pairs[:, 1]] >= 0

@@ -16,10 +16,10 @@ from ...recording.role import OP_OUTPUT, OUTPUT
 from ...surface import name_argument
 from ..alignment.align import align_sides, read_sides
 from ..alignment.contract import Alignment
-from ..alignment.sides import Side
 from ..tables.calls import iterate_levels
 from ..tables.columns import Column, Rows
 from ..tables.missing_rows import require_rows
+from ..tables.run import RunTables
 from .answer import (
     ABSORBED,
     EQUAL,
@@ -88,7 +88,11 @@ def compare_recordings(
 
 
 def _compare_all(
-    side: Side, other: Side, alignment: Alignment, noise: Sequence[RecordingData], tolerance: float | None
+    side: RunTables,
+    other: RunTables,
+    alignment: Alignment,
+    noise: Sequence[RecordingData],
+    tolerance: float | None,
 ) -> list[Compared]:
     """Returns what is found out of the pairs, and then of what one of the recordings alone has recomputed."""
     runs, recomputes = [], []
@@ -292,7 +296,7 @@ def find_reshaped(found: Compared) -> tuple[tuple[Reshaped, ...], bool]:
     return tuple(told.values()), bool(others.any() and not returned.any() and len(of) > len(compared))
 
 
-def _find_depths(side: Side) -> Column:
+def _find_depths(side: RunTables) -> Column:
     """Returns in how many calls each call is."""
     depth = np.zeros(len(side.calls.place), np.int64)
     for number, level in enumerate(iterate_levels(side.calls.calls.parent)):
@@ -300,11 +304,11 @@ def _find_depths(side: Side) -> Column:
     return depth
 
 
-def _shape(side: Side, row: int) -> tuple[int, ...]:
+def _shape(side: RunTables, row: int) -> tuple[int, ...]:
     return tuple(size for size in side.values.sizes[row].tolist() if size >= 0)
 
 
-def _count_calls(side: Side, row: int) -> int:
+def _count_calls(side: RunTables, row: int) -> int:
     """Returns how often the module of a row is called in forward, in all compared steps."""
     calls = side.calls
     is_same = calls.kept & (calls.place == side.values.place[row]) & (calls.calls.phase == _FORWARD)

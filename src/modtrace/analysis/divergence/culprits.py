@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording.role import OP_OUTPUT
-from ..alignment.sides import Side
 from ..tables.columns import Groups, Rows
+from ..tables.measured import read_measured
+from ..tables.run import RunTables
 from .answer import FIRST, SECOND
 from .errors import find_errors
-from .measured import read_measured
 from .pairs import Compared
 from .ranking import IS_MADE
 
@@ -154,7 +154,7 @@ class Culprits:
         error = find_errors(a, b).error
         return bool(((a.numel == b.numel) & (error <= noise)).any())
 
-    def _side(self, run: str) -> Side:
+    def _side(self, run: str) -> RunTables:
         return self._found.side if run == FIRST else self._found.other
 
     def find_keys(self, at: int) -> tuple[Key, Key | None]:
@@ -172,7 +172,7 @@ class Culprits:
         """Returns the row of the forward op of an op of backward; -1 for other ops."""
         return int(self.side_of(culprit).ops.forward[culprit.op])
 
-    def side_of(self, culprit: Culprit) -> Side:
+    def side_of(self, culprit: Culprit) -> RunTables:
         """Returns the recording that has the op."""
         return self._side(culprit.run)
 
@@ -182,12 +182,12 @@ class Culprits:
         return self._found.recompute_of, culprit.run, place, int(side.ops.phase[op]), int(side.ops.name[op])
 
 
-def _place_of(side: Side, op: int) -> int:
+def _place_of(side: RunTables, op: int) -> int:
     call = int(side.ops.call[op])
     return int(side.calls.place[call]) if call >= 0 else -1
 
 
-def _is_inside(side: Side, op: int, place: int) -> bool:
+def _is_inside(side: RunTables, op: int, place: int) -> bool:
     """Returns whether an op ran in the module of a place, or in a module inside of that."""
     own = _place_of(side, op)
     while own != place and own >= 0:

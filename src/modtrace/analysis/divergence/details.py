@@ -9,14 +9,14 @@ from ...recording.arrow.arrays import from_numpy, from_strings
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import LEAF, OPTIMIZER_STATE, PARAMETER, UPDATE
 from ...recording.suggestions import first_few
-from ..alignment.contract import ModuleName
-from ..alignment.sides import Side
 from ..tables.columns import column_of, dictionary_codes
+from ..tables.measured import MeasuredRows, read_measured
+from ..tables.placement import ModuleName
+from ..tables.run import RunTables
 from .answer import FIRST, INHERITED, SECOND, SOURCE, Divergence
 from .culprits import Culprit, Culprits
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors
 from .inherited import name_parameters
-from .measured import ComparedRows, read_measured
 from .names import Names, label
 from .operands import Operands
 from .pairs import Compared
@@ -36,7 +36,7 @@ class Details:
         self._operands = Operands(found, self._names, self._others)
 
     @property
-    def _pair(self) -> tuple[ComparedRows, ComparedRows]:
+    def _pair(self) -> tuple[MeasuredRows, MeasuredRows]:
         """What is told as `a` and `b`: of a recompute first its forward."""
         found = self._found
         return (found.b, found.a) if found.recompute_of else (found.a, found.b)
@@ -255,7 +255,7 @@ class Details:
         return line
 
 
-def _has_state(side: Side, step: int) -> bool:
+def _has_state(side: RunTables, step: int) -> bool:
     """Returns whether ops of an optimizer have read in a step what was there before."""
     flow, sites = side.flow, side.data.table("sites")
     is_asked = (side.ops.phase == PHASES.index(OPTIMIZER)) & (side.ops.step == step)
@@ -265,7 +265,7 @@ def _has_state(side: Side, step: int) -> bool:
     return bool(np.isin(column_of(sites, "site_id")[is_leaf], read).any())
 
 
-def _find_earlier(side: Side, row: int) -> int:
+def _find_earlier(side: RunTables, row: int) -> int:
     """Returns the row of the same tensor in the step before; -1 for none."""
     values = side.values
     is_same = (
@@ -287,7 +287,7 @@ def _take(names: list[str], codes: "np.ndarray[Any, Any]") -> pa.DictionaryArray
     )
 
 
-def _describe(measured: ComparedRows, at: int) -> str:
+def _describe(measured: MeasuredRows, at: int) -> str:
     text = f"{measured.dtypes[measured.dtype[at]]}[{', '.join(map(str, measured.shape(at)))}]"
     stats = measured.stats.take(np.array([at]))
     if measured.is_measured[at] and stats.count[0]:

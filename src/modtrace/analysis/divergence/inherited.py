@@ -17,10 +17,10 @@ from ...recording.role import (
     UPDATE,
 )
 from ...recording.statistics.moments import Numbers
-from ..alignment.sides import Side
 from ..tables.calls import iterate_levels
 from ..tables.columns import Bools, Column, RowFinder, Rows, column_of, columns_at
 from ..tables.op_rules import UNINITIALIZED
+from ..tables.run import RunTables
 from .paired_run import find_inputs, find_tensors
 
 _FORWARD, _OPTIMIZED = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
@@ -51,7 +51,7 @@ class Inherited:
 
 
 def find_inherited(
-    side: Side,
+    side: RunTables,
     rows: Rows,
     error: Numbers,
     absorbed: Bools | np.bool_ = _FALSE,
@@ -110,7 +110,7 @@ def find_inherited(
     return found
 
 
-def _are_first(side: Side, rows: Rows) -> Bools:
+def _are_first(side: RunTables, rows: Rows) -> Bools:
     """Returns which rows are the first of their site in their step: what is measured there again was written to."""
     values = side.values
     keys = values.site[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
@@ -137,7 +137,7 @@ def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
     return replace(found, error=error, through_b=second.through, maker_b=second.maker, is_copy=is_copy)
 
 
-def order_by_use(side: Side, rows: Rows) -> Rows:
+def order_by_use(side: RunTables, rows: Rows) -> Rows:
     """Returns the order in which rows of `values` were used.
 
     A parameter that was measured when the optimizer stepped is what the whole step used. What an op returned stands
@@ -202,7 +202,7 @@ def _largest_before(numbers: Numbers, resets: Bools, starts: Bools) -> Numbers:
     return np.where(is_inside, distinct[np.where(is_inside, found - part * len(distinct), 0)], 0.0)
 
 
-def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
+def _inherit_by_parameters(found: Inherited, side: RunTables, rows: Rows, error: Numbers) -> None:
     """Gives parameters, and what their optimizer makes, what was before of the same parameter; gradients that, too."""
     mine = np.flatnonzero(side.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows))
     gradients = np.flatnonzero(side.values.is_of(PARAMETER_GRAD, rows=rows))
@@ -220,7 +220,7 @@ def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numb
     )  # some are kept from step to step
 
 
-def name_parameters(side: Side, rows: Rows) -> Rows:
+def name_parameters(side: RunTables, rows: Rows) -> Rows:
     """Returns a number for the parameter that each row is of, or that an optimizer has updated."""
     values = side.values
     names = [slot.partition(".")[0].partition("[")[0] for slot in values.slots]
@@ -229,7 +229,9 @@ def name_parameters(side: Side, rows: Rows) -> Rows:
     return np.asarray(values.place[rows].astype(np.int64) * len(names) + code)
 
 
-def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, left: Numbers) -> Numbers:
+def _inherit_by_calls(
+    found: Inherited, side: RunTables, rows: Rows, error: Numbers, left: Numbers
+) -> Numbers:
     """Gives outputs of modules what was before their calls in the same caller, and what is inside of them.
 
     It returns of each call the largest error of the calls inside. The largest error of earlier steps is `left`.
@@ -246,7 +248,7 @@ def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, 
     return inside
 
 
-def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
+def _walk_calls(side: RunTables, of_call: Numbers) -> tuple[Numbers, Numbers]:
     """Returns, of each call, the largest error in front of it in its callers, and of the calls directly inside."""
     calls, parent = side.calls, side.calls.calls.parent
     before, inside = np.zeros(len(parent)), np.zeros(len(parent))
@@ -266,7 +268,7 @@ def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
     return before, inside
 
 
-def _errors_of_own_parameters(side: Side, rows: Rows, error: Numbers) -> Numbers:
+def _errors_of_own_parameters(side: RunTables, rows: Rows, error: Numbers) -> Numbers:
     """Returns of each pair the largest error of the parameters of its module in its step; 0 without any."""
     place, step = side.values.place[rows].astype(np.int64), side.values.step[rows].astype(np.int64)
     keys = place << 32 | step
@@ -282,7 +284,9 @@ def find_largest(keys: Rows, numbers: Numbers, wanted: Rows, *, none: float) -> 
     return largest[RowFinder(distinct)(wanted)]
 
 
-def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers, inside: Numbers) -> None:
+def _inherit_by_inputs(
+    found: Inherited, side: RunTables, rows: Rows, error: Numbers, inside: Numbers
+) -> None:
     """Gives outputs of calls the errors of their recorded inputs, and of what is inside of them."""
     call = side.values.call[rows]
     of_call = np.full(len(side.calls.calls.parent) + 1, np.nan)
@@ -297,7 +301,7 @@ def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers,
 
 def _inherit_by_ops(
     found: Inherited,
-    side: Side,
+    side: RunTables,
     rows: Rows,
     of_group: Numbers,
     group: Rows,
@@ -340,7 +344,7 @@ def _inherit_by_ops(
     found.through[mine], found.is_partial[mine] = inputs.through[op[mine]], inputs.is_partial[op[mine]]
 
 
-def _errors_of_returned(side: Side, rows: Rows, error: Numbers) -> Numbers:
+def _errors_of_returned(side: RunTables, rows: Rows, error: Numbers) -> Numbers:
     """Returns the error of each tensor, maybe a view, that a module without others inside returned; NaN for others."""
     is_leaf = ~np.isin(side.values.call[rows], side.calls.calls.parent)
     at = np.flatnonzero(side.values.is_of(OUTPUT, rows=rows) & ~np.isnan(error) & is_leaf)
@@ -350,7 +354,7 @@ def _errors_of_returned(side: Side, rows: Rows, error: Numbers) -> Numbers:
     return found
 
 
-def _errors_of_reads(side: Side, leaves: Rows, errors: Numbers) -> Numbers:
+def _errors_of_reads(side: RunTables, leaves: Rows, errors: Numbers) -> Numbers:
     """Returns the error of each read of a parameter, buffer, input or constant, from what was measured in its step."""
     values, flow = side.values, side.flow
     site_id = column_of(side.data.table("sites"), "site_id")

@@ -13,11 +13,12 @@ from ...recording.protocols import RecordingData
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
 from ...surface import choose_phrase
-from ..alignment.contract import HARMLESS, REASONS, Alignment, ModuleName, Unpaired, UnpairedRows
-from ..alignment.sides import Side
+from ..alignment.contract import HARMLESS, REASONS, Alignment, Unpaired, UnpairedRows
 from ..graph.parts import forms_of_op
 from ..tables.chosen_step import name_steps
 from ..tables.columns import Column, Rows, column_of
+from ..tables.placement import ModuleName
+from ..tables.run import RunTables
 from .answer import Named, OneSided
 
 #: At most so many places of a kind are listed; the last one says how many more there are.
@@ -30,7 +31,7 @@ SHAPE = "shape"
 class Names:
     """Finds the names of rows of one recording."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: RunTables) -> None:
         self._side = side
 
     @cached_property
@@ -98,7 +99,7 @@ def in_place(place: ModuleName | None) -> str:
     return f"in {label(place)}" if place is not None else "outside of modules"
 
 
-def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> OneSided:
+def list_unmatched(side: RunTables, unpaired: Unpaired, misfits: Rows) -> OneSided:
     """Returns what only this recording has, by name.
 
     Args:
@@ -133,7 +134,7 @@ def _harmful(unpaired: UnpairedRows) -> tuple[Rows, Column]:
     return unpaired.rows[kept], unpaired.reason[kept].astype(np.int64)
 
 
-def _value_keys(side: Side) -> Rows:
+def _value_keys(side: RunTables) -> Rows:
     return side.values.place.astype(np.int64) << 32 | side.values.site.astype(np.int64)
 
 

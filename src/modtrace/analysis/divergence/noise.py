@@ -4,16 +4,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
-from ...recording.statistics.moments import Numbers, read_statistics
-from ..alignment.sides import Side
+from ...recording.statistics.moments import Numbers
 from ..tables.columns import RowFinder, Rows
+from ..tables.measured import MeasuredRows
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
 from ..tables.ops import bare_name
+from ..tables.run import RunTables
 from .inherited import find_largest, name_parameters
-from .measured import ComparedRows
 from .paired_run import PairedRun, find_inputs
 from .tensor_metrics import EPSILONS
 
@@ -102,7 +101,7 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
 
 
 def assume_noise(
-    a: ComparedRows, b: ComparedRows, cancellation: Numbers, most: Numbers | float = MOST_NOISE
+    a: MeasuredRows, b: MeasuredRows, cancellation: Numbers, most: Numbers | float = MOST_NOISE
 ) -> Noise:
     """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
 
@@ -131,7 +130,7 @@ def assume_noise(
     )
 
 
-def _find_coarser_epsilons(a: ComparedRows, b: ComparedRows) -> Numbers:
+def _find_coarser_epsilons(a: MeasuredRows, b: MeasuredRows) -> Numbers:
     """Returns eps of the coarser dtype of each pair; of the finer one where few tensors have unequal dtypes.
 
     A run in another dtype has that nearly everywhere. An op that changes the dtype in one of the runs is no noise.
@@ -143,21 +142,13 @@ def _find_coarser_epsilons(a: ComparedRows, b: ComparedRows) -> Numbers:
     return np.maximum(one, other)
 
 
-def _epsilons(measured: ComparedRows) -> Numbers:
+def _epsilons(measured: MeasuredRows) -> Numbers:
     of_code = np.array([*(EPSILONS.get(each, 0.0) for each in measured.dtypes), 0.0])
     return of_code[measured.dtype]
 
 
-def _longest_axes(measured: ComparedRows) -> Numbers:
-    found = [np.empty(0)]
-    for chunk in measured.shapes.chunks:
-        offsets, sizes = to_numpy(chunk.offsets), to_numpy(chunk.values)
-        longest = np.ones(len(chunk))
-        filled = np.flatnonzero(offsets[1:] > offsets[:-1])
-        if len(filled):
-            longest[filled] = np.maximum.reduceat(sizes[: offsets[-1]], offsets[:-1][filled])
-        found.append(longest)
-    return np.maximum(np.concatenate(found), 1)
+def _longest_axes(measured: MeasuredRows) -> Numbers:
+    return np.asarray(measured.sizes.max(axis=1, initial=1), np.float64)
 
 
 def _range(local: Numbers) -> str:
@@ -185,7 +176,7 @@ _CENTERING = frozenset({"softmax_backward_data"})
 _LARGEST = 1e12
 
 
-def find_cancellation(side: Side, rows: Rows, measured: ComparedRows) -> Numbers:
+def find_cancellation(side: RunTables, rows: Rows, measured: MeasuredRows) -> Numbers:
     """Returns how many times larger than a tensor what it was added up from is: 1 where nothing cancels.
 
     The gradient of the bias of keys is an example: it is zero but for rounding, as a softmax does not see it.
@@ -215,7 +206,7 @@ def find_gain_before(run: PairedRun) -> Numbers:
     tensor = side.tensor_of_value
     outputs = np.flatnonzero(tensor >= 0)
     tensor = tensor[outputs]
-    stats = read_statistics(values.table.take(from_numpy(outputs)))
+    stats = values.stats.take(outputs)
     is_gradient = np.array([*(each.startswith("grad") for each in flow.slots), False])[flow.slot]
     is_asked = np.isin(np.arange(len(side.ops.name)), ops)
     size, weight = (
@@ -245,7 +236,7 @@ def _to_tensors(flow: OpFlow, tensor: Rows, numbers: Numbers | float) -> Numbers
     return found[:-1]
 
 
-def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: ComparedRows) -> None:
+def _compare_with_siblings(factor: Numbers, side: RunTables, rows: Rows, measured: MeasuredRows) -> None:
     """Compares the gradient of each parameter with the others of its module; an update with its parameter."""
     values = side.values
     rms = measured.stats.rms
@@ -263,12 +254,12 @@ def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: Co
     factor[updates[known]] = np.fmax(factor[updates[known]], ratio)
 
 
-def _name_keys(side: Side, rows: Rows) -> Rows:
+def _name_keys(side: RunTables, rows: Rows) -> Rows:
     """Returns a number for the parameter and the step of each row."""
     return name_parameters(side, rows) << 32 | side.values.step[rows].astype(np.int64)
 
 
-def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: ComparedRows) -> None:
+def _compare_with_summands(factor: Numbers, side: RunTables, rows: Rows, measured: MeasuredRows) -> None:
     if not len(side.ops.name):
         return
     mine = np.flatnonzero(side.values.is_of(OP_OUTPUT, rows=rows) & (side.values.op[rows] >= 0))

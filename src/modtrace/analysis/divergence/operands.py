@@ -10,15 +10,15 @@ import numpy as np
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, PARAMETER_GRAD
 from ...recording.suggestions import first_few
-from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
 from ..tables.arguments import compare_arguments
-from ..tables.columns import Bools, RowFinder, Rows, column_of
+from ..tables.columns import Bools, RowFinder, Rows
+from ..tables.measured import read_measured
 from ..tables.op_rules import ADDS_AXIS
 from ..tables.ops import bare_name
+from ..tables.run import RunTables
 from .answer import FIRST, SECOND
 from .errors import find_errors
-from .measured import read_measured
 from .names import Names
 from .pairs import Compared
 
@@ -125,7 +125,7 @@ class Operands:
                 yield f"only the {run} run has {', '.join(f'{name} x{count}' for name, count in more.items())}"
 
     @staticmethod
-    def _count_alone(side: Side, names: Names, is_asked: Bools) -> Counter[str]:
+    def _count_alone(side: RunTables, names: Names, is_asked: Bools) -> Counter[str]:
         is_asked = is_asked & (side.ops.phase == PHASES.index(OPTIMIZER))
         _, first, counts = np.unique(side.ops.name[is_asked], return_index=True, return_counts=True)
         ops = np.flatnonzero(is_asked)[first].tolist()
@@ -164,7 +164,7 @@ class Operands:
         return compare_arguments(given, given_b, (rank, rank_b))
 
     @staticmethod
-    def _count_axes(side: Side, op: int) -> int:
+    def _count_axes(side: RunTables, op: int) -> int:
         """Returns of how many axes the arguments of an op say one, as `dim`; 0 if it reads no tensor."""
         shapes, adds_axis = (
             side.flow.tensors.table["shape"],
@@ -216,7 +216,7 @@ class Operands:
         return bool(np.isin(self._found.b.rows[pairs[pairs >= 0]], rows_b).any())
 
 
-def _find_reads(side: Side, op: int) -> dict[str, int]:
+def _find_reads(side: RunTables, op: int) -> dict[str, int]:
     """Returns the tensor of `flow` that an op has read as each argument."""
     begin, end = np.searchsorted(side.flow.reader, [op, op + 1])
     slots = side.flow.slot[begin:end].tolist()
@@ -231,7 +231,7 @@ def _find_common(reads: Mapping[str, int], reads_b: Mapping[str, int]) -> list[s
     return [slot for slot in reads if slot in reads_b]
 
 
-def _find_views(side: Side, tensor: int) -> list[int]:
+def _find_views(side: RunTables, tensor: int) -> list[int]:
     """Returns the ops that took a part of a tensor, the last one first, behind what was computed."""
     shapes = side.flow.tensors.table["shape"]
     return [
@@ -241,7 +241,7 @@ def _find_views(side: Side, tensor: int) -> list[int]:
     ]
 
 
-def _count_turns(side: Side, names: Names, tensor: int) -> Counter[str]:
+def _count_turns(side: RunTables, names: Names, tensor: int) -> Counter[str]:
     """Returns how often the axes of a tensor were put in another order behind what was computed, by op."""
     ops = (forms_of_op(names.op(op))[-1] for op, _, _ in _walk_views(side, tensor))
     return Counter(op for op in ops if op in _TURNING)
@@ -251,7 +251,7 @@ def _join_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items())) or "none"
 
 
-def _walk_views(side: Side, tensor: int) -> Iterator[tuple[int, int, int]]:
+def _walk_views(side: RunTables, tensor: int) -> Iterator[tuple[int, int, int]]:
     """Yields the views and copies behind what was computed, the last one first: op, what it reads, what it returns."""
     for _ in range(_MOST_PASSED):
         producer = int(side.flow.tensors.producer[tensor])
@@ -263,7 +263,7 @@ def _walk_views(side: Side, tensor: int) -> Iterator[tuple[int, int, int]]:
         tensor = before
 
 
-def _find_origin(side: Side, names: Names, op: int, tensor: int) -> _Origin:
+def _find_origin(side: RunTables, names: Names, op: int, tensor: int) -> _Origin:
     """Returns what a tensor was that an op reads."""
     tensors, values = side.flow.tensors, side.values
     step = int(side.ops.step[op])
@@ -271,7 +271,7 @@ def _find_origin(side: Side, names: Names, op: int, tensor: int) -> _Origin:
         producer = int(tensors.producer[tensor])
         if producer < 0:
             site = int(tensors.site_id[tensor])
-            is_of = (column_of(values.table, "site_id") == site) & (values.step == step) & (site >= 0)
+            is_of = (values.site_id == site) & (values.step == step) & (site >= 0)
             rows = np.flatnonzero(is_of)
             return _Origin(rows, names.label_value(int(rows[0])) if len(rows) else "")
         reads = _find_reads(side, producer)

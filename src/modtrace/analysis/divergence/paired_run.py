@@ -5,23 +5,22 @@ from functools import cached_property
 
 import numpy as np
 
-from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, LEAF, OP_OUTPUT, OUTPUT, PARAMETER
-from ...recording.statistics.moments import Numbers, read_statistics
-from ..alignment.sides import Side
+from ...recording.statistics.moments import Numbers
 from ..tables.calls import iterate_levels
-from ..tables.columns import Bools, RowFinder, Rows, column_of, number_keys, take
+from ..tables.columns import Bools, RowFinder, Rows, number_keys, take
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDS_PRODUCT, OVERWRITES
-from ..tables.tensors import count_elements, number_sizes, read_sizes
+from ..tables.run import RunTables
+from ..tables.tensors import number_sizes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairedRun:
     """One of the two recordings, and its row of each pair."""
 
-    side: Side
+    side: RunTables
     rows: Rows  # of `values`
     alone: Bools  # of each op: it computes something, and the other recording lacks it; the last stands for no op
 
@@ -66,7 +65,7 @@ class PairedRun:
         return np.asarray(is_passed_on)
 
 
-def find_alone(side: Side, paired: Rows) -> Bools:
+def find_alone(side: RunTables, paired: Rows) -> Bools:
     """Returns which ops of a recording compute something, and are none of those that have a partner; see `alone`."""
     is_alone = np.append(~side.ops.is_plain, False)
     is_alone[paired] = False
@@ -76,10 +75,10 @@ def find_alone(side: Side, paired: Rows) -> Bools:
 class SharedMemory:
     """Which tensors of a run show the same memory."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: RunTables) -> None:
         tensors = side.flow.tensors
-        self._storage, self._version = (column_of(tensors.table, name) for name in ("storage", "version"))
-        numel = self._numel = count_elements(read_sizes(tensors.table["shape"])).reshape(-1)
+        self._storage, self._version = tensors.storage, tensors.version
+        numel = self._numel = tensors.numel
         _, memory = np.unique(self._storage, return_inverse=True)
         self._memory = memory
         largest, last = np.zeros(len(memory) + 1, np.int64), np.zeros(len(memory) + 1, np.int64)
@@ -93,7 +92,7 @@ class SharedMemory:
         outlives[memory[(tensors.producer < 0) | (phase == PHASES.index(OPTIMIZER))]] = True
         self.stays &= outlives[memory]
 
-    def find_kept_gradients(self, side: Side) -> Bools:
+    def find_kept_gradients(self, side: RunTables) -> Bools:
         """Returns what backward has made last, the program reads by ops, and no optimizer reads."""
         flow, of_maker = side.flow, take(side.ops.phase, side.flow.tensors.producer)
         read_in = np.zeros((len(PHASES) + 1, len(flow.tensors)), bool)  # the last for ops outside of phases
@@ -120,13 +119,13 @@ class SharedMemory:
         return bool(is_same and self._version[made] > self._version[read] and self._is_part[made])
 
 
-def find_norms(side: Side) -> Numbers:
+def find_norms(side: RunTables) -> Numbers:
     """Returns the L2 norm of each tensor as an op returned it, or of a leaf as it was met first; NaN for none."""
     values, tensors = side.values, side.flow.tensors
-    norm = read_statistics(values.table).l2
+    norm = values.stats.l2
     found = np.full(len(tensors), np.nan)
     leaves = np.flatnonzero(~values.is_of(OP_OUTPUT) & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
-    row = take(leaves, RowFinder(column_of(values.table, "site_id")[leaves])(tensors.site_id))
+    row = take(leaves, RowFinder(values.site_id[leaves])(tensors.site_id))
     is_leaf = (row >= 0) & (tensors.site_id >= 0)
     found[is_leaf] = norm[row[is_leaf]]
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
@@ -135,7 +134,7 @@ def find_norms(side: Side) -> Numbers:
     return found
 
 
-def find_kept(side: Side, rows: Rows, tensor: Rows, is_over: Bools) -> Rows:
+def find_kept(side: RunTables, rows: Rows, tensor: Rows, is_over: Bools) -> Rows:
     """Returns the tensors that differ where modules return them, and that no op outside of the module reads in forward.
 
     Args:
@@ -156,7 +155,7 @@ def find_kept(side: Side, rows: Rows, tensor: Rows, is_over: Bools) -> Rows:
     return np.asarray(tensor[at[last_read[tensor[at]] <= last_inside[values.call[rows[at]]]]])
 
 
-def find_module_outputs(side: Side, rows: Rows) -> Rows:
+def find_module_outputs(side: RunTables, rows: Rows) -> Rows:
     """Returns the tensors that the modules of some rows of `values` returned, and that ops made."""
     values = side.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
@@ -166,7 +165,7 @@ def find_module_outputs(side: Side, rows: Rows) -> Rows:
     return tensors[tensors >= 0]
 
 
-def find_summands(side: Side) -> Rows:
+def find_summands(side: RunTables) -> Rows:
     """Returns the tensor that each op adds to what it computes of others, as a bias; -1 for none."""
     flow = side.flow
     is_bias = np.array([*(slot == "bias" for slot in flow.slots), False])[flow.slot]
@@ -180,7 +179,7 @@ def find_summands(side: Side) -> Rows:
     return found
 
 
-def find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:
+def find_tensors(side: RunTables, rows: Rows, wanted: Bools) -> Rows:
     """Returns the tensor of each of some rows of `values` that an op, or an outermost call, returned; -1 for others.
 
     Args:
@@ -199,7 +198,7 @@ def find_tensors(side: Side, rows: Rows, wanted: Bools) -> Rows:
     return found
 
 
-def _find_model_outputs(side: Side, rows: Rows) -> Rows:
+def _find_model_outputs(side: RunTables, rows: Rows) -> Rows:
     """Returns the tensor that an outermost call returned at the slot of each row; -1 for other rows."""
     values, flow = side.values, side.flow
     codes = {
@@ -212,16 +211,14 @@ def _find_model_outputs(side: Side, rows: Rows) -> Rows:
     return np.where(is_result, take(flow.returned.tensor, at), -1)
 
 
-def _find_returned_views(side: Side, rows: Rows) -> Rows:
+def _find_returned_views(side: RunTables, rows: Rows) -> Rows:
     """Returns the only view of its shape that the call of each row has left to others; -1 for none, or several."""
     values, flow, producer = side.values, side.flow, side.flow.tensors.producer
     call = take(side.ops.call, producer)
     is_left = np.append(side.ops.is_view, False)[producer] & (call >= 0)
     is_left[flow.read[side.ops.call[flow.reader] == call[flow.read]]] = False
     views = np.flatnonzero(is_left)
-    shape, own_shape = number_sizes(
-        read_sizes(flow.tensors.table["shape"].take(from_numpy(views))), values.sizes[rows]
-    )
+    shape, own_shape = number_sizes(flow.tensors.sizes[views], values.sizes[rows])
     keys, wanted = number_keys((call[views], values.call[rows]), (shape, own_shape))
     distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
     where = RowFinder(distinct)(wanted)

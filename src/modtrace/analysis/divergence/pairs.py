@@ -7,22 +7,22 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import NothingRecordedError
-from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.align import align
-from ..alignment.contract import Alignment, ModuleName
-from ..alignment.sides import Side
-from ..tables.columns import Bools, Rows, column_of, take
+from ..alignment.contract import Alignment
+from ..tables.columns import Bools, Rows, take
+from ..tables.measured import MeasuredRows, read_measured
 from ..tables.op_rules import UNINITIALIZED
+from ..tables.placement import ModuleName
+from ..tables.run import RunTables
 from .absorbed import AbsorbedDifferences
 from .answer import ABSORBED, VERDICTS
 from .consequences import ComparedRun
 from .errors import NOTHING, Errors, JoinedErrors, find_errors, find_joined_errors
 from .inherited import Inherited, add_second, find_inherited, order_by_use
-from .measured import ComparedRows, read_measured
 from .names import explain_nothing
 from .noise import (
     MOST_NOISE,
@@ -44,7 +44,7 @@ _LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
 class ComparedSide(NamedTuple):
     """One of the two recordings."""
 
-    side: Side
+    side: RunTables
     #: Of each row of `values`: how far apart what it was computed from is because a recompute differs from its forward.
     given: Numbers
 
@@ -53,14 +53,14 @@ class ComparedSide(NamedTuple):
 class Compared:
     """All that was found out of each pair, in the order of use."""
 
-    side: Side
-    other: Side
+    side: RunTables
+    other: RunTables
     modules: Mapping[ModuleName, ModuleName]  # of the second recording, and those of the first that they are
     partner: Rows  # of each op of the first: the same op of the second; -1 for none
     alone: Bools  # of each op of the first: it computes something, and the second lacks it; the last stands for no op
     alone_b: Bools  # the same of the second recording
-    a: ComparedRows
-    b: ComparedRows
+    a: MeasuredRows
+    b: MeasuredRows
     errors: Errors
     inherited: Inherited
     noise: Noise
@@ -163,8 +163,7 @@ def _choose_rows(
     pairs = alignment.values
     every, every_b = np.concatenate([pairs, np.stack([joined.rows_a, joined.rows_b], axis=1)]).T
     kept = ~(is_uninitialized(one, every) | _is_unread(one, every) | _is_unread(other, every_b))
-    numel, numel_b = (column_of(each.side.data.table("values"), "numel") for each in (one, other))
-    is_misfit = numel[pairs[:, 0]] != numel_b[pairs[:, 1]]
+    is_misfit = one.side.values.numel[pairs[:, 0]] != other.side.values.numel[pairs[:, 1]]
     kept[: len(pairs)] &= ~is_misfit
     order = np.flatnonzero(kept)
     order = order[order_by_use(one.side, every[order])]
@@ -177,8 +176,8 @@ def _leave_out(errors: Errors, are_left: Bools) -> None:
 
 
 def _compare(
-    side: Side,
-    measured: tuple[ComparedRows, ComparedRows],
+    side: RunTables,
+    measured: tuple[MeasuredRows, MeasuredRows],
     alignment: Alignment,
     joined: JoinedErrors,
     order: Rows,
@@ -231,23 +230,20 @@ def _judge(
     return inherited, found.dismiss(again), noise
 
 
-def _find_epsilons_of_ops(side: Side, ops: Rows) -> Numbers:
+def _find_epsilons_of_ops(side: RunTables, ops: Rows) -> Numbers:
     """Returns eps of the dtype of what each of some ops returned first; 0 for none."""
-    distinct, which = np.unique(ops, return_inverse=True)
-    first = take(side.flow.first_returned, distinct)
-    dtypes = side.flow.tensors.table["dtype"].take(from_numpy(first[first >= 0])).to_pylist()
-    found = np.zeros(len(distinct))
-    found[first >= 0] = [EPSILONS.get(each, 0.0) for each in dtypes]
-    return found[which.reshape(-1)]
+    code, dtypes = side.flow.tensors.dtype
+    epsilons = np.array([*(EPSILONS.get(dtype, 0.0) for dtype in dtypes), 0.0])
+    return epsilons[take(code, take(side.flow.first_returned, ops))]
 
 
-def _are_repeated(side: Side, other: Side, rows: Rows, rows_b: Rows) -> Bools:
+def _are_repeated(side: RunTables, other: RunTables, rows: Rows, rows_b: Rows) -> Bools:
     """Returns which pairs are of modules that are called another number of times in the other recording."""
     calls = np.append(_count_calls(side), 0)[side.values.place[rows]]
     return np.asarray(calls != np.append(_count_calls(other), 0)[other.values.place[rows_b]])
 
 
-def _count_calls(side: Side) -> Rows:
+def _count_calls(side: RunTables) -> Rows:
     """Returns how often the module of each place is called in forward."""
     calls = side.calls
     is_forward = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
@@ -257,7 +253,7 @@ def _count_calls(side: Side) -> Rows:
 def _find_noise(
     one: ComparedSide,
     other: ComparedSide,
-    measured: tuple[ComparedRows, ComparedRows],
+    measured: tuple[MeasuredRows, MeasuredRows],
     is_joined: Bools,
     further: Sequence[RecordingData],
     tolerance: float | None,
@@ -301,7 +297,7 @@ def _find_inherited(
     return found
 
 
-def _may_be_turned(side: Side, rows: Rows) -> Bools:
+def _may_be_turned(side: RunTables, rows: Rows) -> Bools:
     """Returns which rows are of weights, and of what ops of backward and optimizers make of these."""
     values = side.values
     is_later = (values.op[rows] >= 0) & np.isin(values.phase[rows], _LATER)

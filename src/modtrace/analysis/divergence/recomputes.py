@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy
 from ...recording.statistics.moments import Numbers
-from ..alignment.contract import ModuleName
 from ..tables.columns import Column, Rows
+from ..tables.measured import read_measured
+from ..tables.placement import ModuleName
 from .answer import FIRST
 from .errors import find_errors
 from .inherited import find_inherited, order_by_use
-from .measured import read_measured
 from .noise import assume_noise, find_cancellation, give_noise
 from .pairs import Compared, ComparedSide, is_uninitialized
 from .ranking import rank

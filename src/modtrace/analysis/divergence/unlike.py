@@ -2,22 +2,21 @@
 
 import numpy as np
 
-from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, OUTPUT
-from ...recording.statistics.moments import Numbers, StatColumns, read_statistics
+from ...recording.statistics.moments import Numbers, StatColumns
 from ..alignment.calls import translate
 from ..alignment.ops import PairedReads, number_names
-from ..alignment.sides import Side
 from ..tables.columns import Bools, Rows, dictionary_codes, number_keys, ranges, take
+from ..tables.measured import read_measured
+from ..tables.run import RunTables
 from ..tables.tensors import count_elements, number_sizes, read_sizes, sort_sizes
 from .errors import find_errors
-from .measured import read_measured
 from .paired_run import PairedRun
 from .ranking import IS_MADE
 
 
-def are_beside(side: Side, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
+def are_beside(side: RunTables, rows: Rows, misfits: Rows, are_repeated: Bools) -> Bools:
     """Returns which rows are of an op or call whose first output is of another size in the other recording.
 
     Then the op was given something else. Of modules it is only known where they are called another number of times, as
@@ -117,7 +116,7 @@ def _make_numbers(run: PairedRun) -> Bools:
     return found
 
 
-def _lead_to(side: Side, ops: Bools, ends: Bools) -> Bools:
+def _lead_to(side: RunTables, ops: Bools, ends: Bools) -> Bools:
     """Returns which ops lead to some ends, of some ops and of those that read what they made; not through checks.
 
     Args:
@@ -214,9 +213,7 @@ def _find_equal(
     """Returns rows of both recordings that hold the same up to noise, and how far apart they are."""
     row, row_b = _find_unsettled(one, differs), _find_unsettled(other, differs)
     values, values_b = one.side.values, other.side.values
-    stats, stats_b = (
-        read_statistics(each.table.take(from_numpy(of))) for each, of in ((values, row), (values_b, row_b))
-    )
+    stats, stats_b = values.stats.take(row), values_b.stats.take(row_b)
     noises, noises_b = _find_noises(one, row, noise), _find_noises(other, row_b, noise)
     keys, keys_b = number_keys(
         (translate(values.step[row], steps), values_b.step[row_b]),
@@ -248,7 +245,7 @@ def _find_unsettled(run: PairedRun, differs: Bools) -> Rows:
     is_settled[run.rows[differs]] = False
     found = np.flatnonzero((tensor >= 0) & ~is_settled)
     found = found[~run.side.flow.tensors.is_whole[tensor[found]]]
-    stats = read_statistics(values.table.take(from_numpy(found)))
+    stats = values.stats.take(found)
     return found[np.isfinite(stats.l2) & (stats.min < stats.max) & ~_are_masked(stats)]
 
 

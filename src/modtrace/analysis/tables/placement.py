@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,6 +89,14 @@ def _merge(chain: Sequence[Mapping[str, Any]]) -> Module:
         parent_id=outer["parent_id"],
         parameters=next((row["parameters"] for row in chain if row["parameters"] is not None), None),
     )
+
+
+class ModuleName(NamedTuple):
+    """A module of a recording."""
+
+    root: str  # the name of its root
+    path: str  # below the root; "" for the root itself
+    type: str
 
 
 class Placer:

@@ -47,6 +47,31 @@ class Tensors:
         return [shape_text(shape) for shape in self.shapes]
 
     @cached_property
+    def sizes(self) -> Sizes:
+        """The shape of each tensor, as rows of a matrix."""
+        return read_sizes(self.table["shape"])
+
+    @cached_property
+    def numel(self) -> Column:
+        """The number of elements of each tensor."""
+        return count_elements(self.sizes).reshape(-1)
+
+    @cached_property
+    def storage(self) -> Column:
+        """The memory of each tensor, as a number; -1 where it is not known."""
+        return column_of(self.table, "storage")
+
+    @cached_property
+    def version(self) -> Column:
+        """How often the memory of each tensor had been written to."""
+        return column_of(self.table, "version")
+
+    @cached_property
+    def dtype(self) -> tuple[Column, tuple[str, ...]]:
+        """Codes of dtypes, and the names of these, such as `float32`."""
+        return dictionary_codes(self.table["dtype"])
+
+    @cached_property
     def dtypes(self) -> list[str]:
         """The dtype of each tensor, such as `float32`."""
         return list(self.table["dtype"].to_pylist())
@@ -54,7 +79,7 @@ class Tensors:
     @cached_property
     def is_whole(self) -> Bools:
         """Which tensors hold whole numbers or truth values."""
-        code, dtypes = dictionary_codes(self.table["dtype"])
+        code, dtypes = self.dtype
         return np.array([*(name.startswith(_WHOLE) for name in dtypes), True])[code]
 
 

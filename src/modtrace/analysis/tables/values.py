@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.protocols import RecordingData
+from ...recording.statistics.moments import StatColumns, read_statistics
 from .calls import NO_MODULE, Calls, iterate_levels
 from .columns import (
     Bools,
@@ -52,7 +53,7 @@ class PlacedValues:
     @cached_property
     def site(self) -> Rows:
         """The row of `sites` of each; -1 for none."""
-        return RowFinder(column_of(self.data.table("sites"), "site_id"))(column_of(self.table, "site_id"))
+        return RowFinder(column_of(self.data.table("sites"), "site_id"))(self.site_id)
 
     @cached_property
     def module(self) -> Column:
@@ -64,25 +65,40 @@ class PlacedValues:
         """Of the call of each: its number among those of its module in the step; -1 for none."""
         return self.at_sites(column_of(self.data.table("sites"), "nth"))
 
-    @property
+    @cached_property
     def role(self) -> Column:
         """Codes of `roles`; -1 for none."""
-        return self._role[0]
+        return self.at_sites(self._role[0])
 
-    @property
+    @cached_property
     def roles(self) -> tuple[str, ...]:
         """The roles that sites have."""
         return self._role[1]
 
-    @property
+    @cached_property
     def slot(self) -> Column:
         """Codes of `slots`; -1 for none."""
-        return self._slot[0]
+        return self.at_sites(self._slot[0])
 
-    @property
+    @cached_property
     def slots(self) -> tuple[str, ...]:
         """The slots that sites have."""
         return self._slot[1]
+
+    @cached_property
+    def site_id(self) -> Column:
+        """The id of the site of each row."""
+        return column_of(self.table, "site_id")
+
+    @cached_property
+    def numel(self) -> Column:
+        """The number of elements of each tensor."""
+        return column_of(self.table, "numel")
+
+    @cached_property
+    def stats(self) -> StatColumns:
+        """The raw statistics of each row."""
+        return read_statistics(self.table)
 
     def is_of(self, *roles: str, rows: Rows | slice = slice(None)) -> Bools:
         """Returns which rows, or which of some rows, have one of these roles."""
@@ -121,10 +137,8 @@ class PlacedValues:
 
     @cached_property
     def _role(self) -> tuple[Column, tuple[str, ...]]:
-        role, roles = dictionary_codes(self.data.table("sites")["role"])
-        return self.at_sites(role), roles
+        return dictionary_codes(self.data.table("sites")["role"])
 
     @cached_property
     def _slot(self) -> tuple[Column, tuple[str, ...]]:
-        slot, slots = text_codes(self.data.table("sites")["slot"])
-        return self.at_sites(slot), slots
+        return text_codes(self.data.table("sites")["slot"])

@@ -14,7 +14,8 @@ from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.statistics.fingerprints import HASH_SIZE, SKETCH_SIZE
 from ...recording.statistics.moments import RAW, Numbers, StatColumns, read_statistics
-from ..tables.columns import Bools, Column, Rows, column_of, dictionary_codes
+from .columns import Bools, Column, Rows, column_of, dictionary_codes
+from .tensors import Sizes, read_sizes
 
 #: So many rows are few.
 _FEW = 100
@@ -23,12 +24,12 @@ _COLUMNS = ("shape", "dtype", "numel", *RAW)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ComparedRows:
+class MeasuredRows:
     """What was measured of some rows of `values`, in the given order; a row may occur several times."""
 
     data: RecordingData
     rows: Rows
-    shapes: pa.ChunkedArray
+    sizes: Sizes  # their shapes
     numel: Column
     dtype: Column  # codes of `dtypes`
     dtypes: tuple[str, ...]
@@ -45,14 +46,12 @@ class ComparedRows:
 
     def shape(self, at: int) -> list[int]:
         """Returns the shape of one tensor."""
-        found: list[int] = self.shapes[at].as_py()
-        return found
+        return [size for size in self.sizes[at].tolist() if size >= 0]
 
     def matrices(self) -> tuple[Bools, Column, Column]:
         """Returns which tensors have two dimensions, and the numbers of their rows and columns."""
-        parts = [_matrices_of(chunk) for chunk in self.shapes.chunks] or [_matrices_of(_NO_SHAPES)]
-        is_matrix, rows, columns = (np.concatenate(each) for each in zip(*parts, strict=True))
-        return is_matrix, rows, columns
+        wide = np.pad(self.sizes, ((0, 0), (0, 3)), constant_values=-1)
+        return (wide[:, 1] >= 0) & (wide[:, 2] < 0), wide[:, 0], wide[:, 1]
 
     def sketches(self, at: Rows) -> Numbers:
         """Returns the sketches of some of the rows, all of which have one: `[len(at), 64]`."""
@@ -72,7 +71,7 @@ class ComparedRows:
         return self.data.tensor(self.data.table("values")["blob"][int(self.rows[at])].as_py())
 
 
-def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
+def read_measured(data: RecordingData, rows: Rows) -> MeasuredRows:
     """Returns what was measured of some rows of `values`."""
     values = data.table("values")
     # Of few rows all columns are taken; of many the long lists stay where they are.
@@ -85,10 +84,10 @@ def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
         table, columns, at = values.select(_COLUMNS).take(from_numpy(rows, pa.int64())), values, rows
     dtype, dtypes = dictionary_codes(table["dtype"])
     hashes, has_hash = _read_hashes(columns["hash"])
-    return ComparedRows(
+    return MeasuredRows(
         data=data,
         rows=rows,
-        shapes=table["shape"],
+        sizes=read_sizes(table["shape"]),
         numel=column_of(table, "numel"),
         dtype=dtype,
         dtypes=dtypes,
@@ -100,16 +99,6 @@ def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
         has_sample=to_numpy(columns["sample"].is_valid())[at],
         has_tensor=to_numpy(columns["blob"].is_valid())[at],
     )
-
-
-_NO_SHAPES = pa.nulls(0, pa.list_(pa.int64()))
-
-
-def _matrices_of(shapes: pa.Array) -> tuple[Bools, Column, Column]:
-    starts, sizes = to_numpy(shapes.offsets), np.append(to_numpy(shapes.values), [0, 0])
-    is_matrix = np.diff(starts) == 2
-    first = np.where(is_matrix, starts[:-1], len(sizes) - 2)
-    return is_matrix, sizes[first], sizes[first + 1]
 
 
 def _has(column: pa.ChunkedArray, measure: Callable[[Any], Any], size: int) -> Bools:

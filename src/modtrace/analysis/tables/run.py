@@ -10,8 +10,8 @@ import pyarrow as pa
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, INPUT, LOSS, OP_OUTPUT, OP_ROLES, PARAMETER
-from ..tables.calls import Calls, iterate_levels, read_all_calls
-from ..tables.columns import (
+from .calls import Calls, iterate_levels, read_all_calls
+from .columns import (
     Bools,
     Column,
     RowFinder,
@@ -23,14 +23,13 @@ from ..tables.columns import (
     phase_codes,
     take,
 )
-from ..tables.inside import with_all_inside
-from ..tables.op_flow import FIRST_SLOTS, OpFlow, read_op_flow
-from ..tables.op_rules import OVERWRITES, PLAIN
-from ..tables.ops import bare_name
-from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
-from ..tables.tensors import Sizes, read_sizes
-from ..tables.values import PlacedValues
-from .contract import ModuleName
+from .inside import with_all_inside
+from .op_flow import FIRST_SLOTS, OpFlow, read_op_flow
+from .op_rules import OVERWRITES, PLAIN
+from .ops import bare_name
+from .placement import NOWHERE, ModuleName, Placer, merge_wrappers, name_roots, place_calls
+from .tensors import Sizes, read_sizes
+from .values import PlacedValues
 
 _BACKWARD = PHASES.index(BACKWARD)
 
@@ -39,13 +38,13 @@ _MOST_VIEWS = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CallSide:
+class RunCalls:
     """The calls of a recording; numbers of calls are rows of the table."""
 
     calls: Calls
     kept: Column  # whether it is of a compared step
     step: Column
-    place: Rows  # index of `Side.names`; NOWHERE for an optimizer's step
+    place: Rows  # index of `RunTables.names`; NOWHERE for an optimizer's step
     #: How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself.
     wraps: Rows
     origin: Rows  # the forward call that it belongs to: itself, or the one that it repeats
@@ -57,7 +56,7 @@ class CallSide:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OpSide:
+class RunOps:
     """The ops of a recording; numbers of ops are rows of the table."""
 
     kept: Column
@@ -85,7 +84,7 @@ class OpSide:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ValueSide(PlacedValues):
+class RunValues(PlacedValues):
     """The measured tensors of a recording; numbers of values are rows of the table."""
 
     #: Losses are left out: as a sum may cancel, nothing bounds its rounding, and it would excuse all gradients.
@@ -133,7 +132,7 @@ class ValueSide(PlacedValues):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Side:
+class RunTables:
     """One of the two recordings."""
 
     data: RecordingData  # with the ops of compiled code in the calls of their modules, where they ran one by one
@@ -142,10 +141,10 @@ class Side:
     is_apart: Bools
     places: Placer
     names: tuple[ModuleName, ...]  # of the places
-    calls: CallSide
-    ops: OpSide
+    calls: RunCalls
+    ops: RunOps
     flow: OpFlow  # what they read and return
-    values: ValueSide
+    values: RunValues
 
     @cached_property
     def is_internal(self) -> Bools:
@@ -185,7 +184,7 @@ class Side:
         return self.flow.find_unread(self.ops.are_named(OVERWRITES), among)
 
 
-def read_side(data: RecordingData, steps: Collection[int]) -> Side:
+def read_run_tables(data: RecordingData, steps: Collection[int]) -> RunTables:
     """Returns one recording, of which some steps are compared."""
     wanted = np.array(sorted(steps), np.int64)
     data, unseen = with_all_inside(data)
@@ -193,7 +192,7 @@ def read_side(data: RecordingData, steps: Collection[int]) -> Side:
     calls = _read_calls(data.table("calls"), wanted, placer)
     ops = _read_ops(data.table("ops"), wanted, calls)
     values = _read_values(data, wanted, placer, calls)
-    return Side(
+    return RunTables(
         data=data,
         is_apart=np.isin(calls.calls.call_id, [*unseen.calls])
         | ((calls.calls.phase == _BACKWARD) & column_of(data.table("calls"), "compiled").astype(bool)),
@@ -213,7 +212,7 @@ def _name_places(placer: Placer) -> tuple[ModuleName, ...]:
     )
 
 
-def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> CallSide:
+def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> RunCalls:
     calls, step = read_all_calls(table), column_of(table, "step")
     levels = list(iterate_levels(calls.parent))
     place = place_calls(calls, levels, placer)
@@ -224,7 +223,7 @@ def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> CallSide:
     first = calls.start_ns[origin]
     outer = _count_calls(outermost, step[outermost], place[outermost], calls.start_ns)
     inner = _count_calls(origin, outermost, place[origin], first)
-    return CallSide(
+    return RunCalls(
         calls=calls,
         kept=np.isin(step, steps),
         step=step,
@@ -276,11 +275,11 @@ def _count_calls(of: Rows, *within: Column | Rows) -> Rows:
     return count_before(number, np.lexsort((distinct, started)).argsort())[back.reshape(-1)]
 
 
-def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
+def _read_ops(table: pa.Table, steps: Column, calls: RunCalls) -> RunOps:
     step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
     phase, call = phase_codes(table["phase"]), RowFinder(calls.calls.call_id)(column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
-    return OpSide(
+    return RunOps(
         kept=np.isin(step, steps),
         step=step,
         phase=phase,
@@ -295,7 +294,7 @@ def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
     )
 
 
-def _find_first_calls(calls: CallSide, step: Column) -> Column:
+def _find_first_calls(calls: RunCalls, step: Column) -> Column:
     """Returns for steps when their first calls began; the least number for steps without any."""
     steps, which = np.unique(calls.step, return_inverse=True)
     first = np.full(len(steps) + 1, np.iinfo(np.int64).max)
@@ -304,11 +303,11 @@ def _find_first_calls(calls: CallSide, step: Column) -> Column:
     return first[RowFinder(steps)(step)]
 
 
-def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: CallSide) -> ValueSide:
+def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: RunCalls) -> RunValues:
     values, ops = PlacedValues(data=data, table=data.table("values")), data.table("ops")
     op = RowFinder(column_of(ops, "op_id"))(column_of(values.table, "op_id"))
     call_id = np.where(op >= 0, take(column_of(ops, "call_id"), op), values.call_id)
-    return ValueSide(
+    return RunValues(
         data=data,
         table=values.table,
         kept=np.isin(values.step, steps) & ~values.is_of(LOSS),

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.analysis.alignment.sides import read_side
+from modtrace.analysis.tables.run import read_run_tables
 
 
 def test_origin_of_what_is_read_is_behind_views_and_copies_and_not_the_memory_that_they_fill() -> None:
@@ -13,7 +13,7 @@ def test_origin_of_what_is_read_is_behind_views_and_copies_and_not_the_memory_th
         memory = torch.zeros(4, 3)
         memory.copy_(model(torch.ones(3, 4)).tanh().mT)
         memory.view(12).exp()
-    side = read_side(rec.data, [0])
+    side = read_run_tables(rec.data, [0])
     names = [side.ops.names[code] for code in side.ops.name]
     read = side.flow.reader == names.index("aten.exp.default")
     maker = side.flow.tensors.producer[side.origin_of_read[read]]
