@@ -34,11 +34,11 @@ def align(
     step: int | str | None = None,
     step_b: int | str | None = None,
 ) -> Alignment:
-    """Returns which rows of two recordings mean the same; see `align_sides`."""
-    return align_sides(*read_sides(a, b, step=step, step_b=step_b), rules=rules)
+    """Returns which rows of two recordings mean the same; see `align_tables`."""
+    return align_tables(*read_both(a, b, step=step, step_b=step_b), rules=rules)
 
 
-def read_sides(
+def read_both(
     a: RecordingData, b: RecordingData, *, step: int | str | None = None, step_b: int | str | None = None
 ) -> tuple[RunTables, RunTables, Rows]:
     """Returns two recordings, or the same one twice, and the pairs of their steps.
@@ -57,7 +57,7 @@ def read_sides(
     return read_run_tables(a, of_a), read_run_tables(b, of_b), steps
 
 
-def align_sides(side: RunTables, other: RunTables, steps: Rows, *, rules: Sequence[str] = ()) -> Alignment:
+def align_tables(side: RunTables, other: RunTables, steps: Rows, *, rules: Sequence[str] = ()) -> Alignment:
     """Returns which rows of two recordings mean the same.
 
     Args:

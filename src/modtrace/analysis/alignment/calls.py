@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.protocols import RecordingData
-from ..tables.chosen_step import no_step
-from ..tables.columns import Column, RowFinder, Rows, column_of, number_keys, pair_keys, rows_in_order, take
+from ..tables.calls import has_threads
+from ..tables.chosen_step import find_step_kinds, no_step
+from ..tables.columns import Column, RowFinder, Rows, number_keys, pair_keys, rows_in_order, take
 from ..tables.run import RunTables
+from ..tables.values import find_first_values
 from .modules import PlacePairs
 
 
@@ -23,7 +24,7 @@ def pair_steps(
     Raises:
         ValueError: there is no such step.
     """
-    of_a, of_b = _find_steps(a), _find_steps(b)
+    of_a, of_b = find_step_kinds(a), find_step_kinds(b)
     if chosen is not None:
         for number, known in zip(chosen, (of_a, of_b), strict=True):
             if number not in known:
@@ -31,8 +32,8 @@ def pair_steps(
         pair = np.array([chosen], np.int64)
         return pair, {int(pair[0, 0])}, {int(pair[0, 1])}
     common = sorted(of_a.keys() & of_b.keys())
-    if {*of_a.values(), *of_b.values()} == {"eval"} and (_has_threads(a) or _has_threads(b)):
-        pairs = _pair_contents((sorted(of_a), sorted(of_b)), _find_contents(a), _find_contents(b))
+    if {*of_a.values(), *of_b.values()} == {"eval"} and (has_threads(a) or has_threads(b)):
+        pairs = _pair_contents((sorted(of_a), sorted(of_b)), find_first_values(a), find_first_values(b))
     elif not common or any(len({of_a[step], of_b[step]} - {None}) > 1 for step in common):
         pairs = _pair_kinds(of_a, of_b)
     else:
@@ -48,24 +49,6 @@ def _pair_kinds(of_a: dict[int, str | None], of_b: dict[int, str | None]) -> lis
     return sorted(pairs)
 
 
-def _has_threads(data: RecordingData) -> bool:
-    """Returns whether several threads called models."""
-    calls = data.table("calls")
-    threads = column_of(calls, "thread")[to_numpy(calls["parent_call_id"].is_null())]
-    return len(np.unique(threads)) > 1
-
-
-def _find_contents(data: RecordingData) -> dict[int, tuple[float, ...]]:
-    """Returns what the first tensor of a call in each step holds: its extremes and its sums."""
-    values = data.table("values")
-    rows = np.flatnonzero(to_numpy(values["call_id"].is_valid()))
-    steps, first = np.unique(column_of(values, "step")[rows], return_index=True)
-    found = values.take(from_numpy(rows[first])).select(["min", "max", "sum", "sumsq"])
-    return dict(
-        zip(steps.tolist(), zip(*(each.to_pylist() for each in found.columns), strict=True), strict=True)
-    )
-
-
 def _pair_contents(
     steps: tuple[list[int], list[int]],
     of_a: dict[int, tuple[float, ...]],
@@ -79,15 +62,6 @@ def _pair_contents(
     left = sorted({*steps[1]} - {*partners.values()})
     alone = [one for one in steps[0] if one not in partners]
     return sorted([*partners.items(), *zip(alone, left, strict=False)])
-
-
-def _find_steps(data: RecordingData) -> dict[int, str | None]:
-    """Returns the kind of each step; None of one whose end was not recorded."""
-    steps = data.table("steps")
-    kinds = dict(zip(steps["step"].to_pylist(), steps["kind"].to_pylist(), strict=True))
-    tables = ("steps", "calls", "ops", "values")
-    known = {step for name in tables for step in np.unique(column_of(data.table(name), "step")).tolist()}
-    return {step: kinds.get(step) for step in known}
 
 
 def pair_calls(a: RunTables, b: RunTables, places: PlacePairs, steps: Rows) -> tuple[Rows, Rows]:

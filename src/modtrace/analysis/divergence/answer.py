@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
+from ..tables.columns import ArrowTable
 
 #: What is known of how a difference came up.
 SOURCE = "source"  # a parameter, a buffer or an input differs: nothing was computed
@@ -171,7 +171,7 @@ class Comparison:
     rules: tuple[str, ...]
     proposed: tuple[str, ...]  # rules for modules without a partner, as map= takes them
     marks: tuple[str, ...]
-    table: pa.Table = field(repr=False, compare=False)  # all compared tensors, as they ran
+    table: ArrowTable = field(repr=False, compare=False)  # all compared tensors, as they ran
 
     def __bool__(self) -> bool:
         return self.ok

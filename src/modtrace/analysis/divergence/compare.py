@@ -6,18 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...errors import NothingRecordedError
-from ...recording.arrow.arrays import from_numpy, from_strings
+from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
 from ...surface import name_argument
-from ..alignment.align import align_sides, read_sides
+from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
-from ..tables.columns import Column, Rows
+from ..tables.columns import ArrowTable, Column, Rows, decode, take_of_tables
 from ..tables.missing_rows import require_rows
 from ..tables.run import RunTables
 from .answer import (
@@ -74,10 +73,10 @@ def compare_recordings(
         raise ValueError(f"{named}: give a relative error such as 1e-5; 0 tolerates none")
     require_rows(a, "values")
     require_rows(b, "values")
-    side, other, steps = read_sides(a, b, step=step, step_b=step_b)
-    alignment = align_sides(side, other, steps, rules=rules)
+    side, other, steps = read_both(a, b, step=step, step_b=step_b)
+    alignment = align_tables(side, other, steps, rules=rules)
     if not len(alignment.values) and not len(alignment.joined):
-        raise NothingRecordedError(explain_nothing(a, b, alignment))
+        raise NothingRecordedError(explain_nothing(side, other, alignment))
     parts = _compare_all(side, other, alignment, noise, tolerance)
     if len(parts[0].errors) and np.isnan(parts[0].errors.error).all():
         raise NothingRecordedError(
@@ -163,7 +162,7 @@ def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) 
         rules=alignment.rules,
         proposed=alignment.proposed,
         marks=(*(f"first: {mark}" for mark in a.meta.marks), *(f"second: {mark}" for mark in b.meta.marks)),
-        table=_add_verdicts(merged.sort_tables([each.to_table() for each in details]), verdicts),
+        table=_add_verdicts(take_of_tables([each.to_table() for each in details], merged.order), verdicts),
     )
 
 
@@ -208,13 +207,9 @@ def _choose_places(
     return list(chosen.values())
 
 
-def _add_verdicts(table: pa.Table, verdicts: Column) -> pa.Table:
-    told = pa.DictionaryArray.from_arrays(
-        from_numpy(np.ma.masked_array(verdicts, verdicts < 0)), from_strings(VERDICTS)
-    )
-    return table.append_column("verdict", told).append_column(
-        "beyond", from_numpy(verdicts >= VERDICTS.index(INHERITED))
-    )
+def _add_verdicts(table: ArrowTable, verdicts: Column) -> ArrowTable:
+    beyond = from_numpy(verdicts >= VERDICTS.index(INHERITED))
+    return table.append_column("verdict", decode(VERDICTS, verdicts)).append_column("beyond", beyond)
 
 
 def _chart(found: Compared, first: Divergence | None) -> list[GrowthPoint]:

@@ -77,7 +77,7 @@ class Consequences:
         self._reads, self._slot_of_read = (
             Groups(flow.reader, each, len(flow.op_id)) for each in (flow.read, flow.slot)
         )
-        self._slots, self._args = flow.slots, side.data.table("ops")["args"]
+        self._slots, self._ops = flow.slots, side.ops
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True
         is_unread_workspace = side.is_internal & ~is_read
@@ -296,6 +296,6 @@ class Consequences:
         if not self._adds[op]:
             return 1.0
         slots = {self._slots[at] for at in self._slot_of_read[op][self._reads[op] == tensor].tolist()}
-        given = json.loads(self._args[op].as_py() or "{}")
+        given = json.loads(self._ops.read_args(op) or "{}")
         factors = [given[name] for slot, name in _FACTORS.items() if slot in slots and name in given]
         return max((abs(each) for each in factors if isinstance(each, int | float)), default=1.0)

@@ -3,13 +3,11 @@
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from ...recording.arrow.arrays import from_numpy, from_strings
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import LEAF, OPTIMIZER_STATE, PARAMETER, UPDATE
 from ...recording.suggestions import first_few
-from ..tables.columns import column_of, dictionary_codes
+from ..tables.columns import ArrowTable, build_table, decode
 from ..tables.measured import MeasuredRows, read_measured
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
@@ -190,36 +188,26 @@ class Details:
         translated = None if place is None else self._found.modules.get(place, place)
         return translated, *self._others.identify_op(culprit.op)
 
-    def to_table(self) -> pa.Table:
+    def to_table(self) -> ArrowTable:
         """Returns all pairs, with names and numbers."""
         found, rows = self._found, self._found.a.rows
-        values, sites = found.side.values, found.side.data.table("sites")
-        site = from_numpy(values.site[rows])
-        place = values.place[rows]
-        paths = from_strings([name.path for name in found.side.names])
+        values = found.side.values
         columns: dict[str, Any] = {
             "step": values.step[rows],
-            "phase": _take([*PHASES], values.phase[rows]),
-            "path": paths.take(from_numpy(np.ma.masked_array(place, place < 0))).dictionary_encode(),
-            **{name: sites[of].take(site) for name, of in _OF_SITE.items()},
+            "phase": decode(PHASES, values.phase[rows]),
+            "path": decode([name.path for name in found.side.names], values.place[rows]),
+            **{name: values.take_sites(of, rows) for name, of in _OF_SITE.items()},
             "error": found.errors.error,
             "noise": np.maximum(found.noise.local, found.errors.floor),
             "input_error": found.inherited.error,
             "inputs_known": found.inherited.is_known,
             "score": found.ranking.score,
-            "metric": _take([*METRICS], found.errors.metric),
-            "recompute_of": from_strings([found.recompute_of]).take(
-                from_numpy(np.zeros(len(rows), np.int64))
-            ),
+            "metric": decode(METRICS, found.errors.metric),
+            "recompute_of": decode([FIRST, SECOND], np.full(len(rows), _RUN_CODES[found.recompute_of])),
             "row_a": self._pair[0].rows,
             "row_b": self._pair[1].rows,
         }
-        return pa.table(
-            {
-                name: from_numpy(column) if isinstance(column, np.ndarray) else column
-                for name, column in columns.items()
-            }
-        )
+        return build_table(columns)
 
     def _bounds(self, at: int) -> tuple[float, float]:
         error, metric = float(self._found.errors.error[at]), METRICS[int(self._found.errors.metric[at])]
@@ -251,18 +239,16 @@ class Details:
         if culprit.op < 0:
             return None
         side, forward = self.culprits.side_of(culprit), self.culprits.find_forward(culprit)
-        line: str | None = side.data.table("ops")["source"][forward if forward >= 0 else culprit.op].as_py()
-        return line
+        return side.ops.read_source(forward if forward >= 0 else culprit.op)
 
 
 def _has_state(side: RunTables, step: int) -> bool:
     """Returns whether ops of an optimizer have read in a step what was there before."""
-    flow, sites = side.flow, side.data.table("sites")
+    flow = side.flow
     is_asked = (side.ops.phase == PHASES.index(OPTIMIZER)) & (side.ops.step == step)
     read = flow.tensors.site_id[flow.read[is_asked[flow.reader]]]
-    role, roles = dictionary_codes(sites["role"])
-    is_leaf = role == (roles.index(LEAF) if LEAF in roles else -2)
-    return bool(np.isin(column_of(sites, "site_id")[is_leaf], read).any())
+    leaves = [site["site_id"] for site in side.sites if site["role"] == LEAF]
+    return bool(np.isin(leaves, read).any())
 
 
 def _find_earlier(side: RunTables, row: int) -> int:
@@ -277,14 +263,9 @@ def _find_earlier(side: RunTables, row: int) -> int:
     return int(rows[-1]) if len(rows) else -1
 
 
+_RUN_CODES = {None: -1, FIRST: 0, SECOND: 1}
 _OF_TENSORS = ("largest", "where", "pair", "cosine", "close_share", "ulps")
 _OF_SITE = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth": "op_nth"}
-
-
-def _take(names: list[str], codes: "np.ndarray[Any, Any]") -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(
-        from_numpy(np.ma.masked_array(codes.astype(np.int8), codes < 0)), from_strings(names)
-    )
 
 
 def _describe(measured: MeasuredRows, at: int) -> str:

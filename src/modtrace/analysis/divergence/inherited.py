@@ -18,7 +18,7 @@ from ...recording.role import (
 )
 from ...recording.statistics.moments import Numbers
 from ..tables.calls import iterate_levels
-from ..tables.columns import Bools, Column, RowFinder, Rows, column_of, columns_at
+from ..tables.columns import Bools, Column, RowFinder, Rows, columns_at
 from ..tables.op_rules import UNINITIALIZED
 from ..tables.run import RunTables
 from .paired_run import find_inputs, find_tensors
@@ -357,8 +357,7 @@ def _errors_of_returned(side: RunTables, rows: Rows, error: Numbers) -> Numbers:
 def _errors_of_reads(side: RunTables, leaves: Rows, errors: Numbers) -> Numbers:
     """Returns the error of each read of a parameter, buffer, input or constant, from what was measured in its step."""
     values, flow = side.values, side.flow
-    site_id = column_of(side.data.table("sites"), "site_id")
-    keys = site_id[values.site[leaves]].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
+    keys = values.site_id[leaves].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
     site, step = flow.tensors.site_id[flow.read], side.ops.step[flow.reader]
     wanted = np.where(site >= 0, site.astype(np.int64) << 32 | step.astype(np.int64), -1)
     # What was measured behind an op of forward may have been written to since, as the averages of a norm.

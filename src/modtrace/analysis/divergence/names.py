@@ -2,21 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ...recording.module_path import join
 from ...recording.phase import PHASES
-from ...recording.protocols import RecordingData
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
 from ...surface import choose_phrase
 from ..alignment.contract import HARMLESS, REASONS, Alignment, Unpaired, UnpairedRows
 from ..graph.parts import forms_of_op
 from ..tables.chosen_step import name_steps
-from ..tables.columns import Column, Rows, column_of
+from ..tables.columns import Column, Rows
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
 from .answer import Named, OneSided
@@ -34,14 +32,9 @@ class Names:
     def __init__(self, side: RunTables) -> None:
         self._side = side
 
-    @cached_property
-    def _sites(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._side.data.table("sites").to_pylist()
-        return found
-
     def site(self, row: int) -> dict[str, Any]:
         """Returns the site of a row of `values`."""
-        return self._sites[int(self._side.values.site[row])]
+        return self._side.sites[int(self._side.values.site[row])]
 
     def module(self, place: int) -> ModuleName | None:
         """Returns the module of a place; None outside of modules."""
@@ -62,10 +55,9 @@ class Names:
 
     def identify_op(self, row: int) -> tuple[str, int, int | None]:
         """Returns the name of an op, which of its name within its call it is, and which call of its module that is."""
-        nth: int = self._side.data.table("ops")["nth"][row].as_py()
         call = int(self._side.ops.call[row])
-        of_module = None if call < 0 else self._side.data.table("calls")["nth"][call].as_py()
-        return self.op(row), nth, of_module
+        of_module = None if call < 0 else int(self._side.calls.nth[call])
+        return self.op(row), int(self._side.ops.nth[row]), None if of_module == -1 else of_module
 
     def label_op(self, row: int) -> str:
         """Returns an op with its module: `mul in blocks.0.attn`."""
@@ -159,10 +151,10 @@ def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -
 _NAMED = 5
 
 
-def explain_nothing(a: RecordingData, b: RecordingData, alignment: Alignment) -> str:
+def explain_nothing(a: RunTables, b: RunTables, alignment: Alignment) -> str:
     """Returns why no tensor of one recording is one of the other, and which names are near each other."""
     if not len(alignment.steps):
-        steps = [sorted({int(step) for step in column_of(data.table("values"), "step")}) for data in (a, b)]
+        steps = [np.unique(side.values.step).tolist() for side in (a, b)]
         argument = choose_phrase(python="step=(A, B)", command_line="--step A:B")
         return (
             "the two recordings have no step in common: the first has measured steps "

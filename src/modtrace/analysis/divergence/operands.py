@@ -47,7 +47,6 @@ class Operands:
         self._found = found
         self._runs = (found.side, names), (found.other, others)
         self._find_pair = RowFinder(found.a.rows)
-        self._args = tuple(side.data.table("ops")["args"] for side, _ in self._runs)
 
     def find_arguments(self, at: int) -> tuple[str, ...]:
         """Returns which arguments that are no tensors differ: `eps 1e-05 against 0.001`.
@@ -155,7 +154,7 @@ class Operands:
         return found
 
     def _compare_arguments(self, op: int, op_b: int) -> tuple[str, ...]:
-        given, given_b = (args[row].as_py() for args, row in zip(self._args, (op, op_b), strict=True))
+        given, given_b = self._found.side.ops.read_args(op), self._found.other.ops.read_args(op_b)
         if given == given_b:
             return ()
         rank, rank_b = (

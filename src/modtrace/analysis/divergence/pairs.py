@@ -11,7 +11,7 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
-from ..alignment.align import align
+from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.columns import Bools, Rows, take
 from ..tables.measured import MeasuredRows, read_measured
@@ -331,11 +331,12 @@ def _is_unread(run: ComparedSide, rows: Rows) -> Bools:
 
 def _find_levels(a: RecordingData, run: RecordingData, rows: Rows) -> Numbers:
     """Returns the error of each row of `a` against a further run of the same; NaN where that has no such tensor."""
-    alignment = align(a, run)
+    side, other, steps = read_both(a, run)
+    alignment = align_tables(side, other, steps)
     pairs = alignment.values
     if not len(pairs):
-        raise NothingRecordedError(explain_nothing(a, run, alignment))
+        raise NothingRecordedError(explain_nothing(side, other, alignment))
     errors = find_errors(read_measured(a, pairs[:, 0]), read_measured(run, pairs[:, 1]))
-    of_row = np.full(a.table("values").num_rows, np.nan)
+    of_row = np.full(len(side.values.step), np.nan)
     of_row[pairs[:, 0]] = errors.error
     return of_row[rows]

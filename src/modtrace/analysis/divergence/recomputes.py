@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 
-from ...recording.arrow.arrays import from_numpy
 from ...recording.statistics.moments import Numbers
 from ..tables.columns import Column, Rows
 from ..tables.measured import read_measured
@@ -82,10 +80,6 @@ class MergedPairs:
     def collect(self, columns: Sequence[Column]) -> Column:
         """Returns a column of all pairs from that of each part."""
         return np.concatenate(columns)[self.order]
-
-    def sort_tables(self, tables: Sequence[pa.Table]) -> pa.Table:
-        """Returns the table of all pairs from that of each part."""
-        return tables[0] if len(tables) == 1 else pa.concat_tables(tables).take(from_numpy(self.order))
 
     def locate(self, at: int) -> tuple[int, int]:
         """Returns the index of the part to which a pair belongs, and the place of the pair there."""

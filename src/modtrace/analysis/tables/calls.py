@@ -58,6 +58,13 @@ def outermost_calls(table: pa.Table) -> Column:
     return found
 
 
+def has_threads(data: RecordingData) -> bool:
+    """Returns whether several threads called models."""
+    calls = data.table("calls")
+    threads = column_of(calls, "thread")[to_numpy(calls["parent_call_id"].is_null())]
+    return len(np.unique(threads)) > 1
+
+
 def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None) -> Calls:
     """Returns the calls of a step, with the calls of earlier steps to which its backwards and recomputes refer.
 

@@ -68,6 +68,15 @@ def find_step(data: RecordingData, asked: int | str | None) -> int | None:
     return meant[at]
 
 
+def find_step_kinds(data: RecordingData) -> dict[int, str | None]:
+    """Returns the kind of each step; None of one whose end was not recorded."""
+    steps = data.table("steps")
+    kinds = dict(zip(steps["step"].to_pylist(), steps["kind"].to_pylist(), strict=True))
+    tables = ("steps", "calls", "ops", "values")
+    known = {step for name in tables for step in np.unique(column_of(data.table(name), "step")).tolist()}
+    return {step: kinds.get(step) for step in known}
+
+
 def choose_step(
     steps: pa.Table, calls: pa.Table, step: int | None, *, also: Iterable[int] = ()
 ) -> ShownStep | None:

@@ -1,18 +1,19 @@
 """Columns of tables: reads them from Arrow, finds, groups and counts their rows, and pairs those of two tables."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...recording.arrow.arrays import to_numpy
+from ...recording.arrow.arrays import from_numpy, from_strings, to_numpy
 from ...recording.phase import PHASES
 
 Rows = npt.NDArray[np.int64]  # numbers of rows; -1 for none
 Column = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
+ArrowTable: TypeAlias = pa.Table
 
 Partners = tuple[Rows, Rows]  # of each row of `a`, of each row of `b`; -1 for none
 Coded = tuple[Sequence[str | None], Column]  # texts, and a column of their codes
@@ -189,3 +190,22 @@ def number_codes(one: Coded, other: Coded) -> Partners:
     """Returns a number for each row of two coded columns. Rows with equal texts have equal numbers; -1 stays."""
     numbers = number_texts(one[0], other[0])
     return take(numbers[0], one[1]), take(numbers[1], other[1])
+
+
+def decode(texts: Sequence[str | None], codes: Column) -> pa.Array:
+    """Returns the texts that codes stand for, as a dictionary column; null for negative codes."""
+    indices = np.ma.masked_array(codes.astype(np.int32), codes < 0)
+    return pa.DictionaryArray.from_arrays(from_numpy(indices), from_strings(texts))
+
+
+def build_table(columns: Mapping[str, Any]) -> ArrowTable:
+    """Returns a table of columns of numpy or Arrow."""
+    arrays = {
+        name: from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in columns.items()
+    }
+    return pa.table(arrays)
+
+
+def take_of_tables(tables: Sequence[ArrowTable], rows: Rows) -> ArrowTable:
+    """Returns rows of several tables, numbered from the first table on."""
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables).take(from_numpy(rows))

@@ -3,15 +3,16 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, INPUT, LOSS, OP_OUTPUT, OP_ROLES, PARAMETER
 from .calls import Calls, iterate_levels, read_all_calls
 from .columns import (
+    ArrowTable,
     Bools,
     Column,
     RowFinder,
@@ -44,6 +45,7 @@ class RunCalls:
     calls: Calls
     kept: Column  # whether it is of a compared step
     step: Column
+    nth: Column  # of its module in the step
     place: Rows  # index of `RunTables.names`; NOWHERE for an optimizer's step
     #: How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself.
     wraps: Rows
@@ -59,6 +61,7 @@ class RunCalls:
 class RunOps:
     """The ops of a recording; numbers of ops are rows of the table."""
 
+    table: ArrowTable
     kept: Column
     step: Column
     phase: Column  # codes of PHASES; -1 outside of them
@@ -76,6 +79,16 @@ class RunOps:
     def is_plain(self) -> Bools:
         """Which ops compute nothing: views, copies, and casts, which belong to the dtype."""
         return self.is_view | self.are_named(PLAIN)
+
+    def read_args(self, op: int) -> str | None:
+        """Returns the template of the arguments of an op."""
+        args: str | None = self.table["args"][op].as_py()
+        return args
+
+    def read_source(self, op: int) -> str | None:
+        """Returns the line of the program that ran an op, if it was recorded."""
+        source: str | None = self.table["source"][op].as_py()
+        return source
 
     def are_named(self, wanted: Collection[str]) -> Bools:
         """Returns which ops have one of these bare names."""
@@ -147,6 +160,12 @@ class RunTables:
     values: RunValues
 
     @cached_property
+    def sites(self) -> list[dict[str, Any]]:
+        """The rows of `sites`, to which `RunValues.site` refers."""
+        rows: list[dict[str, Any]] = self.data.table("sites").to_pylist()
+        return rows
+
+    @cached_property
     def is_internal(self) -> Bools:
         """Which tensors of `flow` only the backward of their own op reads; see `OpFlow.find_internal`."""
         return self.flow.find_internal(self.ops.forward)
@@ -212,7 +231,7 @@ def _name_places(placer: Placer) -> tuple[ModuleName, ...]:
     )
 
 
-def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> RunCalls:
+def _read_calls(table: ArrowTable, steps: Column, placer: Placer) -> RunCalls:
     calls, step = read_all_calls(table), column_of(table, "step")
     levels = list(iterate_levels(calls.parent))
     place = place_calls(calls, levels, placer)
@@ -227,6 +246,7 @@ def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> RunCalls:
         calls=calls,
         kept=np.isin(step, steps),
         step=step,
+        nth=column_of(table, "nth"),
         place=place,
         wraps=wraps,
         origin=origin,
@@ -275,11 +295,12 @@ def _count_calls(of: Rows, *within: Column | Rows) -> Rows:
     return count_before(number, np.lexsort((distinct, started)).argsort())[back.reshape(-1)]
 
 
-def _read_ops(table: pa.Table, steps: Column, calls: RunCalls) -> RunOps:
+def _read_ops(table: ArrowTable, steps: Column, calls: RunCalls) -> RunOps:
     step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
     phase, call = phase_codes(table["phase"]), RowFinder(calls.calls.call_id)(column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
     return RunOps(
+        table=table,
         kept=np.isin(step, steps),
         step=step,
         phase=phase,

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import StatColumns, read_statistics
 from .calls import NO_MODULE, Calls, iterate_levels
@@ -105,6 +106,10 @@ class PlacedValues:
         has_role = np.array([*(name in roles for name in self.roles), False])
         return np.asarray(has_role[self.role[rows]])
 
+    def take_sites(self, name: str, rows: Rows) -> pa.ChunkedArray:
+        """Returns what a column of `sites` has for some rows."""
+        return self.data.table("sites")[name].take(from_numpy(self.site[rows]))
+
     def at_sites(self, column: Column) -> Column:
         """Returns what a column of `sites` has for each row; -1 for those without site."""
         return take(column, self.site)
@@ -142,3 +147,14 @@ class PlacedValues:
     @cached_property
     def _slot(self) -> tuple[Column, tuple[str, ...]]:
         return text_codes(self.data.table("sites")["slot"])
+
+
+def find_first_values(data: RecordingData) -> dict[int, tuple[float, ...]]:
+    """Returns what the first tensor of a call in each step holds: its extremes and its sums."""
+    values = data.table("values")
+    rows = np.flatnonzero(to_numpy(values["call_id"].is_valid()))
+    steps, first = np.unique(column_of(values, "step")[rows], return_index=True)
+    found = values.take(from_numpy(rows[first])).select(["min", "max", "sum", "sumsq"])
+    return dict(
+        zip(steps.tolist(), zip(*(each.to_pylist() for each in found.columns), strict=True), strict=True)
+    )
