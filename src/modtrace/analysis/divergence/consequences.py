@@ -11,7 +11,7 @@ import numpy as np
 
 from ...recording.statistics.moments import Numbers
 from ..tables.columns import Bools, Groups, Rows
-from ..tables.measured import MeasuredRows
+from ..tables.measured import ComparedRows
 from ..tables.op_rules import ADDITIVE
 from .errors import Errors
 from .paired_run import (
@@ -46,7 +46,7 @@ class ComparedRun(NamedTuple):
     """One of the two recordings, and what is known of its row of each pair."""
 
     paired: PairedRun
-    measured: MeasuredRows
+    measured: ComparedRows
     are_repeated: Bools  # its module is called another number of times in the other recording
     elsewhere: Numbers  # of each tensor: see `find_elsewhere`
 

@@ -8,7 +8,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import LEAF, OPTIMIZER_STATE, PARAMETER, UPDATE
 from ...recording.suggestions import first_few
 from ..tables.columns import ArrowTable, build_table, decode
-from ..tables.measured import MeasuredRows, read_measured
+from ..tables.measured import ComparedRows, read_measured
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
 from .answer import FIRST, INHERITED, SECOND, SOURCE, Divergence
@@ -34,7 +34,7 @@ class Details:
         self._operands = Operands(found, self._names, self._others)
 
     @property
-    def _pair(self) -> tuple[MeasuredRows, MeasuredRows]:
+    def _pair(self) -> tuple[ComparedRows, ComparedRows]:
         """What is told as `a` and `b`: of a recompute first its forward."""
         found = self._found
         return (found.b, found.a) if found.recompute_of else (found.a, found.b)
@@ -268,7 +268,7 @@ _OF_TENSORS = ("largest", "where", "pair", "cosine", "close_share", "ulps")
 _OF_SITE = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth": "op_nth"}
 
 
-def _describe(measured: MeasuredRows, at: int) -> str:
+def _describe(measured: ComparedRows, at: int) -> str:
     text = f"{measured.dtypes[measured.dtype[at]]}[{', '.join(map(str, measured.shape(at)))}]"
     stats = measured.stats.take(np.array([at]))
     if measured.is_measured[at] and stats.count[0]:

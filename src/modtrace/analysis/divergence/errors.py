@@ -11,7 +11,7 @@ from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_distances
 from ...recording.statistics.moments import RAW, Counts, Numbers, StatColumns
 from ..alignment.contract import Alignment
 from ..tables.columns import Bools, Column, Rows, number_codes
-from ..tables.measured import MeasuredRows, read_measured
+from ..tables.measured import ComparedRows, read_measured
 from .tensor_metrics import (
     TensorDifference,
     coarser_dtype,
@@ -91,8 +91,8 @@ class Errors:
 
 
 def find_errors(
-    a: MeasuredRows,
-    b: MeasuredRows,
+    a: ComparedRows,
+    b: ComparedRows,
     permuted: Rows | None = None,
     axes: Sequence[tuple[int, ...]] = (),
     may_be_turned: Bools | None = None,
@@ -136,7 +136,7 @@ def find_errors(
     return found
 
 
-def _find_turned(a: MeasuredRows, b: MeasuredRows, wanted: Bools) -> tuple[Bools, Bools]:
+def _find_turned(a: ComparedRows, b: ComparedRows, wanted: Bools) -> tuple[Bools, Bools]:
     """Returns which of the wanted pairs are matrices with exchanged numbers of rows and columns, and square ones."""
     (is_matrix, rows, columns), (is_other, rows_b, columns_b) = a.matrices(), b.matrices()
     are_exchanged = wanted & is_matrix & is_other & (rows == columns_b) & (columns == rows_b)
@@ -146,8 +146,8 @@ def _find_turned(a: MeasuredRows, b: MeasuredRows, wanted: Bools) -> tuple[Bools
 
 def _put_tensors(
     found: Errors,
-    a: MeasuredRows,
-    b: MeasuredRows,
+    a: ComparedRows,
+    b: ComparedRows,
     at: int,
     axes: tuple[int, ...] | None,
     *,
@@ -168,7 +168,7 @@ def _put_tensors(
     found.put_rows(TENSORS, np.array([at]), difference.relative_l2, 0.0)
 
 
-def _put_sketches(found: Errors, a: MeasuredRows, b: MeasuredRows, rows: Rows) -> None:
+def _put_sketches(found: Errors, a: ComparedRows, b: ComparedRows, rows: Rows) -> None:
     for start in range(0, len(rows), _ROWS):
         some = rows[start : start + _ROWS]
         first, second = a.sketches(some), b.sketches(some)
@@ -183,7 +183,7 @@ def _put_sketches(found: Errors, a: MeasuredRows, b: MeasuredRows, rows: Rows) -
         found.put_rows(SKETCHES, some[known], error[known], SKETCH_FLOOR)
 
 
-def _put_sample(found: Errors, a: MeasuredRows, b: MeasuredRows, at: int) -> None:
+def _put_sample(found: Errors, a: ComparedRows, b: ComparedRows, at: int) -> None:
     first, second = a.sample(at), b.sample(at)
     if len(first) != len(second) or not len(first):
         return
@@ -255,7 +255,7 @@ def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment)
 
 
 def _compare_together(
-    whole: MeasuredRows, part: MeasuredRows, mine: Rows, number: Rows
+    whole: ComparedRows, part: ComparedRows, mine: Rows, number: Rows
 ) -> tuple[Numbers, Numbers]:
     """Returns the error of each part: that of all parts of its whole together.
 
@@ -276,7 +276,7 @@ def _compare_together(
     return error[which], floor[which]
 
 
-def _compare_tensors(alignment: Alignment, one: MeasuredRows, other: MeasuredRows, at: int) -> float | None:
+def _compare_tensors(alignment: Alignment, one: ComparedRows, other: ComparedRows, at: int) -> float | None:
     joined = alignment.joined
     whole, part = (one, other) if joined.whole_in_a[at] else (other, one)
     try:

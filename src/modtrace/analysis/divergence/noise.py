@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import Numbers
 from ..tables.columns import RowFinder, Rows
-from ..tables.measured import MeasuredRows
+from ..tables.measured import ComparedRows
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
 from ..tables.ops import bare_name
@@ -101,7 +101,7 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
 
 
 def assume_noise(
-    a: MeasuredRows, b: MeasuredRows, cancellation: Numbers, most: Numbers | float = MOST_NOISE
+    a: ComparedRows, b: ComparedRows, cancellation: Numbers, most: Numbers | float = MOST_NOISE
 ) -> Noise:
     """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
 
@@ -130,7 +130,7 @@ def assume_noise(
     )
 
 
-def _find_coarser_epsilons(a: MeasuredRows, b: MeasuredRows) -> Numbers:
+def _find_coarser_epsilons(a: ComparedRows, b: ComparedRows) -> Numbers:
     """Returns eps of the coarser dtype of each pair; of the finer one where few tensors have unequal dtypes.
 
     A run in another dtype has that nearly everywhere. An op that changes the dtype in one of the runs is no noise.
@@ -142,12 +142,12 @@ def _find_coarser_epsilons(a: MeasuredRows, b: MeasuredRows) -> Numbers:
     return np.maximum(one, other)
 
 
-def _epsilons(measured: MeasuredRows) -> Numbers:
+def _epsilons(measured: ComparedRows) -> Numbers:
     of_code = np.array([*(EPSILONS.get(each, 0.0) for each in measured.dtypes), 0.0])
     return of_code[measured.dtype]
 
 
-def _longest_axes(measured: MeasuredRows) -> Numbers:
+def _longest_axes(measured: ComparedRows) -> Numbers:
     return np.asarray(measured.sizes.max(axis=1, initial=1), np.float64)
 
 
@@ -176,7 +176,7 @@ _CENTERING = frozenset({"softmax_backward_data"})
 _LARGEST = 1e12
 
 
-def find_cancellation(side: RunTables, rows: Rows, measured: MeasuredRows) -> Numbers:
+def find_cancellation(side: RunTables, rows: Rows, measured: ComparedRows) -> Numbers:
     """Returns how many times larger than a tensor what it was added up from is: 1 where nothing cancels.
 
     The gradient of the bias of keys is an example: it is zero but for rounding, as a softmax does not see it.
@@ -236,7 +236,7 @@ def _to_tensors(flow: OpFlow, tensor: Rows, numbers: Numbers | float) -> Numbers
     return found[:-1]
 
 
-def _compare_with_siblings(factor: Numbers, side: RunTables, rows: Rows, measured: MeasuredRows) -> None:
+def _compare_with_siblings(factor: Numbers, side: RunTables, rows: Rows, measured: ComparedRows) -> None:
     """Compares the gradient of each parameter with the others of its module; an update with its parameter."""
     values = side.values
     rms = measured.stats.rms
@@ -259,7 +259,7 @@ def _name_keys(side: RunTables, rows: Rows) -> Rows:
     return name_parameters(side, rows) << 32 | side.values.step[rows].astype(np.int64)
 
 
-def _compare_with_summands(factor: Numbers, side: RunTables, rows: Rows, measured: MeasuredRows) -> None:
+def _compare_with_summands(factor: Numbers, side: RunTables, rows: Rows, measured: ComparedRows) -> None:
     if not len(side.ops.name):
         return
     mine = np.flatnonzero(side.values.is_of(OP_OUTPUT, rows=rows) & (side.values.op[rows] >= 0))

@@ -14,7 +14,7 @@ from ...recording.statistics.moments import Numbers
 from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.columns import Bools, Rows, take
-from ..tables.measured import MeasuredRows, read_measured
+from ..tables.measured import ComparedRows, read_measured
 from ..tables.op_rules import UNINITIALIZED
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
@@ -59,8 +59,8 @@ class Compared:
     partner: Rows  # of each op of the first: the same op of the second; -1 for none
     alone: Bools  # of each op of the first: it computes something, and the second lacks it; the last stands for no op
     alone_b: Bools  # the same of the second recording
-    a: MeasuredRows
-    b: MeasuredRows
+    a: ComparedRows
+    b: ComparedRows
     errors: Errors
     inherited: Inherited
     noise: Noise
@@ -177,7 +177,7 @@ def _leave_out(errors: Errors, are_left: Bools) -> None:
 
 def _compare(
     side: RunTables,
-    measured: tuple[MeasuredRows, MeasuredRows],
+    measured: tuple[ComparedRows, ComparedRows],
     alignment: Alignment,
     joined: JoinedErrors,
     order: Rows,
@@ -253,7 +253,7 @@ def _count_calls(side: RunTables) -> Rows:
 def _find_noise(
     one: ComparedSide,
     other: ComparedSide,
-    measured: tuple[MeasuredRows, MeasuredRows],
+    measured: tuple[ComparedRows, ComparedRows],
     is_joined: Bools,
     further: Sequence[RecordingData],
     tolerance: float | None,

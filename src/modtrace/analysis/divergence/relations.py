@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import RecordingError
 from ...recording.statistics.fingerprints import sketch_of_ones
 from ...recording.statistics.moments import Numbers
-from ..tables.measured import MeasuredRows
+from ..tables.measured import ComparedRows
 from .tensor_metrics import distances, norm_of, to_numbers
 
 #: What is left of a difference once it is explained is at most so much of the tensor, or four times the noise.
@@ -36,7 +36,7 @@ class Relation(NamedTuple):
 
 
 def find_relation(
-    a: MeasuredRows, b: MeasuredRows, at: int, error: float, noise: float, sizes: Iterable[int]
+    a: ComparedRows, b: ComparedRows, at: int, error: float, noise: float, sizes: Iterable[int]
 ) -> Relation | None:
     """Returns which kind of difference a pair of tensors has; None if it is none that is known.
 
@@ -118,7 +118,7 @@ def _sort_rows(numbers: Numbers, axis: int) -> Numbers:
 
 
 def _relate_statistics(
-    a: MeasuredRows, b: MeasuredRows, at: int, left: float, sizes: Iterable[int]
+    a: ComparedRows, b: ComparedRows, at: int, left: float, sizes: Iterable[int]
 ) -> Relation | None:
     one, other = (each.stats.take(np.array([at])) for each in (a, b))
     first, second = (

@@ -24,7 +24,7 @@ _COLUMNS = ("shape", "dtype", "numel", *RAW)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MeasuredRows:
+class ComparedRows:
     """What was measured of some rows of `values`, in the given order; a row may occur several times."""
 
     data: RecordingData
@@ -71,7 +71,7 @@ class MeasuredRows:
         return self.data.tensor(self.data.table("values")["blob"][int(self.rows[at])].as_py())
 
 
-def read_measured(data: RecordingData, rows: Rows) -> MeasuredRows:
+def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
     """Returns what was measured of some rows of `values`."""
     values = data.table("values")
     # Of few rows all columns are taken; of many the long lists stay where they are.
@@ -84,7 +84,7 @@ def read_measured(data: RecordingData, rows: Rows) -> MeasuredRows:
         table, columns, at = values.select(_COLUMNS).take(from_numpy(rows, pa.int64())), values, rows
     dtype, dtypes = dictionary_codes(table["dtype"])
     hashes, has_hash = _read_hashes(columns["hash"])
-    return MeasuredRows(
+    return ComparedRows(
         data=data,
         rows=rows,
         sizes=read_sizes(table["shape"]),
