@@ -26,35 +26,46 @@ def add_block_gradients(
         rows: the modules.
         steps: the number of steps.
     """
-    norms = next((each for each in series.columns if each.name == "l2"), None)
+    norms = next((column for column in series.columns if column.name == "l2"), None)
     blocks = _find_blocks(sites, rows) if norms is not None else {}
     if norms is None or not blocks:
         return sites, series
-    counts = [_sum(series["nonfinite"].values, each, steps) for each in blocks.values()]
-    squares = [_sum(norms.values.astype(np.float64) ** 2, each, steps) for each in blocks.values()]
-    found = {
-        "l2": np.where(np.concatenate(counts) > 0, np.nan, np.sqrt(np.concatenate(squares))),
-        "nonfinite": np.nan_to_num(np.concatenate(counts), nan=NONE).astype(np.int64),
+    nonfinite = np.concatenate(
+        [_sum(series["nonfinite"].values, inside, steps) for inside in blocks.values()]
+    )
+    squares = np.concatenate(
+        [_sum(norms.values.astype(float) ** 2, inside, steps) for inside in blocks.values()]
+    )
+    added = {
+        "l2": np.where(nonfinite > 0, np.nan, np.sqrt(squares)),
+        "nonfinite": np.nan_to_num(nonfinite, nan=NONE).astype(np.int64),
     }
-    unknown = np.full(len(blocks) * steps, np.nan)
-    columns = [_append(each, found.get(each.name, unknown)) for each in series.columns]
+    unknown = np.full(len(nonfinite), np.nan)
+    columns = [_append(column, added.get(column.name, unknown)) for column in series.columns]
     values = ReportTable(rows=series.rows + len(unknown), columns=tuple(columns))
-    return _add_sites(sites, list(blocks), rows), values
+    names = [rows.nodes[row].path or rows.nodes[row].root or "" for row in blocks]
+    texts = {"label": names, "role": [INSIDE], "role_title": [_TITLE], "role_about": [CLIPPED]}
+    columns = [
+        _append(column, np.array([*blocks]))
+        if column.name == "module"
+        else _append_texts(column, texts.get(column.name, [""]), len(blocks))
+        for column in sites.columns
+    ]
+    return ReportTable(rows=sites.rows + len(blocks), columns=tuple(columns)), values
 
 
 def _find_blocks(sites: ReportTable, rows: ModuleRows) -> Mapping[int, list[int]]:
     """Returns the sites of gradients inside each single module that is around a module with some."""
     role, module = sites["role"], sites["module"].values
-    texts = role.texts or ()
-    code = texts.index(PARAMETER_GRAD) if PARAMETER_GRAD in texts else NONE - 1
+    of_gradients = [code for code, text in enumerate(role.texts or ()) if text == PARAMETER_GRAD]
     inside: dict[int, list[int]] = {}
-    for site in np.flatnonzero(role.values == code).tolist():
+    for site in np.flatnonzero(np.isin(role.values, of_gradients)).tolist():
         outer = int(module[site])
         while outer >= 0:
             if rows.nodes[outer].count == 1:
                 inside.setdefault(outer, []).append(site)
             outer = rows.parent[outer]
-    return {row: found for row, found in sorted(inside.items()) if any(module[each] != row for each in found)}
+    return {row: own for row, own in sorted(inside.items()) if any(module[site] != row for site in own)}
 
 
 def _sum(column: Column, sites: Sequence[int], steps: int) -> Column:
@@ -65,20 +76,8 @@ def _sum(column: Column, sites: Sequence[int], steps: int) -> Column:
     return total
 
 
-def _add_sites(sites: ReportTable, blocks: Sequence[int], rows: ModuleRows) -> ReportTable:
-    names = [rows.nodes[each].path or rows.nodes[each].root or "" for each in blocks]
-    texts = {"label": names, "role": [INSIDE], "role_title": [_TITLE], "role_about": [CLIPPED]}
-    columns = [
-        _append(each, np.array(blocks))
-        if each.name == "module"
-        else _append_texts(each, texts.get(each.name, [""]), len(blocks))
-        for each in sites.columns
-    ]
-    return ReportTable(rows=sites.rows + len(blocks), columns=tuple(columns))
-
-
 def _append(column: ReportColumn, values: Column) -> ReportColumn:
-    return replace(column, values=np.concatenate([column.values, values.astype(column.values.dtype)]))
+    return replace(column, values=np.append(column.values, values.astype(column.values.dtype)))
 
 
 def _append_texts(column: ReportColumn, texts: Sequence[str], size: int) -> ReportColumn:

@@ -1,5 +1,6 @@
-"""Finds what a page opens with: who made NaN and infinite values or a difference, and what else the checks say."""
+"""Finds what a page opens with: who made NaN and infinite values or a difference, and what else the checks find."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
@@ -19,12 +20,13 @@ from ..provenance.search import find_absorbed, find_all
 from ..tables.columns import Column, RowFinder
 from ..tables.missing_rows import explain_empty
 from ..values.nonfinite import SOURCE, Absorbed, NonFinite
-from .cut import GraphCut
+from .limits import GraphCut
 from .modules import Place
 from .tables import NONE, ReportFinding
 
-#: The number of findings at most of one kind: places where NaN or infinite values came up, or a difference was made.
-_TOLD = 20
+#: At most this many findings of one kind are shown: places where NaN or infinite values came up, or a difference was
+#: made.
+_MOST = 20
 
 
 def find_nonfinite(data: RecordingData) -> tuple[NonFinite, ...]:
@@ -32,15 +34,15 @@ def find_nonfinite(data: RecordingData) -> tuple[NonFinite, ...]:
 
     Parameters that hold them later, and what is computed from those, are consequences.
     """
-    every = find_all(data)
+    answers = find_all(data)
     try:
-        first = next(every, None)
+        first = next(answers, None)
     except NothingRecordedError:
         return ()
     if first is None:
         return ()
-    made = islice(takewhile(lambda each: each.step <= first.step, every), _TOLD)
-    return (first, *(each for each in made if each.kind != SOURCE))
+    of_step = islice(takewhile(lambda answer: answer.step <= first.step, answers), _MOST)
+    return (first, *(answer for answer in of_step if answer.kind != SOURCE))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,50 +54,38 @@ class Located:
     cut: GraphCut
     steps: Column
 
-    def finding(self, answer: NonFinite | Divergence) -> ReportFinding:
+    def build_finding(self, answer: NonFinite | Divergence) -> ReportFinding:
         """Returns an answer with the rows that it is about."""
-        return ReportFinding(
-            answer=answer,
-            module=self.modules.get((answer.root, answer.path), NONE),
-            node=self.node(answer),
-            step=self.step(answer.step),
-        )
+        node = int(self.cut.renumber(np.array([self._find_node(answer)]))[0])
+        module = self.modules.get((answer.root, answer.path), NONE)
+        return ReportFinding(answer=answer, module=module, node=node, step=self.find_step(answer.step))
 
-    def of_compiled(self, answer: Reason | CompiledInside, module: str | None, step: int) -> ReportFinding:
-        """Returns what torch.compile said or made of a module, with its row and that of the step."""
-        found = (row for (root, path), row in self.modules.items() if module == (path or root))
-        return ReportFinding(answer=answer, module=next(found, NONE), step=self.step(step))
+    def build_finding_of_compiled(
+        self, answer: Reason | CompiledInside, module: str | None, step: int
+    ) -> ReportFinding:
+        """Returns what torch.compile reported or made of a module, with its row and that of the step."""
+        rows = (row for (root, path), row in self.modules.items() if module == (path or root))
+        return ReportFinding(answer=answer, module=next(rows, NONE), step=self.find_step(step))
 
-    def step(self, number: int | None) -> int:
+    def find_step(self, number: int | None) -> int:
         """Returns the row of a step."""
         return int(RowFinder(self.steps)(np.array([NONE if number is None else number]))[0])
 
-    def node(self, found: NonFinite | Divergence) -> int:
+    def _find_node(self, answer: NonFinite | Divergence) -> int:
         """Returns the row of the op, or else of the call, in the shown step; -1 if it is not there."""
-        row = self._row(found)
-        return int(self.cut.renumber(np.array([row]))[0])
-
-    def _row(self, found: NonFinite | Divergence) -> int:
-        graph = self.graph
-        if graph.step is None or found.step != graph.step.step or found.phase is None:
+        layers, nodes, step = self.graph.layers, self.graph.nodes, self.graph.step
+        if step is None or answer.step != step.step or answer.phase is None:
             return NONE
-        layers = graph.layers
-        phase = PHASES.index(found.phase)
-        for layer in np.flatnonzero(layers.phase == phase).tolist():
+        for layer in np.flatnonzero(layers.phase == PHASES.index(answer.phase)).tolist():
             place = layers.places[int(layers.place[layer])]
-            is_it = (place.root, place.path) == (found.root, found.path)
-            if is_it and found.call in (None, int(layers.nth[layer])):
-                return self._op(found, int(layer))
+            is_place = (place.root, place.path) == (answer.root, answer.path)
+            if not is_place or answer.call not in (None, int(layers.nth[layer])):
+                continue
+            for node in np.flatnonzero((nodes.layer == layer) & (nodes.nth == answer.op_nth)).tolist():
+                if nodes.names[int(nodes.name[node])] == answer.op:
+                    return len(layers) + int(node)
+            return int(layer)
         return NONE
-
-    def _op(self, found: NonFinite | Divergence, layer: int) -> int:
-        """Returns the row of the op in a layer, or else that of the layer."""
-        graph = self.graph
-        for node in np.flatnonzero(graph.nodes.layer == layer).tolist():
-            name = graph.nodes.names[int(graph.nodes.name[node])]
-            if name == found.op and int(graph.nodes.nth[node]) == found.op_nth:
-                return len(graph.layers) + int(node)
-        return layer
 
 
 def find_findings(
@@ -106,32 +96,36 @@ def find_findings(
     located: Located,
 ) -> Iterator[ReportFinding]:
     """Yields the findings, the gravest first."""
-    nothing = explain_empty(data)
-    if nothing:
+    if nothing := explain_empty(data):
         yield ReportFinding(answer=nothing)
-    for each in nonfinite:
-        yield located.finding(each)
+    yield from map(located.build_finding, nonfinite)
     if comparison is not None:
         first = comparison.first
-        yield (
-            replace(located.finding(first), answer=comparison) if first else ReportFinding(answer=comparison)
+        finding = located.build_finding(first) if first else ReportFinding(answer=comparison)
+        yield replace(finding, answer=comparison)
+        divergences = comparison.divergences[1:_MOST]
+        yield from (located.build_finding(one) for one in divergences if one.kind != AMPLIFIED)
+    with contextlib.suppress(NothingRecordedError):
+        check = check_recomputes(data)
+        difference = next(iter(check.differences), None)
+        yield ReportFinding(
+            answer=check,
+            module=located.modules.get((difference.root, difference.path), NONE) if difference else NONE,
+            step=located.find_step(difference.step) if difference else NONE,
         )
-        made = [each for each in comparison.divergences[1:_TOLD] if each.kind != AMPLIFIED]
-        yield from map(located.finding, made)
-    yield from _check_recomputes(data, located)
     if compilations is not None:
         for reasons in (compilations.errors, compilations.recompilations, compilations.graph_breaks):
-            yield from (located.of_compiled(each, each.module, each.steps[0]) for each in reasons[:_TOLD])
+            for reason in reasons[:_MOST]:
+                yield located.build_finding_of_compiled(reason, reason.module, reason.steps[0])
     shown = located.graph.step
-    for region in (read_compiled(data, step=shown.step if shown else None, phase=None) or ())[:_TOLD]:
-        yield located.of_compiled(region, region.name, region.step)
-    if absorbed := find_absorbed(data, _TOLD):
+    for region in (read_compiled(data, step=shown.step if shown else None, phase=None) or ())[:_MOST]:
+        yield located.build_finding_of_compiled(region, region.name, region.step)
+    if absorbed := find_absorbed(data, _MOST):
         yield ReportFinding(answer=Absorbed(tuple(absorbed)))
     for note in data.meta.notes:
         if note.kind != HELD:
-            yield ReportFinding(answer=note, step=located.step(note.step))
-    for mark in data.meta.marks:
-        yield ReportFinding(answer=mark)
+            yield ReportFinding(answer=note, step=located.find_step(note.step))
+    yield from (ReportFinding(answer=mark) for mark in data.meta.marks)
 
 
 #: The rows of modules, and those of nodes, in which NaN or infinite values came up, and were not merely passed on.
@@ -140,21 +134,5 @@ Origins = tuple[set[int], set[int]]
 
 def find_origins(findings: Iterable[ReportFinding]) -> Origins:
     """Returns the places that the findings on NaN and infinite values name."""
-    named = [each for each in findings if isinstance(each.answer, NonFinite)]
-    return {each.module for each in named} - {NONE}, {each.node for each in named} - {NONE}
-
-
-def _check_recomputes(data: RecordingData, located: Located) -> Iterator[ReportFinding]:
-    try:
-        check = check_recomputes(data)
-    except NothingRecordedError:
-        return
-    if not check.differences:
-        yield ReportFinding(answer=check)
-        return
-    first = check.differences[0]
-    yield ReportFinding(
-        answer=check,
-        module=located.modules.get((first.root, first.path), NONE),
-        step=located.step(first.step),
-    )
+    named = [finding for finding in findings if isinstance(finding.answer, NonFinite)]
+    return {finding.module for finding in named} - {NONE}, {finding.node for finding in named} - {NONE}

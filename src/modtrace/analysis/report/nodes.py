@@ -15,7 +15,7 @@ from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
 from ..tables.columns import Column, RowFinder, column_of, dictionary_codes, take
 from ..tables.inside import with_inside
-from .cut import GraphCut
+from .limits import GraphCut
 from .modules import Place
 from .tables import (
     NONE,
@@ -28,6 +28,9 @@ from .tables import (
     seconds,
     text_column,
 )
+
+#: Codes of texts, and the texts.
+_Texts = tuple[Column, Sequence[str]]
 
 
 def tabulate_nodes(
@@ -42,32 +45,26 @@ def tabulate_nodes(
         index: the row of each module.
         origins: the shown rows in which NaN or infinite values came up.
     """
-    if graph.step is not None:
-        data = with_inside(data, graph.step.step)
-    layers, nodes = graph.layers, graph.nodes
-    size = len(layers)
-    module = np.array([index.get((each.root, each.path), NONE) for each in layers.places], np.int64)
-    module = module[layers.place] if size else np.zeros(0, np.int64)
-    no_texts: tuple[Column, Sequence[str]] = (np.full(len(nodes), NONE), ())
-
-    def of_places(name: str) -> tuple[Column, Sequence[str]]:
-        return layers.place, [getattr(each, name) for each in layers.places]
-
+    layers, nodes, size = graph.layers, graph.nodes, len(graph.layers)
+    places = [index.get((place.root, place.path), NONE) for place in layers.places]
+    module = np.array([*places, NONE], np.int64)[layers.place]
     dtypes = _of_tensors(graph, graph.tensors.dtypes)
-    twin = np.where(nodes.repeats >= 0, nodes.repeats + size, NONE)
-    columns = (
+    no_texts: _Texts = (np.full(len(nodes), NONE), ())
+
+    def of_places(name: str) -> _Texts:
+        return layers.place, [getattr(place, name) for place in layers.places]
+
+    columns = [
         _coded("kind", "kind", (layers.kind, LAYER_KINDS), (nodes.kind, NODE_KINDS)),
         _coded("label", "label", of_places("label"), _label_nodes(graph)),
         _coded("name", "name", of_places("name"), (nodes.name, nodes.names)),
         _coded("type", "type", of_places("type"), no_texts),
         number_column("parent", "inside of", "node", layers.parent, nodes.layer),
         number_column("module", "module", "module", module, take(module, nodes.layer)),
-        coded_column(
-            "phase", "phase", np.concatenate([layers.phase, nodes.phase]), PHASES, kind="phase", default=True
-        ),
+        _coded("phase", "phase", (layers.phase, PHASES), (nodes.phase, PHASES), kind="phase", default=True),
         number_column("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
         number_column("order", "order", "count", _first_orders(graph), nodes.order),
-        number_column("twin", "goes back to", "node", layers.repeats, twin),
+        number_column("twin", "goes back to", "node", layers.repeats, _shift(nodes.repeats, size)),
         *_folded(graph),
         *_numbers(layers.numbers, nodes.numbers, "device time" if graph.device_times else "time"),
         number_column("start", "start", "seconds", *_starts(graph)),
@@ -77,21 +74,20 @@ def tabulate_nodes(
         *_sources_and_kernels(data, graph),
         _flag("raised", "raised", layers.raised, nodes.raised),
         _flag("is_view", "view", np.zeros(size, bool), nodes.is_view),
-    )
-    shown = [_take(each, cut) for each in (*columns, *_compiled(graph))]
+    ]
+    if layers.compiled.any():
+        of_ops = (nodes.kind == NODE_KINDS.index(OP)) & np.append(layers.compiled, False)[nodes.layer]
+        columns.append(_flag("compiled", "compiled", layers.compiled, of_ops))
+    shown = [_take(column, cut) for column in columns]
     if origins:
-        came_up = np.array([row in origins for row in range(len(cut.shown))])
+        came_up = np.isin(np.arange(len(cut.shown)), list(origins))
         shown.append(_flag("origin", "NaN or inf came up here", came_up))
     return ReportTable(rows=len(cut.shown), columns=tuple(shown))
 
 
-def _compiled(graph: Graph) -> Iterator[ReportColumn]:
-    """Yields which layers and ops ran as compiled code, if any did."""
-    of_layers = graph.layers.compiled
-    if of_layers.any():
-        is_op = graph.nodes.kind == NODE_KINDS.index(OP)
-        of_ops = is_op & np.append(of_layers, False)[graph.nodes.layer]
-        yield _flag("compiled", "compiled", of_layers, of_ops)
+def _shift(rows: Column, size: int) -> Column:
+    """Returns rows of nodes as rows of the table, in which `size` layers precede them."""
+    return np.where(rows >= 0, rows + size, NONE)
 
 
 def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:
@@ -101,25 +97,27 @@ def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:
 
 
 def _flag(name: str, label: str, *parts: Column) -> ReportColumn:
-    return number_column(name, label, "flag", *(each.astype(np.uint8) for each in parts), aggregate="any")
+    return number_column(name, label, "flag", *(part.astype(np.uint8) for part in parts), aggregate="any")
 
 
-def _coded(name: str, label: str, *parts: tuple[Column, Sequence[str]]) -> ReportColumn:
+def _coded(name: str, label: str, *parts: _Texts, **more: Any) -> ReportColumn:
     """Joins columns of texts that have dictionaries of their own."""
     known: dict[str, int] = {}
     codes = [
-        np.array([*(known.setdefault(each, len(known)) for each in texts), NONE], np.int64)[column]
+        np.array([*(known.setdefault(text, len(known)) for text in texts), NONE], np.int64)[column]
         for column, texts in parts
     ]
-    return coded_column(name, label, np.concatenate(codes), tuple(known))
+    return coded_column(name, label, np.concatenate(codes), tuple(known), **more)
 
 
-def _label_nodes(graph: Graph) -> tuple[Column, Sequence[str]]:
+def _label_nodes(graph: Graph) -> _Texts:
     """Returns short names: `addmm`, `weight`, `input[0]`."""
     nodes = graph.nodes
-    pairs, code = np.unique(nodes.kind.astype(np.int64) * len(nodes.names) + nodes.name, return_inverse=True)
-    kinds_and_names = (divmod(each, len(nodes.names)) for each in pairs.tolist())
-    return code, [_shorten(NODE_KINDS[kind], nodes.names[name]) for kind, name in kinds_and_names]
+    distinct, code = np.unique(
+        nodes.kind.astype(np.int64) * len(nodes.names) + nodes.name, return_inverse=True
+    )
+    pairs = (divmod(pair, len(nodes.names)) for pair in distinct.tolist())
+    return code, [_shorten(NODE_KINDS[kind], nodes.names[name]) for kind, name in pairs]
 
 
 def _shorten(kind: str, name: str) -> str:
@@ -132,7 +130,7 @@ def _shorten(kind: str, name: str) -> str:
 
 def _of_tensors(graph: Graph, texts: Sequence[str]) -> list[str | None]:
     """Returns the text of the tensor of each layer, which has none, and of each node."""
-    of_nodes = (texts[at] if at >= 0 else None for at in graph.nodes.tensor.tolist())
+    of_nodes = (texts[tensor] if tensor >= 0 else None for tensor in graph.nodes.tensor.tolist())
     return [*[None] * len(graph.layers), *of_nodes]
 
 
@@ -142,10 +140,10 @@ def _first_orders(graph: Graph) -> Column:
     first = np.full(len(graph.layers), len(order), np.int64)
     inside = graph.nodes.layer >= 0
     np.minimum.at(first, graph.nodes.layer[inside], order[inside])
-    for at in range(len(first) - 1, -1, -1):
-        above = graph.layers.parent[at]
+    for layer in range(len(first) - 1, -1, -1):
+        above = graph.layers.parent[layer]
         if above >= 0:
-            first[above] = min(first[above], first[at])
+            first[above] = min(first[above], first[layer])
     return first
 
 
@@ -167,18 +165,17 @@ def _numbers(layers: Numbers, nodes: Numbers, time_label: str) -> list[ReportCol
     measured, sumsq, took_ns = joined("measured"), joined("sumsq"), joined("duration_ns")
     with np.errstate(all="ignore"):
         rms = np.where(measured > 0, np.sqrt(sumsq / np.maximum(measured, 1)), np.nan)
-    more: dict[str, Any] = {"overlay": True, "aggregate": "sum"}
+    summed: dict[str, Any] = {"overlay": True, "aggregate": "sum"}
+    time, saved = seconds(np.where(took_ns, took_ns, NONE)), joined("saved_bytes")
     return [
+        number_column("time", time_label, "seconds", time, measure="time", **summed),
+        number_column("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **summed),
+        number_column("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **summed),
         number_column(
-            "time", time_label, "seconds", seconds(np.where(took_ns, took_ns, NONE)), measure="time", **more
+            "bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **summed
         ),
-        number_column("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **more),
-        number_column("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **more),
-        number_column(
-            "bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **more
-        ),
-        number_column("saved", "saved for backward", "bytes", joined("saved_bytes"), measure="saved", **more),
-        number_column("nonfinite", "non-finite", "count", joined("nonfinite"), measure="nonfinite", **more),
+        number_column("saved", "saved for backward", "bytes", saved, measure="saved", **summed),
+        number_column("nonfinite", "non-finite", "count", joined("nonfinite"), measure="nonfinite", **summed),
         number_column("infinite", "infinite", "count", joined("infinite"), aggregate="sum"),
         number_column(
             "RMS", "RMS of output", "number", narrow(rms), measure="RMS", overlay=True, aggregate="max"
@@ -196,6 +193,8 @@ def _starts(graph: Graph) -> tuple[Column, Column]:
 
 def _sources_and_kernels(data: RecordingData, graph: Graph) -> Iterator[ReportColumn]:
     """Yields file and line of each op, of an op in backward those of its forward op, and its kernels, where known."""
+    if graph.step is not None:
+        data = with_inside(data, graph.step.step)
     ops = data.table("ops").select(["op_id", "source", "kernel", "forward_op_id"])
     find = RowFinder(column_of(ops, "op_id"))
     row = find(graph.nodes.op_id)
@@ -204,10 +203,10 @@ def _sources_and_kernels(data: RecordingData, graph: Graph) -> Iterator[ReportCo
         codes, texts = dictionary_codes(ops[name])
         if texts:
             codes = np.append(codes, NONE)
-            found = (
-                codes[row] if name == "kernel" else np.where(codes[row] >= 0, codes[row], codes[forward[row]])
-            )
-            yield coded_column(name, name, np.concatenate([np.full(len(graph.layers), NONE), found]), texts)
+            of_ops = codes[row]
+            if name == "source":
+                of_ops = np.where(of_ops >= 0, of_ops, codes[forward[row]])
+            yield coded_column(name, name, np.append(np.full(len(graph.layers), NONE), of_ops), texts)
 
 
 def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
@@ -222,7 +221,7 @@ def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
     tensor = edges.tensor[rows]
     shapes, shape_texts = number_texts(tensors.shape_texts)
     dtypes, dtype_texts = number_texts(tensors.dtypes)
-    shape, dtype = (np.append(each, NONE)[tensor] for each in (shapes, dtypes))
+    shape, dtype = (np.append(codes, NONE)[tensor] for codes in (shapes, dtypes))
     sizes = _sizes(tensors.shapes, tensors.dtypes)[tensor]
     return ReportTable(
         rows=len(rows),
@@ -239,14 +238,13 @@ def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
 
 
 def _sizes(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Column:
-    """Returns the size of each tensor in bytes; NaN where its dtype does not tell, and one more for no tensor."""
-    sizes = [math.prod(shape) * _bits(dtype) / 8 for shape, dtype in zip(shapes, dtypes, strict=True)]
+    """Returns the size of each tensor in bytes; NaN where its dtype does not show it, and one more for no tensor."""
+    bits = {dtype: _count_bits(dtype) for dtype in set(dtypes)}
+    sizes = [math.prod(shape) * bits[dtype] / 8 for shape, dtype in zip(shapes, dtypes, strict=True)]
     return np.array([*sizes, np.nan], np.float64)
 
 
-def _bits(dtype: str | None) -> float:
+def _count_bits(dtype: str | None) -> float:
     """Returns the size of an element: 32 for `float32`, 8 for `float8_e4m3fn` and `bool`; NaN if it is not known."""
-    if dtype == "bool":
-        return 8
-    digits = re.search(r"\d+", dtype or "")
+    digits = re.search(r"\d+", "8" if dtype == "bool" else dtype or "")
     return int(digits[0]) if digits else math.nan

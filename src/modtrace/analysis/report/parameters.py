@@ -1,78 +1,68 @@
-"""Makes the table of parameters: shape, dtype, and the sites of their values and gradients."""
+"""Builds the table of parameters: shape, dtype, and the sites of their values and gradients."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...recording.role import PARAMETER, PARAMETER_GRAD
 from ..graph import columns
 from ..graph.columns import Graph
+from ..tables.columns import Rows
 from ..tables.tensors import shape_text
 from .modules import Place
 from .series import RoleValues
 from .tables import NONE, ReportTable, number_column, text_column
 
-
-@dataclass
-class _Parameter:
-    module: int
-    name: str
-    shape: str
-    dtype: str
-    site: int = NONE
-    gradient: int = NONE
+#: The place and the name of a parameter.
+_Key = tuple[Place, str]
 
 
 def tabulate_parameters(measured: list[RoleValues], graph: Graph, index: Mapping[Place, int]) -> ReportTable:
     """Returns a row for each parameter that was measured or that ops of the graph read.
 
     Args:
-        measured: what was measured, role by role; sites are numbered through all of it.
+        measured: what was measured, role by role.
         graph: the graph of the shown step.
         index: the row of each module.
     """
-    found: dict[tuple[Place, str], _Parameter] = {}
-    for place, name, shape, dtype, role, site in (*_measured(measured), *_read(graph)):
-        module = index.get(place, NONE)
-        each = found.setdefault((place, name), _Parameter(module, name, shape, dtype))
-        if role == PARAMETER:
-            each.site = site
-        elif role == PARAMETER_GRAD:
-            each.gradient = site
-    rows = list(found.values())
-    numbers = np.array([(each.module, each.site, each.gradient) for each in rows], np.int64).reshape(-1, 3).T
+    known: dict[_Key, tuple[str, str]] = {}  # shape and dtype
+    sites: dict[str | None, dict[_Key, int]] = {PARAMETER: {}, PARAMETER_GRAD: {}, None: {}}
+    for key, shape, dtype, role, site in (*_find_measured(measured), *_find_read(graph)):
+        known.setdefault(key, (shape, dtype))
+        sites[role][key] = site
+
+    def take(numbers: Mapping[_Key, int]) -> Rows:
+        return np.array([numbers.get(key, NONE) for key in known], np.int64)
+
     return ReportTable(
-        rows=len(rows),
+        rows=len(known),
         columns=(
-            number_column("module", "module", "module", numbers[0]),
-            text_column("label", "parameter", (each.name for each in rows)),
-            text_column("shape", "shape", (each.shape for each in rows)),
-            text_column("dtype", "dtype", (each.dtype for each in rows), kind="dtype"),
-            number_column("site", "values", "site", numbers[1]),
-            number_column("gradient", "gradients", "site", numbers[2]),
+            number_column(
+                "module", "module", "module", take({key: index.get(key[0], NONE) for key in known})
+            ),
+            text_column("label", "parameter", (name for _, name in known)),
+            text_column("shape", "shape", (shape for shape, _ in known.values())),
+            text_column("dtype", "dtype", (dtype for _, dtype in known.values()), kind="dtype"),
+            number_column("site", "values", "site", take(sites[PARAMETER])),
+            number_column("gradient", "gradients", "site", take(sites[PARAMETER_GRAD])),
         ),
     )
 
 
-_Told = tuple[Place, str, str, str, str | None, int]
-
-
-def _measured(measured: list[RoleValues]) -> Iterator[_Told]:
-    """Yields place, name, shape, dtype, role and site."""
-    first = 0
-    for each in measured:
-        if each.role in (PARAMETER, PARAMETER_GRAD):
-            sites, rows = np.unique(each.found.site, return_index=True)
-            table = each.found.table.select(["shape", "dtype"]).take(rows).to_pylist()
+def _find_measured(measured: list[RoleValues]) -> Iterator[tuple[_Key, str, str, str | None, int]]:
+    """Yields place and name, shape, dtype, role and site."""
+    for values in measured:
+        if values.role in (PARAMETER, PARAMETER_GRAD):
+            selected = values.selected
+            sites, rows = np.unique(selected.site, return_index=True)
+            table = selected.table.select(["shape", "dtype"]).take(rows).to_pylist()
             for site, row in zip(sites.tolist(), table, strict=True):
-                owner = each.found.owners[site]
-                place = (owner.root, owner.path)
-                yield place, owner.slot, shape_text(row["shape"]), row["dtype"], each.role, first + site
-        first += len(each.found.names)
+                owner = selected.owners[site]
+                key = ((owner.root, owner.path), owner.slot)
+                yield key, shape_text(row["shape"]), row["dtype"], values.role, values.first_site + site
 
 
-def _read(graph: Graph) -> Iterator[_Told]:
+def _find_read(graph: Graph) -> Iterator[tuple[_Key, str, str, str | None, int]]:
     """Yields the same of the parameters that ops read."""
     nodes, layers, tensors = graph.nodes, graph.layers, graph.tensors
     for node in np.flatnonzero(nodes.kind == columns.NODE_KINDS.index(columns.PARAMETER)).tolist():
@@ -81,4 +71,4 @@ def _read(graph: Graph) -> Iterator[_Told]:
             continue
         path, _, name = nodes.names[int(nodes.name[node])].rpartition(".")
         root = layers.places[int(layers.place[layer])].root
-        yield (root, path), name, tensors.shape_texts[tensor], tensors.dtypes[tensor], None, NONE
+        yield ((root, path), name), tensors.shape_texts[tensor], tensors.dtypes[tensor], None, NONE

@@ -25,10 +25,9 @@ from ..timeline.arrange import SPAN_KINDS
 from ..timeline.timeline import Timeline, build_timeline
 from ..values.nonfinite import NonFinite
 from .block_gradients import add_block_gradients
-from .cut import GraphCut, cut_graph
 from .findings import Located, Origins, find_findings, find_nonfinite, find_origins
-from .limits import Limits, choose_window, thin
-from .modules import ModuleRows, Outputs, list_modules, tabulate_modules
+from .limits import GraphCut, Limits, choose_window, cut_graph, thin
+from .modules import ModuleRows, Outputs, Place, list_modules, tabulate_modules
 from .nodes import tabulate_edges, tabulate_nodes
 from .parameters import tabulate_parameters
 from .series import (
@@ -41,8 +40,7 @@ from .series import (
     tabulate_series,
     tabulate_sites,
 )
-from .spans import list_lanes, tabulate_spans
-from .steps import find_start, number_steps, tabulate_steps
+from .spans import find_start, list_lanes, number_steps, tabulate_spans, tabulate_steps
 from .tables import NONE, Report, ReportTable, number_column
 
 _OP = SPAN_KINDS.index("op")
@@ -74,7 +72,7 @@ def build_report(
     return Report(
         title=_name(data.meta.argv),
         about=tuple(_about(data)),
-        notes=tuple(_tell(data, steps, shown, series)),
+        notes=tuple(_describe_missing(data, steps, shown, series)),
         shown_step=int(np.searchsorted(steps, shown.number)) if shown.number is not None else NONE,
         tables={
             **_tabulate_step(data, shown, find_origins(findings), series.measured, steps),
@@ -105,16 +103,16 @@ class _ShownSeries:
     """What a report shows of the values over the steps. Steps are numbers."""
 
     measured: list[RoleValues]
-    there: Column  # the steps in which something was measured
+    every: Column  # the steps in which something was measured
     steps: Column  # those whose statistics are shown
     binned: Column  # those whose histograms are shown
 
 
 def _choose_step(nonfinite: Sequence[NonFinite], comparison: Comparison | None, steps: Column) -> int | None:
     """Returns the first step that a finding is about; None if there is none."""
-    told = [each.step for each in nonfinite[:1]]
-    told += [each.step for each in comparison.divergences] if comparison is not None else []
-    return next((each for each in told if each in steps), None)
+    about = [answer.step for answer in nonfinite[:1]]
+    about += [divergence.step for divergence in comparison.divergences] if comparison is not None else []
+    return next((step for step in about if step in steps), None)
 
 
 def _show_step(data: RecordingData, limits: Limits, steps: Column, step: int | None) -> _ShownStep:
@@ -129,9 +127,9 @@ def _show_step(data: RecordingData, limits: Limits, steps: Column, step: int | N
 
 def _choose_series(data: RecordingData, limits: Limits, kept: int | None) -> _ShownSeries:
     measured = read_measured(data)
-    there = steps_of(measured)
-    binned = thin(there, count_histograms(measured) / max(len(there), 1), limits.histograms, kept)
-    return _ShownSeries(measured, there, thin(there, count_cells(measured), limits.values, kept), binned)
+    every = steps_of(measured)
+    binned = thin(every, count_histograms(measured) / max(len(every), 1), limits.histograms, kept)
+    return _ShownSeries(measured, every, thin(every, count_cells(measured), limits.values, kept), binned)
 
 
 def _tabulate_step(
@@ -168,14 +166,32 @@ def _tabulate_series(series: _ShownSeries, shown: _ShownStep, steps: Column) -> 
     }
 
 
-def _tell(data: RecordingData, steps: Column, shown: _ShownStep, series: _ShownSeries) -> Iterator[str]:
+def _describe_missing(
+    data: RecordingData, steps: Column, shown: _ShownStep, series: _ShownSeries
+) -> Iterator[str]:
     """Yields what was left out for want of room, and what was not recorded."""
-    yield from _tell_cut(shown.graph, shown.cut)
-    yield from _tell_timeline(data, steps, shown.timeline)
-    yield from _tell_thinned("the values", series.there, series.steps)
-    if count_histograms(series.measured):
-        yield from _tell_thinned("histograms", series.there, series.binned)
-    yield from _tell_not_recorded(data)
+    graph, timeline = shown.graph, shown.timeline
+    if shown.cut.depth is not None:
+        whole = len(graph.layers) + len(graph.nodes)
+        level = count_of(shown.cut.depth, "level")
+        yield f"The graph has {whole:,} calls and ops. What is deeper than {level} below the root is left out."
+    if timeline is None and len(steps):
+        yield "The timeline is left out: the step has more calls than there is room for."
+    if timeline is not None and len(timeline.steps) < len(steps):
+        yield f"The timeline has {count_of(len(timeline.steps), 'step')} of {len(steps):,}, those around the shown one."
+    if timeline is not None and has_ops(data) and _OP not in timeline.spans.kind:
+        yield "The timeline is without ops: the step has more of them than there is room for."
+    every = len(series.every)
+    if len(series.steps) < every:
+        yield f"Of the values, {len(series.steps):,} of {count_of(every, 'step')} are here, evenly chosen."
+    if count_histograms(series.measured) and len(series.binned) < every:
+        yield f"Of histograms, {len(series.binned):,} of {count_of(every, 'step')} are here, evenly chosen."
+    if explain_empty(data):  # that is a finding
+        return
+    for table in ("ops", "values") if data.table("calls").num_rows else ("calls",):
+        if not data.table(table).num_rows:
+            why = explain_none(data, table)
+            yield why[0].upper() + why[1:]
 
 
 def _name(command: Sequence[str]) -> str:
@@ -201,58 +217,23 @@ def _count_spans(data: RecordingData, name: str, steps: Column) -> Column:
     return np.bincount(row, weights=spans, minlength=len(steps)).astype(np.int64)
 
 
-def _tell_cut(graph: Graph, cut: GraphCut) -> Iterator[str]:
-    if cut.depth is not None:
-        whole = len(graph.layers) + len(graph.nodes)
-        yield (
-            f"The graph has {whole:,} calls and ops. What is deeper than {count_of(cut.depth, 'level')} below the root "
-            "is left out."
-        )
-
-
-def _tell_timeline(data: RecordingData, steps: Column, timeline: Timeline | None) -> Iterator[str]:
-    if timeline is None:
-        if len(steps):
-            yield "The timeline is left out: the step has more calls than there is room for."
-        return
-    if len(timeline.steps) < len(steps):
-        yield f"The timeline has {count_of(len(timeline.steps), 'step')} of {len(steps):,}, those around the shown one."
-    if has_ops(data) and _OP not in timeline.spans.kind:
-        yield "The timeline is without ops: the step has more of them than there is room for."
-
-
-def _tell_thinned(what: str, there: Column, shown: Column) -> Iterator[str]:
-    if len(shown) < len(there):
-        yield f"Of {what}, {len(shown):,} of {count_of(len(there), 'step')} are here, evenly chosen."
-
-
-def _tell_not_recorded(data: RecordingData) -> Iterator[str]:
-    has_calls = data.table("calls").num_rows > 0
-    if explain_empty(data):  # that is a finding
-        return
-    for table in ("ops", "values") if has_calls else ("calls",):
-        if not data.table(table).num_rows:
-            why = explain_none(data, table)
-            yield why[0].upper() + why[1:]
-
-
 def _outputs(measured: list[RoleValues], step: int | None) -> Outputs:
     """Returns dtype and shape of the first output of each module in a step."""
-    found: dict[tuple[str | None, str | None], tuple[str | None, str | None]] = {}
-    for each in measured:
-        if each.role != "output":
+    outputs: dict[Place, tuple[str | None, str | None]] = {}
+    for values in measured:
+        if values.role != "output":
             continue
-        rows = each.cells.single[each.cells.step == step]
-        table = each.found.table.select(["dtype", "shape"]).take(rows)
-        for site, row in zip(each.found.site[rows].tolist(), table.to_pylist(), strict=True):
-            owner = each.found.owners[site]
-            found.setdefault((owner.root, owner.path), (row["dtype"], shape_text(row["shape"])))
-    return found
+        rows = values.cells.single[values.cells.step == step]
+        table = values.selected.table.select(["dtype", "shape"]).take(rows)
+        for site, row in zip(values.selected.site[rows].tolist(), table.to_pylist(), strict=True):
+            owner = values.selected.owners[site]
+            outputs.setdefault((owner.root, owner.path), (row["dtype"], shape_text(row["shape"])))
+    return outputs
 
 
 def _about(data: RecordingData) -> list[tuple[str, str]]:
     meta = data.meta
-    told: Mapping[str, str] = {
+    texts: Mapping[str, str] = {
         "command": " ".join(meta.argv),
         "recorded": meta.created,
         "device": meta.device,
@@ -260,4 +241,4 @@ def _about(data: RecordingData) -> list[tuple[str, str]]:
         "modtrace": meta.modtrace_version,
         **meta.versions,
     }
-    return [(label, text) for label, text in told.items() if text]
+    return [(label, text) for label, text in texts.items() if text]

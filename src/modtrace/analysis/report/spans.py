@@ -1,4 +1,4 @@
-"""Makes the table of the timeline's spans, and its lanes."""
+"""Builds the tables of the steps and of the timeline's spans, and its lanes."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,28 +6,86 @@ import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..graph.columns import Graph
-from ..tables.columns import Column, RowFinder, Rows, column_of
+from ..tables.columns import Column, RowFinder, Rows, column_of, dictionary_codes
 from ..timeline.arrange import SPAN_KINDS
 from ..timeline.names import name_calls
 from ..timeline.timeline import Timeline
-from .cut import GraphCut
+from .limits import GraphCut
 from .modules import Place
-from .tables import NONE, ReportColumn, ReportLane, ReportTable, coded_column, number_column, seconds
+from .tables import (
+    NONE,
+    ReportColumn,
+    ReportLane,
+    ReportTable,
+    coded_column,
+    number_column,
+    seconds,
+    text_column,
+)
 
-_CALL, _OP, _STEP = range(len(SPAN_KINDS))
+_CALL, _OP = SPAN_KINDS.index("call"), SPAN_KINDS.index("op")
+#: It is no row's; -1 is that of rows without id.
+_NO_ID = -2
+
+
+def number_steps(data: RecordingData) -> Column:
+    """Returns the numbers of all steps that have rows, ascending."""
+    tables = (data.table(name) for name in ("steps", "calls", "ops", "values", "scalars"))
+    return np.unique(np.concatenate([column_of(table, "step") for table in tables])).astype(np.int64)
+
+
+def find_start(data: RecordingData) -> int | None:
+    """Returns when the first step began, on the clock of the recording; None if no beginning was recorded."""
+    starts = column_of(data.table("steps"), "start_ns")
+    return int(starts[starts >= 0].min()) if (starts >= 0).any() else None
+
+
+def tabulate_steps(data: RecordingData, numbers: Column, zero_ns: int | None) -> ReportTable:
+    """Returns a row for each step; their starts count from `zero_ns`."""
+    table = data.table("steps")
+    row = RowFinder(column_of(table, "step"))(numbers)
+    start, end, overhead = (
+        np.append(column_of(table, name), NONE)[row] for name in ("start_ns", "end_ns", "overhead_ns")
+    )
+    kinds = [*table["kind"].to_pylist(), None]
+    known = start >= 0
+    taken = np.where(known, (end - start - np.maximum(overhead, 0)) / 1e9, np.nan)
+    columns = (
+        number_column("number", "step", "count", numbers),
+        text_column("kind", "kind", (kinds[number] for number in row.tolist())),
+        number_column("start", "start", "seconds", np.where(known, (start - (zero_ns or 0)) / 1e9, np.nan)),
+        number_column("duration", "duration", "seconds", taken, overlay=True),
+        *_scalars(data, numbers),
+    )
+    return ReportTable(rows=len(numbers), columns=columns)
+
+
+def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
+    """Yields two columns for each scalar: its value, of several in a step the last one, and whether it was logged."""
+    table = data.table("scalars")
+    codes, names = dictionary_codes(table["name"])
+    row, values = RowFinder(numbers)(column_of(table, "step")), table["value"].to_numpy()
+    for code, name in enumerate(names):
+        column = np.full(len(numbers), np.nan)
+        rows = np.flatnonzero(codes == code)
+        column[row[rows]] = values[rows]
+        yield number_column(f"scalar.{name}", name, "number", column, scalar=True, overlay=True)
+        logged = np.zeros(len(numbers), np.uint8)
+        logged[row[rows]] = 1  # distinguishes a NaN that was logged from no value
+        yield number_column(f"logged.{name}", f"{name} was logged", "flag", logged)
 
 
 def list_lanes(timeline: Timeline) -> tuple[ReportLane, ...]:
     """Returns the lanes from top to bottom."""
-    several = len({each.thread for each in timeline.lanes if each.thread is not None}) > 1
+    several = len({lane.thread for lane in timeline.lanes} - {None}) > 1
     return tuple(
         ReportLane(
-            label=f"{each.kind}, thread {each.thread}" if several and each.thread is not None else each.kind,
-            kind=each.kind,
-            thread=each.thread,
+            label=f"{lane.kind}, thread {lane.thread}" if several and lane.thread is not None else lane.kind,
+            kind=lane.kind,
+            thread=lane.thread,
             rank=timeline.rank,
         )
-        for each in timeline.lanes
+        for lane in timeline.lanes
     )
 
 
@@ -52,11 +110,14 @@ def tabulate_spans(
         zero_ns: the time on the clock of the recording that starts count from; None for that of the first span.
     """
     spans = timeline.spans
+    details = {detail.name: detail for detail in spans.details}
     first_ns = 0 if zero_ns is None else timeline.start_ns - zero_ns
-    is_call, is_op = spans.kind == _CALL, spans.kind == _OP
-    call_id = np.where(is_call, spans.row_id, _calls_of_ops(data, spans.row_id, is_op))
-    step = next((each.values for each in spans.details if each.name == "step"), np.full(len(spans), NONE))
-    columns = (
+    call = np.where(spans.kind == _CALL, spans.row_id, _NO_ID)
+    op = np.where(spans.kind == _OP, spans.row_id, _NO_ID)
+    step = details["step"].values if "step" in details else np.full(len(spans), NONE)
+    layer, node = RowFinder(graph.layers.call_id)(call), RowFinder(graph.nodes.op_id)(op)
+    node = np.where(layer >= 0, layer, np.where(node >= 0, node + len(graph.layers), NONE))
+    columns = [
         number_column("lane", "lane", "count", spans.lane),
         coded_column("label", "name", spans.name, spans.names),
         coded_column("kind", "kind", spans.kind, SPAN_KINDS),
@@ -64,35 +125,21 @@ def tabulate_spans(
         number_column("duration", "duration", "seconds", seconds(spans.duration_ns)),
         number_column("depth", "depth", "count", spans.depth),
         number_column("step", "step", "step", RowFinder(steps)(step)),
-        number_column("module", "module", "module", _modules_of(data, call_id, index)),
-        number_column("node", "node", "node", cut.renumber(_nodes_of(graph, spans.row_id, is_call, is_op))),
-        *_phases(timeline),
-    )
-    return ReportTable(rows=len(spans), columns=columns)
+        number_column("module", "module", "module", _find_modules(data, call, op, index)),
+        number_column("node", "node", "node", cut.renumber(node)),
+    ]
+    if "phase" in details:
+        phase = details["phase"]
+        columns.append(coded_column("phase", "phase", phase.values, phase.dictionary or (), kind="phase"))
+    return ReportTable(rows=len(spans), columns=tuple(columns))
 
 
-def _phases(timeline: Timeline) -> Iterator[ReportColumn]:
-    for each in timeline.spans.details:
-        if each.name == "phase":
-            yield coded_column("phase", "phase", each.values, each.dictionary or (), kind="phase")
-
-
-def _calls_of_ops(data: RecordingData, op_id: Column, is_op: Column) -> Column:
+def _find_modules(data: RecordingData, call_id: Column, op_id: Column, index: Mapping[Place, int]) -> Rows:
+    """Returns the row of the module in whose call each span ran, or which it is."""
     ops = data.table("ops").select(["op_id", "call_id"])
-    row = RowFinder(column_of(ops, "op_id"))(np.where(is_op, op_id, NONE))
-    return np.append(column_of(ops, "call_id"), NONE)[row]
-
-
-def _modules_of(data: RecordingData, call_id: Column, index: Mapping[Place, int]) -> Rows:
+    of_op = np.append(column_of(ops, "call_id"), NONE)[RowFinder(column_of(ops, "op_id"))(op_id)]
     named = name_calls(data.table("modules"), data.table("calls"))
-    of_place = np.array(
-        [*(index.get(each, NONE) for each in zip(named.roots, named.paths, strict=True)), NONE], np.int64
-    )
-    of_call = np.append(of_place[named.place], NONE)
-    return of_call[RowFinder(named.calls.call_id)(np.where(call_id >= 0, call_id, -2))]
-
-
-def _nodes_of(graph: Graph, row_id: Column, is_call: Column, is_op: Column) -> Rows:
-    layer = RowFinder(graph.layers.call_id)(np.where(is_call, row_id, -2))
-    node = RowFinder(graph.nodes.op_id)(np.where(is_op, row_id, -2))
-    return np.where(layer >= 0, layer, np.where(node >= 0, node + len(graph.layers), NONE))
+    places = (index.get(place, NONE) for place in zip(named.roots, named.paths, strict=True))
+    of_call = np.append(np.array([*places, NONE], np.int64)[named.place], NONE)
+    call_id = np.where(call_id >= 0, call_id, np.where(of_op >= 0, of_op, _NO_ID))
+    return of_call[RowFinder(named.calls.call_id)(call_id)]

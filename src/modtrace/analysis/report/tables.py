@@ -1,4 +1,4 @@
-"""The tables of a report: columns that say themselves what they hold and how they are summed up."""
+"""The tables of a report: columns that state what they hold and how they are summed up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class ReportTable:
     columns: tuple[ReportColumn, ...]
 
     def __getitem__(self, name: str) -> ReportColumn:
-        return next(each for each in self.columns if each.name == name)
+        return next(column for column in self.columns if column.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Report:
 def number_texts(texts: Iterable[str | None]) -> tuple[Column, tuple[str, ...]]:
     """Returns texts as codes of the different ones, and those; -1 for None."""
     known: dict[str, int] = {}
-    codes = [NONE if each is None else known.setdefault(each, len(known)) for each in texts]
+    codes = [NONE if text is None else known.setdefault(text, len(known)) for text in texts]
     return np.array(codes, np.int32), tuple(known)
 
 
@@ -121,7 +121,7 @@ def coded_column(
 
 def optional(values: Iterable[float | None]) -> Column:
     """Returns numbers with NaN for None."""
-    return narrow(np.array([np.nan if each is None else each for each in values], np.float64))
+    return narrow(np.array([np.nan if value is None else value for value in values], np.float64))
 
 
 def seconds(time_ns: Column) -> Column:
