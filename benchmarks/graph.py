@@ -17,8 +17,8 @@ from statistics import median
 from typing import NamedTuple
 
 from modtrace.analysis.graph_view.fold import fold_graph
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 from modtrace.recording.protocols import RecordingData
 
 TESTS = Path(__file__).parent.parent / "tests"

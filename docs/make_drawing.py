@@ -18,17 +18,8 @@ DRAWING = PROJECT / "docs" / "packages.svg"
 #: What a package is for, in few words.
 ABOUT = {
     "cli": "the command line",
-    "live": "record()",
-    "record_options": "what record() was asked for",
-    "nonfinite_reports": "reports NaN",
-    "face": "what is asked of a recording",
-    "answers": "print and notebooks",
+    "api": "record(), Recording, graph(), compare()",
     "tensor_tracker": "tensor_tracker's names",
-    "make_report": "a report of a recording",
-    "pictures": "plots, timeline, report",
-    "make_graph": "graph()",
-    "compare_runs": "two runs compared",
-    "model_graph": "what is visible of a graph",
     "replay": "proves a recording",
     "measure": "numbers of one tensor",
     "measure/measurers": "measures as is wanted",

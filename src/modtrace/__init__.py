@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import tensor_tracker as tensor_tracker
+    from .api.compare import compare
+    from .api.graph import graph
+    from .api.live import LiveRecording
+    from .api.model_graph import ModelGraph
+    from .api.record import record
+    from .api.recording import Recording, open_recording
     from .collect.fx.tracer import ModulePathTracer
     from .collect.module_tracker.tracker import ModTracker, ModuleTracker
     from .collect.stash.tracker import track
-    from .compare_runs import compare
     from .errors import ModtraceError, ModtraceWarning, NonFiniteError
-    from .face import Recording, open_recording
-    from .live import LiveRecording, record
-    from .make_graph import graph
-    from .model_graph import ModelGraph
     from .recording.options.capture import Capture
     from .recording.options.op_options import Ops
     from .recording.options.tensor_options import TensorOptions
@@ -28,12 +29,13 @@ _NAMES = {
     "collect.fx.tracer": ("ModulePathTracer",),
     "collect.module_tracker.tracker": ("ModTracker", "ModuleTracker"),
     "collect.stash.tracker": ("track",),
-    "compare_runs": ("compare",),
+    "api.compare": ("compare",),
     "errors": ("ModtraceError", "ModtraceWarning", "NonFiniteError"),
-    "face": ("Recording", "open_recording"),
-    "live": ("LiveRecording", "record"),
-    "make_graph": ("graph",),
-    "model_graph": ("ModelGraph",),
+    "api.recording": ("Recording", "open_recording"),
+    "api.live": ("LiveRecording",),
+    "api.record": ("record",),
+    "api.graph": ("graph",),
+    "api.model_graph": ("ModelGraph",),
     "recording.options.capture": ("Capture",),
     "recording.options.op_options": ("Ops",),
     "recording.options.tensor_options": ("TensorOptions",),

@@ -8,8 +8,8 @@ import torch
 
 import modtrace
 from helpers.architectures import ARCHITECTURES
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 
 pytest.importorskip("transformers")
 

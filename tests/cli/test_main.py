@@ -40,12 +40,16 @@ def test_help_imports_no_command_and_no_library() -> None:
         "except SystemExit: print(*sys.modules)"
     )
     loaded = set(run_python(code).stdout.split())
-    assert loaded.isdisjoint({"modtrace.cli.show", "modtrace.face", "torch", "numpy", "pyarrow", "rich"})
+    assert loaded.isdisjoint(
+        {"modtrace.cli.show", "modtrace.api.recording", "torch", "numpy", "pyarrow", "rich"}
+    )
 
 
 def test_showing_imports_no_torch() -> None:
     loaded = set(
-        run_python("import modtrace.cli.show, modtrace.face, sys; print(*sys.modules)").stdout.split()
+        run_python(
+            "import modtrace.cli.show, modtrace.api.recording, sys; print(*sys.modules)"
+        ).stdout.split()
     )
     assert "torch" not in loaded
 

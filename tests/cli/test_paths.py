@@ -117,7 +117,7 @@ def test_model_of_a_function_is_called_once_under_a_recording_of_ops(
         asked.append((type(model).__name__, options))
         yield SimpleNamespace(data=recording())
 
-    monkeypatch.setitem(sys.modules, "modtrace.live", SimpleNamespace(record=record))
+    monkeypatch.setitem(sys.modules, "modtrace.api.record", SimpleNamespace(record=record))
     assert run_command(monkeypatch, "paths", "models_of_paths:make", "--modules", "--phase", "forward") == 0
     assert asked == [("Sequential", {"ops": True, "values": None})]
     assert capsys.readouterr().out == "head\nNet\n"

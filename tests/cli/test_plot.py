@@ -8,7 +8,7 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from helpers.command_line import run_command
 from helpers.typed_runs import typed_run
-from modtrace.face import open_recording
+from modtrace.api.recording import open_recording
 from modtrace.store.copy import write_recording
 
 pytest.importorskip("matplotlib")

@@ -90,7 +90,7 @@ def test_error_at_the_end_does_not_take_the_place_of_the_users(
             f"{CANNOT_BEGIN} (ZeroDivisionError: no luck)",
         ),
         (
-            "modtrace.live.to_captures",
+            "modtrace.api.record.to_captures",
             "modtrace met an internal error when it began to record (ZeroDivisionError",
         ),
     ],
@@ -98,7 +98,7 @@ def test_error_at_the_end_does_not_take_the_place_of_the_users(
 def test_program_runs_unrecorded_where_modtrace_fails(tmp_path: Path, what: str, told: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "print('trained')\nsys.exit(3)\n")
     code = (
-        "from unittest import mock\nfrom modtrace.cli.main import main\nimport modtrace.live\n"
+        "from unittest import mock\nfrom modtrace.cli.main import main\nimport modtrace.api.record\n"
         f"with mock.patch({what!r}, side_effect=ZeroDivisionError('no luck')): main()"
     )
     command = [sys.executable, "-c", code, "record", "train.py"]

@@ -21,7 +21,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> dict[str, TypedRecording]:
             raise RecordingNotFoundError(f"{path}: nothing is there")
         return SimpleNamespace(data=found[path])
 
-    monkeypatch.setitem(sys.modules, "modtrace.face", SimpleNamespace(open_recording=open_recording))
+    monkeypatch.setitem(sys.modules, "modtrace.api.recording", SimpleNamespace(open_recording=open_recording))
     return found
 
 

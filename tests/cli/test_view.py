@@ -9,8 +9,8 @@ import pytest
 from builders import RecordingBuilder
 from helpers.command_line import run_command
 from helpers.report_pages import read_payload
-from modtrace import make_report
-from modtrace.face import open_recording
+from modtrace.api import report
+from modtrace.api.recording import open_recording
 from modtrace.store.copy import write_recording
 
 
@@ -128,7 +128,7 @@ def test_large_values_are_thinned_until_the_file_fits(run: Path, tmp_path: Path)
 def test_size_is_that_of_the_bytes_and_not_of_the_characters(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make_report, "render_report", lambda _: "é" * 60_000)
+    monkeypatch.setattr(report, "render_report", lambda _: "é" * 60_000)
     with pytest.raises(ValueError, match=r"has 0\.1"):
         open_recording(run).write_html("a.html", max_mb=0.1)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from modtrace.api.recording import Recording, open_recording
 from modtrace.cli.main import main
-from modtrace.face import Recording, open_recording
 from modtrace.recording.role import ROLES
 from modtrace.recording.schema import schemas
 

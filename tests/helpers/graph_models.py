@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
-from modtrace.model_graph import ModelGraph
+from modtrace.api.model_graph import ModelGraph
 
 
 class Case(NamedTuple):

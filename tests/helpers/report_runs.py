@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import modtrace
-from modtrace.live import LiveRecording
+from modtrace.api.live import LiveRecording
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
 

@@ -6,7 +6,7 @@ from builders import RecordingBuilder
 from modtrace.analysis.report.limits import Limits
 from modtrace.analysis.report.report import build_report
 from modtrace.analysis.report.tables import Report, ReportTable
-from modtrace.face import Recording
+from modtrace.api.recording import Recording
 from modtrace.recording.protocols import RecordingData
 
 #: More room than any recording of a test needs.

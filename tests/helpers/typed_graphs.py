@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.graph_view.records import GraphView
-from modtrace.model_graph import ModelGraph
+from modtrace.api.model_graph import ModelGraph
 
 #: What a program does, and two numbers that say with what.
 Action = tuple[str, int, int]

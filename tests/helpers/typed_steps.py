@@ -2,7 +2,7 @@
 
 from builders import RecordingBuilder
 from modtrace.analysis.graph_view.records import ViewNode
-from modtrace.model_graph import ModelGraph
+from modtrace.api.model_graph import ModelGraph
 
 
 def node(graph: ModelGraph, key: str) -> ViewNode:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from ..analysis.graph_view.records import GraphView
 from ..analysis.timeline.timeline import build_timeline
-from ..make_graph import graph_of
-from ..model_graph import ModelGraph
+from ..api.graph import graph_of
+from ..api.model_graph import ModelGraph
 from ..recording.options.step_range import ALL_STEPS, StepRange
 from ..recording.protocols import RecordingData
 from ..store.csv_tables import write_csv as write_tables

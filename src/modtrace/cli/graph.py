@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from ..make_graph import graph_of
-from ..model_graph import ModelGraph
+from ..api.graph import graph_of
+from ..api.model_graph import ModelGraph
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.common.columns import printable

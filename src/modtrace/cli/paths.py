@@ -41,7 +41,7 @@ def paths(
 
 def _record_call(text: str) -> RecordingData:
     loaded = load_factory(text)
-    from ..live import record
+    from ..api.record import record
 
     with record(loaded.model, ops=True, values=None) as recording:
         call_model(text, loaded)

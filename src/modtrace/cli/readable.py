@@ -1,6 +1,6 @@
 """Chooses how deep a graph is drawn."""
 
-from ..model_graph import ModelGraph
+from ..api.model_graph import ModelGraph
 
 #: With more nodes a picture can hardly be read; where no depth is asked for, a smaller one is chosen.
 _READABLE = 250

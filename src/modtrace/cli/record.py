@@ -197,7 +197,7 @@ def _may_join(place: str) -> bool:
 def _make_recording(place: str, options: dict[str, Any]) -> Any:
     """Returns the recording; None, with a warning, if modtrace itself fails."""
     try:
-        from ..live import record as record_to
+        from ..api.record import record as record_to
 
         with _warnings_in_lines():
             return record_to(to=place, **options)

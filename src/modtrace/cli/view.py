@@ -7,8 +7,8 @@ import click
 
 from ..analysis.divergence.compare import compare_recordings
 from ..analysis.tables.missing_rows import explain_empty
+from ..api.report import MAX_MB, make_report
 from ..errors import NothingRecordedError
-from ..make_report import MAX_MB, make_report
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
 from .output import print_text, tell, tell_marks, wrap

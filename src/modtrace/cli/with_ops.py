@@ -8,8 +8,8 @@ import click
 
 from ..analysis.tables.chosen_step import ShownStep
 from ..analysis.tables.missing_rows import require_ops, require_rows, say_missing
+from ..api.model_graph import ModelGraph
 from ..errors import NothingRecordedError
-from ..model_graph import ModelGraph
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 
@@ -30,7 +30,7 @@ def open_with_rows(run: str, *tables: str) -> RecordingData:
         NothingRecordedError: one of the tables has no rows; the message says why.
         ModtraceError: it cannot be read.
     """
-    from ..face import open_recording
+    from ..api.recording import open_recording
 
     data = open_recording(run).data
     for table in tables:

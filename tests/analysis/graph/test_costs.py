@@ -2,7 +2,7 @@
 
 from builders import RecordingBuilder
 from helpers.typed_steps import begin_net, given_to, run_op
-from modtrace.make_graph import graph_of
+from modtrace.api.graph import graph_of
 
 
 def test_layers_sum_what_is_inside_of_them_and_do_not_know_what_one_op_does_not():

@@ -5,7 +5,7 @@ import pytest
 from builders import RecordingBuilder
 from helpers.typed_graphs import box_lines, edge_lines, node_lines
 from helpers.typed_steps import begin_net, given_to, node, record_training, run_op
-from modtrace.make_graph import graph_of
+from modtrace.api.graph import graph_of
 
 # Layers.
 

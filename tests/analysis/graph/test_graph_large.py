@@ -9,8 +9,8 @@ import pytest
 from helpers.large_graphs import record_blocks, record_calls, record_chain, record_nested
 from helpers.typed_graphs import box_lines, edge_lines
 from modtrace.analysis.layout.layout import Layout
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 
 #: Frames: far less than anything here is long or deep.
 _SHALLOW = 300

@@ -4,7 +4,7 @@ from builders import RecordingBuilder
 from helpers.typed_graphs import edge_lines, node_lines
 from helpers.typed_steps import begin_net, given_to, node, run_op
 from modtrace.analysis.graph.columns import CONSTANT, EARLIER, INPUT
-from modtrace.make_graph import graph_of
+from modtrace.api.graph import graph_of
 
 
 def test_leaves_are_named_by_what_they_are():

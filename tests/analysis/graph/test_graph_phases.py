@@ -4,7 +4,7 @@ import pytest
 
 from helpers.typed_graphs import box_lines, edge_lines, node_lines
 from helpers.typed_steps import begin_net, given_to, record_training, run_op
-from modtrace.make_graph import graph_of
+from modtrace.api.graph import graph_of
 
 
 def test_step_of_training_has_a_box_for_each_phase():

@@ -7,8 +7,8 @@ import torch
 
 from collect.ops.test_ops_tensors import recorded
 from helpers.typed_graphs import edge_lines
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 
 
 def drawn(run: Callable[[], object]) -> ModelGraph:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from analysis.graph.test_graph_truth import drawn, edges
-from modtrace.model_graph import ModelGraph
+from modtrace.api.model_graph import ModelGraph
 
 
 def test_tensor_that_is_set_to_another_ones_memory_is_that_one():

@@ -11,8 +11,8 @@ from builders import RecordingBuilder
 from helpers.architectures import ARCHITECTURES
 from helpers.typed_graphs import edge_lines
 from helpers.typed_steps import begin_net, given_to, run_op
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 
 
 def assert_lawful(graph: ModelGraph) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 
 from builders import RecordingBuilder
 from helpers.typed_graphs import Action, edge_lines, node_lines, programs, run_program
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 
 
 def record_views() -> RecordingBuilder:

@@ -7,8 +7,8 @@ import pytest
 
 from builders import RecordingBuilder
 from helpers.typed_graphs import box_lines, edge_lines, node_lines
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 
 
 class Blocks:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from builders import RecordingBuilder
 from helpers.typed_graphs import Action, box_lines, edge_lines, node_lines, programs, run_program
 from modtrace.analysis.graph_view.records import LAYER, GraphView
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 
 Choose = Callable[[ModelGraph], ModelGraph]
 

@@ -8,8 +8,8 @@ from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.provenance.search import find_first
 from modtrace.analysis.tables.missing_rows import explain_none, require_ops
 from modtrace.analysis.values.selection import Selection, kept_values, select_values
+from modtrace.api.graph import graph_of
 from modtrace.errors import NothingRecordedError
-from modtrace.make_graph import graph_of
 from modtrace.recording.meta import HELD, Note, RunMeta
 
 NOT_CLOSED = "not closed: the process ended or is still running; no step is complete"

@@ -9,7 +9,7 @@ import torch
 from builders import RecordingBuilder
 from modtrace.analysis.values.selection import Selection
 from modtrace.analysis.values.tensor_lookup import find_tensor
-from modtrace.face import Recording
+from modtrace.api.recording import Recording
 from modtrace.recording.raw_tensor import RawTensor
 
 

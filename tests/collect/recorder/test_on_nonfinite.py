@@ -399,7 +399,7 @@ def test_internal_error_while_looking_does_not_stop_the_run(
     def fail(*given: object, **more: object) -> None:
         raise IndexError("out of range")
 
-    monkeypatch.setattr("modtrace.nonfinite_reports.find_first", fail)
+    monkeypatch.setattr("modtrace.api.nonfinite_reports.find_first", fail)
     loop = Loop(make_model())
     with (
         pytest.warns(modtrace.ModtraceWarning, match="while it looked for NaN, and looks no more") as warned,

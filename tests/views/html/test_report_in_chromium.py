@@ -14,7 +14,7 @@ from helpers.driven import DrivenPage
 from helpers.report_runs import record_gpt, record_resnet, record_transformer
 from helpers.report_tables import EVIL, hostile, report
 from modtrace.analysis.report.tables import Report, ReportTable
-from modtrace.face import Recording, open_recording
+from modtrace.api.recording import Recording, open_recording
 from modtrace.views.html.page import render_report
 
 pytestmark = pytest.mark.browser

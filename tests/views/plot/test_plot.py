@@ -12,8 +12,8 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from helpers.plotted import NAN, exponents, history, words
 from helpers.typed_runs import typed_run
+from modtrace.api.recording import Recording
 from modtrace.errors import ModtraceError
-from modtrace.face import Recording
 from modtrace.views.plot.draw import draw, write_axes
 from modtrace.views.plot.heatmap import cells_of, plot_heatmap
 from modtrace.views.plot.histogram import plot_histogram
@@ -307,7 +307,7 @@ def test_matplotlibs_settings_and_backend_stay_as_they_were(tmp_path: Path) -> N
     script = """
 import json, sys, matplotlib
 before = dict(matplotlib.rcParams.copy())
-from modtrace.face import open_recording
+from modtrace.api.recording import open_recording
 recording = open_recording(sys.argv[1])
 for kind in ("lines", "heatmap"):
     recording.write_plot(sys.argv[1] + ".svg", kind=kind)

@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .analysis.provenance.earlier_steps import EarlierSteps
-from .analysis.provenance.reach import Innocent
-from .analysis.provenance.search import LiveStep, find_first
-from .analysis.values.nonfinite import NonFinite
-from .recording.arrow.arrays import from_numpy, to_numpy
-from .recording.failure_reporter import warn_of_error
-from .recording.phase import BACKWARD, OPTIMIZER
-from .recording.protocols import RecordingData
-from .recording.role import PARAMETER_GRAD
-from .recording.statistics.moments import nonfinite_rows, sites_of_roles
-from .recording.suggestions import count_of
-from .recording.triggers.skips import Use
-from .recording.triggers.step_conditions import NonFiniteFinding
-from .recording.triggers.step_tables import StepData
-from .recording.triggers.watch import Asked
-from .surface import choose_phrase, speak, surface_now
-from .views.text.nonfinite import describe_made, describe_place, render_nonfinite
+from ..analysis.provenance.earlier_steps import EarlierSteps
+from ..analysis.provenance.reach import Innocent
+from ..analysis.provenance.search import LiveStep, find_first
+from ..analysis.values.nonfinite import NonFinite
+from ..recording.arrow.arrays import from_numpy, to_numpy
+from ..recording.failure_reporter import warn_of_error
+from ..recording.phase import BACKWARD, OPTIMIZER
+from ..recording.protocols import RecordingData
+from ..recording.role import PARAMETER_GRAD
+from ..recording.statistics.moments import nonfinite_rows, sites_of_roles
+from ..recording.suggestions import count_of
+from ..recording.triggers.skips import Use
+from ..recording.triggers.step_conditions import NonFiniteFinding
+from ..recording.triggers.step_tables import StepData
+from ..recording.triggers.watch import Asked
+from ..surface import choose_phrase, speak, surface_now
+from ..views.text.nonfinite import describe_made, describe_place, render_nonfinite
 
 #: At most so many reports are printed in full. The others are counted.
 _MOST_REPORTS = 5

@@ -7,9 +7,9 @@ import pytest
 
 import modtrace
 from builders import RecordingBuilder
-from modtrace import face, pictures
 from modtrace.analysis.values.selection import Selection
-from modtrace.face import Recording
+from modtrace.api import recording as recording_file
+from modtrace.api.recording import Recording
 
 
 def recording() -> Recording:
@@ -81,9 +81,9 @@ def test_all_that_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> 
         return []
 
     for name in ("build_history", "build_stack", "find_tensors"):
-        monkeypatch.setattr(face, name, note)
-    monkeypatch.setattr(pictures, "find_plotted", note)
-    monkeypatch.setattr(pictures, "draw", lambda found, kind, ax: asked.append((kind, ax)))
+        monkeypatch.setattr(recording_file, name, note)
+    monkeypatch.setattr(recording_file, "find_plotted", note)
+    monkeypatch.setattr(recording_file, "draw", lambda found, kind, ax: asked.append((kind, ax)))
     recording = Recording(RecordingBuilder().data())
     where: dict[str, Any] = {"slot": "[1]", "phase": "forward", "call": 2}
     recording.history("a", "input", "max", steps="1:3", **where)

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .analysis.graph.build import build_graph
-from .analysis.graph.columns import Graph
-from .analysis.graph.parts import WHOLE, Part
-from .analysis.graph_view.build import build_view
-from .analysis.graph_view.candidates import near_part, near_paths
-from .analysis.graph_view.contract import without_views
-from .analysis.graph_view.fold import Folding, fold_graph
-from .analysis.graph_view.items import Seen, close_below
-from .analysis.graph_view.keys import paths_of_layers
-from .analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
-from .errors import ModtraceError
-from .recording.options.path_filter import PathFilter, to_path_filter
-from .recording.protocols import RecordingData
-from .surface import choose_phrase, name_argument
+from ..analysis.graph.build import build_graph
+from ..analysis.graph.columns import Graph
+from ..analysis.graph.parts import WHOLE, Part
+from ..analysis.graph_view.build import build_view
+from ..analysis.graph_view.candidates import near_part, near_paths
+from ..analysis.graph_view.contract import without_views
+from ..analysis.graph_view.fold import Folding, fold_graph
+from ..analysis.graph_view.items import Seen, close_below
+from ..analysis.graph_view.keys import paths_of_layers
+from ..analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
+from ..errors import ModtraceError
+from ..recording.options.path_filter import PathFilter, to_path_filter
+from ..recording.protocols import RecordingData
+from ..surface import choose_phrase, name_argument
 
 if TYPE_CHECKING:
-    from .analysis.layout.layout import Layout
-    from .views.dot.style import GraphStyle
+    from ..analysis.layout.layout import Layout
+    from ..views.dot.style import GraphStyle
 
 _Path = str | os.PathLike[str]
 
@@ -223,7 +223,7 @@ class ModelGraph:
 
     def layout(self) -> "Layout":
         """Returns the positions of everything that is visible, in execution order."""
-        from .analysis.layout.layout import lay_out
+        from ..analysis.layout.layout import lay_out
 
         return lay_out(self.view)
 
@@ -238,13 +238,13 @@ class ModelGraph:
         Raises:
             ValueError: there is no such number.
         """
-        from .views.dot.render import render_dot
+        from ..views.dot.render import render_dot
 
         return render_dot(self.view, style=style, overlay=color)
 
     def render_svg(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
         """Returns the picture as SVG. Arguments and errors are those of `write_svg`."""
-        from .views.dot.graphviz import render_svg
+        from ..views.dot.graphviz import render_svg
 
         return render_svg(self.view, style=style, overlay=color)
 
@@ -254,7 +254,7 @@ class ModelGraph:
         Raises:
             ModtraceError: the file cannot be written.
         """
-        from .views.dot.graphviz import write_dot
+        from ..views.dot.graphviz import write_dot
 
         write_dot(self.view, path, style=style, overlay=color)
 
@@ -264,7 +264,7 @@ class ModelGraph:
         Raises:
             ModtraceError: the program `dot` (Graphviz) is missing or fails, or the file cannot be written.
         """
-        from .views.dot.graphviz import write_svg
+        from ..views.dot.graphviz import write_svg
 
         write_svg(self.view, path, style=style, overlay=color)
 
@@ -272,7 +272,7 @@ class ModelGraph:
         self, path: _Path, *, style: "GraphStyle | None" = None, color: str | None = None, dpi: int = 96
     ) -> None:
         """Writes the picture as PNG, with `dpi` pixels an inch. Arguments and errors are those of `write_svg`."""
-        from .views.dot.graphviz import write_png
+        from ..views.dot.graphviz import write_png
 
         write_png(self.view, path, style=style, overlay=color, dpi=dpi)
 
@@ -282,7 +282,7 @@ class ModelGraph:
         Raises:
             ModtraceError: the file cannot be written.
         """
-        from .views.formats.graphml import write_graphml
+        from ..views.formats.graphml import write_graphml
 
         write_graphml(self.view, path)
 
@@ -292,12 +292,12 @@ class ModelGraph:
         Raises:
             ModtraceError: the file cannot be written.
         """
-        from .views.formats.model_explorer import write_model_explorer
+        from ..views.formats.model_explorer import write_model_explorer
 
         write_model_explorer(self.view, path)
 
     def __str__(self) -> str:
-        from .views.common.graph_summary import render_graph
+        from ..views.common.graph_summary import render_graph
 
         return render_graph(self.view)
 

@@ -1,39 +1,88 @@
-"""The functions with which users record: `record()`, and the recording that it returns."""
+"""The recording that `record()` returns, and the options it runs with."""
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .analysis.modules.module_tree import ModuleTree
-from .analysis.values.nonfinite import NonFinite
-from .errors import MisuseError, NonFiniteError, NothingRecordedError
-from .face import Recording
+from ..analysis.modules.module_tree import ModuleTree
+from ..analysis.values.nonfinite import NonFinite
+from ..errors import MisuseError, NonFiniteError, NothingRecordedError
+from ..recording.in_memory.recording import MemoryRecording
+from ..recording.meta import HELD, Note, Progress, RunMeta
+from ..recording.options.capture import BOUNDARY, INSIDE, Capture
+from ..recording.options.capture import to_json as captures_to_json
+from ..recording.options.op_options import Ops
+from ..recording.options.step_range import ALL_STEPS, StepRange
+from ..recording.options.tensor_options import TensorOptions
+from ..recording.protocols import RecordingData, Sink
+from ..recording.suggestions import count_of
+from ..recording.triggers.trigger_kinds import Trigger, has_action
+from ..store.reader import FolderReader
+from ..store.writer import FolderWriter
 from .nonfinite_reports import NonFiniteReports
-from .optional import require
-from .record_options import RecordOptions, check_choices, checked_compiled, checked_tensors
-from .recording.in_memory.recording import MemoryRecording
-from .recording.meta import HELD, Note, Progress, RunMeta
-from .recording.options.capture import INSIDE, STATS, Capture, Patterns, to_captures
-from .recording.options.op_options import Ops, to_ops
-from .recording.options.step_range import to_step_range
-from .recording.options.tensor_options import TensorOptions
-from .recording.protocols import RecordingData, Sink
-from .recording.suggestions import count_of
-from .recording.triggers.trigger_kinds import Trigger, check_keep_last, to_triggers
-from .store.reader import FolderReader
-from .store.writer import FolderWriter
-from .surface import choose_phrase
+from .recording import Recording
 
 if TYPE_CHECKING:
-    from .collect.recorder.launch import Launch
-    from .collect.recorder.recorder import Recorder
-    from .collect.recorder.running import Running
+    from ..collect.recorder.launch import Launch
+    from ..collect.recorder.recorder import Recorder
+    from ..collect.recorder.running import Running
 
-#: What a recording in memory keeps of rows.
-MAX_BYTES = 256 * 2**20
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """The checked arguments of `record()`."""
+
+    steps: StepRange
+    backward_times: bool
+    device_times: bool
+    values: tuple[Capture, ...]  # empty: no values
+    ops: Ops | None  # None: no ops
+    overwrite: bool
+    strict: bool
+    max_bytes: int
+    keep_last: int | None
+    tensors: TensorOptions
+    triggers: tuple[Trigger, ...]
+    compiled: str = BOUNDARY
+
+    def __post_init__(self) -> None:
+        if self.max_bytes <= 0:
+            raise ValueError(f"max_bytes={self.max_bytes!r}: give a positive number of bytes")
+
+    @property
+    def steps_behind(self) -> int:
+        """The number of steps to write behind one in which a trigger fires.
+
+        Captures may wait for them. Ops that run between two steps belong to the first, and what was measured of what
+        they made is in the second.
+        """
+        of_ops = int(self.ops is not None and any(has_action(each) for each in self.triggers))
+        return max([of_ops, *(each.on_trigger for each in self.values)])
+
+    @property
+    def measures_all(self) -> bool:
+        """Whether all that ops return is measured in every step."""
+        return (
+            self.ops is not None
+            and self.steps == ALL_STEPS
+            and any(each.measures_all for each in self.values)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the options that determine the contents of the recording."""
+        return {
+            "steps": str(self.steps),
+            "backward_times": self.backward_times,
+            **({"device_times": True} if self.device_times else {}),
+            "ops": None if self.ops is None else asdict(self.ops),
+            **captures_to_json(self.values),
+            **({} if self.compiled == BOUNDARY else {"compiled": self.compiled}),
+            **({} if self.keep_last is None else {"keep_last": self.keep_last}),
+            **({"triggers": [repr(each) for each in self.triggers]} if self.triggers else {}),
+        }
 
 
 class LiveRecording(Recording):
@@ -42,7 +91,7 @@ class LiveRecording(Recording):
     It can be read while it runs and afterwards.
     """
 
-    def __init__(self, model: object, to: str | os.PathLike[str] | None, options: "RecordOptions") -> None:
+    def __init__(self, model: object, to: str | os.PathLike[str] | None, options: RecordOptions) -> None:
         super().__init__(MemoryRecording(max_bytes=options.max_bytes))
         self.path = None if to is None else Path(to)
         self._model: object = model
@@ -152,7 +201,7 @@ class LiveRecording(Recording):
         Raises:
             MisuseError: it is running, or has ended; else as on entering.
         """
-        from .collect.recorder.running import warn_if_any_is_held
+        from ..collect.recorder.running import warn_if_any_is_held
 
         if self._last_recorder is None:
             warn_if_any_is_held()
@@ -190,9 +239,9 @@ class LiveRecording(Recording):
             )
         if self._has_begun:
             raise MisuseError("a recording is started or entered once; call record() again for another")
-        from .collect.compiled_parts import warn_of_missing_parts
-        from .collect.recorder.launch import warn_of_no_start
-        from .collect.recorder.running import claim
+        from ..collect.compiled_parts import warn_of_missing_parts
+        from ..collect.recorder.launch import warn_of_no_start
+        from ..collect.recorder.running import claim
 
         warn_of_missing_parts(values=bool(self._options.values), ops=self._options.ops is not None)
         self._claim = claim(self, self.path)
@@ -216,11 +265,11 @@ class LiveRecording(Recording):
                 raise
 
     def _start(self) -> "Recorder":
-        from .collect.recorder.environment import describe_run
-        from .collect.recorder.flush_timer import FLUSH_TO_DISK_S, FLUSH_TO_MEMORY_S
-        from .collect.recorder.launch import find_launch
-        from .collect.recorder.recorder import Recorder
-        from .store.flight_recorder.sink import FlightRecorder, in_front_of
+        from ..collect.recorder.environment import describe_run
+        from ..collect.recorder.flush_timer import FLUSH_TO_DISK_S, FLUSH_TO_MEMORY_S
+        from ..collect.recorder.launch import find_launch
+        from ..collect.recorder.recorder import Recorder
+        from ..store.flight_recorder.sink import FlightRecorder, in_front_of
 
         options = self._options
         self._launch = find_launch()
@@ -272,19 +321,19 @@ class LiveRecording(Recording):
 
     def _read_flags_again(self) -> None:
         """Describes the run by what is set at its end: `modtrace record` begins before a script sets anything."""
-        from .collect.recorder.flags import read_flags
+        from ..collect.recorder.flags import read_flags
 
         if self._flags is not None:
             self._flags.update(read_flags())
 
     def _release(self) -> None:
-        from .collect.recorder.running import release
+        from ..collect.recorder.running import release
 
         if self._claim is not None:
             release(self._claim)
 
     def _make_sink(self, meta: RunMeta) -> Sink:
-        from .collect.recorder.launch import agent_start_ns
+        from ..collect.recorder.launch import agent_start_ns
 
         options = self._options
         if self.path is None:
@@ -310,99 +359,3 @@ class LiveRecording(Recording):
                 f"rec.{what} works inside the `with record(...) as rec:` block, or between rec.start() and rec.stop()"
             )
         return self._recorder
-
-
-def record(
-    model: object = None,
-    to: str | os.PathLike[str] | None = None,
-    *,
-    values: "str | Capture | Sequence[str | Capture] | None" = STATS,
-    include: Patterns = None,
-    exclude: Patterns = None,
-    ops: "bool | Ops" = False,
-    steps: "str | range | slice | None" = None,
-    backward_times: bool = False,
-    device_times: bool = False,
-    overwrite: bool = False,
-    strict: bool = False,
-    max_bytes: int = MAX_BYTES,
-    keep_last: int | None = None,
-    triggers: "Trigger | Sequence[Trigger] | None" = None,
-    on_nonfinite: str | None = None,
-    tensors: TensorOptions | None = None,
-    compiled: str = "boundary",
-) -> LiveRecording:
-    """Records every module call inside its `with` block.
-
-        with modtrace.record(model, to="run.modtrace") as rec:
-            for batch in data:
-                train_step(batch)
-        print(rec)
-
-    Args:
-        model: the root module, a dict of named roots, or a list of roots; None finds the roots. Other modules that
-            run are recorded too.
-        to: a folder to which the recording is written while it is made; None keeps it in memory.
-        values: `"stats"` measures the output of every module, its gradients, and at each optimizer step the
-            parameters and their gradients: count, minimum, maximum, sums, NaN and infinite elements.
-            `Capture(...)`, or a list of several, selects the tensors, the steps, and what is kept. None measures
-            nothing, and only calls are recorded.
-        include: with `"stats"`, selects modules and parameters by path: a glob over the whole path, where `*` stays
-            within one part and `**` crosses dots; a compiled regular expression, which is searched; a list of
-            those; None for all. A parameter is selected by its own path or by its module's.
-        exclude: leaves out modules and parameters that `include` selects.
-        ops: records every operator too: forward, backward, recompute and optimizer, with the tensors it reads and
-            returns and its costs; with `values="stats"` its outputs are measured as well. `Ops(...)` selects what
-            else is kept. Ops on other threads of the user's are not seen.
-        steps: selects steps: `"START:STOP[:EVERY]"`, a range or a slice; None for all.
-        backward_times: also records when each call's backward begins and ends (about 10 us per call).
-        device_times: also records when a CUDA device works on each call, and on each op with `ops` (some 10 us each).
-            Other times are those at which the host issues work.
-        overwrite: replaces a recording at `to`.
-        strict: raises internal errors of modtrace instead of storing a mark in the recording.
-        max_bytes: without `to`, and with `keep_last`, the limit of the rows in bytes; the oldest are dropped first.
-        keep_last: the number of last steps to hold in memory. They are written only when a trigger fires, an
-            exception leaves the block, or at `rec.dump()`. None writes every step.
-        triggers: `NonFinite(...)`, `Above(...)`, `OutOfBand(...)`, `OnSignal(...)`, or a list of those. None means
-            `NonFinite()` with `keep_last`. Without `keep_last` each only leaves a note: see `rec.triggers`.
-        on_nonfinite: `"report"` prints what made the first NaN or infinite values as soon as their step has ended;
-            `"stop"` raises `NonFiniteError` before the optimizer uses them, else when the step has ended; `"dump"`
-            writes the steps that `keep_last` holds. It adds `NonFinite(then=...)` to `triggers`.
-        tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens if there
-            are more. None means `TensorOptions()`.
-        compiled: `"inside"` also measures modules inside of `torch.compile`, which compiles once more for that (in
-            bfloat16 and float16 results are rounded otherwise); `"boundary"` what a region as a whole returns.
-
-    Raises:
-        TypeError: `model` is or contains something that is not a module.
-        ValueError: `steps` contains no step, `max_bytes` or `keep_last` is not positive, `values` is something else,
-            `on_nonfinite` or `compiled` can do nothing, or a pattern cannot be read or matches nothing in `model`.
-        NonFiniteError: in the block and at its end, with `on_nonfinite="stop"`.
-        MissingLibraryError: torch is not installed.
-        MisuseError: on entering, if a recording to the same path is running in this process.
-        RecordingExistsError: on entering, if `to` exists already.
-    """
-    require("torch", choose_phrase(python="modtrace.record()", command_line="modtrace record"))
-    from .collect.names.given_models import roots_of
-
-    roots_of(model)
-    wanted_ops = to_ops(ops)
-    captures = to_captures(values, include, exclude, ops=wanted_ops is not None)
-    check_keep_last(keep_last)
-    watched = to_triggers(triggers, keep_last=keep_last, captures=captures, on_nonfinite=on_nonfinite)
-    check_choices(captures, watched, model)
-    options = RecordOptions(
-        steps=to_step_range(steps),
-        backward_times=backward_times,
-        device_times=device_times,
-        values=captures,
-        ops=wanted_ops,
-        overwrite=overwrite,
-        strict=strict,
-        max_bytes=max_bytes,
-        keep_last=keep_last,
-        triggers=watched,
-        tensors=checked_tensors(tensors),
-        compiled=checked_compiled(compiled, captures),
-    )
-    return LiveRecording(model, to, options)

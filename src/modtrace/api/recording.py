@@ -2,40 +2,50 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ..analysis.divergence.answer import Comparison
+from ..analysis.modules.module_tree import ModuleTree, build_module_tree
+from ..analysis.ops.groups import GroupedBy
+from ..analysis.ops.memory_table import MemoryTable, build_memory_table
+from ..analysis.ops.op_paths import OpPaths, build_op_paths
+from ..analysis.ops.op_table import OpTable, build_op_table
+from ..analysis.provenance.recompute import RecomputeCheck, check_recomputes
+from ..analysis.provenance.search import find_all
+from ..analysis.timeline.timeline import build_timeline
+from ..analysis.values.history import History, build_history
+from ..analysis.values.nonfinite import NonFinite
+from ..analysis.values.selection import Selection
+from ..analysis.values.stack import Stack, build_stack
+from ..analysis.values.tensor_lookup import find_tensor, find_tensors
+from ..analysis.values.value_table import build_value_table
+from ..optional import require
+from ..recording.meta import HELD, Note, RunMeta
+from ..recording.options.capture import Patterns
+from ..recording.options.step_range import to_step_range
+from ..recording.protocols import RecordingData
+from ..recording.raw_tensor import to_torch_if_there
+from ..recording.role import OUTPUT
+from ..store.copy import write_recording
+from ..store.reader import FolderReader
+from ..views.common.columns import Color
+from ..views.common.whole_file import write_pieces
+from ..views.formats.perfetto import write_perfetto
+from ..views.html.page import ReportFrame
+from ..views.plot.draw import Kind, check_picture_name, draw, find_plotted, write_axes
+from ..views.text.show_module_tree import render_module_tree
 from . import answers
-from .analysis.modules.module_tree import ModuleTree, build_module_tree
-from .analysis.ops.groups import GroupedBy
-from .analysis.ops.memory_table import MemoryTable, build_memory_table
-from .analysis.ops.op_paths import OpPaths, build_op_paths
-from .analysis.ops.op_table import OpTable, build_op_table
-from .analysis.provenance.recompute import RecomputeCheck, check_recomputes
-from .analysis.provenance.search import find_all
-from .analysis.values.history import History, build_history
-from .analysis.values.nonfinite import NonFinite
-from .analysis.values.selection import Selection
-from .analysis.values.stack import Stack, build_stack
-from .analysis.values.tensor_lookup import find_tensor, find_tensors
-from .analysis.values.value_table import build_value_table
-from .make_graph import graph_of
+from .graph import graph_of
 from .model_graph import ModelGraph
-from .optional import require
-from .pictures import Pictured
-from .recording.meta import HELD, Note, RunMeta
-from .recording.options.capture import Patterns
-from .recording.protocols import RecordingData
-from .recording.raw_tensor import to_torch_if_there
-from .recording.role import OUTPUT
-from .store.copy import write_recording
-from .store.reader import FolderReader
-from .views.common.columns import Color
-from .views.text.show_module_tree import render_module_tree
+from .report import MAX_MB, make_report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-class Recording(Pictured):
+class Recording(answers.Displayed):
     """A recording: its tables, and the answers they hold. `print` and notebooks show the module tree."""
 
     _without = answers.TREE_WITHOUT
@@ -222,7 +232,7 @@ class Recording(Pictured):
         Raises:
             NothingRecordedError: no tensor was measured; the message says why.
         """
-        return (answers.shown(answers.ShownNonFinite, found) for found in find_all(self.data))
+        return (answers.ShownNonFinite.of(found) for found in find_all(self.data))
 
     def recompute_check(self) -> RecomputeCheck:
         """Returns whether the recomputes of activation checkpointing agree with their forwards, or which ops differ.
@@ -233,7 +243,7 @@ class Recording(Pictured):
         Raises:
             NothingRecordedError: no call was recomputed, or nothing was measured of one.
         """
-        return answers.shown(answers.ShownRecomputeCheck, check_recomputes(self.data))
+        return answers.ShownRecomputeCheck.of(check_recomputes(self.data))
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Returns the calls and times of one step by module.
@@ -244,7 +254,7 @@ class Recording(Pictured):
         Raises:
             ValueError: there is no such step.
         """
-        return answers.shown(answers.ShownModuleTree, build_module_tree(self.data, step=step))
+        return answers.ShownModuleTree.of(build_module_tree(self.data, step=step))
 
     def op_table(
         self, step: int | None = None, *, by: GroupedBy = "module", phase: str | None = None
@@ -259,7 +269,7 @@ class Recording(Pictured):
         Raises:
             ValueError: there is no such step, or `by` or `phase` is something else.
         """
-        return answers.shown(answers.ShownOpTable, build_op_table(self.data, step=step, by=by, phase=phase))
+        return answers.ShownOpTable.of(build_op_table(self.data, step=step, by=by, phase=phase))
 
     def memory_table(self, step: int | None = None, *, ops: bool = False) -> MemoryTable:
         """Returns what the modules save for backward and their calls allocate. Its `recorded` is False without ops.
@@ -271,7 +281,7 @@ class Recording(Pictured):
         Raises:
             ValueError: there is no such step.
         """
-        return answers.shown(answers.ShownMemoryTable, build_memory_table(self.data, step=step, ops=ops))
+        return answers.ShownMemoryTable.of(build_memory_table(self.data, step=step, ops=ops))
 
     def paths(self, step: int | None = None, *, phase: str | None = None) -> OpPaths:
         """Returns the ops in the order in which they ran, each with its module. Its `recorded` is False without ops.
@@ -283,7 +293,7 @@ class Recording(Pictured):
         Raises:
             ValueError: there is no such step, or no such phase.
         """
-        return answers.shown(answers.ShownOpPaths, build_op_paths(self.data, step=step, phase=phase))
+        return answers.ShownOpPaths.of(build_op_paths(self.data, step=step, phase=phase))
 
     def graph(self, step: int | None = None) -> ModelGraph:
         """Returns the execution graph of one step. Without ops its nodes are calls, in the order in which they began.
@@ -295,6 +305,120 @@ class Recording(Pictured):
             ValueError: there is no such step.
         """
         return graph_of(self.data, step)
+
+    def plot(
+        self,
+        path: Patterns = None,
+        role: str = OUTPUT,
+        stat: str = "rms",
+        kind: Kind = "lines",
+        *,
+        step: int | None = None,
+        slot: str | None = None,
+        phase: str | None = None,
+        call: int | None = None,
+        steps: Any = None,
+        ax: "Axes | None" = None,
+    ) -> "Axes":
+        """Draws values over steps with matplotlib.
+
+        The other arguments are as for `history`.
+
+        Args:
+            kind: `lines`, one for each site; `heatmap`, layers by steps, without the counters of optimizers' states;
+                `histogram`, the magnitudes in powers of two, of one site over steps or, with a `step`, of many sites in
+                that step.
+            step: the number of the step, for a histogram.
+            ax: the axes to draw on; None for a new figure, which pyplot does not manage (`.figure` of the result).
+
+        Raises:
+            TypeError, ValueError: nothing is selected, there is no such statistic or kind, or it was not measured.
+            MissingLibraryError: matplotlib is not installed.
+        """
+        selection = Selection(path, role, slot, phase, call, steps)
+        return draw(find_plotted(self.data, selection, stat=stat, kind=kind, step=step), kind, ax)
+
+    def write_plot(self, to: str | os.PathLike[str], path: Patterns = None, **how: Any) -> None:
+        """Writes the plot of `plot(path, **how)` as a PNG, SVG or PDF, depending on the suffix of `to`.
+
+        Raises:
+            TypeError, ValueError: as for `plot`, or the suffix is unknown.
+            ModtraceError: the file cannot be written.
+        """
+        check_picture_name(to)
+        write_axes(self.plot(path, **how), to)
+
+    def write_timeline(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        steps: "str | range | slice | None" = None,
+        ops: bool = True,
+        op_flows: bool = False,
+    ) -> None:
+        """Writes the times of steps, calls and ops as a trace in Chrome's format, which ui.perfetto.dev shows.
+
+        docs/timeline.md describes it.
+
+        Args:
+            path: the file. An existing one is replaced.
+            steps: `"START:STOP[:EVERY]"`, a range or a slice; None for all.
+            ops: shows ops inside their calls, if they were recorded.
+            op_flows: draws arrows from each op to its backward too, not only from calls.
+
+        Raises:
+            ValueError: `steps` contains no step of the recording.
+            ModtraceError: the file cannot be written.
+        """
+        timeline = build_timeline(self.data, steps=to_step_range(steps), ops=ops, op_flows=op_flows)
+        write_perfetto(timeline, path)
+
+    def write_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        step: int | None = None,
+        max_mb: float = MAX_MB,
+        comparison: Comparison | None = None,
+    ) -> None:
+        """Writes a report for the browser: one file that loads nothing, with tables, graph, timeline and values.
+
+        docs/view.md describes it.
+
+        Args:
+            path: the file. An existing one is replaced.
+            step: the number of the step whose calls and ops are shown; None for the one in which the first NaN or
+                infinite values came up, or the compared recordings part, or else the last complete one.
+            max_mb: the size of the file at most, in MB. What there is no room for is left out, and the page says so.
+            comparison: what `modtrace.compare` answered of this recording, as the first, and another one; the report
+                then opens with where they part.
+
+        Raises:
+            ValueError: there is no such step, or `max_mb` is too small.
+            ModtraceError: the file cannot be written.
+        """
+        write_pieces([make_report(self.data, step=step, max_mb=max_mb, comparison=comparison)], path)
+
+    def view(
+        self,
+        *,
+        step: int | None = None,
+        max_mb: float = MAX_MB,
+        comparison: Comparison | None = None,
+        height: int = 720,
+    ) -> ReportFrame:
+        """Shows the report of `write_html` in a notebook, in a frame that can reach nothing outside of it.
+
+        Args:
+            step: as for `write_html`.
+            max_mb: as for `write_html`; the notebook grows by this size.
+            comparison: as for `write_html`.
+            height: the height of the frame in pixels.
+
+        Raises:
+            ValueError: there is no such step, or `max_mb` is too small.
+        """
+        return ReportFrame(make_report(self.data, step=step, max_mb=max_mb, comparison=comparison), height)
 
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the recording as a folder.

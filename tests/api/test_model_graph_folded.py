@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.model_graph import ModelGraph
+from modtrace.api.model_graph import ModelGraph
 
 
 class Blocks(nn.Module):

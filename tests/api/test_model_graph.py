@@ -14,8 +14,8 @@ import modtrace
 from helpers.graph_models import Views, make_case, ones
 from helpers.typed_graphs import box_lines, edge_lines, node_lines
 from helpers.typed_steps import record_training
+from modtrace.api.model_graph import ModelGraph
 from modtrace.errors import RecordingNotFoundError
-from modtrace.model_graph import ModelGraph
 from modtrace.store.copy import write_recording
 from zoo import Failing
 

@@ -1,38 +1,38 @@
 """Answers as `print` and notebooks show them: what an analysis returns, with a text and a table in HTML."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from .analysis.divergence.answer import Comparison
-from .analysis.modules.module_tree import ModuleTree
-from .analysis.ops.memory_table import MemoryTable
-from .analysis.ops.op_paths import OpPaths
-from .analysis.ops.op_table import OpTable
-from .analysis.provenance.recompute import RecomputeCheck
-from .analysis.values.nonfinite import NonFinite
-from .views.common.columns import Color, Text, render_lines
-from .views.html.tables import HtmlMarkup, render_page
-from .views.plot.draw import check_picture_name, draw_growth, write_axes
-from .views.text.comparison import render_comparison
-from .views.text.memory_table import render_memory_table
-from .views.text.nonfinite import render_nonfinite
-from .views.text.op_paths import render_op_paths
-from .views.text.op_table import render_op_table
-from .views.text.recompute import render_recompute
-from .views.text.show_module_tree import render_module_tree
+from ..analysis.divergence.answer import Comparison
+from ..analysis.modules.module_tree import ModuleTree
+from ..analysis.ops.memory_table import MemoryTable
+from ..analysis.ops.op_paths import OpPaths
+from ..analysis.ops.op_table import OpTable
+from ..analysis.provenance.recompute import RecomputeCheck
+from ..analysis.values.nonfinite import NonFinite
+from ..views.common.columns import Color, Text, render_lines
+from ..views.html.tables import HtmlMarkup, render_page
+from ..views.plot.draw import check_picture_name, draw_growth, write_axes
+from ..views.text.comparison import render_comparison
+from ..views.text.memory_table import render_memory_table
+from ..views.text.nonfinite import render_nonfinite
+from ..views.text.op_paths import render_op_paths
+from ..views.text.op_table import render_op_table
+from ..views.text.recompute import render_recompute
+from ..views.text.show_module_tree import render_module_tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: So many ops and modules a notebook shows of a table that is sorted by cost, or of all ops in their order.
+#: The rows that a notebook shows of a table of ops or modules.
 _TOP = 50
-
-_NO_OPS = "no ops were recorded: record with ops=True"
-
 
 #: Titles of columns of the module tree that text alone has.
 TREE_WITHOUT = ("self", "%")
+
+
+_Kind = TypeVar("_Kind", bound="Displayed")
 
 
 class Displayed:
@@ -41,11 +41,13 @@ class Displayed:
     #: Titles of columns that text alone has: with them the table would be wider than a notebook.
     _without: ClassVar[Collection[str]] = ()
 
-    #: Renders it as text, for a subclass that needs nothing else.
-    _render_text: Callable[..., str]
+    @classmethod
+    def of(cls: type[_Kind], answer: Any) -> _Kind:
+        """Converts the answer of an analysis to this subclass of its class."""
+        return cls(**vars(answer))
 
     def _render(self, color: Color, top: int | None) -> str:
-        return self._render_text(color=color)
+        raise NotImplementedError
 
     def __str__(self) -> str:
         return self._render(False, None)
@@ -54,7 +56,7 @@ class Displayed:
         return render_page(self._render(HtmlMarkup(self._without), _TOP))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """Returns both: what a notebook else keeps beside the HTML is `repr`, with all there is in it."""
+        """Returns both texts. Without it a notebook stores `repr`, with all the data, beside the HTML."""
         return {"text/html": self._repr_html_(), "text/plain": str(self)}
 
 
@@ -62,48 +64,46 @@ class ShownModuleTree(Displayed, ModuleTree):
     """A module tree that can be printed and displayed."""
 
     _without = TREE_WITHOUT
-    _render_text = render_module_tree
-
-
-class _OfOps(Displayed):
-    """A table of ops, which are recorded only where that was asked for."""
-
-    recorded: bool
 
     def _render(self, color: Color, top: int | None) -> str:
-        table = self._render_text(top=top, color=color)
-        return table if self.recorded else table + render_lines([Text(_NO_OPS, "yellow")], color=color)
+        return render_module_tree(self, color=color)
 
 
-class ShownOpTable(_OfOps, OpTable):
+class ShownOpTable(Displayed, OpTable):
     """An op table that can be printed and displayed."""
 
     _without = ("GFLOP/s", "written")
-    _render_text = render_op_table
+
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_op_table(self, top=top, color=color) + _render_missing_ops(self.recorded, color)
 
 
-class ShownMemoryTable(_OfOps, MemoryTable):
+class ShownMemoryTable(Displayed, MemoryTable):
     """A memory table that can be printed and displayed."""
 
-    _render_text = render_memory_table
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_memory_table(self, top=top, color=color) + _render_missing_ops(self.recorded, color)
 
 
-class ShownOpPaths(_OfOps, OpPaths):
+class ShownOpPaths(Displayed, OpPaths):
     """Paths of ops that can be printed and displayed."""
 
-    _render_text = render_op_paths
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_op_paths(self, top=top, color=color) + _render_missing_ops(self.recorded, color)
 
 
 class ShownNonFinite(Displayed, NonFinite):
     """The first non-finite values, which can be printed and displayed."""
 
-    _render_text = render_nonfinite
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_nonfinite(self, color=color)
 
 
 class ShownRecomputeCheck(Displayed, RecomputeCheck):
     """Whether forwards and recomputes agree, which can be printed and displayed."""
 
-    _render_text = render_recompute
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_recompute(self, color=color)
 
 
 class ShownComparison(Displayed, Comparison):
@@ -135,9 +135,7 @@ class ShownComparison(Displayed, Comparison):
         write_axes(self.plot(), to)
 
 
-_Kind = TypeVar("_Kind", bound=Displayed)
-
-
-def shown(kind: type[_Kind], answer: Any) -> _Kind:
-    """Converts the answer of an analysis to `kind`, a subclass of its class that can be displayed."""
-    return kind(**vars(answer))
+def _render_missing_ops(is_recorded: bool, color: Color) -> str:
+    if is_recorded:
+        return ""
+    return render_lines([Text("no ops were recorded: record with ops=True", "yellow")], color=color)

@@ -4,12 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .analysis.graph.build import build_graph
-from .analysis.tables.missing_rows import require_ops
+from ..analysis.graph.build import build_graph
+from ..analysis.tables.missing_rows import require_ops
+from ..optional import require
+from ..recording.protocols import RecordingData
+from ..store.reader import FolderReader
 from .model_graph import Choice, ModelGraph
-from .optional import require
-from .recording.protocols import RecordingData
-from .store.reader import FolderReader
 
 #: Characters of what is no model that an error shows.
 _SHOWN_OF_SUBJECT = 60
@@ -60,8 +60,8 @@ def graph(
     if not callable(subject):
         raise TypeError(f"graph({_short(subject)}): give a torch.nn.Module, a recording, or the path of one")
     require("torch", "modtrace.graph() of a model")
-    from .replay.one_call import record_call
-    from .replay.random_inputs import make_inputs
+    from ..replay.one_call import record_call
+    from ..replay.random_inputs import make_inputs
 
     if input_shapes is not None:
         if args:

@@ -1,11 +1,11 @@
 """Makes the page that a browser shows of a recording, within a size."""
 
-from .analysis.divergence.answer import Comparison
-from .analysis.report.limits import Limits
-from .analysis.report.report import build_report
-from .recording.protocols import RecordingData
-from .surface import name_argument
-from .views.html.page import render_report, size_without_data
+from ..analysis.divergence.answer import Comparison
+from ..analysis.report.limits import Limits
+from ..analysis.report.report import build_report
+from ..recording.protocols import RecordingData
+from ..surface import name_argument
+from ..views.html.page import render_report, size_without_data
 
 #: How large the file of a report may be, in MB, unless something else is asked for.
 MAX_MB = 20.0

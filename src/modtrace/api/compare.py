@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .analysis.divergence.answer import Comparison
-from .analysis.divergence.compare import compare_recordings
-from .answers import ShownComparison, shown
-from .optional import require
-from .recording.protocols import RecordingData
-from .store.reader import FolderReader
+from ..analysis.divergence.answer import Comparison
+from ..analysis.divergence.compare import compare_recordings
+from ..optional import require
+from ..recording.protocols import RecordingData
+from ..store.reader import FolderReader
+from .answers import ShownComparison
 
 #: Characters of what is neither a recording nor a model that an error shows.
 _SHOWN_OF_SUBJECT = 60
@@ -73,7 +73,7 @@ def compare(
         step_b=step_b,
         allow_missing=allow_missing,
     )
-    return shown(ShownComparison, found)
+    return ShownComparison.of(found)
 
 
 def _read(
@@ -104,7 +104,7 @@ def _read(
             f"compare(args=...): give a tuple, (x,) for one argument, not a {type(args).__name__}"
         )
     require("torch", "modtrace.compare() of models")
-    from .replay.recorded_run import record_from_seed
+    from ..replay.recorded_run import record_from_seed
 
     return record_from_seed(given, args or (), kwargs or {}, seed=seed, gradients=gradients)
 

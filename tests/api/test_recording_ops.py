@@ -1,7 +1,7 @@
 """The answers about ops of a recording."""
 
 from builders import RecordingBuilder
-from modtrace.face import Recording
+from modtrace.api.recording import Recording
 
 
 def recording() -> Recording:

@@ -5,7 +5,7 @@ import torch
 import modtrace
 from helpers.graph_models import draw_case, make_case
 from helpers.typed_graphs import box_lines, edge_lines, node_lines
-from modtrace.model_graph import ModelGraph
+from modtrace.api.model_graph import ModelGraph
 
 
 def loose(graph: ModelGraph) -> list[str]:

@@ -10,9 +10,9 @@ import torch
 
 import modtrace
 from helpers.typed_graphs import box_lines, edge_lines, node_lines
-from modtrace.model_graph import ModelGraph
+from modtrace.api.model_graph import ModelGraph
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NET = "forward/ResNet18"
 
 

@@ -11,8 +11,8 @@ from builders import RecordingBuilder
 from helpers.programs import needs_program
 from helpers.typed_steps import begin_net, given_to, record_training, run_op
 from modtrace import ModtraceError
-from modtrace.make_graph import graph_of
-from modtrace.model_graph import ModelGraph
+from modtrace.api.graph import graph_of
+from modtrace.api.model_graph import ModelGraph
 from modtrace.views.dot.style import GraphStyle
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
+from modtrace.api.live import LiveRecording
+from modtrace.api.recording import Recording
 from modtrace.errors import RecordingError
-from modtrace.face import Recording
-from modtrace.live import LiveRecording
 from modtrace.store.tensor_shards import TensorShards
 
 
