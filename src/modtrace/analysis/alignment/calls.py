@@ -5,7 +5,7 @@ import numpy as np
 from ...recording.protocols import RecordingData
 from ..tables.calls import has_threads
 from ..tables.chosen_step import find_step_kinds, no_step
-from ..tables.columns import Column, RowFinder, Rows, number_keys, pair_keys, rows_in_order, take
+from ..tables.columns import Column, Rows, find_rows, number_keys, pair_keys, rows_in_order, take
 from ..tables.run import RunTables
 from ..tables.values import find_first_values
 from .modules import PlacePairs
@@ -94,7 +94,7 @@ def number_calls(
 
 def translate(column: Column, pairs: Rows) -> Rows:
     """Returns the second of the pair that has each number first; -1 if none has."""
-    return take(pairs[:, 1], RowFinder(pairs[:, 0])(column))
+    return take(pairs[:, 1], find_rows(pairs[:, 0], column))
 
 
 def _to_all_rows(partner: Rows, rows: Rows, others: Rows, size: int) -> Rows:

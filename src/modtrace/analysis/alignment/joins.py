@@ -11,9 +11,9 @@ from ...recording.role import INPUT, OF_PARAMETERS, OUTPUT
 from ..tables.columns import (
     Column,
     Partners,
-    RowFinder,
     Rows,
     count_before,
+    find_rows,
     number_codes,
     number_keys,
     rows_in_order,
@@ -111,7 +111,7 @@ def join_rows(of_parts: RunTables, of_whole: RunTables, rows: PartRows, *, whole
     """Returns those of the parts whose sizes add up to their whole's in one dimension, and are equal in the others."""
     nth_key = rows.keys[0] * (int(rows.nth.max(initial=0)) + 1) + rows.nth
     keys = number_keys(rows.keys, (count_before(nth_key), count_before(rows.keys[1])))
-    whole = RowFinder(keys[1])(keys[0])
+    whole = find_rows(keys[1], keys[0])
     order = np.lexsort((rows.nth, whole))
     order = order[whole[order] >= 0]
     group = np.unique(whole[order], return_inverse=True)[1].reshape(-1)

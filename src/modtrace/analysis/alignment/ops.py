@@ -13,6 +13,7 @@ from ..tables.columns import (
     Partners,
     RowFinder,
     Rows,
+    find_rows,
     number_codes,
     number_keys,
     ranges,
@@ -228,7 +229,7 @@ def _find_read(side: RunTables, rows: Rows, content: Rows) -> Rows:
         content: a number of what each row of `values` holds; -1 for none.
     """
     flow, tensors = side.flow, side.flow.tensors
-    row = RowFinder(side.values.site_id[rows])(tensors.site_id)
+    row = find_rows(side.values.site_id[rows], tensors.site_id)
     of_tensor = np.where(tensors.site_id < 0, -1, take(content[rows], row))
     storages, which = np.unique(tensors.storage, return_inverse=True)
     of_storage = np.full(len(storages), -1, np.int64)

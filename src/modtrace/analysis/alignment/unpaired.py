@@ -7,8 +7,8 @@ from ...recording.role import OP_OUTPUT
 from ..tables.columns import (
     Bools,
     Column,
-    RowFinder,
     Rows,
+    find_rows,
     number_codes,
     number_keys,
     pair_keys,
@@ -224,6 +224,6 @@ def _find_forward_ops(side: RunTables) -> Rows:
     nth = ops.nth[again] - np.where(is_part, count, 0)
     keys, others = number_keys((names, others), (nth, ops.nth[first]))
     found[again] = np.where(
-        is_part & (counts % np.maximum(count, 1) > 0), -1, take(first, RowFinder(others)(keys))
+        is_part & (counts % np.maximum(count, 1) > 0), -1, take(first, find_rows(others, keys))
     )
     return found

@@ -18,7 +18,7 @@ from ...recording.role import (
 )
 from ...recording.statistics.moments import Numbers
 from ..tables.calls import iterate_levels
-from ..tables.columns import Bools, Column, RowFinder, Rows, columns_at
+from ..tables.columns import Bools, Column, Rows, columns_at, find_rows
 from ..tables.op_rules import UNINITIALIZED
 from ..tables.run import RunTables
 from .paired_run import find_inputs, find_tensors
@@ -281,7 +281,7 @@ def find_largest(keys: Rows, numbers: Numbers, wanted: Rows, *, none: float) -> 
     distinct, which = np.unique(keys, return_inverse=True)
     largest = np.full(len(distinct) + 1, none)
     np.fmax.at(largest, which.reshape(-1), numbers)
-    return largest[RowFinder(distinct)(wanted)]
+    return largest[find_rows(distinct, wanted)]
 
 
 def _inherit_by_inputs(

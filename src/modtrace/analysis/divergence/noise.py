@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import Numbers
-from ..tables.columns import RowFinder, Rows
+from ..tables.columns import Rows, find_rows
 from ..tables.measured import ComparedRows
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
@@ -244,11 +244,11 @@ def _compare_with_siblings(factor: Numbers, side: RunTables, rows: Rows, measure
     keys = values.place[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
     factor[grads] = find_largest(keys[grads], rms[grads], keys[grads], none=0.0) / rms[grads]
     others = np.flatnonzero(side.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows))
-    of = RowFinder(_name_keys(side, rows[grads]))(_name_keys(side, rows[others]))
+    of = find_rows(_name_keys(side, rows[grads]), _name_keys(side, rows[others]))
     factor[others[of >= 0]] = factor[grads[of[of >= 0]]]  # what an optimizer makes of a gradient
     updates = np.flatnonzero(side.values.is_of(UPDATE, rows=rows))
     parameters = np.flatnonzero(side.values.is_of(PARAMETER, rows=rows))
-    of = RowFinder(_name_keys(side, rows[parameters]))(_name_keys(side, rows[updates]))
+    of = find_rows(_name_keys(side, rows[parameters]), _name_keys(side, rows[updates]))
     known = of >= 0
     ratio = rms[parameters[of[known]]] / rms[updates[known]]
     factor[updates[known]] = np.fmax(factor[updates[known]], ratio)

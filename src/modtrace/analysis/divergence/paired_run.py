@@ -9,7 +9,7 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, LEAF, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..tables.calls import iterate_levels
-from ..tables.columns import Bools, RowFinder, Rows, number_keys, take
+from ..tables.columns import Bools, Rows, find_rows, number_keys, take
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDS_PRODUCT, OVERWRITES
 from ..tables.run import RunTables
@@ -125,7 +125,7 @@ def find_norms(side: RunTables) -> Numbers:
     norm = values.stats.l2
     found = np.full(len(tensors), np.nan)
     leaves = np.flatnonzero(~values.is_of(OP_OUTPUT) & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
-    row = take(leaves, RowFinder(values.site_id[leaves])(tensors.site_id))
+    row = take(leaves, find_rows(values.site_id[leaves], tensors.site_id))
     is_leaf = (row >= 0) & (tensors.site_id >= 0)
     found[is_leaf] = norm[row[is_leaf]]
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
@@ -206,7 +206,7 @@ def _find_model_outputs(side: RunTables, rows: Rows) -> Rows:
     }
     slot = np.array([*(codes.get(name, -1) for name in values.slots), -1])[values.slot[rows]]
     width = len(flow.slots)
-    at = RowFinder(flow.returned.call * width + flow.returned.slot)(values.call[rows] * width + slot)
+    at = find_rows(flow.returned.call * width + flow.returned.slot, values.call[rows] * width + slot)
     is_result = values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0) & (slot >= 0)
     return np.where(is_result, take(flow.returned.tensor, at), -1)
 
@@ -221,7 +221,7 @@ def _find_returned_views(side: RunTables, rows: Rows) -> Rows:
     shape, own_shape = number_sizes(flow.tensors.sizes[views], values.sizes[rows])
     keys, wanted = number_keys((call[views], values.call[rows]), (shape, own_shape))
     distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
-    where = RowFinder(distinct)(wanted)
+    where = find_rows(distinct, wanted)
     where = np.where(take(counts, where) == 1, where, -1)
     return take(views, take(first, where))
 

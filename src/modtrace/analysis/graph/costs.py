@@ -10,7 +10,7 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..tables.calls import Calls
-from ..tables.columns import Column, RowFinder, Rows, column_of, columns_at, take
+from ..tables.columns import Column, Rows, column_of, columns_at, find_rows, take
 from ..tables.values import PlacedValues
 from .columns import NONE, Numbers
 from .layers import LayerTree
@@ -154,7 +154,7 @@ def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) 
 
 def _layers_of(measured: MeasuredValues, tree: LayerTree, calls: Calls) -> Rows:
     """Returns the layer to which each row belongs; for a gradient, that of the backward."""
-    call = RowFinder(calls.call_id)(measured.call_id)
+    call = find_rows(calls.call_id, measured.call_id)
     is_own = take(tree.call, tree.of_call) == np.arange(len(calls))
     stands_for = np.where(is_own, tree.of_call, NONE)  # a wrapper, not what it wraps
     backward = np.full(len(calls) + 1, NONE, np.int64)

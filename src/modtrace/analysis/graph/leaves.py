@@ -9,7 +9,7 @@ import numpy as np
 from ...recording import role
 from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
-from ..tables.columns import Column, RowFinder, Rows, column_of
+from ..tables.columns import Column, Rows, column_of, find_rows
 from ..tables.sites import Site, read_sites
 from ..tables.tensors import Tensors
 from .columns import BUFFER, CONSTANT, EARLIER, INPUT, LAYER_KINDS, NODE_KINDS, NONE, PARAMETER, PHASE
@@ -62,7 +62,7 @@ def find_leaves(
     site = tensors.site_id[tensor]
     sites = read_sites(data)
     kinds, names, roots = _name_sites(data, list(sites.values()))
-    at = RowFinder(np.array([*sites], np.int64))(site).tolist()
+    at = find_rows(np.array([*sites], np.int64), site).tolist()
     made_by = column_of(tensors.table, "producer_op")[tensor]  # need not be in the graph
     earlier = _name_ops(data, np.where(site < 0, made_by, NONE))
     unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
@@ -86,7 +86,7 @@ def find_leaves(
 def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
     """Returns the names of ops; None for -1."""
     ops = data.table("ops")
-    rows = RowFinder(column_of(ops, "op_id"))(op_id)
+    rows = find_rows(column_of(ops, "op_id"), op_id)
     known = (
         ops["name"].take(from_numpy(np.maximum(rows, 0))).to_pylist() if ops.num_rows else [""] * len(rows)
     )

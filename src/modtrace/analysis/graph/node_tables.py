@@ -10,11 +10,11 @@ from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..tables.columns import (
     Column,
-    RowFinder,
     Rows,
     column_of,
     columns_at,
     dictionary_codes,
+    find_rows,
     join_columns,
     take,
 )
@@ -80,11 +80,11 @@ def blank_table(kind: int, when: int, layer: Rows) -> NodeTable:
 def tabulate_ops(
     data: RecordingData, ops: StepOps, layer: Rows, flow: OpFlow, measured: MeasuredValues
 ) -> NodeTable:
-    rows = RowFinder(column_of(data.table("ops"), "op_id"))(ops.op_id)
+    rows = find_rows(column_of(data.table("ops"), "op_id"), ops.op_id)
     table = data.table("ops").select(["args", "is_view", "forward_op_id"]).take(from_numpy(rows))
     args, texts = dictionary_codes(table["args"])
     outputs = measured.take(measured.is_op_output)
-    forward = RowFinder(ops.op_id)(column_of(table, "forward_op_id"))
+    forward = find_rows(ops.op_id, column_of(table, "forward_op_id"))
     return replace(
         blank_table(_OP, AT, layer),
         name=ops.name,
@@ -103,7 +103,7 @@ def tabulate_ops(
             bytes_read=ops.bytes_read,
             bytes_written=ops.bytes_written,
             saved_bytes=ops.saved_bytes,
-            **outputs.sum_at(RowFinder(ops.op_id)(outputs.op_id), len(ops)),
+            **outputs.sum_at(find_rows(ops.op_id, outputs.op_id), len(ops)),
         ),
         names=ops.names,
         argument_texts=texts,
@@ -115,7 +115,7 @@ def _find_originals(ops: StepOps) -> Rows:
     calls = ops.placed.calls
     is_recompute = take(calls.phase, ops.call) == PHASES.index(RECOMPUTE)
     original = np.where(is_recompute, take(calls.repeats, ops.call), NONE)
-    found = RowFinder(_op_keys(ops, ops.call))(_op_keys(ops, original))
+    found = find_rows(_op_keys(ops, ops.call), _op_keys(ops, original))
     return np.where(original >= 0, found, NONE)
 
 
@@ -137,7 +137,7 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
         root=leaves.root,
         tensor=leaves.tensor,
         start_ns=leaves.time_ns,
-        numbers=replace(empty_numbers(size), **sited.sum_at(RowFinder(leaves.site)(sited.site), size)),
+        numbers=replace(empty_numbers(size), **sited.sum_at(find_rows(leaves.site, sited.site), size)),
         names=names,
     )
 

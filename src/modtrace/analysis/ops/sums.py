@@ -8,7 +8,7 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ..tables.calls import iterate_levels
-from ..tables.columns import Column, RowFinder, Rows, join_columns
+from ..tables.columns import Column, Rows, find_rows, join_columns
 from ..tables.ops import StepOps
 
 #: The phase of an op may be null as well.
@@ -126,7 +126,7 @@ def add_saved_by_calls(ops: StepOps) -> StepOps:
     """
     placed, calls = ops.placed, ops.placed.calls
     saved = placed.column("saved_bytes")
-    parent = RowFinder(calls.call_id)(placed.column("parent_call_id"))
+    parent = find_rows(calls.call_id, placed.column("parent_call_id"))
     own = saved.astype(np.int64)
     np.subtract.at(own, parent[parent >= 0], np.maximum(saved, 0)[parent >= 0])
     np.subtract.at(own, ops.call[ops.call >= 0], np.maximum(ops.saved_bytes, 0)[ops.call >= 0])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...recording.role import OP_OUTPUT
-from ..tables.columns import Column, RowFinder, column_of
+from ..tables.columns import Column, column_of, find_rows
 from ..tables.one_step import IndexedTables, OneStep
 from ..values.nonfinite import read_first_index
 from .earlier_steps import EarlierSteps
@@ -195,7 +195,7 @@ class StepCounts:
         """
         ops = self._step.ops.op_id
         uses = self._run.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops)
-        read, op = column_of(uses, "tensor_id"), RowFinder(ops)(column_of(uses, "consumer_op"))
+        read, op = column_of(uses, "tensor_id"), find_rows(ops, column_of(uses, "consumer_op"))
         dropped: dict[int, list[int]] = {}
         for row in np.flatnonzero((op >= 0) & ~self._are_known("tensors", "tensor_id", read)).tolist():
             if not self._earlier_steps.is_finite(int(read[row])):

@@ -17,7 +17,7 @@ from ..divergence.answer import AMPLIFIED, Comparison, Divergence
 from ..graph.columns import Graph
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_absorbed, find_all
-from ..tables.columns import Column, RowFinder
+from ..tables.columns import Column, find_rows
 from ..tables.missing_rows import explain_empty
 from ..values.nonfinite import SOURCE, Absorbed, NonFinite
 from .limits import GraphCut
@@ -69,7 +69,7 @@ class Located:
 
     def find_step(self, number: int | None) -> int:
         """Returns the row of a step."""
-        return int(RowFinder(self.steps)(np.array([NONE if number is None else number]))[0])
+        return int(find_rows(self.steps, np.array([NONE if number is None else number]))[0])
 
     def _find_node(self, answer: NonFinite | Divergence) -> int:
         """Returns the row of the op, or else of the call, in the shown step; -1 if it is not there."""

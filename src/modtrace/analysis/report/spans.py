@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..graph.columns import Graph
-from ..tables.columns import Column, RowFinder, Rows, column_of, dictionary_codes
+from ..tables.columns import Column, Rows, column_of, dictionary_codes, find_rows
 from ..timeline.arrange import SPAN_KINDS
 from ..timeline.names import name_calls
 from ..timeline.timeline import Timeline
@@ -43,7 +43,7 @@ def find_start(data: RecordingData) -> int | None:
 def tabulate_steps(data: RecordingData, numbers: Column, zero_ns: int | None) -> ReportTable:
     """Returns a row for each step; their starts count from `zero_ns`."""
     table = data.table("steps")
-    row = RowFinder(column_of(table, "step"))(numbers)
+    row = find_rows(column_of(table, "step"), numbers)
     start, end, overhead = (
         np.append(column_of(table, name), NONE)[row] for name in ("start_ns", "end_ns", "overhead_ns")
     )
@@ -64,7 +64,7 @@ def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
     """Yields two columns for each scalar: its value, of several in a step the last one, and whether it was logged."""
     table = data.table("scalars")
     codes, names = dictionary_codes(table["name"])
-    row, values = RowFinder(numbers)(column_of(table, "step")), table["value"].to_numpy()
+    row, values = find_rows(numbers, column_of(table, "step")), table["value"].to_numpy()
     for code, name in enumerate(names):
         column = np.full(len(numbers), np.nan)
         rows = np.flatnonzero(codes == code)
@@ -115,7 +115,7 @@ def tabulate_spans(
     call = np.where(spans.kind == _CALL, spans.row_id, _NO_ID)
     op = np.where(spans.kind == _OP, spans.row_id, _NO_ID)
     step = details["step"].values if "step" in details else np.full(len(spans), NONE)
-    layer, node = RowFinder(graph.layers.call_id)(call), RowFinder(graph.nodes.op_id)(op)
+    layer, node = find_rows(graph.layers.call_id, call), find_rows(graph.nodes.op_id, op)
     node = np.where(layer >= 0, layer, np.where(node >= 0, node + len(graph.layers), NONE))
     columns = [
         number_column("lane", "lane", "count", spans.lane),
@@ -124,7 +124,7 @@ def tabulate_spans(
         number_column("start", "start", "seconds", (spans.start_ns + first_ns) / 1e9),
         number_column("duration", "duration", "seconds", seconds(spans.duration_ns)),
         number_column("depth", "depth", "count", spans.depth),
-        number_column("step", "step", "step", RowFinder(steps)(step)),
+        number_column("step", "step", "step", find_rows(steps, step)),
         number_column("module", "module", "module", _find_modules(data, call, op, index)),
         number_column("node", "node", "node", cut.renumber(node)),
     ]
@@ -137,9 +137,9 @@ def tabulate_spans(
 def _find_modules(data: RecordingData, call_id: Column, op_id: Column, index: Mapping[Place, int]) -> Rows:
     """Returns the row of the module in whose call each span ran, or which it is."""
     ops = data.table("ops").select(["op_id", "call_id"])
-    of_op = np.append(column_of(ops, "call_id"), NONE)[RowFinder(column_of(ops, "op_id"))(op_id)]
+    of_op = np.append(column_of(ops, "call_id"), NONE)[find_rows(column_of(ops, "op_id"), op_id)]
     named = name_calls(data.table("modules"), data.table("calls"))
     places = (index.get(place, NONE) for place in zip(named.roots, named.paths, strict=True))
     of_call = np.append(np.array([*places, NONE], np.int64)[named.place], NONE)
     call_id = np.where(call_id >= 0, call_id, np.where(of_op >= 0, of_op, _NO_ID))
-    return of_call[RowFinder(named.calls.call_id)(call_id)]
+    return of_call[find_rows(named.calls.call_id, call_id)]

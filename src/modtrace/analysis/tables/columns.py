@@ -105,8 +105,13 @@ class Groups:
         return self._rows[self._starts[key] : self._starts[key + 1]]
 
 
+def find_rows(ids: Column, wanted: Column) -> Rows:
+    """Returns the row of each wanted id; -1 if there is none."""
+    return RowFinder(ids)(wanted)
+
+
 class RowFinder:
-    """Finds the rows of ids."""
+    """Finds the rows of the same ids several times."""
 
     def __init__(self, ids: Column) -> None:
         self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None  # of ids without gaps

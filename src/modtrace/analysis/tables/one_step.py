@@ -16,7 +16,7 @@ from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from .calls import outermost_calls
-from .columns import Bools, Column, RowFinder, Rows, column_of, ranges
+from .columns import Bools, Column, Rows, column_of, find_rows, ranges
 from .op_flow import OpFlow, read_op_flow
 from .op_rules import PLAIN
 from .ops import PlacedCalls, StepOps, bare_name, read_step_ops
@@ -241,7 +241,7 @@ class OneStep:
     def is_internal(self) -> list[bool]:
         """Of each tensor: whether only the backward of its own op reads it; see `OpFlow.find_internal`."""
         forward = np.array([-1 if op is None else op for op in self.forward_op], np.int64)
-        internal: list[bool] = self.flow.find_internal(RowFinder(self.ops.op_id)(forward)).tolist()
+        internal: list[bool] = self.flow.find_internal(find_rows(self.ops.op_id, forward)).tolist()
         return internal
 
     @cached_property

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
-from .columns import Bools, Column, Groups, RowFinder, Rows, column_of, ranges, text_codes
+from .columns import Bools, Column, Groups, RowFinder, Rows, column_of, find_rows, ranges, text_codes
 from .tensors import Tensors
 
 #: The prefix of the slots of calls' arguments; those of their outputs begin with `output`.
@@ -174,9 +174,9 @@ def read_op_flow(
     call_id = column_of(data.table("calls"), "call_id") if call_id is None else call_id
     find_op = RowFinder(op_id)
     op = find_op(column_of(uses, "consumer_op"))
-    call = RowFinder(call_id)(column_of(uses, "consumer_call"))
+    call = find_rows(call_id, column_of(uses, "consumer_call"))
     producer = find_op(column_of(tensors, "producer_op"))
-    tensor = RowFinder(column_of(tensors, "tensor_id"))(column_of(uses, "tensor_id"))
+    tensor = find_rows(column_of(tensors, "tensor_id"), column_of(uses, "tensor_id"))
     kept = np.flatnonzero((tensor >= 0) & ((op >= 0) | (call >= 0)))
     op, call, tensor = op[kept], call[kept], tensor[kept]
     is_wanted = producer >= 0

@@ -13,7 +13,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, iterate_levels, read_calls
 from .chosen_step import ShownStep, choose_step
-from .columns import Column, RowFinder, Rows, column_of, dictionary_codes, phase_codes
+from .columns import Column, Rows, column_of, dictionary_codes, find_rows, phase_codes
 from .device_times import durations_on_device
 from .inside import with_inside
 from .placement import Module, Placer, merge_wrappers, name_roots, place_calls
@@ -88,7 +88,7 @@ class PlacedCalls:
 
     @cached_property
     def _at(self) -> Rows:
-        return RowFinder(column_of(self.table, "call_id"))(self.calls.call_id)
+        return find_rows(column_of(self.table, "call_id"), self.calls.call_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ def _to_columns(
     only_phase: int | None,
 ) -> StepOps:
     call_id, phase = column_of(table, "call_id"), phase_codes(table["phase"])
-    call = RowFinder(placed.calls.call_id)(call_id)
+    call = find_rows(placed.calls.call_id, call_id)
     ended = to_numpy(table["end_ns"].is_valid())
     start_ns = column_of(table, "start_ns")
     of_device = durations_on_device(table)

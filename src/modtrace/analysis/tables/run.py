@@ -15,11 +15,11 @@ from .columns import (
     ArrowTable,
     Bools,
     Column,
-    RowFinder,
     Rows,
     column_of,
     count_before,
     dictionary_codes,
+    find_rows,
     number_keys,
     phase_codes,
     take,
@@ -297,7 +297,7 @@ def _count_calls(of: Rows, *within: Column | Rows) -> Rows:
 
 def _read_ops(table: ArrowTable, steps: Column, calls: RunCalls) -> RunOps:
     step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
-    phase, call = phase_codes(table["phase"]), RowFinder(calls.calls.call_id)(column_of(table, "call_id"))
+    phase, call = phase_codes(table["phase"]), find_rows(calls.calls.call_id, column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
     return RunOps(
         table=table,
@@ -310,7 +310,7 @@ def _read_ops(table: ArrowTable, steps: Column, calls: RunCalls) -> RunOps:
         name=name,
         names=names,
         nth=column_of(table, "nth"),
-        forward=RowFinder(op_id)(column_of(table, "forward_op_id")),
+        forward=find_rows(op_id, column_of(table, "forward_op_id")),
         is_preparing=(call < 0) & (phase < 0) & (start_ns < _find_first_calls(calls, step)),
     )
 
@@ -321,12 +321,12 @@ def _find_first_calls(calls: RunCalls, step: Column) -> Column:
     first = np.full(len(steps) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, which.reshape(-1), calls.calls.start_ns)
     first[-1] = np.iinfo(np.int64).min
-    return first[RowFinder(steps)(step)]
+    return first[find_rows(steps, step)]
 
 
 def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: RunCalls) -> RunValues:
     values, ops = PlacedValues(data=data, table=data.table("values")), data.table("ops")
-    op = RowFinder(column_of(ops, "op_id"))(column_of(values.table, "op_id"))
+    op = find_rows(column_of(ops, "op_id"), column_of(values.table, "op_id"))
     call_id = np.where(op >= 0, take(column_of(ops, "call_id"), op), values.call_id)
     return RunValues(
         data=data,
@@ -334,7 +334,7 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: RunC
         kept=np.isin(values.step, steps) & ~values.is_of(LOSS),
         place=values.find_places(calls.calls, placer, placed=calls.place, call_id=call_id),
         home=values.find_own_places(placer),
-        call=RowFinder(calls.calls.call_id)(call_id),
+        call=find_rows(calls.calls.call_id, call_id),
         op=op,
         order=np.lexsort((values.moment, values.step)).argsort(),
         sizes=read_sizes(values.table["shape"]),

@@ -13,10 +13,10 @@ from .calls import NO_MODULE, Calls, iterate_levels
 from .columns import (
     Bools,
     Column,
-    RowFinder,
     Rows,
     column_of,
     dictionary_codes,
+    find_rows,
     phase_codes,
     take,
     text_codes,
@@ -54,7 +54,7 @@ class PlacedValues:
     @cached_property
     def site(self) -> Rows:
         """The row of `sites` of each; -1 for none."""
-        return RowFinder(column_of(self.data.table("sites"), "site_id"))(self.site_id)
+        return find_rows(column_of(self.data.table("sites"), "site_id"), self.site_id)
 
     @cached_property
     def module(self) -> Column:
@@ -137,7 +137,7 @@ class PlacedValues:
         call_id = self.call_id if call_id is None else call_id
         if placed is None:
             placed = place_calls(calls, list(iterate_levels(calls.parent)), placer)
-        found = take(placed, RowFinder(calls.call_id)(call_id))
+        found = take(placed, find_rows(calls.call_id, call_id))
         return np.where(found == NOWHERE, self.find_own_places(placer), found)
 
     @cached_property

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.phase import OPTIMIZER
 from ..tables.calls import iterate_levels
-from ..tables.columns import Column, RowFinder, Rows
+from ..tables.columns import Column, Rows, find_rows
 from .spans import DEVICE, LANE_KINDS, STEPS, Detail, SpanRows
 
 _NEVER_NS = np.iinfo(np.int64).max
@@ -147,7 +147,7 @@ def _find_ends(rows: SpanRows) -> Column:
     """Returns the end of each span. A span that never ended ends with its step, or with the last known span."""
     last_ns = max(int(rows.start_ns.max(initial=0)), int(rows.end_ns[rows.ended].max(initial=0)))
     steps = np.flatnonzero((rows.lane == LANE_KINDS.index(STEPS)) & rows.ended)
-    step = RowFinder(rows.step[steps])(rows.step)
+    step = find_rows(rows.step[steps], rows.step)
     end_ns: Column = np.where(rows.ended, rows.end_ns, np.append(rows.end_ns[steps], last_ns)[step])
     return end_ns
 

@@ -10,7 +10,7 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ..ops.groups import call_name
 from ..tables.calls import Calls, iterate_levels, read_all_calls
-from ..tables.columns import Column, RowFinder, Rows, column_of, dictionary_codes, phase_codes
+from ..tables.columns import Column, Rows, column_of, dictionary_codes, find_rows, phase_codes
 from ..tables.ops import PlaceName
 from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 
@@ -74,7 +74,7 @@ def find_notes(values: pa.Table, call_ids: Column) -> tuple[Column, tuple[str, .
     values = values.filter(from_numpy(noted))
     values = values.filter(from_numpy(phase_codes(values["phase"]) != PHASES.index(BACKWARD)))
     codes, texts = dictionary_codes(values["note"])
-    row = RowFinder(call_ids)(column_of(values, "call_id"))
+    row = find_rows(call_ids, column_of(values, "call_id"))
     found = np.full(len(call_ids), -1, np.int64)
     known = np.flatnonzero(row >= 0)[::-1]  # of several for one call the first is written last
     found[row[known]] = codes[known]

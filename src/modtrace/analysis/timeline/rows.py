@@ -10,7 +10,7 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..tables.calls import Calls
-from ..tables.columns import Column, RowFinder, Rows, column_of, dictionary_codes, phase_codes, take
+from ..tables.columns import Column, Rows, column_of, dictionary_codes, find_rows, phase_codes, take
 from .names import CallNames, find_notes, name_calls
 from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
 
@@ -109,7 +109,7 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
         to_numpy(table["end_ns"].is_valid()),
     )
     end_ns = np.where(ended, column_of(table, "end_ns"), start_ns)
-    call = RowFinder(calls.call_id)(column_of(table, "call_id"))
+    call = find_rows(calls.call_id, column_of(table, "call_id"))
     parent, lane = _put(call, column_of(table, "thread"), phase, start_ns, end_ns, calls.spans)
     spans = SpanRows(
         name=Detail("name", *dictionary_codes(table["name"])),
@@ -126,7 +126,7 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
     return OpSpans(
         spans=spans,
         on_device=spans.on_device(column_of(table, "device_start_ns"), column_of(table, "device_end_ns")),
-        origin=RowFinder(column_of(table, "op_id"))(column_of(table, "forward_op_id")),
+        origin=find_rows(column_of(table, "op_id"), column_of(table, "forward_op_id")),
     )
 
 

@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import Numbers
 from ...surface import name_argument
-from ..tables.columns import RowFinder, Rows
+from ..tables.columns import Rows, find_rows
 from .history_statistics import count_nonfinite, group_rows, is_measured, to_stat
 from .selection import Selection, select_values
 
@@ -90,7 +90,7 @@ def _relative_history(data: RecordingData, selection: Selection) -> History:
 def _aligned(history: History, steps: Rows, sites: Sequence[str]) -> Numbers:
     """Returns the values at other steps and sites; NaN where there are none."""
     column_of_site = {name: column for column, name in enumerate(history.sites)}
-    rows = RowFinder(history.steps)(steps).tolist()
+    rows = find_rows(history.steps, steps).tolist()
     columns = [column_of_site.get(name, -1) for name in sites]
     padded = np.pad(history.values, ((0, 1), (0, 1)), constant_values=np.nan)  # -1: nothing
     aligned: Numbers = padded[np.ix_(rows, columns)]

@@ -13,7 +13,7 @@ from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import DERIVED, RAW, read_statistics
 from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_tier2
 from ..tables.calls import read_all_calls
-from ..tables.columns import RowFinder, Rows, column_of, count_before
+from ..tables.columns import Rows, column_of, count_before, find_rows
 from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots
 from ..tables.values import PlacedValues
 
@@ -86,7 +86,7 @@ def relative_sizes(values: PlacedValues) -> pa.Array:
     known = np.zeros(values.table.num_rows, bool)
     if len(updates) and len(parameters):
         wanted, there = _keys([updates, parameters], values)
-        found = RowFinder(there)(wanted)
+        found = find_rows(there, wanted)
         l2 = read_statistics(values.table).l2
         with np.errstate(all="ignore"):
             size[updates] = l2[updates] / l2[parameters][found]
