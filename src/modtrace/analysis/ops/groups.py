@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ..tables.columns import Column, Rows
+from ..tables.columns import Rows
 from ..tables.ops import NO_PLACE_NAMES, PlacedCalls, PlaceName, StepOps
 from .sums import sum_by
 
@@ -54,10 +54,10 @@ def call_name(place: PlaceName, nth: int | None) -> str:
 def _by_module(ops: StepOps) -> Grouping:
     distinct, of_op = np.unique(ops.where, return_inverse=True)
     allocated = _sum_allocated(ops, ops.placed.where, distinct)
-    places = [ops.placed.name(each) for each in distinct.tolist()]
+    places = map(ops.placed.name, distinct.tolist())
     groups = [
-        Group(name=place.name, place=place, allocated_bytes=each)
-        for place, each in zip(places, allocated, strict=True)
+        Group(name=place.name, place=place, allocated_bytes=size)
+        for place, size in zip(places, allocated, strict=True)
     ]
     return Grouping(of_op, groups)
 
@@ -71,11 +71,22 @@ def _by_call(ops: StepOps) -> Grouping:
     allocated = _sum_allocated(ops, of_call, distinct)
     nth, steps = placed.column("nth"), placed.column("step")
     groups = []
-    for key, each in zip(distinct.tolist(), allocated, strict=True):
+    for key, size in zip(distinct.tolist(), allocated, strict=True):
         if key < 0:
-            groups.append(Group(name=NO_PLACE_NAMES[key], place=placed.name(key), allocated_bytes=each))
-        else:
-            groups.append(_call_group(placed, first[key], nth, steps, each))
+            groups.append(Group(name=NO_PLACE_NAMES[key], place=placed.name(key), allocated_bytes=size))
+            continue
+        call = first[key]
+        place, origin = placed.name(int(placed.where[call])), placed.origin[call]
+        number = int(nth[origin]) if nth[origin] >= 0 else None
+        groups.append(
+            Group(
+                name=call_name(place, number),
+                place=place,
+                call=number,
+                call_step=int(steps[origin]),
+                allocated_bytes=size,
+            )
+        )
     return Grouping(of_op, groups)
 
 
@@ -84,28 +95,15 @@ def _number_forward_calls(placed: PlacedCalls) -> tuple[Rows, Rows]:
 
     A call outside of the tree has the negative code of its place instead.
     """
-    at_place = np.flatnonzero(placed.where >= 0)
-    origin = placed.origin[at_place]
+    in_tree = np.flatnonzero(placed.where >= 0)
+    origin = placed.origin[in_tree]
     nth = placed.column("nth")[origin]
-    # A call without a number in the step is identified by its row.
-    alone = np.where(nth < 0, origin, -1)
-    keys = np.stack([placed.where[at_place], placed.column("step")[origin], nth, alone])
+    row = np.where(nth < 0, origin, -1)  # identifies a call without a number in the step
+    keys = np.stack([placed.where[in_tree], placed.column("step")[origin], nth, row])
     _, first, number = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     of_call = placed.where.copy()
-    of_call[at_place] = number.reshape(-1)
-    return of_call, at_place[first]
-
-
-def _call_group(placed: PlacedCalls, call: int, nth: Column, steps: Column, allocated: int | None) -> Group:
-    place, origin = placed.name(int(placed.where[call])), placed.origin[call]
-    number = int(nth[origin]) if nth[origin] >= 0 else None
-    return Group(
-        name=call_name(place, number),
-        place=place,
-        call=number,
-        call_step=int(steps[origin]),
-        allocated_bytes=allocated,
-    )
+    of_call[in_tree] = number.reshape(-1)
+    return of_call, in_tree[first]
 
 
 def _by_op(ops: StepOps) -> Grouping:
@@ -120,10 +118,10 @@ def _by_op(ops: StepOps) -> Grouping:
     groups = [
         Group(
             name=ops.names[name],
-            busiest=ops.placed.name(int(places[at])),
-            busiest_ns=int(by_place[row, at]),
+            busiest=ops.placed.name(int(places[place])),
+            busiest_ns=int(by_place[row, place]),
         )
-        for row, (name, at) in enumerate(zip(distinct.tolist(), busiest.tolist(), strict=True))
+        for row, (name, place) in enumerate(zip(distinct.tolist(), busiest.tolist(), strict=True))
     ]
     return Grouping(of_op, groups)
 
@@ -137,26 +135,16 @@ _GROUPERS: Mapping[GroupedBy, Callable[[StepOps], Grouping]] = {
 
 def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None]:
     """Returns what the step's calls of each group allocated themselves; None if one of them is not known."""
-    own, known = _own_allocated(ops.placed)
-    calls = ops.placed.calls
+    calls, allocated = ops.placed.calls, ops.placed.column("allocated_bytes")
+    own, known = allocated.copy(), allocated >= 0
+    inside = np.flatnonzero(calls.parent >= 0)
+    np.subtract.at(own, calls.parent[inside], allocated[inside])
+    np.logical_and.at(known, calls.parent[inside], known[inside].copy())
     is_shown = calls.in_step if ops.only_phase is None else calls.in_step & (calls.phase == ops.only_phase)
     rows = np.flatnonzero(is_shown & np.isin(of_call, wanted))
     group = np.searchsorted(wanted, of_call[rows])
-    total = sum_by(group, own[rows], len(wanted))
+    total = sum_by(group, own[rows], len(wanted)).tolist()
     counts = np.bincount(group, minlength=len(wanted))
     unknown = np.bincount(group[~known[rows]], minlength=len(wanted))
-    return [
-        int(each) if count and not missing else None
-        for each, count, missing in zip(total, counts, unknown, strict=True)
-    ]
-
-
-def _own_allocated(placed: PlacedCalls) -> tuple[Column, Column]:
-    """Returns what each call allocated without its inner calls, and whether that is known."""
-    allocated = placed.column("allocated_bytes")
-    own, known = allocated.copy(), allocated >= 0
-    inside = np.flatnonzero(placed.calls.parent >= 0)
-    around = placed.calls.parent[inside]
-    np.subtract.at(own, around, allocated[inside])
-    np.logical_and.at(known, around, known[inside].copy())
-    return own, known
+    is_known = (counts > 0) & (unknown == 0)
+    return [size if known else None for size, known in zip(total, is_known.tolist(), strict=True)]

@@ -1,20 +1,20 @@
 """Builds a table of the memory that modules keep for the backward of one step, and that their calls allocate."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
+from ...recording.phase import PHASES, ByPhase
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import ShownStep
 from ..tables.columns import Column, Rows
 from ..tables.inside import find_unseen
-from ..tables.ops import NO_PLACE_NAMES, PlacedCalls, StepOps, read_step_ops
+from ..tables.ops import NO_PLACE_NAMES, StepOps, read_step_ops
 from .sums import SavedByOp, SavedMemory, add_saved_by_calls, sum_inside, sum_saved, sum_saved_by_op
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CallMemory:
     """The memory of a module's calls in one phase, with what runs inside them."""
 
@@ -24,44 +24,6 @@ class CallMemory:
 
 
 NO_CALL_MEMORY = CallMemory()
-
-
-def _find_call_memory(ops: StepOps, unseen: Collection[int]) -> Mapping[tuple[int, str], CallMemory]:
-    """Returns the memory of the step's calls, by place and phase; `unseen`: those in which compiled code allocates."""
-    placed, calls = ops.placed, ops.placed.calls
-    is_compiled = placed.column("compiled")[placed.origin] == 1
-    is_compiled[ops.call[ops.call >= 0]] = False  # code from before the recording, whose ops run one by one
-    is_unknown = is_compiled | np.isin(calls.call_id, np.array([*unseen], np.int64))
-    for level in reversed(placed.levels[1:]):
-        np.logical_or.at(is_unknown, calls.parent[level], is_unknown[level])
-    rows = np.flatnonzero(calls.in_step)
-    keys = np.stack([placed.where[rows], placed.calls.phase[rows]])
-    distinct, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    group = group.reshape(-1)
-    allocated, peak = (
-        _find_largest(np.where(is_unknown, -1, placed.column(name))[rows], group, len(counts))
-        for name in ("allocated_bytes", "peak_bytes")
-    )
-    return {
-        (where, PHASES[phase]): CallMemory(
-            calls=int(counts[at]), allocated_bytes=allocated[at], peak_bytes=peak[at]
-        )
-        for at, (where, phase) in enumerate(distinct.T.tolist())
-    }
-
-
-def _find_largest(values: Column, group: Rows, groups: int) -> list[int | None]:
-    """Returns the largest value of each group; None if one of its values is -1, which means not known."""
-    largest, smallest = np.full(groups, -1, np.int64), np.full(groups, np.iinfo(np.int64).max)
-    np.maximum.at(largest, group, values)
-    np.minimum.at(smallest, group, values)
-    return [None if low < 0 else high for low, high in zip(smallest.tolist(), largest.tolist(), strict=True)]
-
-
-#: Groups of ops are numbered from 0, and where they ran in no module, their index is negative.
-_NO_PLACES = len(NO_PLACE_NAMES)
-
-_NOTHING = SavedMemory()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +68,18 @@ def build_memory_table(data: RecordingData, *, step: int | None = None, ops: boo
     Raises:
         ValueError: the recording has no such step.
     """
-    found = read_step_ops(data, step=step)
-    unseen = find_unseen(data, found.step.step).calls if found.step else frozenset()
-    memory = _find_call_memory(found, unseen)
-    found = add_saved_by_calls(found)
-    [total] = sum_saved(found, found.where * 0, 1)
-    rows = _build_rows(found, memory, total.saved_bytes, by_op=ops)
-    peaks = [each.peak_bytes for each in memory.values() if each.peak_bytes is not None]
+    of_step = read_step_ops(data, step=step)
+    unseen = find_unseen(data, of_step.step.step).calls if of_step.step else frozenset()
+    memory = _find_call_memory(of_step, unseen)
+    of_step = add_saved_by_calls(of_step)
+    [total] = sum_saved(of_step, of_step.where * 0, 1)
+    rows = _build_rows(of_step, memory, total.saved_bytes, by_op=ops)
+    peaks = [of_calls.peak_bytes for of_calls in memory.values() if of_calls.peak_bytes is not None]
     return MemoryTable(
         command=data.meta.argv,
         marks=data.meta.marks,
-        step=found.step,
-        recorded=found.recorded,
+        step=of_step.step,
+        recorded=of_step.recorded,
         rows=tuple(sorted(rows, key=_size)),
         saved=total,
         peak_bytes=max(peaks, default=None),
@@ -129,49 +91,61 @@ def _size(row: MemoryRow) -> tuple[int, int, int, str, str]:
     return -row.saved.saved_bytes, -row.saved.recompute_bytes, inside, row.root or "", row.name
 
 
+def _find_call_memory(ops: StepOps, unseen: Collection[int]) -> Mapping[tuple[int, str], CallMemory]:
+    """Returns the memory of the step's calls, by place and phase; `unseen`: those in which compiled code allocates."""
+    placed, calls = ops.placed, ops.placed.calls
+    is_compiled = placed.column("compiled")[placed.origin] == 1
+    is_compiled[ops.call[ops.call >= 0]] = False  # code from before the recording, whose ops run one by one
+    is_unknown = is_compiled | np.isin(calls.call_id, np.array([*unseen], np.int64))
+    for level in reversed(placed.levels[1:]):
+        np.logical_or.at(is_unknown, calls.parent[level], is_unknown[level])
+    rows = np.flatnonzero(calls.in_step)
+    key = placed.where[rows] * len(PHASES) + calls.phase[rows]
+    keys, group, counts = np.unique(key, return_inverse=True, return_counts=True)
+    allocated, peak = (
+        _find_largest(np.where(is_unknown, -1, placed.column(name))[rows], group, len(counts))
+        for name in ("allocated_bytes", "peak_bytes")
+    )
+    places = (divmod(key, len(PHASES)) for key in keys.tolist())
+    memory = map(CallMemory, counts.tolist(), allocated, peak)
+    return {(where, PHASES[phase]): of_calls for (where, phase), of_calls in zip(places, memory, strict=True)}
+
+
+def _find_largest(values: Column, group: Rows, groups: int) -> list[int | None]:
+    """Returns the largest value of each group; None if one of its values is -1, which means not known."""
+    largest, smallest = np.full(groups, -1, np.int64), np.full(groups, np.iinfo(np.int64).max)
+    np.maximum.at(largest, group, values)
+    np.minimum.at(smallest, group, values)
+    return [None if low < 0 else high for low, high in zip(smallest.tolist(), largest.tolist(), strict=True)]
+
+
+#: Groups of ops are numbered from 0, and where they ran in no module, their index is negative.
+_NO_PLACES = len(NO_PLACE_NAMES)
+
+
 def _build_rows(
     ops: StepOps, memory: Mapping[tuple[int, str], CallMemory], saved_bytes: int, *, by_op: bool
-) -> list[MemoryRow]:
-    """Returns a row for each place that has ops, or calls of the step."""
+) -> Iterator[MemoryRow]:
+    """Yields a row for each place that has ops, or calls of the step."""
     placed, group = ops.placed, ops.where + _NO_PLACES
-    parent = _find_parents(placed)
-    own, inside = sum_saved(ops, group, len(parent)), sum_inside(ops, group, parent)
+    above = [place.parent + _NO_PLACES if place.parent >= 0 else -1 for place in placed.places]
+    parent = np.array([-1] * _NO_PLACES + above, np.int64)
+    saved, inside = sum_saved(ops, group, len(parent)), sum_inside(ops, group, parent)
     by_name = sum_saved_by_op(ops, group) if by_op else {}
     called = {where for where, _ in memory}
-    return [
-        _make_row(placed, where, own[at], inside[at], tuple(by_name.get(at, ())), memory, saved_bytes)
-        for at, where in enumerate(range(-_NO_PLACES, len(placed.places)))
-        if own[at] != _NOTHING or where in called
-    ]
-
-
-def _find_parents(placed: PlacedCalls) -> Rows:
-    """Returns the parent group of each place's group; groups outside of the tree have none."""
-    above = [place.parent for place in placed.places]
-    return np.array([-1] * _NO_PLACES + [each + _NO_PLACES if each >= 0 else -1 for each in above], np.int64)
-
-
-def _make_row(
-    placed: PlacedCalls,
-    where: int,
-    own: SavedMemory,
-    inside: SavedMemory,
-    ops: tuple[SavedByOp, ...],
-    memory: Mapping[tuple[int, str], CallMemory],
-    saved_bytes: int,
-) -> MemoryRow:
-    place = placed.name(where)
-    return MemoryRow(
-        name=place.name,
-        root=place.root,
-        path=place.path,
-        type=place.type,
-        saved=own,
-        saved_inside=inside,
-        share=own.saved_bytes / saved_bytes if saved_bytes else None,
-        ops=ops,
-        forward=memory.get((where, FORWARD), NO_CALL_MEMORY),
-        backward=memory.get((where, BACKWARD), NO_CALL_MEMORY),
-        recompute=memory.get((where, RECOMPUTE), NO_CALL_MEMORY),
-        optimizer=memory.get((where, OPTIMIZER), NO_CALL_MEMORY),
-    )
+    for number, own in enumerate(saved):
+        where = number - _NO_PLACES
+        if own == SavedMemory() and where not in called:
+            continue
+        place = placed.name(where)
+        yield MemoryRow(
+            name=place.name,
+            root=place.root,
+            path=place.path,
+            type=place.type,
+            saved=own,
+            saved_inside=inside[number],
+            share=own.saved_bytes / saved_bytes if saved_bytes else None,
+            ops=tuple(by_name.get(number, ())),
+            **{phase: memory.get((where, phase), NO_CALL_MEMORY) for phase in PHASES},
+        )

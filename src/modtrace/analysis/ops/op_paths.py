@@ -1,6 +1,6 @@
 """Lists the ops of one step in the order in which they ran, each with its module."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -10,8 +10,7 @@ import numpy as np
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import ShownStep
-from ..tables.columns import Column, Rows
-from ..tables.ops import PlaceName, StepOps, read_step_ops
+from ..tables.ops import StepOps, read_step_ops
 from .groups import call_name
 
 
@@ -66,7 +65,7 @@ def build_op_paths(data: RecordingData, *, step: int | None = None, phase: str |
         step=ops.step,
         phase=phase,
         recorded=ops.recorded,
-        rows=_build_rows(ops),
+        rows=tuple(_build_rows(ops)),
     )
 
 
@@ -75,45 +74,27 @@ def collapse(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for path, _ in groupby(paths))
 
 
-def _build_rows(ops: StepOps) -> tuple[OpPath, ...]:
-    order = np.lexsort((ops.op_id, ops.start_ns))
-    nth = _call_numbers(ops)
-    names = _name_calls(ops, nth)
-    columns = (ops.name, ops.nth, ops.where, nth, ops.phase, ops.raised)
-    return tuple(
-        _to_path(ops, names[where, call], op, op_nth, call, phase)._replace(raised=bool(raised))
-        for op, op_nth, where, call, phase, raised in zip(
-            *(each[order].tolist() for each in columns), strict=True
-        )
-    )
-
-
-def _call_numbers(ops: StepOps) -> Column:
-    """Returns, for each op, the number of its forward call in the step; -1 for none."""
+def _build_rows(ops: StepOps) -> Iterator[OpPath]:
     placed = ops.placed
-    of_call = placed.column("nth")[placed.origin]
-    return np.where(ops.call >= 0, of_call[ops.call], -1) if len(of_call) else ops.call
-
-
-def _name_calls(ops: StepOps, nth: Rows) -> Mapping[tuple[int, int], tuple[str, PlaceName]]:
-    """Returns the name and the place of each call, by the index of the place and the call's number."""
-    pairs = np.unique(np.stack([ops.where, nth]), axis=1).T.tolist()
-    places = [(where, call, ops.placed.name(where)) for where, call in pairs]
-    return {(where, call): (call_name(place, call), place) for where, call, place in places}
-
-
-def _to_path(
-    ops: StepOps, call_place: tuple[str, PlaceName], op: int, op_nth: int, call: int, phase: int
-) -> OpPath:
-    name, place = call_place
-    is_call = place.path is not None and call >= 0
-    return OpPath(
-        op=ops.names[op],
-        op_nth=op_nth,
-        name=name,
-        path=place.path,
-        call=call if is_call else None,
-        root=place.root,
-        type=place.type,
-        phase=PHASES[phase] if phase >= 0 else None,
-    )
+    of_call = np.append(placed.column("nth")[placed.origin], -1)  # the number of its forward call in the step
+    call = of_call[ops.call]
+    pairs = np.unique(np.stack([ops.where, call]), axis=1).T.tolist()
+    places = {(where, nth): placed.name(where) for where, nth in pairs}
+    names = {(where, nth): call_name(place, nth) for (where, nth), place in places.items()}
+    columns = (ops.name, ops.nth, ops.where, call, ops.phase, ops.raised)
+    order = np.lexsort((ops.op_id, ops.start_ns))
+    for name, op_nth, where, nth, phase, raised in zip(
+        *(column[order].tolist() for column in columns), strict=True
+    ):
+        place = places[where, nth]
+        yield OpPath(
+            op=ops.names[name],
+            op_nth=op_nth,
+            name=names[where, nth],
+            path=place.path,
+            call=nth if place.path is not None and nth >= 0 else None,
+            root=place.root,
+            type=place.type,
+            phase=PHASES[phase] if phase >= 0 else None,
+            raised=bool(raised),
+        )

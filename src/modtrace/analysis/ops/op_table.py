@@ -6,7 +6,7 @@ from ...recording.protocols import RecordingData
 from ..compile.kernels import CompiledInside, find_compiled_before, read_compiled
 from ..tables.chosen_step import ShownStep
 from ..tables.device_times import has_device_times, step_on_device
-from ..tables.ops import PlaceName, StepOps, read_step_ops
+from ..tables.ops import PlaceName, read_step_ops
 from .groups import Group, GroupedBy, group_ops
 from .sums import PhaseSums, sum_ops
 
@@ -67,13 +67,14 @@ def build_op_table(
         ValueError: the recording has no such step, or `by` or `phase` is something else.
     """
     ops = read_step_ops(data, step=step, phase=phase, inside=True)
+    number = None if ops.step is None else ops.step.step
     grouping = group_ops(ops, by)
     sums = sum_ops(ops, grouping.of_op, len(grouping.groups))
     [total] = sum_ops(ops, grouping.of_op * 0, 1)
-    rows = [
-        _to_row(group, each, total.together.time_ns)
-        for group, each in zip(grouping.groups, sums, strict=True)
-    ]
+    all_ns = total.together.time_ns
+    rows = [_to_row(group, of_group, all_ns) for group, of_group in zip(grouping.groups, sums, strict=True)]
+    calls = ops.placed.calls
+    on_clock = step_on_device(ops.step, calls) if has_device_times(calls) else None
     return OpTable(
         command=data.meta.argv,
         marks=data.meta.marks,
@@ -83,18 +84,12 @@ def build_op_table(
         recorded=ops.recorded,
         device_times=ops.device_times,
         lacks_device_times=bool(data.meta.options.get("device_times")) and not ops.device_times,
-        device_step_ns=_device_step_ns(ops),
+        device_step_ns=None if on_clock is None else on_clock.duration_ns,
         rows=tuple(sorted(rows, key=_cost)),
         sums=total,
-        compiled_before=find_compiled_before(data, step=None if ops.step is None else ops.step.step),
-        compiled=read_compiled(data, step=None if ops.step is None else ops.step.step, phase=phase),
+        compiled_before=find_compiled_before(data, step=number),
+        compiled=read_compiled(data, step=number, phase=phase),
     )
-
-
-def _device_step_ns(ops: StepOps) -> int | None:
-    calls = ops.placed.calls
-    on_clock = step_on_device(ops.step, calls)
-    return on_clock.duration_ns if on_clock is not None and has_device_times(calls) else None
 
 
 def _cost(row: OpRow) -> tuple[int, int, str, str]:

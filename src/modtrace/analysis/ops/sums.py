@@ -1,18 +1,16 @@
 """Sums the costs of ops, and what they save for backward, for any grouping of them."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
+from ...recording.phase import PHASES, RECOMPUTE, ByPhase
 from ..tables.calls import iterate_levels
-from ..tables.columns import Column, Rows, find_rows, join_columns
+from ..tables.columns import Column, Rows, find_rows
 from ..tables.ops import StepOps
-
-#: The phase of an op may be null as well.
-_CODES = len(PHASES) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,29 +43,8 @@ class PhaseSums(ByPhase[OpSums]):
 
 
 def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
-    """Returns the sums of each group.
-
-    Args:
-        ops: the ops.
-        group: the group of each op, from 0.
-        groups: the number of groups.
-    """
-    key = group * _CODES + ops.phase + 1
-    sums = {name: sum_by(key, each, groups * _CODES) for name, each in _summed(ops).items()}
-    by_phase = {name: each.reshape(groups, _CODES) for name, each in sums.items()}
-    return [_to_phase_sums(by_phase, at) for at in range(groups)]
-
-
-def sum_by(group: Rows, values: Column, groups: int) -> Column:
-    """Returns the exact sum of each group; `numpy.bincount` would add floating-point numbers."""
-    sums = np.zeros(groups, np.int64)
-    np.add.at(sums, group, values)
-    return sums
-
-
-def _summed(ops: StepOps) -> Mapping[str, Column]:
-    """Returns the columns that are summed, by the fields of OpSums."""
-    return {
+    """Returns the sums of each group; `group` is that of each op, from 0."""
+    summed: Mapping[str, Column] = {
         "ops": np.ones(len(ops), np.int64),
         "time_ns": ops.duration_ns,
         "flops": np.maximum(ops.flops, 0),
@@ -78,25 +55,32 @@ def _summed(ops: StepOps) -> Mapping[str, Column]:
         "unfinished": ~ops.ended,
         "raised": ops.raised,
     }
+    codes = len(PHASES) + 1  # the phase of an op may be null as well
+    key = group * codes + ops.phase + 1
+    by_phase = np.stack([sum_by(key, column, groups * codes) for column in summed.values()], axis=-1)
+    return [_to_phase_sums(list(summed), part) for part in by_phase.reshape(groups, codes, len(summed))]
 
 
-def _to_phase_sums(by_phase: Mapping[str, Column], group: int) -> PhaseSums:
-    rows = {name: each[group].tolist() for name, each in by_phase.items()}
+def sum_by(group: Rows, values: Column, groups: int) -> Column:
+    """Returns the exact sum of each group; `numpy.bincount` would add floating-point numbers."""
+    sums = np.zeros(groups, np.int64)
+    np.add.at(sums, group, values)
+    return sums
 
-    def sums_of(phase: str) -> OpSums:
-        at = PHASES.index(phase) + 1
-        return OpSums(**{name: row[at] for name, row in rows.items()}) if rows["ops"][at] else NO_OPS
 
+def _to_phase_sums(names: Sequence[str], by_phase: Column) -> PhaseSums:
+    """Returns the sums of one group, of which each phase has a row; the first column counts the ops."""
+
+    def to_sums(row: Column) -> OpSums:
+        return OpSums(**dict(zip(names, row.tolist(), strict=True)))
+
+    phases = zip(PHASES, by_phase[1:], strict=True)
     return PhaseSums(
-        together=OpSums(**{name: sum(row) for name, row in rows.items()}),
-        forward=sums_of(FORWARD),
-        backward=sums_of(BACKWARD),
-        recompute=sums_of(RECOMPUTE),
-        optimizer=sums_of(OPTIMIZER),
+        together=to_sums(by_phase.sum(axis=0)), **{phase: to_sums(row) for phase, row in phases if row[0]}
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SavedMemory:
     """The memory that several ops save for backward, without values that are not known."""
 
@@ -132,23 +116,16 @@ def add_saved_by_calls(ops: StepOps) -> StepOps:
     np.subtract.at(own, ops.call[ops.call >= 0], np.maximum(ops.saved_bytes, 0)[ops.call >= 0])
     own = np.where(saved < 0, np.where(placed.column("compiled") == 1, -1, 0), np.maximum(own, 0))
     rows = np.flatnonzero(calls.in_step & (own != 0))
-    blank = {
-        name: np.full(len(rows), -1, each.dtype)
-        for name, each in vars(ops).items()
-        if isinstance(each, np.ndarray)
+    columns = {name: column for name, column in vars(ops).items() if isinstance(column, np.ndarray)}
+    added = {name: np.full(len(rows), -1, column.dtype) for name, column in columns.items()} | {
+        "call": rows,
+        "where": placed.where[rows],
+        "phase": calls.phase[rows],
+        "name": np.full(len(rows), len(ops.names)),
+        "saved_bytes": own[rows],
     }
-    added = replace(
-        ops,
-        **blank
-        | {
-            "call": rows,
-            "where": placed.where[rows],
-            "phase": calls.phase[rows],
-            "name": np.full(len(rows), len(ops.names)),
-            "saved_bytes": own[rows],
-        },
-    )
-    return replace(ops, **join_columns([ops, added]), names=(*ops.names, BY_NO_OP))
+    joined: dict[str, Any] = {name: np.append(column, added[name]) for name, column in columns.items()}
+    return replace(ops, **joined, names=(*ops.names, BY_NO_OP))
 
 
 def sum_saved(ops: StepOps, group: Rows, groups: int) -> list[SavedMemory]:
@@ -158,39 +135,36 @@ def sum_saved(ops: StepOps, group: Rows, groups: int) -> list[SavedMemory]:
 
 def sum_inside(ops: StepOps, group: Rows, parent: Rows) -> list[SavedMemory]:
     """Returns the memory that each group and the groups below it save; `parent` is -1 for groups without one."""
-    columns = _sum_columns(ops, group, len(parent))
+    sums = _sum_columns(ops, group, len(parent))
     for level in reversed(list(iterate_levels(parent))[1:]):
-        for each in columns.values():
-            np.add.at(each, parent[level], each[level])
-    return _to_saved(columns)
+        np.add.at(sums, parent[level], sums[level])
+    return _to_saved(sums)
 
 
 def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
     """Returns the memory that each group saves by the names of its ops, in descending order."""
-    keys = group * len(ops.names) + ops.name
-    distinct, which = np.unique(keys, return_inverse=True)
+    keys, which = np.unique(group * len(ops.names) + ops.name, return_inverse=True)
     by_group: dict[int, list[SavedByOp]] = defaultdict(list)
-    for key, saved in zip(distinct.tolist(), sum_saved(ops, which, len(distinct)), strict=True):
-        at, name = divmod(key, len(ops.names))
-        by_group[at].append(SavedByOp(ops.names[name], saved))
-    for each in by_group.values():
-        each.sort(key=lambda op: (-op.saved.saved_bytes, -op.saved.recompute_bytes, op.op))
+    for key, saved in zip(keys.tolist(), sum_saved(ops, which, len(keys)), strict=True):
+        number, name = divmod(key, len(ops.names))
+        by_group[number].append(SavedByOp(ops.names[name], saved))
+    for of_group in by_group.values():
+        of_group.sort(key=lambda op: (-op.saved.saved_bytes, -op.saved.recompute_bytes, op.op))
     return by_group
 
 
-def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Mapping[str, Column]:
-    """Returns the columns that are summed, by the fields of SavedMemory."""
+def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Column:
+    """Returns the sums of each group, of which the columns are the fields of SavedMemory."""
     is_recompute = ops.phase == PHASES.index(RECOMPUTE)
     known = np.maximum(ops.saved_bytes, 0)
-    columns = {
-        "ops": ops.op_id >= 0,  # without what calls save
-        "saved_bytes": np.where(is_recompute, 0, known),
-        "recompute_bytes": np.where(is_recompute, known, 0),
-        "unknown": (ops.saved_bytes < 0) & ~is_recompute,
-    }
-    return {name: sum_by(group, each, groups) for name, each in columns.items()}
+    summed = (
+        ops.op_id >= 0,  # without what calls save
+        np.where(is_recompute, 0, known),
+        np.where(is_recompute, known, 0),
+        (ops.saved_bytes < 0) & ~is_recompute,
+    )
+    return np.stack([sum_by(group, column, groups) for column in summed], axis=-1)
 
 
-def _to_saved(columns: Mapping[str, Column]) -> list[SavedMemory]:
-    rows = zip(*(each.tolist() for each in columns.values()), strict=True)
-    return [SavedMemory(**dict(zip(columns, row, strict=True))) for row in rows]
+def _to_saved(sums: Column) -> list[SavedMemory]:
+    return [SavedMemory(ops, saved, recompute, unknown) for ops, saved, recompute, unknown in sums.tolist()]
