@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from ...recording.module_path import is_below, join
 from ..tables.times import PhaseTimes, sum_times
@@ -25,7 +26,7 @@ def fold(tree: ModuleTree, *, listed: int = LISTED) -> ModuleTree:
 
     def fold_node(node: ModuleNode, children: Sequence[_Signed]) -> _Signed:
         shape = (*_own_shape(node), tuple((child.label, number) for child, number in children))
-        folded = tuple(each for run in _find_runs(children) for each in _fold_run(run, listed))
+        folded = tuple(chain.from_iterable(_fold_run(run, listed) for run in _find_runs(children)))
         return replace(node, children=folded), shapes.setdefault(shape, len(shapes))
 
     return replace(tree, roots=tuple(node for node, _ in rebuild(tree.roots, fold_node)))
@@ -40,7 +41,7 @@ def _nonfinite_kinds(values: ValueSummary | None) -> tuple[Hashable, ...]:
     """Returns what holds NaN or infinite values: the first layer that does is not folded into those before it."""
     if values is None:
         return ()
-    return (*(each.kind for each in values.nonfinite), *(["inside"] if values.nonfinite_inside else []))
+    return (*(count.kind for count in values.nonfinite), *(["inside"] if values.nonfinite_inside else []))
 
 
 def _find_runs(children: Sequence[_Signed]) -> list[list[ModuleNode]]:
@@ -48,16 +49,14 @@ def _find_runs(children: Sequence[_Signed]) -> list[list[ModuleNode]]:
     runs: list[list[ModuleNode]] = []
     last_number = None
     for node, number in children:
-        if number == last_number and _is_next(runs[-1][-1].label, node.label):
+        before = runs[-1][-1].label if runs else ""
+        is_next = before.isdecimal() and node.label.isdecimal() and int(node.label) == int(before) + 1
+        if number == last_number and is_next:
             runs[-1].append(node)
         else:
             runs.append([node])
         last_number = number
     return runs
-
-
-def _is_next(label: str, following: str) -> bool:
-    return label.isdecimal() and following.isdecimal() and int(following) == int(label) + 1
 
 
 def _fold_run(run: Sequence[ModuleNode], listed: int) -> Iterator[ModuleNode]:
@@ -75,21 +74,18 @@ def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
     """Returns one node for all of a run, with one node for each child that they have."""
     label = f"{run[0].label}..{run[-1].label}"
     path = join(run[0].path.removesuffix(run[0].label).removesuffix("."), label)
-    made: list[ModuleNode] = []
-    for group in children_first([run], _find_below):
+    old, made = run[0].path, list[ModuleNode]()
+    for group in children_first([run], _find_children):
         children = made[len(made) - len(group[0].children) :]
         del made[len(made) - len(children) :]
-        made.append(_sum_up(group, _renamed(group[0].path, run[0].path, path), tuple(children)))
+        own = group[0].path
+        made.append(_sum_up(group, path + own[len(old) :] if is_below(own, old) else own, tuple(children)))
     return replace(made[0], label=label, members=tuple(run))
 
 
-def _find_below(group: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
+def _find_children(group: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
     """Returns the children that correspond in all of a group."""
     return zip(*(node.children for node in group), strict=True)
-
-
-def _renamed(path: str, old: str, new: str) -> str:
-    return new + path[len(old) :] if is_below(path, old) else path
 
 
 def _sum_up(group: Sequence[ModuleNode], path: str, children: tuple[ModuleNode, ...]) -> ModuleNode:
@@ -111,6 +107,6 @@ def _sum_up(group: Sequence[ModuleNode], path: str, children: tuple[ModuleNode, 
 def _sum_times(times: Sequence[PhaseTimes]) -> PhaseTimes:
     return replace(
         sum_times(times, times),
-        shortest_ns=min(each.total_ns if each.shortest_ns is None else each.shortest_ns for each in times),
-        longest_ns=max(each.total_ns if each.longest_ns is None else each.longest_ns for each in times),
+        shortest_ns=min(one.total_ns if one.shortest_ns is None else one.shortest_ns for one in times),
+        longest_ns=max(one.total_ns if one.longest_ns is None else one.longest_ns for one in times),
     )

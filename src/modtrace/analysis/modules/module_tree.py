@@ -93,7 +93,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     Raises:
         ValueError: the recording has no such step; the message names the existing ones.
     """
-    table = data.table("calls")
+    table, options = data.table("calls"), data.meta.options
     shown = choose_step(data.table("steps"), table, step)
     number = shown.step if shown else None
     values = read_values(data, number)
@@ -112,19 +112,15 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         roots=_assemble(placer.places, times, summaries),
         **{phase: times.of_phase(phase) for phase in PHASES},
         outside_ns=times.outside_ns(),
-        backward_recorded=_has_backward(data),
-        ops_recorded=bool(data.meta.options.get("ops")),
+        backward_recorded=bool(options.get("backward_times") or options.get("ops"))
+        or PHASES.index(BACKWARD) in phase_codes(table["phase"]),
+        ops_recorded=bool(options.get("ops")),
         device_times=has_device_times(calls),
         device_step_ns=on_clock.duration_ns if on_clock is not None and on_clock is not shown else None,
-        lacks_device_times=bool(data.meta.options.get("device_times")) and not has_device_times(calls),
+        lacks_device_times=bool(options.get("device_times")) and not has_device_times(calls),
         nonfinite_steps=tuple(nonfinite_steps(data.table("values"), data.table("sites"))),
         compilations=read_compilations(data, modules),
     )
-
-
-def _has_backward(data: RecordingData) -> bool:
-    wanted = data.meta.options.get("backward_times") or data.meta.options.get("ops")
-    return bool(wanted) or PHASES.index(BACKWARD) in phase_codes(data.table("calls")["phase"])
 
 
 def iterate_nodes(roots: Iterable[ModuleNode]) -> Iterator[tuple[int, ModuleNode]]:
@@ -171,7 +167,11 @@ def _assemble(
     A module that was not called is included if values of its calls are known (gradients of a forward in an earlier
     step), or if its parameters are not finite.
     """
-    below = _sort_children(places)
+    below: dict[int, list[int]] = defaultdict(list)
+    # In the order of registration; shared modules from elsewhere come last.
+    order = sorted((place.is_alias, place.module.module_id, index) for index, place in enumerate(places))
+    for _, _, index in order:
+        below[places[index].parent].append(index)
     labels, roots = label_places(places), name_roots(places)
     made: dict[int, _Assembled] = {}
     for index in children_first(below[NOWHERE], below.__getitem__):
@@ -179,7 +179,8 @@ def _assemble(
         children = [made.pop(child) for child in below[index] if child in made]
         rows = {phase: _rows_of(times.at(index, phase), phase, children, times) for phase in MODULE_PHASES}
         values = summaries.get(index)
-        if children or any(len(each) for each in rows.values()) or (values is not None and values.at_calls):
+        was_called = any(len(of_phase) for of_phase in rows.values())
+        if children or was_called or (values is not None and values.at_calls):
             sums = {phase: times.sum_up(times.at(index, phase), total=rows[phase]) for phase in MODULE_PHASES}
             node = ModuleNode(
                 path=place.path,
@@ -188,7 +189,7 @@ def _assemble(
                 type=place.module.type,
                 module_id=place.module.module_id,
                 parameters=place.module.parameters,
-                called=any(each.calls for each in sums.values()),
+                called=any(of_phase.calls for of_phase in sums.values()),
                 same_as=place.module.path if place.is_alias else None,
                 forward=sums[FORWARD],
                 backward=sums[BACKWARD],
@@ -198,16 +199,6 @@ def _assemble(
             )
             made[index] = _Assembled(node, rows)
     return tuple(made[index].node for index in below[NOWHERE] if index in made)
-
-
-def _sort_children(places: Sequence[TreePlace]) -> Mapping[int, list[int]]:
-    """Returns places by their parent, in the order of registration; shared modules from elsewhere come last."""
-    below: dict[int, list[int]] = defaultdict(list)
-    for index in sorted(
-        range(len(places)), key=lambda at: (places[at].is_alias, places[at].module.module_id)
-    ):
-        below[places[index].parent].append(index)
-    return below
 
 
 def _rows_of(own: Rows, phase: str, children: Sequence[_Assembled], times: CallTimes) -> Rows:

@@ -1,7 +1,7 @@
 """Sums up the module tree by module type."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...recording.phase import ByPhase
@@ -29,41 +29,34 @@ def build_type_table(tree: ModuleTree) -> tuple[TypeTimes, ...]:
     sums = {phase: _sum_phase(tree.roots, phase) for phase in MODULE_PHASES}
     rows = [
         TypeTimes(
-            type=each,
+            type=name,
             modules=len(ids),
-            **{phase: sums[phase].get(each, NO_CALLS) for phase in MODULE_PHASES},
+            **{phase: sums[phase].get(name, NO_CALLS) for phase in MODULE_PHASES},
         )
-        for each, ids in modules.items()
+        for name, ids in modules.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-_self_ns(row), row.type)))
+    return tuple(
+        sorted(rows, key=lambda row: (-sum(row.phase(phase).self_ns for phase in MODULE_PHASES), row.type))
+    )
 
 
 def _sum_phase(roots: Sequence[ModuleNode], phase: str) -> Mapping[str, PhaseTimes]:
-    times: dict[str, list[tuple[PhaseTimes, bool]]] = defaultdict(list)
-    for node, is_inside in _iterate_called(roots, phase):
-        times[node.type].append((node.phase(phase), is_inside))
-    return {
-        each: sum_times([one for one, _ in found], [one for one, is_inside in found if not is_inside])
-        for each, found in times.items()
-    }
-
-
-def _iterate_called(roots: Sequence[ModuleNode], phase: str) -> Iterator[tuple[ModuleNode, bool]]:
-    """Yields the nodes called in a phase, each with whether it is inside such a node of the same type."""
+    """Returns the sums of the nodes called in a phase by type; those inside such a node of their type add no totals."""
+    times: dict[str, list[PhaseTimes]] = defaultdict(list)
+    outer: dict[str, list[PhaseTimes]] = defaultdict(list)
     around: Counter[str] = Counter()
     waiting = [(node, False) for node in roots]
     while waiting:
         node, is_left = waiting.pop()
-        was_called = node.phase(phase).calls > 0
+        of_node = node.phase(phase)
         if is_left:
-            around[node.type] -= was_called
+            around[node.type] -= of_node.calls > 0
             continue
-        if was_called:
-            yield node, around[node.type] > 0
-        around[node.type] += was_called
+        if of_node.calls:
+            times[node.type].append(of_node)
+            if not around[node.type]:
+                outer[node.type].append(of_node)
+            around[node.type] += 1
         waiting.append((node, True))
         waiting.extend((child, False) for child in node.children)
-
-
-def _self_ns(row: TypeTimes) -> int:
-    return sum(row.phase(phase).self_ns for phase in MODULE_PHASES)
+    return {name: sum_times(of_type, outer[name]) for name, of_type in times.items()}

@@ -1,6 +1,6 @@
 """Statistics at a module, merged over its calls and slots."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -57,43 +57,37 @@ class ValueSummary:
 
 def merge_summaries(summaries: Iterable[ValueSummary | None]) -> ValueSummary | None:
     """Returns one summary for several equal modules. A tensor that several of them share counts for each."""
-    known = [each for each in summaries if each is not None]
+    known = [summary for summary in summaries if summary is not None]
     if not known:
         return None
+    slots = [slot for summary in known for slot in summary.slots]
+    counts = [count for summary in known for count in summary.nonfinite]
     return ValueSummary(
-        output=_merge_known(each.output for each in known),
-        gradient=_merge_known(each.gradient for each in known),
-        parameters=_merge_known(each.parameters for each in known),
-        parameter_gradients=_merge_known(each.parameter_gradients for each in known),
-        slots=_merge_slots([slot for each in known for slot in each.slots]),
-        nonfinite=_merge_counts([count for each in known for count in each.nonfinite]),
-        nonfinite_inside=sum(each.nonfinite_inside for each in known),
+        output=_merge_known(summary.output for summary in known),
+        gradient=_merge_known(summary.gradient for summary in known),
+        parameters=_merge_known(summary.parameters for summary in known),
+        parameter_gradients=_merge_known(summary.parameter_gradients for summary in known),
+        slots=tuple(
+            SlotValues(
+                slot=name,
+                output=_merge_known(slot.output for slot in slots if slot.slot == name),
+                gradient=_merge_known(slot.gradient for slot in slots if slot.slot == name),
+            )
+            for name in dict.fromkeys(slot.slot for slot in slots)
+        ),
+        nonfinite=tuple(
+            NonFiniteCount(
+                kind=kind,
+                nan_count=sum(count.nan_count for count in counts if count.kind == kind),
+                inf_count=sum(count.inf_count for count in counts if count.kind == kind),
+            )
+            for kind in KINDS
+            if any(count.kind == kind for count in counts)
+        ),
+        nonfinite_inside=sum(summary.nonfinite_inside for summary in known),
     )
 
 
 def _merge_known(many: Iterable[Stats | None]) -> Stats | None:
-    known = [each for each in many if each is not None]
+    known = [stats for stats in many if stats is not None]
     return merge(known) if known else None
-
-
-def _merge_slots(slots: Sequence[SlotValues]) -> tuple[SlotValues, ...]:
-    return tuple(
-        SlotValues(
-            slot=name,
-            output=_merge_known(each.output for each in slots if each.slot == name),
-            gradient=_merge_known(each.gradient for each in slots if each.slot == name),
-        )
-        for name in dict.fromkeys(each.slot for each in slots)
-    )
-
-
-def _merge_counts(counts: Sequence[NonFiniteCount]) -> tuple[NonFiniteCount, ...]:
-    return tuple(
-        NonFiniteCount(
-            kind=kind,
-            nan_count=sum(each.nan_count for each in counts if each.kind == kind),
-            inf_count=sum(each.inf_count for each in counts if each.kind == kind),
-        )
-        for kind in KINDS
-        if any(each.kind == kind for each in counts)
-    )

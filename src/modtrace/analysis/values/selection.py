@@ -6,8 +6,6 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from ...errors import NothingRecordedError
 from ...recording.arrow.arrays import from_numpy
@@ -18,8 +16,8 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LOSS, OP_OUTPUT, OUTPUT, ROLES
 from ...surface import choose_phrase, name_argument
-from ..tables.calls import Calls, iterate_levels, read_all_calls
-from ..tables.columns import Rows, column_of, phase_codes
+from ..tables.calls import iterate_levels, read_all_calls
+from ..tables.columns import ArrowTable, Bools, Column, Rows, column_of
 from ..tables.missing_rows import explain_none, require_rows, say_missing
 from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 from ..tables.values import PlacedValues
@@ -50,13 +48,13 @@ class SelectedValues:
     modules before inner ones. A measurement that a wrapper and the wrapped module share occurs once.
     """
 
-    table: pa.Table
+    table: ArrowTable
     site: Rows  # index of `names`
     names: tuple[str, ...]
     primary: tuple[bool, ...]  # of each site: whether it is the first slot of its module, or no slot at all
-    owners: tuple["Owner", ...]  # of each site
+    owners: tuple[Owner, ...]  # of each site
 
-    def filter(self, kept: npt.NDArray[np.bool_]) -> "SelectedValues":
+    def filter(self, kept: Bools) -> "SelectedValues":
         """Returns some of the rows, with the same names."""
         return replace(self, table=self.table.filter(from_numpy(kept)), site=self.site[kept])
 
@@ -92,68 +90,68 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
         ValueError: no rows are selected, or there is no such role or phase.
     """
     paths = to_path_filter(selection.path, argument="path")
-    _check_names(selection)
-    rows_of_role = _rows_of_role(data, selection)
-    places = _Places(rows_of_role)
-    site_of_row, distinct = _sites_of(rows_of_role, places)
-    meant = _matching(paths, distinct, selection)
-    kept = meant[site_of_row]
-    kept &= _narrowed(kept, rows_of_role, selection)
-    if not selection.counters:
-        kept &= _is_no_counter(kept, rows_of_role)
-    rows, values = np.flatnonzero(kept), rows_of_role.table
-    rows = rows[_is_preferred(values.take(rows), site_of_row[rows])]
-    rows = _once_a_measurement(rows, site_of_row, values)
-    shown, site = _in_layer_order(site_of_row[rows], distinct, places, selection.role)
-    has_roots = len({each.owner.root for each in shown if each.place != NOWHERE}) > 1
-    return SelectedValues(
-        table=values.take(rows),
-        site=site,
-        names=tuple(_name(each, selection.role, has_roots) for each in shown),
-        primary=_first_slots(shown, selection.role),
-        owners=tuple(each.owner for each in shown),
-    )
-
-
-def _check_names(selection: Selection) -> None:
     if selection.role not in ROLES:
         raise ValueError(f"{name_argument('role', selection.role)}: give one of {', '.join(ROLES)}")
     if selection.phase is not None and selection.phase not in PHASES:
         raise ValueError(f"phase={selection.phase!r}: give one of {', '.join(PHASES)}, or None")
+    values = _read_role(data, selection)
+    places = _Places(values)
+    site_of_row, distinct = _find_sites(values, places)
+    kept = _match(paths, distinct, selection)[site_of_row]
+    kept &= _narrow(kept, values, selection)
+    if not selection.counters:
+        kept &= _is_no_counter(kept, values)
+    rows = np.flatnonzero(kept)
+    rows = rows[_is_preferred(values, rows, site_of_row[rows])]
+    rows = _take_once(values, rows, site_of_row[rows])
+    shown, site = _order_sites(site_of_row[rows], distinct, places, selection.role)
+    has_roots = len({one.owner.root for one in shown if one.place != NOWHERE}) > 1
+    first: dict[tuple[Any, ...], _Site] = {}
+    for one in shown:
+        first.setdefault((one.place, one.op, one.op_nth), one)
+    is_of_calls = selection.role in _OF_CALLS
+    return SelectedValues(
+        table=values.table.take(rows),
+        site=site,
+        names=tuple(_name(one, selection.role, has_roots) for one in shown),
+        primary=tuple(not is_of_calls or first[one.place, one.op, one.op_nth] == one for one in shown),
+        owners=tuple(one.owner for one in shown),
+    )
 
 
-def _rows_of_role(data: RecordingData, selection: Selection) -> PlacedValues:
-    values = kept_values(data) if selection.kept else data.table("values")
+def _read_role(data: RecordingData, selection: Selection) -> PlacedValues:
+    """Returns the rows of the selected role."""
+    table = kept_values(data) if selection.kept else data.table("values")
     require_rows(data, "values")
-    placed = PlacedValues(data=data, table=values)
-    rows = np.flatnonzero(placed.is_of(selection.role))
+    values = PlacedValues(data=data, table=table)
+    rows = np.flatnonzero(values.is_of(selection.role))
     if not len(rows):
-        there = sorted(placed.roles[code] for code in np.unique(placed.role).tolist() if code >= 0)
-        raise NothingRecordedError(_describe_no_role(selection, there) + say_missing(data.meta.marks))
-    return PlacedValues(data=data, table=values.take(rows))
+        roles = sorted(values.roles[code] for code in np.unique(values.role).tolist() if code >= 0)
+        raise NothingRecordedError(_describe_no_role(selection, roles) + say_missing(data.meta.marks))
+    return PlacedValues(data=data, table=table.take(rows))
 
 
-def kept_values(data: RecordingData) -> pa.Table:
+def kept_values(data: RecordingData) -> ArrowTable:
     """Returns the rows of `values` that have a whole tensor.
 
     Raises:
         NothingRecordedError: there are none.
     """
     values = data.table("values")
-    kept = values.filter(values["blob"].is_valid())
+    kept: ArrowTable = values.filter(values["blob"].is_valid())
     if not kept.num_rows:
         raise NothingRecordedError(explain_none(data, "whole tensors"))
     return kept
 
 
-def _describe_no_role(selection: Selection, there: Sequence[str]) -> str:
+def _describe_no_role(selection: Selection, roles: Sequence[str]) -> str:
     what, more = ("kept whole", ", tensors=True") if selection.kept else ("measured", "")
     capture = choose_phrase(
         python=f"values=modtrace.Capture(roles={selection.role!r}{more})",
         command_line=f"modtrace record --capture roles={selection.role}",
     )
     return (
-        f"{name_argument('role', selection.role)} was not {what}; {what} were: {', '.join(there)}. "
+        f"{name_argument('role', selection.role)} was not {what}; {what} were: {', '.join(roles)}. "
         f"Record with {capture}."
     )
 
@@ -168,27 +166,22 @@ class _Places:
         self.of_row = values.find_places(calls, placer, placed=placed)
         self._places = placer.places
         self._roots = name_roots(placer.places)
-        self._started = _first_starts(calls, placed, len(placer.places))
+        self._started = np.full(len(placer.places), np.inf)  # when the forward first called each
+        rows = np.flatnonzero((calls.phase == PHASES.index(FORWARD)) & (placed != NOWHERE))
+        np.minimum.at(self._started, placed[rows], calls.start_ns[rows].astype(np.float64))
 
-    def owner(self, place: int, slot: str) -> Owner:
+    def find_owner(self, place: int, slot: str) -> Owner:
         if place == NOWHERE:
             return Owner(None, None, slot)
-        found = self._places[place]
-        return Owner(self._roots.get(found.module.root_id, ""), found.path, slot)
+        tree_place = self._places[place]
+        return Owner(self._roots.get(tree_place.module.root_id, ""), tree_place.path, slot)
 
     def rank(self, place: int) -> tuple[float, int]:
         """Returns a sort key by the first forward call; modules that were never called follow in their own order."""
         return (float(self._started[place]), place) if place != NOWHERE else (np.inf, len(self._places))
 
 
-def _first_starts(calls: Calls, placed: Rows, places: int) -> npt.NDArray[np.float64]:
-    started = np.full(places, np.inf)
-    rows = np.flatnonzero((calls.phase == PHASES.index(FORWARD)) & (placed != NOWHERE))
-    np.minimum.at(started, placed[rows], calls.start_ns[rows].astype(np.float64))
-    return started
-
-
-def _sites_of(values: PlacedValues, places: _Places) -> tuple[Rows, list[_Site]]:
+def _find_sites(values: PlacedValues, places: _Places) -> tuple[Rows, list[_Site]]:
     """Returns the index of each row's site, and the sites."""
     sites = values.data.table("sites")
     slots, ops = sites["slot"].to_pylist(), sites["op"].to_pylist()
@@ -197,24 +190,23 @@ def _sites_of(values: PlacedValues, places: _Places) -> tuple[Rows, list[_Site]]
     known: dict[_Site, int] = {}
     codes: list[int] = []
     for site, where in zip((pairs >> 32).tolist(), (pairs % 2**32 - 1).tolist(), strict=True):
-        found = _Site(where, places.owner(where, slots[site]), ops[site], int(op_nths[site]))
-        codes.append(known.setdefault(found, len(known)))
+        key = _Site(where, places.find_owner(where, slots[site]), ops[site], int(op_nths[site]))
+        codes.append(known.setdefault(key, len(known)))
     return np.array(codes, np.int64)[which], list(known)
 
 
-def _matching(paths: PathFilter, distinct: Sequence[_Site], selection: Selection) -> npt.NDArray[np.bool_]:
+def _match(paths: PathFilter, distinct: Sequence[_Site], selection: Selection) -> Bools:
     """Returns, for each site, whether it is selected."""
-    names = [_paths_of(each, selection.role) for each in distinct]
-    there = dict.fromkeys(path for each in names for path in each)
-    missing = unmatched(paths, there)
+    names = [_paths_of(site, selection.role) for site in distinct]
+    known = dict.fromkeys(path for of_site in names for path in of_site)
+    missing = [pattern._replace(argument="path") for pattern in unmatched(paths, known)]
     if missing:
-        missing = [each._replace(argument="path") for each in missing]
         what = "module" if selection.role in _OF_CALLS else "module or parameter"
         role = f"with {name_argument('role', selection.role)}"
         what += f" of which a whole tensor {role} was kept" if selection.kept else f" {role}"
-        found = describe_unmatched(missing, there, what=what)
-        raise ValueError(f"{found}. Give a path or a glob such as '**.attn'.")
-    return np.array([paths.selects(*each) for each in names], bool)
+        description = describe_unmatched(missing, known, what=what)
+        raise ValueError(f"{description}. Give a path or a glob such as '**.attn'.")
+    return np.array([paths.selects(*of_site) for of_site in names], bool)
 
 
 def _paths_of(site: _Site, role: str) -> list[str]:
@@ -227,11 +219,9 @@ def _paths_of(site: _Site, role: str) -> list[str]:
     return [path, *own] if site.place != NOWHERE else own
 
 
-def _narrowed(
-    kept: npt.NDArray[np.bool_], values: PlacedValues, selection: Selection
-) -> npt.NDArray[np.bool_]:
+def _narrow(kept: Bools, values: PlacedValues, selection: Selection) -> Bools:
     """Returns which rows have the selected slot, call, phase and steps."""
-    columns: tuple[tuple[str, Any, Callable[[], npt.NDArray[Any]]], ...] = (
+    columns: tuple[tuple[str, Any, Callable[[], Column]], ...] = (
         ("slot", selection.slot, lambda: np.array(values.slots, object)[values.slot]),
         ("call", selection.call, lambda: values.nth),
         ("phase", selection.phase, lambda: np.array([*PHASES, None], object)[values.phase]),
@@ -249,7 +239,7 @@ def _narrowed(
     return kept & in_steps(values.step, kept, selection)
 
 
-def _is_no_counter(kept: npt.NDArray[np.bool_], values: PlacedValues) -> npt.NDArray[np.bool_]:
+def _is_no_counter(kept: Bools, values: PlacedValues) -> Bools:
     """Returns which rows are of an optimizer state that is not a counter.
 
     A state is a counter if it has a single element for each parameter, unless all states do.
@@ -264,55 +254,53 @@ def state_of(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def in_steps(steps: Rows, of: npt.NDArray[np.bool_], selection: Selection) -> npt.NDArray[np.bool_]:
+def in_steps(steps: Rows, of: Bools, selection: Selection) -> Bools:
     """Returns which rows are of the selected steps.
 
     Raises:
         ValueError: none of the rows in `of` is.
     """
-    given = selection.steps
-    if given is None:
+    wanted = selection.steps
+    if wanted is None:
         return np.ones(len(steps), bool)
-    is_one = isinstance(given, Integral)
-    schedule = to_schedule([int(given)] if is_one else given)
-    chosen = np.isin(steps, [each for each in np.unique(steps).tolist() if each in schedule])
+    is_one = isinstance(wanted, Integral)
+    schedule = to_schedule([int(wanted)] if is_one else wanted)
+    chosen = np.isin(steps, [step for step in np.unique(steps).tolist() if step in schedule])
     if not (of & chosen).any():
         raise ValueError(
-            f"{name_argument('step' if is_one else 'steps', given)}: "
+            f"{name_argument('step' if is_one else 'steps', wanted)}: "
             f"nothing was {'kept' if selection.kept else 'measured'} there; "
             f"there are: {_list(steps[of].tolist())}"
         )
     return chosen
 
 
-def _list(found: Iterable[Any]) -> str:
-    shown = [repr(each) for each in sorted(set(found), key=lambda each: (each is None, each))]
+def _list(values: Iterable[Any]) -> str:
+    shown = [repr(value) for value in sorted(set(values), key=lambda value: (value is None, value))]
     if len(shown) > _SHOWN:
         shown = [*shown[: _SHOWN - 1], "…", shown[-1]]
     return ", ".join(shown)
 
 
-def _is_preferred(values: pa.Table, site: Rows) -> npt.NDArray[np.bool_]:
+def _is_preferred(values: PlacedValues, rows: Rows, site: Rows) -> Bools:
     """Returns which rows have the preferred phase of their site, and are of a call or an optimizer, not of an op."""
     ranks = np.array([_PREFERRED.index(phase) for phase in PHASES] + [len(PHASES)])
-    rank = ranks[phase_codes(values["phase"])]
-    rank = rank + (len(ranks) + 1) * (column_of(values, "op_id") >= 0)
+    rank = ranks[values.phase[rows]] + (len(ranks) + 1) * (column_of(values.table, "op_id")[rows] >= 0)
     best = np.full(int(site.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(best, site, rank)
-    preferred: npt.NDArray[np.bool_] = rank == best[site]
-    return preferred
+    return np.asarray(rank == best[site])
 
 
-def _once_a_measurement(rows: Rows, site_of_row: Rows, values: pa.Table) -> Rows:
+def _take_once(values: PlacedValues, rows: Rows, site: Rows) -> Rows:
     """Returns the rows without those of wrappers that returned what the wrapped module had returned."""
-    step, order, site = column_of(values, "step")[rows], column_of(values, "order")[rows], site_of_row[rows]
-    sorted_rows = np.lexsort((order, site, step))  # stable: the first of those that are alike stays in front
+    columns = (values.moment[rows], site, values.step[rows])
+    order = np.lexsort(columns)  # stable: the first of those that are alike stays in front
     first = np.ones(len(rows), bool)
-    first[1:] = np.any([np.diff(each[sorted_rows]) != 0 for each in (order, site, step)], axis=0)
-    return rows[np.sort(sorted_rows[first])]
+    first[1:] = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+    return rows[np.sort(order[first])]
 
 
-def _in_layer_order(
+def _order_sites(
     site_of_row: Rows, distinct: Sequence[_Site], places: _Places, role: str
 ) -> tuple[list[_Site], Rows]:
     """Returns the remaining sites in layer order, and for each row the index of its site."""
@@ -327,19 +315,9 @@ def _in_layer_order(
     return [distinct[code] for code in order], index[site_of_row]
 
 
-def _first_slots(shown: Sequence[_Site], role: str) -> tuple[bool, ...]:
-    if role not in _OF_CALLS:
-        return (True,) * len(shown)
-    first: dict[tuple[Any, ...], _Site] = {}
-    for each in shown:
-        first.setdefault((each.place, each.op, each.op_nth), each)
-    chosen = set(first.values())
-    return tuple(each in chosen for each in shown)
-
-
 def _natural(text: str) -> list[tuple[int, str]]:
     """Returns a sort key that puts `[2]` before `[10]`."""
-    parts = "".join(each if each.isdigit() else f" {each} " for each in text).split()
+    parts = "".join(char if char.isdigit() else f" {char} " for char in text).split()
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
