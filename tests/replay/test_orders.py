@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.replay.orders import random_order
+from modtrace.replay.checks import random_order
 
 GRAPHS = st.integers(0, 30).flatmap(
     lambda size: st.tuples(*(st.sets(st.integers(0, at - 1)) if at else st.just(set()) for at in range(size)))

@@ -157,7 +157,7 @@ def test_op_that_makes_nothing_of_what_it_reads_is_named(seeded):
 
 
 def test_hook_that_is_left_behind_is_named(seeded, monkeypatch):
-    from modtrace.replay import quiet_recorder
+    from modtrace.replay import recorded_run as quiet_recorder
 
     model, left = nn.Linear(4, 4), []
 

@@ -1,6 +1,9 @@
 """The checks of a recording: each gives a `Check` that names its first fault."""
 
+import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 
 from torch import nn
 
@@ -8,7 +11,6 @@ from ..recording.protocols import RecordingData
 from ..recording.verification import Check
 from .kept_ops import OpKeep
 from .model_run import Results, differences, modules_of
-from .orders import random_order
 from .perturbing import Perturber
 from .recorded_graph import RecordedGraph
 from .replayer import Replayer, ReplayFault
@@ -40,7 +42,7 @@ def check_replay_in_random_order(
 ) -> Check:
     """Checks that all ops give the same bits in a random order that keeps only their data dependencies.
 
-    Between the ops, `perturber` changes what each op reads and looks whether its results change.
+    Between the ops, `perturber` changes what each op reads and checks whether its results change.
     """
     order = random_order(graph.parents(), seed)
     name = "replay in random order"
@@ -125,11 +127,11 @@ def check_gradients(plain: Results, other: Results) -> Check:
 
 
 def _check_equal(name: str, expected: Mapping[str, bytes], found: Mapping[str, bytes]) -> Check:
-    for each in {**expected, **found}:
-        if each not in found or each not in expected:
-            return _failed(name, f"only one of the runs has {each}")
-        if expected[each] != found[each]:
-            return _failed(name, f"{each} has other bits than in an unrecorded run")
+    for name in {**expected, **found}:
+        if name not in found or name not in expected:
+            return _failed(name, f"only one of the runs has {name}")
+        if expected[name] != found[name]:
+            return _failed(name, f"{name} has other bits than in an unrecorded run")
     return _passed(name, f"{len(found)} tensors are bit by bit those of an unrecorded run")
 
 
@@ -154,7 +156,9 @@ def check_paths(model: nn.Module, data: RecordingData, left: set[tuple[str, str]
             return _failed(
                 "paths", f"op {op['op_id']} ({op['name']}) is of call {op['call_id']}, which is not recorded"
             )
-    missing = next((each for each in calls.values() if each is not None and each not in modules), None)
+    missing = next(
+        (module for module in calls.values() if module is not None and module not in modules), None
+    )
     if missing is not None:
         return _failed("paths", f"a call is of module {missing}, which is not recorded")
     return _passed("paths", f"{len(modules)} modules are where their paths lead")
@@ -185,3 +189,23 @@ def _passed(name: str, why: str) -> Check:
 
 def _failed(name: str, why: str) -> Check:
     return Check(name=name, passed=False, why=why)
+
+
+def random_order(parents: Mapping[int, set[int]], seed: int) -> list[int]:
+    """Returns the keys in a random order, each after its parents. Every key that may come next is equally likely.
+
+    Parents that are not keys are ignored. Keys that depend on themselves are left out.
+    """
+    drawn = random.Random(seed)
+    sorter = TopologicalSorter({key: above & parents.keys() for key, above in parents.items()})
+    with suppress(CycleError):  # it gives all other keys nevertheless
+        sorter.prepare()
+    free: list[int] = []
+    order: list[int] = []
+    while sorter.is_active():
+        free += sorter.get_ready()
+        at = drawn.randrange(len(free))
+        free[at], free[-1] = free[-1], free[at]
+        order.append(free.pop())
+        sorter.done(order[-1])
+    return order

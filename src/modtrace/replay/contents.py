@@ -4,7 +4,6 @@ import ctypes
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 
@@ -65,11 +64,6 @@ def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return copy
 
 
-def alias_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an alias of a tensor. It keeps the present shape and memory if the tensor's own are changed later."""
-    return tensor.detach()
-
-
 def tensor_in(
     storage: torch.UntypedStorage,
     dtype: torch.dtype,
@@ -85,8 +79,3 @@ def tensor_in(
     tensor = empty.set_(storage, offset, tuple(shape), tuple(stride))
     tensor = tensor.conj() if conj else tensor
     return negated_view(tensor) if neg else tensor
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """Returns whether two numbers have the same type and value. NaN equals itself."""
-    return type(one) is type(other) and (one == other or (one != one and other != other))

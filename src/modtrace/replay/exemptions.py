@@ -57,7 +57,7 @@ def exemption(case: Case) -> str | None:
 
 def _is_empty(case: Case) -> bool:
     return case.tensor.numel() == 0 or (
-        all(each.numel() == 0 for each in case.outputs) and bool(case.outputs)
+        all(output.numel() == 0 for output in case.outputs) and bool(case.outputs)
     )
 
 

@@ -49,7 +49,7 @@ class AllGenerators:
         numpy: Any = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy else None
         with aside():
-            self._held = [(each, each.get_state()) for each in held if type(each) is torch.Generator]
+            self._held = [(item, item.get_state()) for item in held if type(item) is torch.Generator]
 
     def put_back(self) -> None:
         """Sets all of the generators to these states."""

@@ -14,7 +14,7 @@ from ..torch_internals.ops import schema_arguments
 from ..torch_internals.subclasses import has_no_memory
 from ..torch_internals.tensors import has_own_dispatch
 from ..torch_internals.transforms import is_functorch_tensor
-from .contents import alias_of, aside, copy_of, digest
+from .contents import aside, copy_of, digest
 from .generators import GeneratorStates
 from .templates import Template
 
@@ -72,13 +72,15 @@ class KeptOp:
     def argument_names(self) -> list[str]:
         """The argument name of each tensor that the op was given; a tensor in a list has the list's name."""
         names = self.schema.argument_names
-        return [names[each] if isinstance(each, int) else each for each in self.template.arguments]
+        return [
+            names[argument] if isinstance(argument, int) else argument for argument in self.template.arguments
+        ]
 
 
 class _Given(NamedTuple):
     """A tensor that an op is given."""
 
-    alias: torch.Tensor  # shows what it shows before the op
+    alias: torch.Tensor  # keeps the shape and memory that the tensor has before the op
     digest: bytes | None
 
 
@@ -103,7 +105,8 @@ class OpKeep:
         self.ops[op] = kept
         with aside():
             self._running[op] = [
-                _Given(alias_of(each), _try_digest(each)) if _is_plain(each) else None for each in tensors
+                _Given(tensor.detach(), _try_digest(tensor)) if _is_plain(tensor) else None
+                for tensor in tensors
             ]
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
@@ -112,15 +115,22 @@ class OpKeep:
         returned = list(tensors_in(output, ""))
         kept.has_returned = True
         kept.values = list(numbers_in(output))
-        kept.obstacle = kept.obstacle or _first_obstacle(each for each, _ in returned)
+        kept.obstacle = kept.obstacle or _first_obstacle(tensor for tensor, _ in returned)
         with aside():
-            kept.outputs = [_to_output(kept, each, slot) for each, slot in returned if _is_plain(each)]
-            after = [None if each is None else _try_digest(each.alias) for each in before]
-            changed = [at for at, each in enumerate(before) if each is not None and each.digest != after[at]]
+            unwritten = uninitialised(kept.name) or ()
+            kept.outputs = [
+                KeptOutput(slot, _try_digest(tensor), tensor.clone() if slot in unwritten else None)
+                for tensor, slot in returned
+                if _is_plain(tensor)
+            ]
+            after = [None if tensor is None else _try_digest(tensor.alias) for tensor in before]
+            changed = [
+                at for at, tensor in enumerate(before) if tensor is not None and tensor.digest != after[at]
+            ]
             if kept.obstacle is not None:
                 kept.storages = _storages(before, changed, returned)
         kept.written_digests = {at: after[at] for at in kept.written}
-        aliases = [None if each is None else each.alias for each in before]
+        aliases = [None if tensor is None else tensor.alias for tensor in before]
         known = _written(schema, kept.template, aliases, _known_keys(schema) if schema.writes else set())
         kept.undeclared = tuple(at for at in changed if at not in known)
 
@@ -189,7 +199,7 @@ def _declared_writes(schema: OpSchema) -> frozenset[int | str]:
 
 def _known_keys(schema: OpSchema) -> set[int | str]:
     """Returns the positions and names of the arguments that the recorder knows the op to write to."""
-    return {each.key for each in schema.written} | {each.name for each in schema.written}
+    return {write.key for write in schema.written} | {write.name for write in schema.written}
 
 
 def _written(
@@ -201,15 +211,10 @@ def _written(
     """Returns the numbers of the tensors that share memory with one in these arguments, to which an op writes."""
     if schema.is_changing_view or arguments.isdisjoint(template.arguments):
         return ()  # a changing view changes what the tensor shows, not the memory behind it
-    storages = [None if each is None else id(each.untyped_storage()) for each in tensors]
+    storages = [None if tensor is None else id(tensor.untyped_storage()) for tensor in tensors]
     places = zip(template.arguments, storages, strict=True)
     shared = {storage for argument, storage in places if argument in arguments} - {None}
     return tuple(at for at, storage in enumerate(storages) if storage in shared)
-
-
-def _to_output(kept: KeptOp, tensor: torch.Tensor, slot: str) -> KeptOutput:
-    is_uninitialised = slot in (uninitialised(kept.name) or ())
-    return KeptOutput(slot, _try_digest(tensor), tensor.clone() if is_uninitialised else None)
 
 
 def _storages(
@@ -217,7 +222,7 @@ def _storages(
 ) -> dict[int | str, torch.UntypedStorage]:
     """Returns what an op has left in memory: by number for the tensors it was given, by slot for those it returned."""
     of_given: list[tuple[int | str, torch.Tensor]] = [
-        (at, each.alias) for at, each in enumerate(given) if each is not None and at in changed
+        (at, tensor.alias) for at, tensor in enumerate(given) if tensor is not None and at in changed
     ]
     of_returned = [(slot, tensor) for tensor, slot in returned if _is_plain(tensor)]
     return {key: copy_of(tensor.untyped_storage()) for key, tensor in (*of_given, *of_returned)}
@@ -228,5 +233,5 @@ def numbers_in(output: Any) -> Iterator[Any]:
     if isinstance(output, (bool, int, float, complex)):
         yield output
     elif isinstance(output, (list, tuple)):
-        for each in output:
-            yield from numbers_in(each)
+        for item in output:
+            yield from numbers_in(item)

@@ -70,7 +70,7 @@ def run_model(
 
 def modules_of(model: nn.Module) -> set[tuple[str, str]]:
     """Returns the path and the class name of each module, under all of its paths."""
-    return {(path, type(each).__name__) for path, each in model.named_modules(remove_duplicate=False)}
+    return {(path, type(module).__name__) for path, module in model.named_modules(remove_duplicate=False)}
 
 
 def _run_backward(output: Any, results: Results) -> None:
@@ -81,15 +81,15 @@ def _run_backward(output: Any, results: Results) -> None:
     if not targets:
         results.unchecked.append(("backward", "no output with real numbers requires a gradient"))
         return
-    torch.autograd.backward(targets, [torch.ones_like(each) for each in targets])
+    torch.autograd.backward(targets, [torch.ones_like(target) for target in targets])
 
 
 def _targets(output: Any, found: Sequence[tuple[str, torch.Tensor]]) -> list[torch.Tensor]:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         return [loss]
-    tensors = {id(each): each for _, each in found}
-    return [each for each in tensors.values() if each.requires_grad and _is_real(each)]
+    tensors = {id(tensor): tensor for _, tensor in found}
+    return [tensor for tensor in tensors.values() if tensor.requires_grad and _is_real(tensor)]
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
@@ -148,5 +148,5 @@ def _hooks(owner: Any, names: tuple[str, ...]) -> list[str]:
     """
     found = [hook for name in names for hook in (getattr(owner, name, None) or {}).values()]
     return [
-        f"{getattr(each, '__module__', '')}.{getattr(each, '__qualname__', type(each))}" for each in found
+        f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook))}" for hook in found
     ]

@@ -1,7 +1,8 @@
 """Saves the state of a model, its arguments and the process before a run, and restores it afterwards."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import nn
 from ..collect.structures.find import find_slots
 from .contents import aside
 from .generators import AllGenerators
-from .module_state import ModuleState, within
 from .tensor_state import TensorState
 
 
@@ -31,14 +31,14 @@ class ModelState:
         *,
         clones_parameters: bool = True,
     ) -> None:
-        self._modules = [ModuleState(each) for each in model.modules()]
-        held = [each for module in self._modules for each in module.contents()]
-        given = [each for _, each in tensors_in([list(args), dict(kwargs)])]
-        given += [each for each in held if is_tensor(each)]
-        tensors = {id(each): each for each in (*model.parameters(), *model.buffers(), *given)}
+        self._modules = [ModuleState(module) for module in model.modules()]
+        held = [value for module in self._modules for value in module.contents()]
+        given = [tensor for _, tensor in tensors_in([list(args), dict(kwargs)])]
+        given += [value for value in held if is_tensor(value)]
+        tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *given)}
         self._tensors = [
-            TensorState(each, with_content=clones_parameters or not isinstance(each, nn.Parameter))
-            for each in tensors.values()
+            TensorState(tensor, with_content=clones_parameters or not isinstance(tensor, nn.Parameter))
+            for tensor in tensors.values()
         ]
         self._uncopied: dict[int, list[TensorState]] = {}  # by `id` of the storage
         if not clones_parameters:
@@ -64,17 +64,17 @@ class ModelState:
 
     def clear_gradients(self) -> None:
         """Clears all gradients, so that the next backward starts without any; `put_back` restores the user's."""
-        for each in self._tensors:
-            if each.tensor.is_leaf:
-                each.tensor.grad = None
+        for tensor in self._tensors:
+            if tensor.tensor.is_leaf:
+                tensor.tensor.grad = None
 
     def differences(self) -> list[str]:
         """Returns descriptions of what has changed since the state was saved."""
         found = [module.difference() for module in self._modules]
-        return [each for each in found if each] + [
-            f"the content of a tensor of shape {tuple(each.tensor.shape)}"
-            for each in self._tensors
-            if not each.is_as_it_was()
+        return [text for text in found if text] + [
+            f"the content of a tensor of shape {tuple(tensor.tensor.shape)}"
+            for tensor in self._tensors
+            if not tensor.is_as_it_was()
         ]
 
 
@@ -92,9 +92,11 @@ def copy_arguments(
     given: Any = [list(args), dict(kwargs)]
     memo: dict[int, Any] = {}
     with aside():
-        for _, each in tensors_in(given):
-            memo[id(each)] = each if each.is_leaf else each.detach().requires_grad_(each.requires_grad)
-    memo.update((id(each), each) for each in _modules_in(given))
+        for _, tensor in tensors_in(given):
+            memo[id(tensor)] = (
+                tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
+            )
+    memo.update((id(module), module) for module in _modules_in(given))
     try:
         copied_args, copied_kwargs = copy.deepcopy(given, memo)
     except Exception as error:
@@ -104,13 +106,13 @@ def copy_arguments(
 
 def _modules_in(values: Iterable[Any]) -> list[nn.Module]:
     found: list[nn.Module] = []
-    for each in values:
-        if isinstance(each, nn.Module):
-            found.append(each)
-        elif isinstance(each, (list, tuple)):
-            found += _modules_in(each)
-        elif isinstance(each, dict):
-            found += _modules_in(each.values())
+    for value in values:
+        if isinstance(value, nn.Module):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _modules_in(value)
+        elif isinstance(value, dict):
+            found += _modules_in(value.values())
     return found
 
 
@@ -121,7 +123,7 @@ def is_tensor(value: Any) -> bool:
 
 def tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
     """Returns the tensors in a value, each with its slot."""
-    return [(each.slot, each.tensor) for each in find_slots(value) if each.tensor is not None]
+    return [(item.slot, item.tensor) for item in find_slots(value) if item.tensor is not None]
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
@@ -130,3 +132,76 @@ def _storage_key(tensor: torch.Tensor) -> int:
             return id(tensor.untyped_storage())
         except RuntimeError:  # the tensor has no storage
             return id(tensor)
+
+
+#: Containers whose contents are restored too.
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
+
+#: Types that are searched for such containers.
+_ENTERED = frozenset({*_CONTAINERS, tuple})
+
+#: Types that hold no other objects: a vocabulary of 50,000 words is not searched word by word.
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+class ModuleState:
+    """The attributes of one module, with the contents of the containers among them at any depth."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._attributes = dict(vars(module))
+        self._held = [
+            (name, container, copy.copy(container))
+            for name, value in self._attributes.items()
+            for container in within([value])
+            if type(container) in _CONTAINERS
+        ]
+
+    def contents(self) -> Iterator[Any]:
+        """Yields the attributes, and what the containers among them hold."""
+        return within(self._attributes.values())
+
+    def put_back(self) -> None:
+        """Restores the attributes and the contents of their containers."""
+        own = vars(self._module)
+        for name in [name for name in own if name not in self._attributes]:
+            del own[name]
+        own.update(self._attributes)
+        for _, container, held in self._held:
+            if not _same(container, held):
+                container.clear()
+                container.extend(held) if isinstance(container, (list, deque)) else container.update(held)
+
+    def difference(self) -> str | None:
+        """Returns a description of the first attribute that has changed; None if none has."""
+        own, kind = vars(self._module), type(self._module).__name__
+        changed = [
+            name for name in {**own, **self._attributes} if own.get(name) is not self._attributes.get(name)
+        ]
+        changed += [name for name, container, held in self._held if not _same(container, held)]
+        return f"the attribute {changed[0]!r} of a {kind}" if changed else None
+
+
+def within(values: Iterable[Any]) -> Iterator[Any]:
+    """Yields the values and all that the containers among them hold, each object once."""
+    pending, seen = [*values], set[int]()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if type(value) in _ENTERED:
+            parts = value.values() if isinstance(value, dict) else value
+            pending += (part for part in parts if type(part) not in _PLAIN)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Returns whether two containers hold the same objects."""
+    if len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return [*map(id, one)] == [*map(id, other)] and _same([*one.values()], [*other.values()])
+    if isinstance(one, set):
+        return {*map(id, one)} == {*map(id, other)}
+    return [*map(id, one)] == [*map(id, other)]

@@ -1,7 +1,7 @@
 """Records one call of a model, and leaves the model, its arguments and the process unchanged."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
+from ..collect.ops.mode import tensors_in
+from ..collect.ops.schemas import OpSchema
 from ..recording.protocols import RecordingData
-from ..torch_internals.dynamo import is_compiled
-from .failing_place import find_failing_place
+from ..torch_internals.dynamo import is_compiled, keep_out_of_dynamo
+from ..torch_internals.modes import UnwrappedMode
 from .model_state import ModelState, copy_arguments
-from .quiet_recorder import every_row, recording_ops
-from .write_guard import WriteGuard
+from .recorded_run import every_row, recording_ops
 
 _VALUES = (None, "stats")
 
@@ -74,7 +75,9 @@ def try_call(
         KeyboardInterrupt: the call was interrupted.
     """
     kwargs = {} if kwargs is None else kwargs
-    _check_arguments(model, args, kwargs, values)
+    check_call(model, args, kwargs)
+    if values not in _VALUES:
+        raise ValueError(f'values={values!r}: give "stats" or None')
     model = _to_call(model)
     data = every_row(values)
     # Ops of compiled regions bypass the dispatcher, so nothing would see what they write to.
@@ -90,20 +93,27 @@ def try_call(
         error = raised
     finally:
         state.put_back()
-    if error is not None:
-        _add_note(error, data)
+    place = None if error is None else find_failing_place(data)
+    if error is not None and place is not None and hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"modtrace: raised in {place}")
     return OneCall(data, error)
 
 
-def _check_arguments(model: object, args: object, kwargs: object, values: object) -> None:
+def check_call(model: object, args: object, kwargs: object, shown: str = "{}") -> None:
+    """Checks the arguments of a call of a model; `shown` is a format for an argument in an error.
+
+    Raises:
+        TypeError: `model` is not a module, `args` is not a tuple or list, or `kwargs` is not a dict.
+    """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model={model!r}: give a torch.nn.Module, not a {type(model).__name__}")
-    if not isinstance(args, (tuple, list)):
-        raise TypeError(f"args=...: give a tuple, (x,) for one argument, not a {type(args).__name__}")
-    if not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs=...: give a dict of names and values, not a {type(kwargs).__name__}")
-    if values not in _VALUES:
-        raise ValueError(f'values={values!r}: give "stats" or None')
+        argument, wanted, given = f"model={model!r}", "a torch.nn.Module", model
+    elif not isinstance(args, (tuple, list)):
+        argument, wanted, given = "args=...", "a tuple, (x,) for one argument", args
+    elif not isinstance(kwargs, Mapping):
+        argument, wanted, given = "kwargs=...", "a dict of names and values", kwargs
+    else:
+        return
+    raise TypeError(f"{shown.format(argument)}: give {wanted}, not a {type(given).__name__}")
 
 
 def _to_call(model: nn.Module) -> nn.Module:
@@ -111,10 +121,16 @@ def _to_call(model: nn.Module) -> nn.Module:
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     named = chain(model.named_parameters(), model.named_buffers())
-    lazy = next((name for name, each in named if is_lazy(each)), None)
+    lazy = next((name for name, parameter in named if is_lazy(parameter)), None)
     if lazy is None:
         return model
-    blanks = {id(each): _blank(each) for each in model.buffers() if is_lazy(each)}
+    make_blank: Any = UninitializedBuffer  # torch's stub does not know its arguments
+    # torch 2.13 copies lazy parameters but refuses to copy lazy buffers.
+    blanks = {
+        id(buffer): make_blank(dtype=buffer.dtype, device=buffer.device)
+        for buffer in model.buffers()
+        if is_lazy(buffer)
+    }
     try:
         return copy.deepcopy(model, blanks)
     except Exception as error:
@@ -124,14 +140,74 @@ def _to_call(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _blank(buffer: torch.Tensor) -> torch.Tensor:
-    """Returns a new lazy buffer. torch 2.13 copies lazy parameters but refuses to copy lazy buffers."""
-    make: Any = UninitializedBuffer  # torch's stub does not know its arguments
-    blank: torch.Tensor = make(dtype=buffer.dtype, device=buffer.device)
-    return blank
+_Row = dict[str, Any]
 
 
-def _add_note(error: Exception, data: RecordingData) -> None:
-    place = find_failing_place(data)
-    if place is not None and hasattr(error, "add_note"):  # Python 3.11
-        error.add_note(f"modtrace: raised in {place}")
+def find_failing_place(data: RecordingData) -> str | None:
+    """Returns where the exception that left the last outermost call was raised; None if that call returned.
+
+    The place is the path of a module, or the name of a root, and the op: `layers.3.attn, at its op aten.mm.default`.
+
+    An exception that the model caught itself is skipped: something ran after it in the enclosing call.
+    """
+    calls: list[_Row] = [row for row in data.table("calls").to_pylist() if row["phase"] == "forward"]
+    ops: list[_Row] = sorted(data.table("ops").to_pylist(), key=lambda row: int(row["start_ns"]))
+    outermost = [row for row in calls if row["parent_call_id"] is None]
+    if not outermost or not outermost[-1]["raised"]:
+        return None
+    call = outermost[-1]
+    while (inner := _left_with(call, calls, ops)) is not None:
+        call = inner
+    own = [row for row in ops if row["call_id"] == call["call_id"]]
+    modules = data.table("modules").to_pylist()
+    paths = {row["module_id"]: row["path"] or row["name"] or row["type"] for row in modules}
+    path: str = paths.get(call["module_id"], "an unknown module")
+    return f"{path}, at its op {own[-1]['name']}" if own and own[-1]["raised"] else path
+
+
+def _left_with(call: _Row, calls: Sequence[_Row], ops: Sequence[_Row]) -> _Row | None:
+    """Returns the call directly inside `call` that the same exception has left, or None."""
+    inside = [row for row in calls if row["parent_call_id"] == call["call_id"]]
+    if not inside or not inside[-1]["raised"]:
+        return None
+    end_ns = inside[-1]["end_ns"]
+    after = any(row["call_id"] == call["call_id"] and row["start_ns"] > end_ns for row in ops)
+    return None if after else inside[-1]
+
+
+class WriteGuard(UnwrappedMode):
+    """Reports each tensor that an op is about to write to, so that its content can be copied before.
+
+    It is a mode below the recorder, which continues after the recorder has failed. It does not see what compiled code
+    and other threads write.
+    """
+
+    def __init__(self, about_to_write: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        keep_out_of_dynamo(WriteGuard.__torch_dispatch__)
+        self._about_to_write = about_to_write
+        self._schemas: dict[int, OpSchema] = {}  # by `id` of the op, which the schema holds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = self._schemas.get(id(func))
+        if schema is None:
+            schema = self._schemas[id(func)] = OpSchema(func, len(self._schemas))
+        kwargs = kwargs or {}
+        if schema.writes or schema.is_collective:
+            for tensor in _written(schema, args, kwargs):
+                self._about_to_write(tensor)
+        return schema.call(*args, **kwargs)
+
+
+def _written(schema: OpSchema, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors that an op writes to. The schema of a collective does not say; all its tensors are yielded."""
+    given: list[Any] = [args, kwargs]
+    if not schema.is_collective:
+        given = [
+            args[write.key]
+            if isinstance(write.key, int) and write.key < len(args)
+            else kwargs.get(write.name)
+            for write in schema.written
+        ]
+    for tensor, _ in tensors_in(given, ""):
+        yield tensor

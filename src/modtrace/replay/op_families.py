@@ -100,7 +100,7 @@ def _takes_any_integer(func: Any) -> bool:
     return (
         functional in _ANY_INTEGER
         or _counts(func)
-        or any(_counts(getattr(packet, each)) for each in overloads)
+        or any(_counts(getattr(packet, overload)) for overload in overloads)
     )
 
 

@@ -31,7 +31,7 @@ def perturbed(kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int) 
         seed: of the random contents.
     """
     tensor = inputs[at]
-    others = [each for place, each in enumerate(inputs) if place != at]
+    others = [tensor for place, tensor in enumerate(inputs) if place != at]
     generator = torch.Generator().manual_seed(seed)
     is_index = may_be_index(tensor, kept.schema.func, kept.argument_names[at])
     for change in _changes(tensor, kept, others, generator, is_index=is_index):
@@ -47,14 +47,14 @@ def with_other_arguments(
     kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int
 ) -> Iterator[tuple[KeptOp, list[torch.Tensor]]]:
     """Yields the op and its tensors with other numbers, other tensors or both; only the tensor `at` stays."""
-    others = [each for each in range(len(inputs)) if each != at]
+    others = [index for index in range(len(inputs)) if index != at]
     other_numbers = _with_other_numbers(kept)
     if other_numbers is not None:
         yield other_numbers, list(inputs)
     for op in (kept, other_numbers):
         if op is not None:
             streams = [
-                islice(perturbed(op, each, inputs, seed + 1 + each), _OTHER_CONTENTS) for each in others
+                islice(perturbed(op, other, inputs, seed + 1 + other), _OTHER_CONTENTS) for other in others
             ]
             for contents in zip_longest(*streams):
                 tensors = list(inputs)
@@ -86,7 +86,7 @@ def _other_number(value: Any, order: int) -> Any:
     It grows with `order`, so that a lower limit stays below an upper one.
     """
     if isinstance(value, list):
-        return [_other_number(each, order) for each in value]
+        return [_other_number(number, order) for number in value]
     if type(value) is int:
         return order + 2
     return order + 0.5 if type(value) is float else value
@@ -114,7 +114,7 @@ def _changes(
         yield from _of_integers(tensor, generator)
         limits = torch.iinfo(tensor.dtype)
         values = _compared_with(kept, others)
-        yield from (_constant(each) for each in values if _least(limits) <= each <= limits.max)
+        yield from (_constant(value) for value in values if _least(limits) <= value <= limits.max)
 
 
 def _of_truths(generator: torch.Generator) -> Iterator[_Change]:

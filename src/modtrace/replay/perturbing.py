@@ -38,7 +38,11 @@ class Perturber:
 
     def check(self, op: RecordedOp, kept: KeptOp, inputs: Sequence[torch.Tensor]) -> None:
         """Checks all tensors that an op reads, one after the other."""
-        kind = (kept.name, kept.template.key(), *((each.shape, each.stride(), each.dtype) for each in inputs))
+        kind = (
+            kept.name,
+            kept.template.key(),
+            *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs),
+        )
         self._seen[kind] += 1
         if self._seen[kind] > CHECKED_OF_A_KIND:
             self.exempt[SAME_AS_CHECKED] += len(inputs)
@@ -49,14 +53,24 @@ class Perturber:
         for at in range(len(inputs)):
             if self._changes_something(kept, at, inputs, expected, self._seed + kept.number):
                 self.checked += 1
-            else:
-                self._exempt(op, kept, at, inputs, outputs)
+                continue
+            rule = exemption(make_case(kept, at, inputs, outputs))
+            if rule is None and self._is_hidden(kept, at, inputs):
+                rule = HIDDEN
+            if rule is not None:
+                self.exempt[rule] += 1
+            elif self.fault is None:
+                read = op.reads[at]
+                self.fault = (
+                    f"{op}: whatever its {read.slot} (tensor {read.tensor.tensor_id}) contains, it gives the same "
+                    "results, and no rule says why"
+                )
 
     def _changes_something(
         self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], expected: _Answer, seed: int
     ) -> bool:
         for other in perturbed(kept, at, inputs, seed):
-            tensors = own_memory(inputs, [each for each in kept.written if each != at])
+            tensors = own_memory(inputs, [written for written in kept.written if written != at])
             tensors[at] = other
             try:
                 if _answer(kept, tensors)[0] != expected:
@@ -74,26 +88,6 @@ class Perturber:
                 if self._changes_something(op, at, tensors, expected, seed + more):
                     return True
         return False
-
-    def _exempt(
-        self,
-        op: RecordedOp,
-        kept: KeptOp,
-        at: int,
-        inputs: Sequence[torch.Tensor],
-        outputs: list[torch.Tensor],
-    ) -> None:
-        rule = exemption(make_case(kept, at, inputs, outputs))
-        if rule is None and self._is_hidden(kept, at, inputs):
-            rule = HIDDEN
-        if rule is not None:
-            self.exempt[rule] += 1
-        elif self.fault is None:
-            read = op.reads[at]
-            self.fault = (
-                f"{op}: whatever its {read.slot} (tensor {read.tensor.tensor_id}) contains, it gives the same "
-                "results, and no rule says why"
-            )
 
 
 def _answer(kept: KeptOp, tensors: list[torch.Tensor]) -> tuple[_Answer, list[torch.Tensor]]:

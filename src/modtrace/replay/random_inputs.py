@@ -35,7 +35,7 @@ def _read(at: int, entry: Any, floating: torch.dtype) -> tuple[tuple[int, ...], 
     shape, dtype = entry, floating
     if isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[1], torch.dtype):
         shape, dtype = entry
-    if not isinstance(shape, (tuple, list)) or not all(_is_size(each) for each in shape):
+    if not isinstance(shape, (tuple, list)) or not all(_is_size(size) for size in shape):
         raise ValueError(f"input_shapes[{at}]={entry!r}: give a tuple of ints, or (shape, dtype)")
     return tuple(shape), dtype
 

@@ -1,7 +1,7 @@
 """The ops of a recording with the tensors that each of them reads and makes."""
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..analysis.tables.op_flow import read_op_flow
@@ -46,15 +46,15 @@ class RecordedOp:
     number: int
     name: str
     place: str  # `layers.0, forward`
-    reads: list[Read] = field(default_factory=list)
-    makes: list[TensorRow] = field(default_factory=list)
+    reads: list[Read]
+    makes: list[TensorRow]
 
     def __str__(self) -> str:
         return f"op {self.number} ({self.name} in {self.place})"
 
     def made_at(self, slot: str) -> TensorRow | None:
         """Returns the tensor that the op has made at a slot; None if it returned one that it was given."""
-        return next((each for each in self.makes if each.slot == slot), None)
+        return next((tensor for tensor in self.makes if tensor.slot == slot), None)
 
 
 @dataclass(frozen=True)
@@ -70,48 +70,37 @@ class RecordedGraph:
             for number, op in self.ops.items()
         }
 
-    def makers(self) -> dict[int, "RecordedOp"]:
+    def makers(self) -> dict[int, RecordedOp]:
         """Returns, for each storage that first appeared as the output of an op, that op."""
-        read = (each.tensor for op in self.ops.values() for each in op.reads)
-        made = (each for op in self.ops.values() for each in op.makes)
-        first: dict[int, TensorRow] = {}
-        for row in sorted({*read, *made}, key=lambda each: each.tensor_id):
-            if row.storage is not None:
-                first.setdefault(row.storage, row)
-        producers = {storage: row.producer for storage, row in first.items()}
+        tensors = {
+            row for op in self.ops.values() for row in (*op.makes, *(read.tensor for read in op.reads))
+        }
+        first = {
+            row.storage: row.producer for row in sorted(tensors, key=lambda row: row.tensor_id, reverse=True)
+        }
         return {
-            storage: self.ops[op] for storage, op in producers.items() if op is not None and op in self.ops
+            storage: self.ops[producer]
+            for storage, producer in first.items()
+            if storage is not None and producer in self.ops
         }
 
-    def readers(self) -> dict[Content, int]:
+    def readers(self) -> Counter[Content | None]:
         """Returns how often each content is read."""
-        counts: dict[Content, int] = defaultdict(int)
-        for op in self.ops.values():
-            for read in op.reads:
-                if read.tensor.content is not None:
-                    counts[read.tensor.content] += 1
-        return counts
+        return Counter(read.tensor.content for op in self.ops.values() for read in op.reads)
 
 
 def read_graph(data: RecordingData) -> RecordedGraph:
     """Returns the graph of a whole recording."""
-    calls, ops = _name_calls(data), {}
-    for row in _rows(data, "ops", "op_id", "name", "call_id", "phase"):
+    calls, flow, ops = _name_calls(data), read_op_flow(data), {}
+    tensors = [_to_tensor(row) for row in flow.tensors.table.to_pylist()]
+    for at, row in enumerate(data.table("ops").select(["op_id", "name", "call_id", "phase"]).to_pylist()):
         call = calls.get(row["call_id"], f"unknown call {row['call_id']}")
         place = f"{call}, {row['phase']}" if row["phase"] else call
-        ops[row["op_id"]] = RecordedOp(row["op_id"], row["name"], place)
-    flow = read_op_flow(data)
-    tensors = [_to_tensor(row) for row in flow.tensors.table.to_pylist()]
-    for op, number in enumerate(flow.op_id.tolist()):
-        ops[number].makes += [tensors[row] for _, row in flow.returns_by_op.get(op, ())]
-        ops[number].makes.sort(key=lambda tensor: tensor.tensor_id)
-        ops[number].reads += [Read(slot, tensors[row]) for slot, row in flow.reads_by_op.get(op, ())]
+        reads = [Read(slot, tensors[tensor]) for slot, tensor in flow.reads_by_op.get(at, ())]
+        makes = [tensors[tensor] for _, tensor in flow.returns_by_op.get(at, ())]
+        makes.sort(key=lambda tensor: tensor.tensor_id)
+        ops[row["op_id"]] = RecordedOp(row["op_id"], row["name"], place, reads, makes)
     return RecordedGraph(dict(sorted(ops.items())))
-
-
-def _rows(data: RecordingData, table: str, *columns: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = data.table(table).select(columns).to_pylist()
-    return found
 
 
 def _to_tensor(row: dict[str, Any]) -> TensorRow:
@@ -120,9 +109,9 @@ def _to_tensor(row: dict[str, Any]) -> TensorRow:
 
 
 def _name_calls(data: RecordingData) -> dict[int | None, str]:
-    modules = {row["module_id"]: row for row in _rows(data, "modules", "module_id", "path", "name", "type")}
+    modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
     names: dict[int | None, str] = {None: "no module"}
-    for call in _rows(data, "calls", "call_id", "module_id", "nth"):
+    for call in data.table("calls").select(["call_id", "module_id", "nth"]).to_pylist():
         module = modules.get(call["module_id"], {})
         name = module.get("path") or module.get("name") or module.get("type") or "the optimizer"
         names[call["call_id"]] = f"{name}@{call['nth']}" if call["nth"] else name

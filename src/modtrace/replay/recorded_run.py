@@ -2,6 +2,7 @@
 
 import random
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -10,15 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..collect.ops.mode import OpKeeper
 from ..collect.ops.schemas import name_of
-from ..recording.options.capture import Capture
+from ..collect.recorder.environment import describe_run
+from ..collect.recorder.recorder import Recorder
+from ..errors import ModtraceWarning
+from ..recording.in_memory.recording import MemoryRecording
+from ..recording.options.capture import Capture, to_captures
+from ..recording.options.op_options import Ops
 from ..recording.protocols import RecordingData
 from ..recording.role import INPUT, LEAF, OP_OUTPUT, OUTPUT, PARAMETER
 from ..torch_internals.dynamo import keep_out_of_dynamo
 from ..torch_internals.modes import UnwrappedMode
 from .kept_ops import OpKeep
 from .model_run import Results, run_model
-from .quiet_recorder import every_row, recording_ops
 
 _ROLES = (INPUT, OUTPUT, OP_OUTPUT, LEAF, PARAMETER)
 
@@ -91,3 +97,38 @@ def _set_seed(seed: int) -> None:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+
+
+_NO_LIMIT = 2**62  # bytes: a proof, as a graph, needs every row
+
+
+def every_row(values: str | None = None) -> MemoryRecording:
+    """Returns an empty recording in memory that drops no row."""
+    return MemoryRecording(describe_run({"ops": True, "values": values}), max_bytes=_NO_LIMIT)
+
+
+@contextmanager
+def recording_ops(
+    data: MemoryRecording, model: nn.Module, *, values: object = None, keeper: OpKeeper | None = None
+) -> Iterator[None]:
+    """Records what the model runs inside the block.
+
+    Args:
+        values: what is measured, as for `record()`; None measures nothing.
+        keeper: receives every op.
+    """
+    error: BaseException | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModtraceWarning)
+        captures = to_captures(values, ops=True)
+        recorder = Recorder(data, model, values=captures, ops=Ops(saved=False))
+        recorder.start()
+        try:
+            if keeper is not None:
+                recorder.add_op_keeper(keeper)
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            recorder.stop(error)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..collect.ops.mode import tensors_in
-from .contents import alias_of, copy_of, digest, same_value, tensor_in
+from .contents import copy_of, digest, tensor_in
 from .generators import GeneratorStates
 from .kept_ops import KeptOp, OpKeep, numbers_in, uninitialised
 from .recorded_graph import Content, RecordedGraph, RecordedOp, TensorRow
@@ -51,22 +51,26 @@ class Replayer:
             ReplayFault: the results differ.
         """
         given = own_memory(inputs, kept.written) if self._copy_writes else list(inputs)
-        shown = [alias_of(each) for each in given]
+        shown = [tensor.detach() for tensor in given]  # an op may change the shape or memory of its arguments
         try:
             output = call_op(kept, given)
         except Exception as error:
             said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise ReplayFault(f"{op} does not run again on what is recorded: {said}") from error
         returned = {slot: tensor for tensor, slot in tensors_in(output, "")}
-        _put_uninitialised(kept, returned)
+        for made in kept.outputs:  # memory that the op leaves uninitialised
+            if made.content is not None and made.slot in returned:
+                returned[made.slot].copy_(made.content)
         _compare(op, kept, output, returned, shown)
         self._check_new(op)
         storages = {slot: tensor.untyped_storage() for slot, tensor in returned.items()}
-        self._remember(op, storages, [each.untyped_storage() for each in shown])
+        self._remember(op, storages, [tensor.untyped_storage() for tensor in shown])
 
     def skip(self, op: RecordedOp, kept: KeptOp) -> None:
         """Takes the results of an op that cannot run again from the recording."""
-        returned = {slot: copy_of(each) for slot, each in kept.storages.items() if isinstance(slot, str)}
+        returned = {
+            slot: copy_of(storage) for slot, storage in kept.storages.items() if isinstance(slot, str)
+        }
         given = [copy_of(kept.storages[at]) if at in kept.storages else None for at in range(len(op.reads))]
         self._remember(op, returned, given)
 
@@ -144,10 +148,14 @@ def own_memory(tensors: Sequence[torch.Tensor], which: Sequence[int]) -> list[to
     Tensors that share a storage share the copy.
     """
     copies: dict[int, torch.UntypedStorage] = {}
-    found = list(tensors)
+    owned = list(tensors)
     for at in which:
-        found[at] = moved(tensors[at], _copied(tensors[at], copies))
-    return found
+        storage = tensors[at].untyped_storage()
+        key = storage.data_ptr() if storage.nbytes() else id(storage)
+        if key not in copies:
+            copies[key] = copy_of(storage)
+        owned[at] = moved(tensors[at], copies[key])
+    return owned
 
 
 def moved(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -158,21 +166,6 @@ def moved(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     )
 
 
-def _copied(tensor: torch.Tensor, copies: dict[int, torch.UntypedStorage]) -> torch.UntypedStorage:
-    storage = tensor.untyped_storage()
-    key = storage.data_ptr() if storage.nbytes() else id(storage)
-    if key not in copies:
-        copies[key] = copy_of(storage)
-    return copies[key]
-
-
-def _put_uninitialised(kept: KeptOp, returned: Mapping[str, torch.Tensor]) -> None:
-    """Fills memory that an op leaves uninitialised with what was found there when the op was recorded."""
-    for each in kept.outputs:
-        if each.content is not None and each.slot in returned:
-            returned[each.slot].copy_(each.content)
-
-
 def _compare(
     op: RecordedOp,
     kept: KeptOp,
@@ -181,39 +174,33 @@ def _compare(
     given: Sequence[torch.Tensor],
 ) -> None:
     """Raises `ReplayFault` if an op has returned something else, or has left something else in what it was given."""
-    for each in kept.outputs:
-        tensor = returned.get(each.slot)
-        where = f"{op}: its output{each.slot and ' '}{each.slot}"
+    for made in kept.outputs:
+        tensor = returned.get(made.slot)
+        where = f"{op}: its output{made.slot and ' '}{made.slot}"
         if tensor is None:
             raise ReplayFault(f"{where} is missing when it runs again")
-        row = op.made_at(each.slot)
-        if (
-            row is not None
-            and uninitialised(kept.name) is None
-            and _geometry(tensor) != _recorded_geometry(row)
-        ):
-            raise ReplayFault(f"{where} has {_geometry(tensor)}, recorded is {_recorded_geometry(row)}")
-        if each.digest is not None and digest(tensor) != each.digest:
+        row = op.made_at(made.slot)
+        recorded = None if row is None else (row.shape, row.stride, row.offset, row.dtype)
+        if recorded not in (None, _geometry(tensor)) and uninitialised(kept.name) is None:
+            raise ReplayFault(f"{where} has {_geometry(tensor)}, recorded is {recorded}")
+        if made.digest is not None and digest(tensor) != made.digest:
             raise ReplayFault(f"{where} has other bits than it had when it was recorded")
     for at, expected in kept.written_digests.items():
         if expected is not None and digest(given[at]) != expected:
             raise ReplayFault(f"{op} leaves other bits in its {op.reads[at].slot} than when it was recorded")
     values = list(numbers_in(output))
-    if not all(same_value(one, other) for one, other in zip(values, kept.values, strict=False)):
+    if not all(_same_value(one, other) for one, other in zip(values, kept.values, strict=False)):
         raise ReplayFault(f"{op} gives {values}, recorded is {kept.values}")
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.storage_offset(),
-        str(tensor.dtype).removeprefix("torch."),
-    )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), dtype
 
 
-def _recorded_geometry(row: TensorRow) -> tuple[Any, ...]:
-    return row.shape, row.stride, row.offset, row.dtype
+def _same_value(one: Any, other: Any) -> bool:
+    """Returns whether two numbers have the same type and value. NaN equals itself."""
+    return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
 def _describe_missing(row: TensorRow) -> str:

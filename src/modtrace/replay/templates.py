@@ -63,7 +63,7 @@ class Template:
     def scalars(self) -> list[float]:
         """Returns the real numbers among the arguments themselves."""
         values = [*self._args, *self._kwargs.values()]
-        return [float(each) for each in values if type(each) in (int, float)]
+        return [float(value) for value in values if type(value) in (int, float)]
 
     def changed(self, change: Callable[[int | str, Any], Any]) -> "Template":
         """Returns a copy with each argument replaced by `change(key, value)`; the key is its position or name."""
@@ -82,7 +82,7 @@ class Template:
             self.arguments.append(argument)
             return _Hole(len(self.tensors) - 1)
         if isinstance(value, (list, tuple)):
-            return [self._take(each, argument) for each in value]
+            return [self._take(item, argument) for item in value]
         if isinstance(value, torch.Generator):
             return _KeptGenerator(value)
         if type(value) not in _PLAIN:
@@ -95,5 +95,5 @@ def _filled(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if isinstance(value, _Hole):
         return tensors[value.index]
     if isinstance(value, list):
-        return [_filled(each, tensors) for each in value]
+        return [_filled(item, tensors) for item in value]
     return value.revive() if isinstance(value, _KeptGenerator) else value

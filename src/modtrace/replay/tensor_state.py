@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from ..measure.memory import once_each
 from ..torch_internals.tensors import TENSOR_HOOKS, set_version, version_of
-from .contents import alias_of, aside, digest
+from .contents import aside, digest
 
 
 class TensorState:
@@ -85,17 +86,12 @@ def _share_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
     """Returns an expanded tensor with each element once, because torch refuses to write to repeated elements."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return tensor
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
+    return tensor if tensor.layout is not torch.strided or tensor.is_nested else once_each(tensor)[0]
 
 
 def _try_alias(tensor: torch.Tensor) -> torch.Tensor | None:
     try:
-        return alias_of(tensor)
+        return tensor.detach()
     except (RuntimeError, ValueError):  # a lazy parameter
         return None
 

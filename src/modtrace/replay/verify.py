@@ -14,6 +14,7 @@ from .contents import aside, without_autocast
 from .generators import generators_kept
 from .kept_ops import OpKeep
 from .model_run import Results, run_model
+from .one_call import check_call
 from .perturbing import Perturber
 from .recorded_graph import RecordedGraph, read_graph
 from .recorded_run import RecordedRun, record_run
@@ -50,8 +51,13 @@ def verify(
         ValueError: the model has lazy parameters without a shape.
         Exception: what the model raises.
     """
-    _check_arguments(model, args, kwargs)
-    kwargs = kwargs or {}
+    kwargs = {} if kwargs is None else kwargs
+    check_call(model, args, kwargs, shown="verify({})")
+    lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise ValueError(
+            f"{lazy}: this parameter has no shape yet, and could not be put back. Call the model once."
+        )
     plain, again = (run_model(model, args, kwargs) for _ in range(2))
     recorded = record_run(model, args, kwargs)
     with generators_kept(), aside(), without_autocast():
@@ -63,20 +69,6 @@ def verify(
         checks=(*([] if unsteady else [_STEADY]), *found.checks, *passed),
         unchecked=(*unsteady, *found.unchecked, *recorded.results.unchecked),
     )
-
-
-def _check_arguments(model: object, args: object, kwargs: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"verify(model={model!r}): give a torch.nn.Module, not a {type(model).__name__}")
-    if not isinstance(args, (tuple, list)):
-        raise TypeError(f"verify(args=...): give a tuple, (x,) for one argument, not a {type(args).__name__}")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(f"verify(kwargs=...): give a dict of names and values, not a {type(kwargs).__name__}")
-    lazy = next((name for name, each in model.named_parameters() if is_lazy(each)), None)
-    if lazy is not None:
-        raise ValueError(
-            f"{lazy}: this parameter has no shape yet, and could not be put back. Call the model once."
-        )
 
 
 def _prove(run: RecordedRun, model: nn.Module, seed: int) -> Verification:
@@ -111,11 +103,9 @@ def _obstacles(graph: RecordedGraph, keep: OpKeep) -> list[tuple[str, str]]:
 
 
 def _compiled(run: RecordedRun) -> list[tuple[str, str]]:
-    table = run.data.table("calls").select(["compiled"]).to_pylist()
-    count = sum(bool(row["compiled"]) for row in table)
-    return (
-        [(f"ops inside of {count} compiled calls", "compiled code runs past the dispatcher")] if count else []
-    )
+    count = sum(map(bool, run.data.table("calls")["compiled"].to_pylist()))
+    why = "compiled code runs past the dispatcher"
+    return [(f"ops inside of {count} compiled calls", why)] if count else []
 
 
 def _compare_runs(
@@ -132,7 +122,7 @@ def _compare_runs(
         own, ours = compare(plain, again), compare(plain, recorded)
         if own.passed and not ours.passed:
             more = (compare(plain, run_again()) for _ in range(_MORE_RUNS))
-            own = next((each for each in more if not each.passed), own)
+            own = next((comparison for comparison in more if not comparison.passed), own)
         if own.passed:
             found.append(ours)
         else:
