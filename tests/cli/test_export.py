@@ -16,7 +16,7 @@ from modtrace.cli.export_formats import FORMATS, ExportFormat, ExportOptions
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.protocols import RecordingData
 from modtrace.store.copy import write_recording
-from modtrace.store.export_tables import export_names
+from modtrace.store.export import export_names
 from modtrace.store.writer import FolderWriter
 from modtrace.views.common.numbers import format_bytes
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from helpers import forked_ranks
-from modtrace.store.header import read_header
+from modtrace.store.json_files import read_header
 from modtrace.store.reader import FolderReader
 
 TIMEOUT_S = 240.0

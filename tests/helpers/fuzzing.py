@@ -24,8 +24,7 @@ from helpers.fuzz_questions import QUESTIONS
 from helpers.recording_mutations import UNSEEN, copy_of, mutate
 from modtrace.errors import ModtraceError
 from modtrace.recording.schema import schemas
-from modtrace.store.ranks import open_ranks
-from modtrace.store.reader import FolderReader
+from modtrace.store.reader import FolderReader, open_ranks
 
 ORIGINALS = ("closed", "killed", "kept")
 WHOLE, PARTIAL, REFUSED = "answered whole", "answered in part, with a mark", "refused by a named error"

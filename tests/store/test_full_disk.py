@@ -172,7 +172,7 @@ def test_meta_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: p
     def fail(fd: int, data: bytes, offset: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("modtrace.store.metafile.os.pwrite", fail)
+    monkeypatch.setattr("modtrace.store.json_files.os.pwrite", fail)
     with pytest.warns(ModtraceWarning) as caught:
         writer.mark("boom")
     assert str(caught[0].message) == (

@@ -19,10 +19,9 @@ from helpers.exported import files_of, typed_recording
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.protocols import RecordingData
 from modtrace.recording.schema import schemas
-from modtrace.store.export_tables import export_names
+from modtrace.store.export import export_names
 from modtrace.store.parquet import write_parquet
-from modtrace.store.ranks import RankOfRun, open_ranks
-from modtrace.store.reader import FolderReader
+from modtrace.store.reader import FolderReader, RankOfRun, open_ranks
 from modtrace.store.writer import FolderWriter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
@@ -200,9 +199,9 @@ def test_all_ranks_and_restarts_of_a_recording_are_found() -> None:
 
 
 def test_many_rows_are_written_in_groups_that_readers_skip_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from modtrace.store import export_tables
+    from modtrace.store import export
 
-    monkeypatch.setattr(export_tables, "_MOST_ROWS", 3)
+    monkeypatch.setattr(export, "_MOST_ROWS", 3)
     write_parquet(typed_recording(), "exported.parquet")
     file = pq.ParquetFile("exported.parquet/calls/run=first/rank=0/part-0.parquet").metadata
     step = file.schema.names.index("step")
@@ -211,7 +210,7 @@ def test_many_rows_are_written_in_groups_that_readers_skip_by_step(monkeypatch: 
 
 
 def test_rows_with_long_lists_are_written_in_smaller_pieces() -> None:
-    from modtrace.store.export_tables import slices
+    from modtrace.store.export import slices
 
     lists = pa.array([[0] * 4096] * 4096, pa.list_(pa.int64()))  # 128 MiB
     pieces = list(slices(pa.table({"shape": lists})))

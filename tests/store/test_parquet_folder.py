@@ -11,7 +11,7 @@ import pytest
 from helpers.exported import broken_recording, files_of, typed_recording
 from modtrace.errors import RecordingError, RecordingExistsError
 from modtrace.recording.schema import schemas
-from modtrace.store import export_folder
+from modtrace.store import export
 from modtrace.store.copy import write_recording
 from modtrace.store.parquet import write_parquet
 
@@ -63,7 +63,7 @@ def test_export_that_ends_between_two_files_has_no_row_in_runs(monkeypatch: pyte
         replaced.append(target.relative_to("exported.parquet").as_posix())
         replace(source, target)
 
-    monkeypatch.setattr(export_folder.os, "replace", replace_two)
+    monkeypatch.setattr(export.os, "replace", replace_two)
     with pytest.raises(RecordingError, match="cannot write the export here: Input/output error"):
         write_parquet(typed_recording("first"), "exported.parquet")
     assert replaced == sorted(places)[:2]

@@ -17,9 +17,8 @@ from helpers.typed_rows import columns_of, same
 from modtrace.errors import DamagedRecordingError
 from modtrace.recording.arrow.buffer import TableBuffer
 from modtrace.recording.schema import schema
-from modtrace.store.compact import compact
 from modtrace.store.read_stream import read_messages, read_stream
-from modtrace.store.stream import TableStream
+from modtrace.store.stream import TableStream, compact
 
 
 def write_stream(path: Path, table: str, batches: list[dict[str, Any]]) -> list[int]:
@@ -183,7 +182,7 @@ def test_file_without_a_column_that_must_be_there_is_told(tmp_path: Path) -> Non
 def test_compacted_stream_has_large_batches_and_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("modtrace.store.compact.LARGE_BATCH_ROWS", 100)
+    monkeypatch.setattr("modtrace.store.stream.LARGE_BATCH_ROWS", 100)
     path = tmp_path / "scalars.arrow"
     batches = [{"step": [at], "name": [f"word {at % 40}"], "value": [at / 2]} for at in range(250)]
     write_stream(path, "scalars", batches)

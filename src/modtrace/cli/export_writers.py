@@ -10,8 +10,7 @@ from ..recording.options.step_range import ALL_STEPS, StepRange
 from ..recording.protocols import RecordingData
 from ..store.csv_tables import write_csv as write_tables
 from ..store.parquet import write_parquet as write_rank
-from ..store.ranks import open_ranks
-from ..store.reader import FolderReader
+from ..store.reader import FolderReader, open_ranks
 from ..views.formats import graphml, model_explorer
 from ..views.formats.perfetto import write_perfetto
 from .export_formats import ExportOptions

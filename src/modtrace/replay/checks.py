@@ -127,11 +127,11 @@ def check_gradients(plain: Results, other: Results) -> Check:
 
 
 def _check_equal(name: str, expected: Mapping[str, bytes], found: Mapping[str, bytes]) -> Check:
-    for name in {**expected, **found}:
-        if name not in found or name not in expected:
-            return _failed(name, f"only one of the runs has {name}")
-        if expected[name] != found[name]:
-            return _failed(name, f"{name} has other bits than in an unrecorded run")
+    for result in {**expected, **found}:
+        if result not in found or result not in expected:
+            return _failed(name, f"only one of the runs has {result}")
+        if expected[result] != found[result]:
+            return _failed(name, f"{result} has other bits than in an unrecorded run")
     return _passed(name, f"{len(found)} tensors are bit by bit those of an unrecorded run")
 
 

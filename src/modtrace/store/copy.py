@@ -6,8 +6,8 @@ from ..errors import RecordingError
 from ..recording.in_memory.tensors import is_reference, with_blobs
 from ..recording.protocols import RecordingData
 from ..recording.schema import schemas
-from .compact import LARGE_BATCH_ROWS
 from .reader import FolderReader
+from .stream import LARGE_BATCH_ROWS
 from .writer import FolderWriter
 
 _NOT_CLOSED = "copied before the recording was closed"

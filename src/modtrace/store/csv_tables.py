@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from ..recording.protocols import RecordingData
-from .export_folder import staged
-from .export_tables import RUNS, export_names, export_tables, slices
+from .export import RUNS, export_names, export_tables, slices, staged
 
 
 def write_csv(data: RecordingData, path: str | os.PathLike[str]) -> list[Path]:
@@ -32,11 +31,11 @@ def write_csv(data: RecordingData, path: str | os.PathLike[str]) -> list[Path]:
         RecordingExistsError: something else is at `path`.
         RecordingError: it cannot be written, or a table cannot be read.
     """
-    known = [_file_of(each) for each in export_names()]
+    known = [_file_of(table) for table in export_names()]
     with staged(Path(path), name="csv", last=Path(_file_of(RUNS)), known=known) as to:
         for name, table in export_tables(data):
             _write_file(table, to / _file_of(name))
-    return [Path(path, each) for each in known]
+    return [Path(path, table) for table in known]
 
 
 def _file_of(table: str) -> str:
@@ -44,11 +43,11 @@ def _file_of(table: str) -> str:
 
 
 def _write_file(table: pa.Table, file: Path) -> None:
-    schema = pa.schema([(each.name, _plain_type(each.type)) for each in table.schema])
+    schema = pa.schema([(field.name, _plain_type(field.type)) for field in table.schema])
     with csv.CSVWriter(str(file), schema) as writer:
         for piece in slices(table):
             writer.write_table(
-                pa.Table.from_arrays([_to_plain(each) for each in piece.columns], schema=schema)
+                pa.Table.from_arrays([_to_plain(column) for column in piece.columns], schema=schema)
             )
 
 
@@ -78,5 +77,5 @@ def _to_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _of_each(column: pa.ChunkedArray, to_text: Callable[[Any], str]) -> pa.ChunkedArray:
-    texts = [None if each is None else to_text(each) for each in column.to_pylist()]
+    texts = [None if value is None else to_text(value) for value in column.to_pylist()]
     return pa.chunked_array([pa.array(texts, pa.string())])

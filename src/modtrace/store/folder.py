@@ -16,8 +16,9 @@ from ..errors import (
 )
 from ..recording.meta import RunMeta
 from ..surface import name_argument
-from .header import is_temporary_header, read_header, write_header
+from .json_files import is_temporary_header, read_header, write_header
 from .layout import HEADER, STARTING, describe_content, rank_folder, rank_folders, rank_of
+from .regular_file import folder_identity
 from .same_run import is_anothers, is_of_same_run, is_restarted
 
 _ATTEMPTS = 10_000
@@ -122,8 +123,8 @@ def may_join(path: Path, meta: RunMeta) -> bool:
 def delete_replaced(path: Path) -> None:
     """Deletes the replaced recording permanently. Errors are ignored."""
     with contextlib.suppress(OSError):
-        for each in _replaced(path):
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for old in _replaced(path):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
 def undo_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
@@ -133,7 +134,8 @@ def undo_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
     rank may be about to join: then the header stays.
     """
     with contextlib.suppress(OSError):
-        _delete_if_there(folder)
+        if folder.exists():
+            shutil.rmtree(folder)
         if is_only_rank:
             _put_back(path)
 
@@ -144,8 +146,8 @@ def _put_back(path: Path) -> None:
         if rank_folders(path):
             return
         (path / HEADER).unlink(missing_ok=True)
-        for each in _replaced(path):
-            each.rename(path / each.name.removeprefix(_REPLACED))
+        for old in _replaced(path):
+            old.rename(path / old.name.removeprefix(_REPLACED))
         if not any(path.iterdir()):
             path.rmdir()
 
@@ -205,9 +207,9 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
             f"Give another path, or {name_argument('overwrite', True)} to replace it."
         )
     delete_replaced(path)
-    headers = [each for each in path.iterdir() if each.name == HEADER or is_temporary_header(each)]
-    for each in (*headers, *rank_folders(path)):
-        each.rename(path / f"{_REPLACED}{each.name}")
+    headers = [file for file in path.iterdir() if file.name == HEADER or is_temporary_header(file)]
+    for file in (*headers, *rank_folders(path)):
+        file.rename(path / f"{_REPLACED}{file.name}")
 
 
 def _is_recording(path: Path) -> bool:
@@ -221,12 +223,7 @@ def _is_recording(path: Path) -> bool:
 
 
 def _replaced(path: Path) -> list[Path]:
-    return [each for each in path.iterdir() if each.name.startswith(_REPLACED)]
-
-
-def _delete_if_there(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+    return [file for file in path.iterdir() if file.name.startswith(_REPLACED)]
 
 
 def _create_exclusively(path: Path, meta: RunMeta, *, new_attempt: bool) -> Path:
@@ -241,3 +238,34 @@ def _create_exclusively(path: Path, meta: RunMeta, *, new_attempt: bool) -> Path
         f"{path}: rank {meta.rank} of run {meta.run_id!r} has written here already ({folder.name}). "
         f"Give another path, or {name_argument('overwrite', True)} to replace it."
     )
+
+
+class HeldFolder:
+    """A folder in which this process writes, and which others may replace, move or delete meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the folder. While it is open, the system gives its number to no other one.
+
+        Raises:
+            OSError: it is not there.
+        """
+        self.path = path
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):  # Windows opens no folders, and files may be too many
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._identity = folder_identity(path)
+
+    def is_in_place(self) -> bool:
+        """Returns whether the folder is still at its path. An error of the system other than that says nothing."""
+        try:
+            return folder_identity(self.path) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Closes the folder. A second call does nothing."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..recording.protocols import RecordingData
-from .export_folder import staged
-from .export_tables import RUNS, export_names, export_tables, slices
-from .ranks import RankOfRun
+from .export import RUNS, export_names, export_tables, slices, staged
+from .reader import RankOfRun
 
 
 def write_parquet(
@@ -34,7 +33,9 @@ def write_parquet(
         RecordingExistsError: something else is at `path`.
         RecordingError: it cannot be written, or a table cannot be read.
     """
-    part = _part_of(name or RankOfRun.of_meta(data.meta))
+    name = name or RankOfRun.of_meta(data.meta)
+    # The file of the rank in the folder of each table. Readers decode `%20` to a space.
+    part = Path(f"run={quote(name.run, safe='')}", f"rank={name.rank}", "part-0.parquet")
     with staged(
         Path(path), name=part.as_posix().replace("/", "."), last=RUNS / part, known=export_names()
     ) as to:
@@ -42,12 +43,7 @@ def write_parquet(
             file = to / table_name / part
             file.parent.mkdir(parents=True)
             _write_file(table, file)
-    return [Path(path, each, part) for each in export_names()]
-
-
-def _part_of(name: RankOfRun) -> Path:
-    """Returns the path of a rank's file in the folder of a table. Readers decode `%20` to a space."""
-    return Path(f"run={quote(name.run, safe='')}", f"rank={name.rank}", "part-0.parquet")
+    return [Path(path, table, part) for table in export_names()]
 
 
 def _write_file(table: pa.Table, file: Path) -> None:

@@ -15,6 +15,7 @@ from ..recording.arrow.table_rules import Fault, find_fault
 from ..recording.arrow.threads import map_in_threads
 from ..recording.schema import schema
 from .arrow_messages import Damage, Messages, find_messages
+from .damage import BATCH, NOT_A_STREAM, OTHER_COLUMNS, damaged
 from .regular_file import map_regular, read_regular
 
 #: What Arrow raises of bytes that are not what they say.
@@ -77,8 +78,8 @@ def _find_messages(path: Path, data: memoryview) -> Messages:
         return find_messages(data)
     except Damage as error:
         if not error.start:
-            raise _not_a_stream(path, len(data)) from error
-        raise damaged_batch(path, error.batch, error.start, str(error)) from error
+            raise damaged(path, NOT_A_STREAM, size=len(data)) from error
+        raise damaged(path, BATCH, number=error.batch, start=error.start, why=error) from error
 
 
 def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -> ipc.RecordBatchStreamReader:
@@ -92,9 +93,9 @@ def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -
         source.seek(0)
         return ipc.open_stream(source, options=ipc.IpcReadOptions(included_fields=at))
     except LookupError as error:
-        raise _other_columns(path, error) from error
+        raise damaged(path, OTHER_COLUMNS, why=error) from error
     except ARROW_ERRORS as error:
-        raise _not_a_stream(path, len(data)) from error
+        raise damaged(path, NOT_A_STREAM, size=len(data)) from error
 
 
 def _check_type(found: pa.Field, wanted: pa.DataType) -> None:
@@ -129,11 +130,10 @@ def _read_batches(
     for number, invalid in enumerate(map_in_threads(_find_invalid, batches, rows)):
         if invalid is not None:
             why = next(_faults_of_columns(batches[number]), str(invalid))
-            raise damaged_batch(path, number, messages.batches[number], why) from invalid
+            raise damaged(path, BATCH, number=number, start=messages.batches[number], why=why) from invalid
     if unreadable is not None:
-        number = len(batches)
-        why = f"it cannot be read: {unreadable}"
-        raise damaged_batch(path, number, messages.batches[number], why) from unreadable
+        number, why = len(batches), f"it cannot be read: {unreadable}"
+        raise damaged(path, BATCH, number=number, start=messages.batches[number], why=why) from unreadable
     return batches
 
 
@@ -154,28 +154,14 @@ def _faults_of_columns(batch: pa.RecordBatch) -> Iterator[str]:
             yield f"column {name!r}: {error}"
 
 
-def damaged_batch(path: Path, number: int, start: int, why: str) -> DamagedRecordingError:
-    """Returns the error for a batch that is complete but wrong."""
-    return DamagedRecordingError(
-        f"{path}: batch {number} is damaged: {why}. Copy the file again, cut it at byte {start} to read what lies "
-        "before, or delete it to read the other tables."
-    )
-
-
 def _breaks_rule(path: Path, table: pa.Table, fault: Fault) -> DamagedRecordingError:
     """Returns the error that names the batch of the row, and where that begins."""
     ends = list(accumulate(len(chunk) for chunk in table[fault.column].chunks))
     number = bisect_right(ends, fault.row)
     row = fault.row - (ends[number - 1] if number else 0)
     start = _find_messages(path, read_regular(path)).batches[number]
-    return damaged_batch(path, number, start, f"column {fault.column!r} {fault.why} (row {row})")
-
-
-def _not_a_stream(path: Path, size_bytes: int) -> DamagedRecordingError:
-    return DamagedRecordingError(
-        f"{path}: not an Arrow stream ({size_bytes} bytes). "
-        "Copy the file again, or delete it to read the other tables."
-    )
+    why = f"column {fault.column!r} {fault.why} (row {row})"
+    return damaged(path, BATCH, number=number, start=start, why=why)
 
 
 def _conform(table: pa.Table, wanted: pa.Schema, path: Path) -> pa.Table:
@@ -186,7 +172,7 @@ def _conform(table: pa.Table, wanted: pa.Schema, path: Path) -> pa.Table:
             table = pa.Table.from_arrays(columns, schema=wanted)
         return share_dictionaries(table)
     except ARROW_ERRORS as error:
-        raise _other_columns(path, error) from error
+        raise damaged(path, OTHER_COLUMNS, why=error) from error
 
 
 def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
@@ -195,9 +181,3 @@ def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     if not field.nullable:
         raise LookupError(f"there is no column {field.name!r}")
     return pa.chunked_array([absent_column(field, table.num_rows)], type=field.type)
-
-
-def _other_columns(path: Path, error: Exception) -> DamagedRecordingError:
-    return DamagedRecordingError(
-        f"{path}: its columns are not those of the table: {error}. Delete the file to read the other tables."
-    )

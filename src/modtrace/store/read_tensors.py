@@ -9,10 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import DamagedRecordingError, RecordingError
+from ..errors import RecordingError
 from ..recording.json_text import parse_json
 from ..recording.raw_tensor import RawTensor, itemsize_of
-from .regular_file import file_state, map_regular, open_regular, read_range, read_regular, reading, unreadable
+from .damage import NOT_SAFETENSORS, TENSOR_IS_CUT, damaged, unreadable
+from .regular_file import file_state, map_regular, open_regular, read_range, read_regular, reading
 from .shard_file import (
     DATA_BYTES,
     DTYPE,
@@ -69,9 +70,8 @@ class TensorFiles:
         start, stop = shard.base + stored.start, shard.base + stored.stop
         data = shard.content.read(start, stop) if stop <= shard.content.size_bytes else memoryview(b"")
         if len(data) < stop - start:
-            raise DamagedRecordingError(
-                f"{self._folder / file}: cut at byte {shard.content.size_bytes}, and {name!r} ends at byte {stop}. "
-                "Copy the file again; the tensors in front of it can be read."
+            raise damaged(
+                self._folder / file, TENSOR_IS_CUT, size=shard.content.size_bytes, name=name, stop=stop
             )
         return RawTensor(dtype=stored.dtype, shape=stored.shape, data=data)
 
@@ -89,7 +89,7 @@ class TensorFiles:
             files: the number of files that were made. None if it is not known; then files up to the last existing one
                 are checked.
         """
-        there = {shard_number(each) for each in shard_files(self._folder)}
+        there = {shard_number(file) for file in shard_files(self._folder)}
         if files is None:
             files = max((*there, *map(shard_number, index_files(self._folder))), default=-1) + 1
         gone = (number for number in range(files) if number not in there)
@@ -159,13 +159,9 @@ class _Open:
             os.close(self._fd)
 
 
-_State = tuple[int, ...]
-_Content = _Mapped | _Open
-
-
 class _Shard(NamedTuple):
-    state: _State
-    content: _Content
+    state: tuple[int, ...]
+    content: _Mapped | _Open
     base: int  # where the tensors begin in it
     tensors: Mapping[str, StoredTensor]
 
@@ -178,9 +174,9 @@ def _index_bytes(file: Path) -> int:
         return -1
 
 
-def _read_shard(file: Path, state: _State) -> _Shard:
+def _read_shard(file: Path, state: tuple[int, ...]) -> _Shard:
     tensors = _read_index(index_file(file))  # it lists all whole tensors, whether there is a header or not
-    content: _Content = _Mapped(file) if tensors is None else _Open(file)
+    content = _Mapped(file) if tensors is None else _Open(file)
     length = int.from_bytes(content.read(0, LENGTH_BYTES), "little")
     if tensors is None:
         tensors = _read_header(file, content, length)
@@ -208,20 +204,22 @@ def _read_index(file: Path) -> dict[str, StoredTensor] | None:
     return tensors
 
 
-def _read_header(file: Path, content: _Content, length: int) -> dict[str, StoredTensor]:
+def _read_header(file: Path, content: _Mapped | _Open, length: int) -> dict[str, StoredTensor]:
     size = content.size_bytes
     try:
         if size < LENGTH_BYTES + length or length > _MOST_HEADER_BYTES:
             raise LookupError(f"a header of {length} bytes in a file of {size}")
         header = parse_json(bytes(content.read(LENGTH_BYTES, LENGTH_BYTES + length)))
         metadata = header.pop("__metadata__", {})
-        found = {name: _to_stored(entry, metadata.get(DTYPE + name)) for name, entry in header.items()}
-        _check_apart(found)
-        return found
+        stored = {name: _to_stored(entry, metadata.get(DTYPE + name)) for name, entry in header.items()}
+        end = 0
+        for name, tensor in sorted(stored.items(), key=lambda item: (item[1].start, item[1].stop)):
+            if tensor.start < end:
+                raise LookupError(f"{name!r} lies over another")
+            end = tensor.stop
+        return stored
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DamagedRecordingError(
-            f"{file}: not a safetensors file ({size} bytes; {error}). Copy it again."
-        ) from error
+        raise damaged(file, NOT_SAFETENSORS, size=size, why=error) from error
 
 
 def _to_stored(entry: Mapping[str, Any], true_dtype: str | None) -> StoredTensor:
@@ -233,7 +231,7 @@ def _to_stored(entry: Mapping[str, Any], true_dtype: str | None) -> StoredTensor
 
 def _checked(dtype: Any, given_shape: Iterable[Any], start: Any, stop: Any) -> StoredTensor:
     shape = tuple(given_shape)
-    if not isinstance(dtype, str) or any(type(each) is not int for each in (start, stop, *shape)):
+    if not isinstance(dtype, str) or any(type(number) is not int for number in (start, stop, *shape)):
         raise LookupError(f"{dtype!r} of shape {shape} from {start!r} to {stop!r}")
     size_bytes = stop - start
     whole_bytes = math.prod(shape) * itemsize_of(dtype, shape, size_bytes)
@@ -242,14 +240,6 @@ def _checked(dtype: Any, given_shape: Iterable[Any], start: Any, stop: Any) -> S
     if len(shape) > _MOST_DIMENSIONS or 16 * math.prod(filter(None, shape)) > _MOST_BYTES:
         raise LookupError(f"no array has the shape {shape}")
     return StoredTensor(dtype, shape, start, stop)
-
-
-def _check_apart(tensors: Mapping[str, StoredTensor]) -> None:
-    end = 0
-    for name, each in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if each.start < end:
-            raise LookupError(f"{name!r} lies over another")
-        end = each.stop
 
 
 def _is_cut(file: Path) -> bool:

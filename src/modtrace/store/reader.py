@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import (
-    DamagedRecordingError,
     NotARecordingError,
     RecordingError,
     RecordingNotFoundError,
@@ -19,12 +19,12 @@ from ..recording.meta import RunMeta
 from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema, schemas
 from .arrow_messages import Messages
-from .header import is_temporary_header, read_header
+from .damage import NO_HEADER_YET, NO_RANK, damaged
+from .json_files import StoredMeta, is_temporary_header, read_header, read_meta
 from .layout import META, describe_content, is_rank_folder, rank_folders, table_file
-from .metafile import StoredMeta, read_meta
 from .read_stream import read_messages, read_table
 from .read_tensors import TensorFiles
-from .regular_file import FileState, file_state, reading
+from .regular_file import FileState, file_state, folder_identity, reading
 
 
 class FolderReader:
@@ -52,7 +52,7 @@ class FolderReader:
         with reading(self.path):
             self._header, folder = _find(self.path)
             self.folder = folder.absolute()
-            self._place = _place(self.folder)
+            self._identity = folder_identity(self.folder)
             self._stored, self._meta_state = self._read_meta()
         self._tables: dict[str, tuple[FileState, pa.Table]] = {}
         self._messages: dict[str, tuple[FileState, Messages]] = {}
@@ -67,7 +67,8 @@ class FolderReader:
             RecordingReplacedError: another run has replaced it.
             RecordingError: its file cannot be read any more.
         """
-        meta, ended, damage, shards = self._read_meta_unless_final()
+        self._check_is_same()
+        meta, ended, damage, shards = self._stored
         if damage is not None:
             meta, marks = self._header, [f"{META} {damage}"]
         else:
@@ -84,7 +85,8 @@ class FolderReader:
             RecordingError: its file cannot be read.
         """
         wanted, file = schema(name), table_file(self.folder, name)
-        is_final = name in (self._read_meta_unless_final().ended or ())
+        self._check_is_same()
+        is_final = name in (self._stored.ended or ())
         try:
             with reading(file, FileNotFoundError):
                 state = file_state(file)
@@ -117,15 +119,14 @@ class FolderReader:
         self._tensors.hold()
         self._are_tensors_held = True
 
-    def _read_meta_unless_final(self) -> StoredMeta:
-        """Returns the meta data as they are now, which do not change after the close."""
-        self._check_is_same()
-        return self._stored
-
     def _check_is_same(self) -> None:
-        """Raises RecordingReplacedError if what is at the path is not the recording that was opened."""
+        """Reads the meta data again, which do not change after the close.
+
+        Raises:
+            RecordingReplacedError: what is at the path is not the recording that was opened.
+        """
         with reading(self.folder):
-            is_same = _place(self.folder) == self._place
+            is_same = folder_identity(self.folder) == self._identity
             if is_same and (self._stored.ended is None or _state_of_meta(self.folder) != self._meta_state):
                 stored, state = self._read_meta()
                 is_same = _is_of_one_start(stored, self._stored)
@@ -149,17 +150,15 @@ class FolderReader:
 
     def _not_closed(self) -> str:
         try:
-            steps = self.table("steps")
+            last = pc.max(self.table("steps")["step"]).as_py()
+            extent = "no step is complete" if last is None else f"complete to step {last}"
         except RecordingError as error:
-            return f"not closed: the process ended or is still running; its last step is unknown ({error})"
-        if not steps.num_rows:
-            return "not closed: the process ended or is still running; no step is complete"
-        last = pc.max(steps.column("step")).as_py()
-        return f"not closed: the process ended or is still running; complete to step {last}"
+            extent = f"its last step is unknown ({error})"
+        return f"not closed: the process ended or is still running; {extent}"
 
     def _cut_tables(self, ended: Iterable[str]) -> Iterator[str]:
         """Yields what is missing from a recording that was closed; it may have been copied in part."""
-        for name in (each for each in schemas() if each in ended):
+        for name in (table for table in schemas() if table in ended):
             file = table_file(self.folder, name)
             try:
                 with reading(file, FileNotFoundError):
@@ -175,11 +174,6 @@ class FolderReader:
                 yield f"{file.name} cannot be read ({error})"
             except FileNotFoundError:
                 yield f"{file.name} is missing"
-
-
-def _place(folder: Path) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
 
 
 def _state_of_meta(folder: Path) -> FileState | None:
@@ -215,23 +209,57 @@ def _find(path: Path) -> tuple[RunMeta, Path]:
             return header, path
     header = read_header(path)
     if header is None and any(map(is_temporary_header, path.iterdir())):
-        raise DamagedRecordingError(
-            f"{path}: the run ended while it made this recording, or is about to make it: recording.json is not in its "
-            "place yet. Record again."
-        )
+        raise damaged(path, NO_HEADER_YET)
     if header is None:
         raise NotARecordingError(
             f"{path}: not a recording: there is no recording.json in this folder ({describe_content(path)}). "
             "Give the folder of a recording."
         )
-    return header, _first_rank(path)
-
-
-def _first_rank(path: Path) -> Path:
     ranks = rank_folders(path)
     if not ranks:
-        raise DamagedRecordingError(
-            f"{path}: no rank has written to this recording: rank-00000 is missing "
-            f"({describe_content(path)}). Record again."
-        )
-    return ranks[0]
+        raise damaged(path, NO_RANK, content=describe_content(path))
+    return header, ranks[0]
+
+
+_UNNAMED = "unnamed"
+_ATTEMPT = ".attempt-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOfRun:
+    """A rank of a run. Ids in tables are unique within it."""
+
+    run: str  # the run id; that of an elastic restart ends in `.attempt-1`, for its ids begin again
+    rank: int
+
+    @classmethod
+    def of_meta(cls, meta: RunMeta) -> "RankOfRun":
+        """Returns the rank that the meta data name. A run without an id is named `unnamed`."""
+        return cls(run=meta.run_id or _UNNAMED, rank=meta.rank)
+
+
+class RankData(NamedTuple):
+    """A rank and its recording."""
+
+    name: RankOfRun
+    data: FolderReader
+
+
+def open_ranks(reader: FolderReader) -> list[RankData]:
+    """Returns all ranks of a reader's recording, or only the reader's own if its path is the rank's folder.
+
+    Raises:
+        RecordingError: one of them cannot be read.
+    """
+    if is_rank_folder(reader.path.absolute()):
+        return [_named(reader)]
+    with reading(reader.path):
+        folders = rank_folders(reader.path)
+    return [_named(FolderReader(folder)) for folder in folders]
+
+
+def _named(reader: FolderReader) -> RankData:
+    """Returns a rank with the name of its folder, because damaged meta data have no rank."""
+    rank, _, attempt = reader.folder.name.partition(_ATTEMPT)
+    run = RankOfRun.of_meta(reader.meta).run + (f"{_ATTEMPT}{attempt}" if attempt else "")
+    return RankData(RankOfRun(run=run, rank=int(rank.rpartition("-")[2])), reader)

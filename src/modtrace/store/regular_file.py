@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DamagedRecordingError, RecordingError, system_errors
+from .damage import NOT_REGULAR, TOO_LONG, damaged, unreadable
 
 #: Without O_NONBLOCK the open of a FIFO waits for a writer. Windows has only the first and the last of these flags.
 _FLAGS = ("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
@@ -64,9 +65,7 @@ def read_regular(path: Path, most_bytes: int | None = None) -> memoryview:
     with open_regular(path) as fd:
         size = os.fstat(fd).st_size
         if most_bytes is not None and size > most_bytes:
-            raise DamagedRecordingError(
-                f"{path}: a file of {size} bytes, and at most {most_bytes} are read of it. Copy it again."
-            )
+            raise damaged(path, TOO_LONG, size=size, most=most_bytes)
         return read_range(path, fd, 0, size)
 
 
@@ -95,6 +94,12 @@ def file_state(file: Path) -> FileState:
     """Returns properties that change if something is added to a file, or the file is replaced."""
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def folder_identity(folder: Path) -> tuple[int, int]:
+    """Returns numbers that no other folder has while this one is open."""
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
@@ -132,11 +137,6 @@ def reading(path: Path, passed: type[Exception] = RecordingError) -> AbstractCon
     return system_errors(partial(unreadable, path), passed)
 
 
-def unreadable(path: Path, error: OSError) -> RecordingError:
-    """Returns the error for a file that the system refuses to read."""
-    return RecordingError(f"{path}: cannot be read: {error.strerror or error}. Check that you may read it.")
-
-
 def _describe_other(path: Path) -> RecordingError | None:
     """Returns the error for a path that cannot be opened as a file; None if it is a regular file."""
     try:
@@ -147,7 +147,4 @@ def _describe_other(path: Path) -> RecordingError | None:
 
 
 def _no_file(path: Path, mode: int) -> DamagedRecordingError:
-    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-    return DamagedRecordingError(
-        f"{path}: a regular file is expected, and {kind} is there. Copy the file again."
-    )
+    return damaged(path, NOT_REGULAR, kind=_KINDS.get(stat.S_IFMT(mode), "something else"))

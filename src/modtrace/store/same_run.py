@@ -6,8 +6,8 @@ from pathlib import Path
 from ..errors import RecordingError
 from ..recording.meta import RunMeta
 from ..recording.process import is_running, name_process, process_start_ns
+from .json_files import read_meta
 from .layout import rank_folders, rank_of
-from .metafile import read_meta
 
 #: So long a rank waits for the others: torch's own limit with gloo, that with NCCL is 10 minutes.
 _PATIENCE_NS = 30 * 60 * 10**9

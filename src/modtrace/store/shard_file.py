@@ -79,13 +79,13 @@ def shard_number(file: Path) -> int:
 
 def index_files(folder: Path) -> list[Path]:
     """Returns the indexes of all files of tensors that have no header."""
-    return [each for each in folder.iterdir() if _INDEX.fullmatch(each.name)]
+    return [file for file in folder.iterdir() if _INDEX.fullmatch(file.name)]
 
 
 def shard_files(folder: Path) -> list[Path]:
     """Returns all files of tensors in a rank's folder, in order."""
-    found = [each for each in folder.iterdir() if is_shard_name(each.name)]
-    return sorted(found, key=lambda each: (len(each.name), each.name))
+    found = [file for file in folder.iterdir() if is_shard_name(file.name)]
+    return sorted(found, key=lambda file: (len(file.name), file.name))
 
 
 def header_bytes(name: str, dtype: str, shape: Sequence[int]) -> int:
@@ -190,22 +190,22 @@ class ShardFile:
 
     def abandon(self) -> None:
         """Closes the files without writing."""
-        for each in (self._fd, self._index):
+        for fd in (self._fd, self._index):
             with contextlib.suppress(OSError):
-                os.close(each)
+                os.close(fd)
 
     def _delete(self) -> None:
         self.abandon()
-        for each in (self.path, index_file(self.path)):
+        for file in (self.path, index_file(self.path)):
             with contextlib.suppress(OSError):
-                each.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
     def _append(self, views: list[memoryview]) -> None:
-        self._written_bytes += sum(each.nbytes for each in views)
+        self._written_bytes += sum(view.nbytes for view in views)
         _write_all(self._fd, views)
 
     def _note(self, stored: dict[str, StoredTensor]) -> None:
-        lines = [json.dumps({"name": name, **each._asdict()}) + "\n" for name, each in stored.items()]
+        lines = [json.dumps({"name": name, **tensor._asdict()}) + "\n" for name, tensor in stored.items()]
         _write_all(self._index, ["".join(lines).encode()])
         self._stored.update(stored)
         self._whole_bytes = self._written_bytes
@@ -223,12 +223,12 @@ class ShardFile:
         It is built entry by entry, because 8,400 entries as Python objects take 4 MB.
         """
         metadata = {DATA_BYTES: str(self._whole_bytes)}
-        for name, each in self._stored.items():
-            metadata.update(_metadata(name, each.dtype))
+        for name, tensor in self._stored.items():
+            metadata.update(_metadata(name, tensor.dtype))
         header = bytearray(b"{" + _item("__metadata__", metadata))
-        for name, each in self._stored.items():
-            element_bytes = itemsize_of(each.dtype, each.shape, each.stop - each.start)
-            header += b", " + _item(name, _entry(each, element_bytes))
+        for name, tensor in self._stored.items():
+            element_bytes = itemsize_of(tensor.dtype, tensor.shape, tensor.stop - tensor.start)
+            header += b", " + _item(name, _entry(tensor, element_bytes))
         header += b"}"
         if len(header) > self._reserve_bytes:
             raise AssertionError(f"{self.path}: a header of {len(header)} bytes would lie over the tensors")
@@ -238,7 +238,7 @@ class ShardFile:
 
 def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
     """Writes all parts, many in one call, because the training's threads may hold the interpreter between calls."""
-    left = [memoryview(each) for each in parts if len(each)]
+    left = [memoryview(part) for part in parts if len(part)]
     while left:
         written = os.writev(fd, left[:_MOST_VIEWS])
         while left and written >= left[0].nbytes:

@@ -152,19 +152,21 @@ class TensorShards:
         if self._options.when_full == "drop" and self._ring.place(array.nbytes) is None:
             self._drop(array.nbytes, step)
             return None
-        plan, name = self._plan, _unique(self._plan.number, name)
+        plan = self._plan
+        # A name that no other tensor of the recording has, and that JSON can hold.
+        name = f"{plan.number:06d}.{name.encode('utf-8', 'replace').decode()}"
         plan = _with_tensor(plan, array.nbytes, header_bytes(name, dtype, shape), self._options.shard_bytes)
         self._plan = plan
         done = 0
-        for each in split(array, self._ring.size_bytes):
-            start = self._wait_for_place(each.nbytes)
+        for piece in split(array, self._ring.size_bytes):
+            start = self._wait_for_place(piece.nbytes)
             if start is None:
                 return None
-            copy_raw(each, self._ring.view(start, each.nbytes))
-            first, done = done == 0, done + each.nbytes
+            copy_raw(piece, self._ring.view(start, piece.nbytes))
+            first, done = done == 0, done + piece.nbytes
             self._ring.append(
                 TensorPart(
-                    *(plan.shard, plan.reserve_bytes, name, dtype, shape, step, start, each.nbytes),
+                    *(plan.shard, plan.reserve_bytes, name, dtype, shape, step, start, piece.nbytes),
                     is_first=first,
                     is_last=done == array.nbytes,
                 )
@@ -203,7 +205,11 @@ class TensorShards:
         try:
             try:
                 for batch in self._ring.batches():
-                    self._write_unless_failed(batch)
+                    if self.failure is None:
+                        try:
+                            self._write(batch)
+                        except BaseException as error:
+                            self._fail(batch[0].name, batch[0].step, error)
             except BaseException as error:  # no memory for a list
                 oldest = self._ring.oldest
                 self._fail(*(("unknown", 0) if oldest is None else (oldest.name, oldest.step)), error)
@@ -212,18 +218,11 @@ class TensorShards:
         finally:
             self._is_done.set()
 
-    def _write_unless_failed(self, batch: Sequence[TensorPart]) -> None:
-        if self.failure is None:
-            try:
-                self._write(batch)
-            except BaseException as error:
-                self._fail(batch[0].name, batch[0].step, error)
-
     def _write(self, batch: Sequence[TensorPart]) -> None:
         first = batch[0]
         file = self._file_of(first)
         if first.is_whole:
-            file.add([(each.name, each.dtype, each.shape, self._view(each)) for each in batch])
+            file.add([(part.name, part.dtype, part.shape, self._view(part)) for part in batch])
             return
         file.add_part(
             *(first.name, first.dtype, first.shape, self._view(first)),
@@ -254,11 +253,6 @@ class TensorShards:
             file = shard_file(self._folder, self._plan.shard) if self._file is None else self._file.path
             why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
             self.failure = WriteFailure(name, step, file.name, why, error)
-
-
-def _unique(number: int, name: str) -> str:
-    """Returns a name that no other tensor of the recording has, and that JSON can hold."""
-    return f"{number:06d}.{name.encode('utf-8', 'replace').decode()}"
 
 
 def _with_tensor(plan: _Plan, data_bytes: int, entry_bytes: int, shard_bytes: int) -> _Plan:

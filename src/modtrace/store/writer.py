@@ -17,12 +17,10 @@ from ..recording.arrow.buffer import TableBuffer
 from ..recording.meta import Note, RunMeta
 from ..recording.options.tensor_options import TensorOptions
 from ..recording.schema import schema, schemas
-from .compact import compact
-from .folder import create_rank_folder, delete_replaced, undo_rank_folder
-from .held_folder import HeldFolder
+from .folder import HeldFolder, create_rank_folder, delete_replaced, undo_rank_folder
+from .json_files import write_meta
 from .layout import table_file
-from .metafile import write_meta
-from .stream import TableStream
+from .stream import TableStream, compact
 from .tensor_shards import TensorShards
 
 _FLUSH_AFTER_NS = 100_000_000
@@ -107,13 +105,13 @@ class FolderWriter:
     def rows(self) -> int:
         """The number of rows in the files, including those of the next flush."""
         # Others may ask while a thread adds a table.
-        written = sum(each.rows for each in list(self._streams.values()))
-        return written + sum(each.rows for each in list(self._buffers.values()))
+        written = sum(stream.rows for stream in list(self._streams.values()))
+        return written + sum(buffer.rows for buffer in list(self._buffers.values()))
 
     @property
     def size_bytes(self) -> int:
         """The bytes of the tables and the whole tensors on disk."""
-        return sum(each.size_bytes for each in list(self._streams.values())) + self._tensors.size_bytes
+        return sum(stream.size_bytes for stream in list(self._streams.values())) + self._tensors.size_bytes
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
         """Takes a batch of rows of one table; see `Sink.write`.
@@ -161,7 +159,9 @@ class FolderWriter:
         Raises:
             RecordingError: they, or a whole tensor, cannot be written (`strict` only).
         """
-        if self._is_open() and (force or self._is_due(now_ns)) and self._is_in_place():
+        is_due = force or self._flushed_ns is None or now_ns - self._flushed_ns >= _FLUSH_AFTER_NS
+        is_due = is_due or sum(buffer.size_bytes for buffer in self._buffers.values()) > _FLUSH_BYTES
+        if self._is_open() and is_due and self._is_in_place():
             self._flush()
             self._flushed_ns = now_ns
         self._warn_of_tensors()
@@ -247,11 +247,6 @@ class FolderWriter:
         self._streams = {}
         self._drop_buffers()
 
-    def _is_due(self, now_ns: int) -> bool:
-        if self._flushed_ns is None or now_ns - self._flushed_ns >= _FLUSH_AFTER_NS:
-            return True
-        return sum(each.size_bytes for each in self._buffers.values()) > _FLUSH_BYTES
-
     def _flush(self) -> None:
         for table, buffer in self._buffers.items():
             if not buffer.rows:
@@ -259,8 +254,15 @@ class FolderWriter:
             try:
                 self._flush_table(table, buffer)
             except OSError as error:
-                self._stop(table, error.strerror or str(error))
-                self._report(table, error)
+                why = error.strerror or str(error)
+                self._stop(table, why)
+                text = (
+                    f"{self.path}: the recording stops at step {self._last_step + 1}: {why} ({table}.arrow)."
+                )
+                if self._strict:
+                    raise RecordingError(text) from error
+                rest = "The run goes on; what was written before stays readable."
+                warnings.warn(f"{text} {rest}", ModtraceWarning, 2)
                 return
             except BaseException as error:  # KeyboardInterrupt: what of the batch is in the file is unknown
                 self._stop(table, repr(error))
@@ -281,15 +283,6 @@ class FolderWriter:
         self._state = _STOPPED
         self._drop_buffers()
         self.mark(f"incomplete from step {self._last_step + 1}: {why} ({table}.arrow)")
-
-    def _report(self, table: str, error: OSError) -> None:
-        text = (
-            f"{self.path}: the recording stops at step {self._last_step + 1}: "
-            f"{error.strerror or error} ({table}.arrow)."
-        )
-        if self._strict:
-            raise RecordingError(text) from error
-        warnings.warn(f"{text} The run goes on; what was written before stays readable.", ModtraceWarning, 2)
 
     def _close_tensors(self) -> None:
         try:

@@ -156,6 +156,12 @@ def to_numpy(column: pa.Array | pa.ChunkedArray, *, null: Any = -1) -> npt.NDArr
     return np.concatenate(parts) if parts else np.empty(0, _NUMPY_TYPES[column.type])
 
 
+def last_of_each(ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Returns the row in which each id occurs last, in the order of the ids."""
+    _, from_end = np.unique(ids[::-1], return_index=True)
+    return np.asarray(len(ids) - 1 - from_end)
+
+
 def _are(kinds: set[type], wanted: tuple[type, ...]) -> bool:
     return all(issubclass(each, wanted) for each in kinds)
 

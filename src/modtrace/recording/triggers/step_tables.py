@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from ..arrow.arrays import from_numpy, to_numpy
+from ..arrow.arrays import from_numpy, last_of_each, to_numpy
 from ..arrow.batches import to_batch
 from ..arrow.dictionary_codes import share_dictionaries
 from ..meta import RunMeta
@@ -62,9 +62,8 @@ class StepTables:
         of_sites = [("tensors", _of_sites(columns)) for table, columns in self._of_step if table == "tensors"]
         if of_sites:
             tensors = _join("tensors", self._leaves, of_sites)
-            sites = to_numpy(tensors["site_id"])
-            _, from_end = np.unique(sites[::-1], return_index=True)
-            self._leaves = tensors.take(from_numpy(np.sort(len(sites) - 1 - from_end)))
+            rows = last_of_each(to_numpy(tensors["site_id"]))
+            self._leaves = tensors.take(from_numpy(np.sort(rows)))
         if self._before.maxlen:
             measured = [each for table, each in self._of_step if table == "values" and "nan_count" in each]
             self._before.append([{name: each[name] for name in _OF_GROWTH} for each in measured])

@@ -32,8 +32,8 @@ class HeldSteps:
 
     def add(self, table: str, columns: Columns, tensors: Mapping[str, HeldTensor]) -> None:
         """Adds rows of the step that is being written, with the whole tensors that they refer to."""
-        size_bytes = sum(each.get_total_buffer_size() for each in columns.values())
-        size_bytes += sum(each.array.nbytes for each in tensors.values())
+        size_bytes = sum(column.get_total_buffer_size() for column in columns.values())
+        size_bytes += sum(tensor.array.nbytes for tensor in tensors.values())
         self._open.batches.append((table, columns))
         self._open.tensors.update(tensors)
         self._open.size_bytes += size_bytes

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.arrow.arrays import from_numpy, last_of_each, to_numpy
 from ...recording.triggers.step_tables import Batch, Columns
 
 _Ids = npt.NDArray[np.int64]
@@ -61,31 +61,28 @@ class TensorRows:
         The rows of tensors that these steps saw first themselves are written with the steps.
         """
         wanted = self._used()
-        written = [each.only(np.isin(each.tensor_id, wanted)) for each in self._chunks]
-        self._chunks = _filled(each.only(~np.isin(each.tensor_id, wanted)) for each in self._chunks)
+        written = [chunk.only(np.isin(chunk.tensor_id, wanted)) for chunk in self._chunks]
+        self._chunks = _filled(chunk.only(~np.isin(chunk.tensor_id, wanted)) for chunk in self._chunks)
         self._last_use = {}
         self._count()
-        return [each.columns for each in _filled(written)]
+        return [chunk.columns for chunk in _filled(written)]
 
     def _prune(self) -> None:
         used = self._used()
-        site = np.concatenate([each.site_id for each in self._chunks])
-        is_last = np.zeros(len(site), bool)
-        _, from_end = np.unique(site[::-1], return_index=True)
-        is_last[len(site) - 1 - from_end] = True
-        is_wanted = (is_last & (site != _NO_SITE)) | np.isin(
-            np.concatenate([each.tensor_id for each in self._chunks]), used
-        )
-        ends = np.cumsum([len(each.site_id) for each in self._chunks])[:-1]
+        site = np.concatenate([chunk.site_id for chunk in self._chunks])
+        last = last_of_each(site)
+        is_wanted = np.isin(np.concatenate([chunk.tensor_id for chunk in self._chunks]), used)
+        is_wanted[last[site[last] != _NO_SITE]] = True
+        ends = np.cumsum([len(chunk.site_id) for chunk in self._chunks])[:-1]
         parts = zip(self._chunks, np.split(is_wanted, ends), strict=True)
-        self._chunks = _filled(each.only(wanted) for each, wanted in parts)
+        self._chunks = _filled(chunk.only(wanted) for chunk, wanted in parts)
         self._count()
 
     def _used(self) -> _Ids:
         return np.fromiter(self._last_use, np.int64, len(self._last_use))
 
     def _count(self) -> None:
-        self.size_bytes = sum(each.size_bytes for each in self._chunks)
+        self.size_bytes = sum(chunk.size_bytes for chunk in self._chunks)
 
 
 class _Chunk(NamedTuple):
@@ -101,19 +98,19 @@ class _Chunk(NamedTuple):
         if wanted.all():
             return self
         rows = from_numpy(np.flatnonzero(wanted), pa.int64())
-        return _chunk({name: each.take(rows) for name, each in self.columns.items()})
+        return _chunk({name: column.take(rows) for name, column in self.columns.items()})
 
 
 def _chunk(columns: Columns) -> _Chunk:
     site = columns.get("site_id")
     ids = to_numpy(columns["tensor_id"])
     sites = np.full(len(ids), _NO_SITE) if site is None else to_numpy(site, null=_NO_SITE).astype(np.int64)
-    return _Chunk(columns, ids, sites, sum(each.get_total_buffer_size() for each in columns.values()))
+    return _Chunk(columns, ids, sites, sum(column.get_total_buffer_size() for column in columns.values()))
 
 
 def _filled(chunks: Iterable[_Chunk]) -> list[_Chunk]:
-    return [each for each in chunks if len(each.tensor_id)]
+    return [chunk for chunk in chunks if len(chunk.tensor_id)]
 
 
 def _joined(arrays: Sequence[pa.Array]) -> _Ids:
-    return np.concatenate([np.zeros(0, np.int64), *(to_numpy(each) for each in arrays)])
+    return np.concatenate([np.zeros(0, np.int64), *(to_numpy(array) for array in arrays)])

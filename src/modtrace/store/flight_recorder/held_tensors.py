@@ -60,16 +60,22 @@ class HeldTensors:
     def claim(self, references: Iterable[str | None]) -> dict[str, HeldTensor]:
         """Removes and returns the tensors to which rows refer."""
         with self._lock:
-            found = {each: self._waiting.pop(each) for each in references if each and each in self._waiting}
-            self._size_bytes -= sum(each.array.nbytes for each in found.values())
-        return found
+            claimed = {
+                reference: self._waiting.pop(reference)
+                for reference in references
+                if reference and reference in self._waiting
+            }
+            self._size_bytes -= sum(tensor.array.nbytes for tensor in claimed.values())
+        return claimed
 
     def end_step(self, number: int) -> None:
         """Ends a step. Tensors of earlier steps to which no row refers are dropped, since their steps are not kept."""
         with self._lock:
             self._ended = number
             # A step may still be divided: what was put during it may belong to the next one.
-            self.claim([each for each, tensor in list(self._waiting.items()) if tensor.step + 1 < number])
+            self.claim(
+                [reference for reference, tensor in list(self._waiting.items()) if tensor.step + 1 < number]
+            )
 
     def clear(self) -> None:
         """Drops all tensors."""

@@ -84,7 +84,7 @@ class FlightRecorder:
                 them.
             reports: names what made values that are not finite, and tells it where a trigger asks for that.
         """
-        self.signals = tuple(each for each in triggers if isinstance(each, OnSignal))
+        self.signals = tuple(trigger for trigger in triggers if isinstance(trigger, OnSignal))
         self.last_fired_step: int | None = None  # the last one in which a trigger has fired
         self._sink = sink
         self._keep = keep
@@ -126,13 +126,7 @@ class FlightRecorder:
             self._ending = int(to_numpy(given["step"])[-1])
 
     def put_tensor(
-        self,
-        name: str,
-        array: npt.NDArray[Any],
-        dtype: str,
-        shape: Sequence[int],
-        *,
-        step: int | None = None,
+        self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], *, step: int | None = None
     ) -> str | None:
         """Takes a copy of a whole tensor, which is written with its step; see `Sink.put_tensor`."""
         if self._held is None:
@@ -169,12 +163,12 @@ class FlightRecorder:
         self._sink.end_step(now_ns, force=is_wanted)
 
     def _tell(self) -> None:
-        asked, self._watch.asked = self._watch.asked, []
-        for each in asked:
-            if each.then == REPORT and self._reports is not None:
-                self._reports.tell(each)
+        findings, self._watch.asked = self._watch.asked, []
+        for finding in findings:
+            if finding.then == REPORT and self._reports is not None:
+                self._reports.tell(finding)
             else:
-                self._stops.append(each)
+                self._stops.append(finding)
 
     def may_skip(self, step: int, is_skipping: Callable[[], bool | None]) -> None:
         """Records that an optimizer may leave its parameters unchanged; see `TriggerWatch.may_skip`."""
@@ -299,8 +293,9 @@ class FlightRecorder:
         if not tensors or "blob" not in columns:
             return columns
         references = columns["blob"].to_pylist()
-        places = {each: self._put(tensors[each]) for each in dict.fromkeys(references) if each in tensors}
-        return {**columns, "blob": from_strings([places.get(each, each) for each in references])}
-
-    def _put(self, tensor: HeldTensor) -> str | None:
-        return self._sink.put_tensor(tensor.name, tensor.array, tensor.dtype, tensor.shape, step=tensor.step)
+        written: dict[str | None, str | None] = {}
+        for reference in references:
+            if reference in tensors and reference not in written:
+                name, array, dtype, shape, step = tensors[reference]
+                written[reference] = self._sink.put_tensor(name, array, dtype, shape, step=step)
+        return {**columns, "blob": from_strings([written.get(blob, blob) for blob in references])}

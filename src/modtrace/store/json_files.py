@@ -1,22 +1,28 @@
-"""Reads `meta.json`, and writes it in place, so that a mark reaches the disk even if the disk is full."""
+"""Reads and writes the JSON files of a recording: its header `recording.json`, and `meta.json` of each rank.
+
+`meta.json` is written in place, so that a mark reaches the disk even if the disk is full.
+"""
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import DamagedRecordingError
+from ..errors import DamagedRecordingError, NewerSchemaError
 from ..recording.json_text import parse_json
 from ..recording.meta import RunMeta
-from .layout import META
+from ..recording.schema import SCHEMA_VERSION
+from .damage import HEADER_UNCLEAR, damaged
+from .layout import HEADER, META
 from .regular_file import read_regular
 
 # The file is made of whole pieces of this size, at least half of one left as spaces for marks to come.
 _PIECE_BYTES = 16 * 1024
 _MAY_BE_NULL = ("git_commit", "flags", "ended", "shards")
 _OF_TEXTS = ("argv", "marks", "ended")
-_MOST_BYTES = 2**26  # of the file: 400,000 marks are shorter
+_MOST_BYTES = 2**26  # of `meta.json`: 400,000 marks are shorter
 _MOST_INTEGER = 2**63 - 1
 
 
@@ -49,8 +55,12 @@ def write_meta(
     reserved = file.stat().st_size if file.exists() else 0
     if len(text) > reserved:
         _replace(file, text)
-    else:
-        _overwrite(file, text.ljust(reserved))
+        return
+    fd = os.open(file, os.O_WRONLY)
+    try:
+        os.pwrite(fd, text.ljust(reserved), 0)
+    finally:
+        os.close(fd)
 
 
 def _replace(file: Path, text: bytes) -> None:
@@ -64,41 +74,29 @@ def _replace(file: Path, text: bytes) -> None:
         raise
 
 
-def _overwrite(file: Path, text: bytes) -> None:
-    fd = os.open(file, os.O_WRONLY)
-    try:
-        os.pwrite(fd, text, 0)
-    finally:
-        os.close(fd)
-
-
 def read_meta(folder: Path) -> StoredMeta:
     """Returns the meta data of a rank. A file that cannot be understood becomes a mark, because tables do not need it.
 
     Raises:
         RecordingError: the file cannot be read.
     """
+    wrong: object
     try:
         values = parse_json(bytes(read_regular(folder / META, _MOST_BYTES)))
-        wrong = _of_wrong_type(values)
+        wrong = _find_wrong_type(values)
     except FileNotFoundError:
         return StoredMeta(RunMeta(), ended=None, damage="is missing")
     except DamagedRecordingError as error:
-        return StoredMeta(RunMeta(), ended=None, damage=f"cannot be understood ({error})")
+        wrong = error
     except ValueError as error:
-        return StoredMeta(RunMeta(), ended=None, damage=f"cannot be understood (not JSON: {error})")
+        wrong = f"not JSON: {error}"
     if wrong is not None:
         return StoredMeta(RunMeta(), ended=None, damage=f"cannot be understood ({wrong})")
-    ended = values.get("ended")
-    return StoredMeta(
-        RunMeta.from_json(values),
-        None if ended is None else tuple(ended),
-        damage=None,
-        shards=values.get("shards"),
-    )
+    ended = None if values.get("ended") is None else tuple(values["ended"])
+    return StoredMeta(RunMeta.from_json(values), ended, damage=None, shards=values.get("shards"))
 
 
-def _of_wrong_type(values: Any) -> str | None:
+def _find_wrong_type(values: Any) -> str | None:
     """Returns a description of the first value whose type is not that of its field; None if there is none."""
     if not isinstance(values, Mapping):
         return f"a JSON object is expected, and a {type(values).__name__} is there"
@@ -108,6 +106,65 @@ def _of_wrong_type(values: Any) -> str | None:
             return f"{name} is {value!r}, and a value of type {type(example).__name__} is expected"
         if isinstance(value, int) and not 0 <= value <= _MOST_INTEGER:
             return f"{name} is {value}, and a number from 0 to 2**63 is expected"
-        if name in _OF_TEXTS and not all(isinstance(each, str) for each in value or ()):
+        if name in _OF_TEXTS and not all(isinstance(text, str) for text in value or ()):
             return f"{name} holds something else than texts"
     return None
+
+
+_MOST_HEADER_BYTES = 2**20
+_TEMPORARY = re.compile(re.escape(HEADER) + r"\.\d+\.tmp")
+
+#: The fields of `RunMeta` that the header holds, because they are the same for all ranks of a run; the last only if
+#: there may be others.
+_FIELDS = ("run_id", "created", "modtrace_version", "launch")
+
+
+def write_header(path: Path, meta: RunMeta) -> None:
+    """Writes the header of a new recording atomically: a reader sees all of it or none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    values = {"schema_version": SCHEMA_VERSION, **{name: getattr(meta, name) for name in _FIELDS}}
+    if not meta.launch:
+        del values["launch"]
+    whole = path / f"{HEADER}.{os.getpid()}.tmp"
+    whole.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    os.replace(whole, path / HEADER)
+
+
+def is_temporary_header(file: Path) -> bool:
+    """Returns whether a file is a header under its temporary name, in progress or left by a killed process."""
+    return _TEMPORARY.fullmatch(file.name) is not None
+
+
+def read_header(path: Path) -> RunMeta | None:
+    """Returns what the header of the recording in the folder `path` says of the run; None if there is no header.
+
+    Raises:
+        DamagedRecordingError: it cannot be understood.
+        NewerSchemaError: a newer modtrace wrote it.
+        RecordingError: it cannot be read.
+    """
+    file = path / HEADER
+    try:
+        text = bytes(read_regular(file, _MOST_HEADER_BYTES))
+    except FileNotFoundError:
+        return None
+    try:
+        values: dict[str, Any] = parse_json(text)
+        fields = {name: values.get(name, "") for name in _FIELDS}
+        version = values["schema_version"]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise damaged(
+            file, HEADER_UNCLEAR, size=len(text), why=repr(error), version=SCHEMA_VERSION
+        ) from error
+    if type(version) is not int or version < 1 or not all(isinstance(text, str) for text in fields.values()):
+        why = "a value is of the wrong type"
+        raise damaged(file, HEADER_UNCLEAR, size=len(text), why=why, version=SCHEMA_VERSION)
+    if version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{path} was written by modtrace {fields['modtrace_version'] or '(unknown version)'} with schema "
+            f"{version}; this modtrace reads up to {SCHEMA_VERSION}. Upgrade: pip install -U modtrace"
+        )
+    return RunMeta(**fields)

@@ -1,0 +1,131 @@
+"""Writes an export: which tables it has, and how its files come to a folder, where a failure changes nothing."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ..errors import RecordingError, RecordingExistsError, system_errors
+from ..recording.arrow.arrays import from_numpy, last_of_each, to_numpy
+from ..recording.meta import RunMeta
+from ..recording.protocols import RecordingData
+from ..recording.schema import schemas
+from .layout import describe_content
+
+#: The table of the run. It is written last: if it has a row, the other tables are complete.
+RUNS = "runs"
+
+_MOST_ROWS = 131_072
+_MOST_BYTES = 64 * 2**20  # bounds the memory if rows contain long lists
+_FEWEST_ROWS = 1024
+
+_RUNS_SCHEMA = pa.schema(
+    {
+        **dict.fromkeys(("run_id", "created", "modtrace_version"), pa.string()),
+        "argv": pa.list_(pa.string()),
+        **dict.fromkeys(("versions", "device", "git_commit", "options"), pa.string()),
+        **dict.fromkeys(("world_size", "clock_time_ns", "clock_perf_counter_ns"), pa.int64()),
+        "marks": pa.list_(pa.string()),
+        "complete": pa.bool_(),
+        "flags": pa.string(),
+    }
+)
+
+
+def export_names() -> tuple[str, ...]:
+    """Returns the names of all tables of an export, `RUNS` last."""
+    return (*schemas(), RUNS)
+
+
+def export_tables(data: RecordingData) -> Iterator[tuple[str, pa.Table]]:
+    """Yields all tables in the order of `export_names`. `modules` has each module once."""
+    for name in schemas():
+        table = data.table(name)
+        if name == "modules":  # the last row of each, because names may be learnt late
+            table = table.take(from_numpy(last_of_each(to_numpy(table["module_id"]))))
+        yield name, table
+    yield RUNS, _run_row(data.meta)
+
+
+def slices(table: pa.Table) -> Iterator[pa.Table]:
+    """Yields the rows in pieces that fit into memory; a single empty piece if there are no rows."""
+    if not table.num_rows:
+        yield table
+    for start in range(0, table.num_rows, _MOST_ROWS):
+        piece = table.slice(start, _MOST_ROWS)
+        rows = max(_FEWEST_ROWS, piece.num_rows * _MOST_BYTES // max(piece.nbytes, _MOST_BYTES))
+        for at in range(0, piece.num_rows, rows):
+            yield piece.slice(at, rows)
+
+
+def _run_row(meta: RunMeta) -> pa.Table:
+    values: dict[str, Any] = meta.to_json()
+    texts = [name for name in ("versions", "options", "flags") if values[name] is not None]
+    values |= {name: json.dumps(dict(values[name]), default=str) for name in texts}
+    return pa.Table.from_pylist([{name: values[name] for name in _RUNS_SCHEMA.names}], schema=_RUNS_SCHEMA)
+
+
+@contextmanager
+def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterator[Path]:
+    """Yields an empty folder. The files that the block writes there are moved to the same positions in `path`.
+
+    Args:
+        path: the folder of the export, which is made if it is missing. Other files in it stay.
+        name: distinguishes this export from others that may be written to the same folder.
+        last: the file, relative to `path`, which shows that all others are complete. An older one is deleted before
+            the first of the others is replaced, and the new one is moved last.
+        known: the names at the top of such an export. A folder with other contents is not changed.
+
+    Raises:
+        RecordingExistsError: something else is at `path`.
+        RecordingError: it cannot be written.
+    """
+
+    def cannot_write(error: OSError) -> RecordingError:
+        why = error.strerror or error
+        return RecordingError(f"{path}: cannot write the export here: {why}. Give another path.")
+
+    with system_errors(cannot_write):
+        _check(path, known)
+        is_new = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        staging = path / f".{name}.tmp"
+        try:
+            shutil.rmtree(staging, ignore_errors=True)  # of an export that was killed
+            staging.mkdir()
+            yield staging
+            _move_in(staging, path, last)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+            if is_new:
+                with suppress(OSError):  # not empty: what was to come is there
+                    path.rmdir()
+
+
+def _check(path: Path, known: Sequence[str]) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise RecordingExistsError(
+            f"{path}: a file is here already, and the export is a folder. Give another path."
+        )
+    seen = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    if seen and known[-1] not in seen and not seen <= set(known):
+        raise RecordingExistsError(
+            f"{path}: a folder that is no export is here already ({describe_content(path)}). "
+            "Give another path."
+        )
+
+
+def _move_in(staging: Path, path: Path, last: Path) -> None:
+    files = [file.relative_to(staging) for file in sorted(staging.rglob("*")) if file.is_file()]
+    for file in files:
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+    (path / last).unlink(missing_ok=True)
+    for file in sorted(files, key=last.__eq__):
+        os.replace(staging / file, path / file)
