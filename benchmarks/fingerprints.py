@@ -15,7 +15,7 @@ from torch import Tensor
 from measure import machine, render_table
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.fingerprints import fingerprints
-from modtrace.measure.fingerprints.fingerprints import Shard, fingerprint_array, hash_array, sketch_array
+from modtrace.measure.fingerprints.fingerprints import Shard, fingerprint_array
 from modtrace.measure.measurers.measurer import Measurer
 from modtrace.measure.memory import logical_array
 from modtrace.torch_internals.modes import DisableTorchFunction
@@ -41,8 +41,8 @@ def runs_on(tensor: Tensor, measurer: Measurer) -> dict[str, Run]:
     return {
         "x.sum()": tensor.sum,
         "statistics": statistics,
-        "hash": lambda: hash_array(_array(tensor)),
-        "sketch": lambda: sketch_array(_array(tensor), form),
+        "hash": lambda: fingerprint_array(_array(tensor), None).hash,
+        "sketch": lambda: fingerprint_array(_array(tensor), form, is_hashed=False).sketch,
         "both": lambda: fingerprint_array(_array(tensor), form),
     }
 

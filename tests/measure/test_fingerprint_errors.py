@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from modtrace.measure.dtypes import Format
-from modtrace.measure.fingerprints.fingerprints import sketch_array
+from modtrace.measure.fingerprints.fingerprints import fingerprint_array
 from modtrace.recording.statistics.fingerprints import SKETCH_FLOOR, sketch_distance
 
 Array = np.ndarray
@@ -118,7 +118,7 @@ def measure(name: str, a: Array, b: Array) -> Case:
     """Sketches as a recording holds them, in float32."""
     b = np.ascontiguousarray(b, np.float32)
     true = float(np.linalg.norm(b.astype(np.float64) - a))
-    x, y = (sketch_array(array, FLOAT32).astype(np.float32) for array in (a, b))
+    x, y = (fingerprint_array(array, FLOAT32, is_hashed=False).sketch.astype(np.float32) for array in (a, b))
     means = {"mean_a": float(a.mean(dtype=np.float64)), "mean_b": float(b.mean(dtype=np.float64))}
     plain, corrected = sketch_distance(x, y, count=a.size), sketch_distance(x, y, count=a.size, **means)
     return Case(name, plain / true, corrected / true)
@@ -225,7 +225,10 @@ def test_small_distances_are_overestimated_below_the_floor(relative, low, high):
 
 def test_equal_numbers_in_another_order_of_adding_are_below_the_floor():
     a = np.random.default_rng(0).normal(size=700_001).astype(np.float32)
-    whole = sketch_array(a, FLOAT32)
-    parts = sum(sketch_array(a[start : start + 999], FLOAT32, start) for start in range(0, len(a), 999))
+    whole = fingerprint_array(a, FLOAT32, is_hashed=False).sketch
+    parts = sum(
+        fingerprint_array(a[start : start + 999], FLOAT32, start, is_hashed=False).sketch
+        for start in range(0, len(a), 999)
+    )
     distance = sketch_distance(whole.astype(np.float32), parts.astype(np.float32), count=len(a))
     assert distance < SKETCH_FLOOR * math.sqrt(float(np.square(a, dtype=np.float64).sum()))

@@ -24,7 +24,7 @@ from modtrace.measure.measurers.differences import Before
 from modtrace.measure.measurers.extras import Extras
 from modtrace.measure.measurers.user_functions import UserFunctions
 from modtrace.measure.measurers.want import Extra, Want
-from modtrace.measure.tier2 import tier2, tier2_kernel
+from modtrace.measure.tier2 import tier2
 from modtrace.recording.raw_tensor import copy_raw
 from modtrace.recording.statistics.fingerprints import bucket_and_sign, hash_weight
 from modtrace.recording.statistics.sample import sample_positions
@@ -38,7 +38,7 @@ TENSORS = 40
 kernel = kernels.both_kernels(
     (measurer, "measure_into"),
     (fingerprints, "compiled"),
-    (tier2_kernel, "tier2_into"),
+    (tier2, "tier2_into"),
     (tier2, "largest_into"),
 )
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modtrace.measure.measurers.json_values import to_json_value
+from modtrace.measure.measurers.user_functions import to_json_value
 
 
 class Text(str):

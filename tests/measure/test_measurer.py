@@ -16,7 +16,7 @@ from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.measure.measurers import measurer as measurer_module
 from modtrace.measure.measurers.measurer import Measurer
-from modtrace.measure.moments import device_kernel, native_moments
+from modtrace.measure.moments import cpu_kernel, device_kernel
 from modtrace.measure.moments.rows import FIRST_INDEX, DeviceRows, HostRows
 from modtrace.torch_internals.modes import DisableTorchFunction, unseen
 
@@ -256,7 +256,7 @@ def test_flushed_denormals_are_the_zeros_that_torch_takes_them_for(dtype):
 
 
 def test_subnormals_are_measured_as_they_stand_whatever_is_flushed():
-    if native_moments.measure_into is None:
+    if cpu_kernel.measure_into is None:
         pytest.skip("numpy reads them as the processor is set to")
     halves = torch.tensor([2.0**-20, -(2.0**-14), 2.0], dtype=torch.float16)
     singles = torch.tensor([2.0**-140, 2.0**-139])

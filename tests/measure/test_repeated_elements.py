@@ -15,12 +15,10 @@ from modtrace.measure.measurers.extras import Extras
 from modtrace.measure.measurers.user_functions import UserFunctions
 from modtrace.measure.measurers.want import Extra, Want
 from modtrace.measure.memory import too_many
-from modtrace.measure.tier2 import tier2_kernel
+from modtrace.measure.tier2 import tier2
 from modtrace.torch_internals.modes import DisableTorchFunction, unseen
 
-kernel = kernels.both_kernels(
-    (measurer, "measure_into"), (fingerprints, "compiled"), (tier2_kernel, "tier2_into")
-)
+kernel = kernels.both_kernels((measurer, "measure_into"), (fingerprints, "compiled"), (tier2, "tier2_into"))
 
 
 def numel(tensor: torch.Tensor) -> int:

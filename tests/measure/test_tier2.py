@@ -17,7 +17,7 @@ from helpers.kernels import both_kernels
 from helpers.tier2_reference import bin_of, tier2_of
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import tier2, tier2_kernel
+from modtrace.measure.tier2 import tier2
 from modtrace.measure.tier2.tier2 import RawTier2, tier2_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -29,7 +29,7 @@ laws = settings(deadline=None, max_examples=60)
 
 
 #: Every law holds for both kernels.
-kernel = both_kernels((tier2_kernel, "tier2_into"), (tier2, "largest_into"))
+kernel = both_kernels((tier2, "tier2_into"), (tier2, "largest_into"))
 
 
 def measured(tensor: torch.Tensor) -> RawTier2:

@@ -51,7 +51,7 @@ static inline void end_arithmetic(unsigned before) {
 #define RESTRICT restrict
 #endif
 
-/* The kinds of numbers in memory, as in native_moments.py. */
+/* The kinds of numbers in memory, as in dtypes.py. */
 enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
 
 FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {

@@ -55,8 +55,8 @@ def without_repeats(array: Raw) -> tuple[Raw, int]:
     if 0 not in array.strides:
         return array, 1
     is_repeated = [step == 0 and size > 1 for step, size in zip(array.strides, array.shape, strict=True)]
-    kept = tuple(slice(0, 1) if each else slice(None) for each in is_repeated)
-    repeats = prod(size for size, each in zip(array.shape, is_repeated, strict=True) if each)
+    kept = tuple(slice(0, 1) if is_one else slice(None) for is_one in is_repeated)
+    repeats = prod(size for size, is_one in zip(array.shape, is_repeated, strict=True) if is_one)
     return array[kept], repeats
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from ..torch_internals.graph_captures import BEING_CAPTURED
 from ..torch_internals.subclasses import (
     MKLDNN_LAYOUT,
     has_no_memory,
@@ -173,7 +174,7 @@ def _parts_of_subclass(tensor: Any) -> tuple[str, torch.Tensor] | None:
         return None
     names, _ = flatten()
     inner = [(name, getattr(tensor, name)) for name in names]
-    same = [(name, each) for name, each in inner if tuple(each.shape) == tuple(tensor.shape)]
+    same = [(name, part) for name, part in inner if tuple(part.shape) == tuple(tensor.shape)]
     return same[0] if len(inner) == 1 and same else None
 
 
@@ -199,3 +200,14 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
         return tuple(int(size) for size in tensor.shape)
     except Exception:  # not initialized, nested, or sizes that are symbols
         return ()
+
+
+_MOST_OF_A_NOTE = 120
+
+#: The note if work on the tensor would end the capture of a CUDA graph, or become part of it.
+NOT_MEASURED_IN_GRAPH = f"not measured: {BEING_CAPTURED}"
+
+
+def shortened(note: str | None) -> str | None:
+    """Returns the first line. Notes are dictionary-encoded, so there must not be many different ones."""
+    return None if note is None else " ".join(note.split("\n", 1)[0].split())[:_MOST_OF_A_NOTE]

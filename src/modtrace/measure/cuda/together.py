@@ -9,7 +9,7 @@ import torch
 
 from ...errors import describe_error
 from ...torch_internals.graph_captures import graph_captures
-from ..notes import NOT_MEASURED_IN_GRAPH, shortened
+from ..special import NOT_MEASURED_IN_GRAPH, shortened
 from .cuda_kernels import CudaKernels, Task
 
 

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from ...recording.statistics import fingerprints as definition
 from ...recording.statistics.fingerprints import SKETCH_SIZE, Sketch, fold_rows, place_chunks
 from ..blocks import pieces_of
-from ..dtypes import CHUNK, Floats, Format, Raw
-from ..elements import address_of, kind_of, kind_of_floats, to_floats
+from ..dtypes import CHUNK, Floats, Format, Raw, address_of, kind_of, kind_of_floats, to_floats
 
 try:
     from ._fingerprint import fingerprint as compiled
@@ -38,40 +37,30 @@ class Fingerprint(NamedTuple):
     sketch: Sketch
 
 
-def hash_array(array: Raw, offset: int = 0, *, shard: Shard | None = None) -> int:
-    """Returns the hash of all elements. It is 0 if there are none, or if all bytes are 0.
+def fingerprint_array(
+    array: Raw, form: Format | None, offset: int = 0, *, shard: Shard | None = None, is_hashed: bool = True
+) -> Fingerprint:
+    """Returns the hash and the sketch of all elements, in little more time than the slower of them.
+
+    The hash is 0 if there are no elements, or if all bytes are 0. The sketch is 64 float64. Non-finite elements count
+    as 0 in it. At most 64 numbers are added up in float32; float64 is used if a float32 would overflow or the numbers
+    are float64. Sums beyond float64 make the sketch infinite or NaN.
 
     Args:
         array: raw elements.
+        form: their format; None for no sketch, which is 0 then.
         offset: the index of its first element in a larger flat tensor, in raw elements (parts, for complex numbers).
         shard: its position in a larger tensor that is not flat; `offset` is added.
+        is_hashed: False for no hash, which is 0 then.
     """
-    return _take(array, None, offset, shard).hash
-
-
-def sketch_array(array: Raw, form: Format, offset: int = 0, *, shard: Shard | None = None) -> Sketch:
-    """Returns the sketch of all elements: 64 float64. Non-finite elements count as 0.
-
-    At most 64 numbers are added up in float32; float64 is used if a float32 would overflow or the numbers are float64.
-    Sums beyond float64 make the sketch infinite or NaN.
-
-    Args:
-        array: raw elements.
-        form: their format.
-        offset: see `hash_array`.
-        shard: see `hash_array`.
-    """
-    return _take(array, form, offset, shard, is_hashed=False).sketch
-
-
-def fingerprint_array(
-    array: Raw, form: Format, offset: int = 0, *, shard: Shard | None = None
-) -> Fingerprint:
-    """Returns the hash and the sketch, in little more time than the slower of them.
-
-    See `sketch_array` for the arguments.
-    """
-    return _take(array, form, offset, shard)
+    runs = _runs_of(array, offset, shard)
+    if not array.size:
+        return Fingerprint(0, np.zeros(SKETCH_SIZE))
+    kind = None if form is None else kind_of(form)
+    if compiled is not None and (form is None or kind is not None):
+        return _take_compiled(array, runs, kind, is_hashed)
+    hashed = _hash(array, runs) if is_hashed else 0
+    return Fingerprint(hashed, _NO_SKETCH if form is None else _sketch_in_pieces(array, form, runs))
 
 
 class _Runs(NamedTuple):
@@ -149,19 +138,6 @@ def place_of(shape: Sequence[int], shard: Shard) -> tuple[tuple[int, ...], int]:
 
 _NO_SKETCH = np.zeros(SKETCH_SIZE)
 _NO_SKETCH.setflags(write=False)
-
-
-def _take(
-    array: Raw, form: Format | None, offset: int, shard: Shard | None, *, is_hashed: bool = True
-) -> Fingerprint:
-    runs = _runs_of(array, offset, shard)
-    if not array.size:
-        return Fingerprint(0, np.zeros(SKETCH_SIZE))
-    kind = None if form is None else kind_of(form)
-    if compiled is not None and (form is None or kind is not None):
-        return _take_compiled(array, runs, kind, is_hashed)
-    hashed = _hash(array, runs) if is_hashed else 0
-    return Fingerprint(hashed, _NO_SKETCH if form is None else _sketch_in_pieces(array, form, runs))
 
 
 def _take_compiled(array: Raw, runs: _Runs, kind: int | None, is_hashed: bool) -> Fingerprint:

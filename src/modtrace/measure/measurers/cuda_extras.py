@@ -3,9 +3,11 @@
 Results arrive in rows, which `read_results` reads. Nobody waits for the device before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from ..cuda.together import Together
 from ..dtypes import Format, format_of
 from ..memory import once_each
 from ..moments.rows import Table, arriving_rows
-from ..tier2.tier2 import MOST_CHANNELS, why_no_channels
+from ..tier2.tier2 import MOST_CHANNELS, RawTier2, why_no_channels
 from .want import CHANNEL_MAX, HASH, HISTOGRAM, SAMPLE, SKETCH, ArrivingResults, Extra, Want
 
 #: What is wanted, as fingerprint.cu numbers it.
@@ -63,30 +65,21 @@ class CudaExtras:
             if form is None or kernels is None or not kernels.may_measure(tensor.dtype):
                 continue
             planned = plan(tensor, form, left, want)
-            if planned is not None and self._launch(kernels, *planned, want, extra):
-                left = [part for part in left if part not in planned[2].parts]
+            if planned is not None and self._launch(kernels, planned, want, extra):
+                left = [part for part in left if part not in planned.parts]
         return left
 
-    def _launch(
-        self,
-        kernels: CudaKernels,
-        dense: torch.Tensor,
-        task: Task,
-        arriving: ArrivingResults,
-        want: Want,
-        extra: Extra,
-    ) -> bool:
+    def _launch(self, kernels: CudaKernels, planned: "_Planned", want: Want, extra: Extra) -> bool:
         """Returns False if nothing is launched: a CUDA graph is captured, or there is no kernel for the dtype."""
-        rows = arriving_rows(kernels.device, _width_of(kernels.kernel, task.channels))
+        rows = arriving_rows(kernels.device, _width_of(kernels.kernel, planned.task.channels))
         row = rows.take()
-        arriving.place(rows, row)
+        arriving = ArrivingResults(planned.parts, want, planned.read, rows, row)
+        task = planned.task._replace(row_address=rows.address(row))
         try:
-            was_launched = self._start(
-                kernels, dense, task._replace(row_address=rows.address(row)), arriving, extra
-            )
+            was_launched = self._start(kernels, planned.dense, task, arriving, extra)
         except Exception as error:
             rows.free([row])
-            for part in arriving.parts:
+            for part in planned.parts:
                 extra.note_absence(part, describe_error(error), want)
             return True
         except BaseException:  # Ctrl-C may come behind the launch
@@ -124,7 +117,13 @@ class _Held:
         self.extra.add_note(note)
 
 
-_Planned = tuple[torch.Tensor, Task, ArrivingResults]
+class _Planned(NamedTuple):
+    """What is launched for some parts of what is wanted."""
+
+    parts: tuple[str, ...]
+    dense: torch.Tensor
+    task: Task  # still without the address of its row
+    read: Callable[[Table], Mapping[str, Any]]  # as in `ArrivingResults`; it must not hold the tensor
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -155,50 +154,30 @@ def _plan_tier2(tensor: torch.Tensor, form: Format, parts: Sequence[str], want: 
     dense = _dense(once)
     if dense is None:
         return None
-    channels = once.shape[dim] if has_channels else 0
-    inner = prod(once.shape[dim % len(shape) + 1 :]) * form.parts if has_channels else 0
+    once_shape = tuple(once.shape)
+    channels = once_shape[dim] if has_channels else 0
+    inner = prod(once_shape[dim % len(shape) + 1 :]) * form.parts if has_channels else 0
     numbers = once.numel() * form.parts
     task = Task(dense.data_ptr(), numbers, repeats, form.parts, 0, channels=channels, inner=inner)
     found = tuple(part for part in (HISTOGRAM, CHANNEL_MAX) if part in parts)
     held = found if has_channels else (HISTOGRAM,)
-    return dense, task, _Tier2Row(held, shape, tuple(once.shape), dim)
+    return _Planned(held, dense, task, partial(_read_tier2, held, shape, once_shape, dim))
 
 
-class _Tier2Row(ArrivingResults):
-    """The results of tier2.cu."""
-
-    __slots__ = ("_channel_dim", "_once", "_shape")
-
-    def __init__(
-        self, parts: tuple[str, ...], shape: tuple[int, ...], once: tuple[int, ...], channel_dim: int
-    ) -> None:
-        """Takes the shape of the tensor, and that with size 1 in each expanded dimension."""
-        super().__init__(parts)
-        self._shape, self._once, self._channel_dim = shape, once, channel_dim
-
-    def put(self, extra: Extra, row: Table) -> None:
-        integers = row.view(np.int64)
-        if HISTOGRAM in self.parts:
-            zeros, argmax = integers[BINS : BINS + 2].tolist()
-            extra.sumabs, extra.sum4 = row[BINS + 2 : BINS + 4].tolist()
-            extra.zero_count, extra.histogram = zeros, integers[:BINS].copy()
-            extra.argmax = None if argmax < 0 else index_in_shape(self._shape, self._once, argmax)
-        if CHANNEL_MAX in self.parts:
-            size, once = self._shape[self._channel_dim], self._once[self._channel_dim]
-            largest = row[BINS + 4 :].view(np.float32)[:once]
-            extra.channel_max[self._channel_dim] = np.repeat(largest, size // once)
-
-    def hold(self, extra: Extra) -> None:
-        if HISTOGRAM in self.parts:
-            extra.histogram = self
-        if CHANNEL_MAX in self.parts:
-            extra.channel_max[self._channel_dim] = self
-
-    def lose(self, extra: Extra) -> None:
-        if HISTOGRAM in self.parts:
-            extra.histogram = None
-        if CHANNEL_MAX in self.parts:
-            del extra.channel_max[self._channel_dim]
+def _read_tier2(
+    parts: tuple[str, ...], shape: tuple[int, ...], once: tuple[int, ...], dim: int, row: Table
+) -> dict[str, Any]:
+    """Returns the results in a row; `once` is the shape with size 1 in each expanded dimension."""
+    integers, results = row.view(np.int64), dict[str, Any]()
+    if HISTOGRAM in parts:
+        zeros, argmax = integers[BINS : BINS + 2].tolist()
+        sumabs, sum4 = row[BINS + 2 : BINS + 4].tolist()
+        index = None if argmax < 0 else index_in_shape(shape, once, argmax)
+        results[HISTOGRAM] = RawTier2(sumabs, zeros, sum4, index, integers[:BINS].copy())
+    if CHANNEL_MAX in parts:
+        largest = row[BINS + 4 :].view(np.float32)[: once[dim]]
+        results[CHANNEL_MAX] = np.repeat(largest, shape[dim] // once[dim])
+    return results
 
 
 # Hash and sketch. The words of a row are those of fingerprint.cu.
@@ -213,28 +192,13 @@ def _plan_fingerprint(
         return None
     wanted = sum(_WANTED[part] for part in held)
     task = Task(dense.data_ptr(), dense.numel() * form.parts, 1, form.parts, 0, wanted)
-    return dense, task, _FingerprintRow(held)
+    return _Planned(held, dense, task, partial(_read_fingerprint, held))
 
 
-class _FingerprintRow(ArrivingResults):
-    """The results of fingerprint.cu."""
-
-    __slots__ = ()
-
-    def put(self, extra: Extra, row: Table) -> None:
-        low, high = row[SKETCH_SIZE:].view(np.int64).tolist()
-        if HASH in self.parts:
-            extra.hash = high << 32 | low
-        if SKETCH in self.parts:
-            extra.sketch = row[:SKETCH_SIZE].copy()
-
-    def hold(self, extra: Extra) -> None:
-        for part in self.parts:
-            setattr(extra, part, self)
-
-    def lose(self, extra: Extra) -> None:
-        for part in self.parts:
-            setattr(extra, part, None)
+def _read_fingerprint(parts: tuple[str, ...], row: Table) -> dict[str, Any]:
+    low, high = row[SKETCH_SIZE:].view(np.int64).tolist()
+    results = {HASH: high << 32 | low, SKETCH: row[:SKETCH_SIZE].copy()}
+    return {part: results[part] for part in parts}
 
 
 # The sample.
@@ -246,26 +210,11 @@ def _plan_sample(tensor: torch.Tensor, form: Format, parts: Sequence[str], want:
     if dense is None:
         return None
     task = Task(dense.data_ptr(), dense.numel() * form.parts, 1, form.parts, 0, channels=samples, inner=1)
-    return dense, task, _SampleRow(samples, want.sample)
 
+    def read(row: Table) -> dict[str, Any]:
+        return {SAMPLE: row[1:].view(np.float32)[:samples].copy()}
 
-class _SampleRow(ArrivingResults):
-    """The results of sample.cu."""
-
-    __slots__ = ("_samples", "_wanted")
-
-    def __init__(self, samples: int, wanted: int) -> None:
-        super().__init__((SAMPLE,))
-        self._samples, self._wanted = samples, wanted
-
-    def put(self, extra: Extra, row: Table) -> None:
-        extra.sample[self._wanted] = row[1:].view(np.float32)[: self._samples].copy()
-
-    def hold(self, extra: Extra) -> None:
-        extra.sample[self._wanted] = self
-
-    def lose(self, extra: Extra) -> None:
-        del extra.sample[self._wanted]
+    return _Planned((SAMPLE,), dense, task, read)
 
 
 _PLANS: dict[Kernel, Callable[[torch.Tensor, Format, Sequence[str], Want], _Planned | None]] = {

@@ -49,7 +49,8 @@ def _read_rows(extras: Iterable[Extra]) -> None:
                 extra.add_note(f"not read from {rows.device}: {type(error).__name__}")
         else:
             for (extra, arriving), row in zip(waiting, table, strict=True):
-                arriving.put(extra, row)
+                for part, result in arriving.read(row).items():
+                    extra.put(part, result, arriving.want)
                 extra.arriving.remove(arriving)
         rows.free(numbers)
 
@@ -106,9 +107,9 @@ def _changed(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         changed = change(value)
         return changed.tolist() if isinstance(changed, np.ndarray) else changed
     if isinstance(value, list):
-        return [_changed(each, change) for each in value]
+        return [_changed(item, change) for item in value]
     if isinstance(value, dict):
-        return {key: _changed(each, change) for key, each in value.items()}
+        return {key: _changed(item, change) for key, item in value.items()}
     return value
 
 

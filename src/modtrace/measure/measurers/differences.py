@@ -10,11 +10,9 @@ from torch.utils.dlpack import from_dlpack
 from ...errors import describe_error
 from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.tensors import kind_of, plain_kinds
-from ..dtypes import format_of
-from ..elements import to_floats
+from ..dtypes import format_of, to_floats
 from ..memory import array_over, extent_of, why_unread
-from ..notes import NOT_MEASURED_IN_GRAPH, shortened
-from ..special import Plain, find_plain, is_uninitialized, shape_of
+from ..special import NOT_MEASURED_IN_GRAPH, Plain, find_plain, is_uninitialized, shape_of, shortened
 from .measurer import why_not
 
 #: For tensors in CPU memory with these dtypes numpy computes the difference, so that no profiler sees an op of ours.

@@ -16,10 +16,9 @@ from ...torch_internals.transforms import plain_ops
 from ..cuda.together import Together
 from ..dtypes import Format, Raw, format_of
 from ..fingerprints.device_fingerprints import hash_on_device, sketch_on_device
-from ..fingerprints.fingerprints import fingerprint_array, hash_array, sketch_array
+from ..fingerprints.fingerprints import fingerprint_array
 from ..memory import is_held, logical_array, too_many
-from ..notes import NOT_MEASURED_IN_GRAPH, shortened
-from ..special import find_plain, is_uninitialized
+from ..special import NOT_MEASURED_IN_GRAPH, find_plain, is_uninitialized, shortened
 from ..tier2.device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
 from ..tier2.tier2 import channel_max_array, sample_array, tier2_array
 from .cuda_extras import CudaExtras, has_kernels
@@ -113,8 +112,7 @@ class Extras:
             else:
                 extra.note_absence(part, reason, want)
         if is_on_device(tensor):
-            left = self._kernels.measure(tensor, bounded, want, extra)
-            _measure_device(tensor, left, want, extra)
+            _measure_device(tensor, self._kernels.measure(tensor, bounded, want, extra), want, extra)
         else:
             _measure_host(tensor, form, bounded, want, extra)
 
@@ -156,7 +154,7 @@ def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Wa
         extra.add_note(why_not(tensor))
         return
     if HASH in parts and SKETCH in parts:  # one pass is hardly dearer than either
-        parts = [each for each in parts if each not in (HASH, SKETCH)] + [_FINGERPRINT]
+        parts = [part for part in parts if part not in (HASH, SKETCH)] + [_FINGERPRINT]
     with np.errstate(all="ignore"):  # the user's error handler does not receive ours
         for part in parts:
             _add(part, partial(_ON_HOST[part], array, form, want), want, extra)
@@ -175,24 +173,18 @@ def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> Non
     if isinstance(found, str):
         for missing in (HASH, SKETCH) if part == _FINGERPRINT else (part,):
             extra.note_absence(missing, found, want)
-    elif part == HISTOGRAM:
-        extra.sumabs, extra.zero_count, extra.sum4, extra.argmax, extra.histogram = found
-    elif part == CHANNEL_MAX:
-        extra.channel_max[want.channel_dim] = found
-    elif part == SAMPLE:
-        extra.sample[want.sample] = found
     elif part == _FINGERPRINT:
         extra.hash, extra.sketch = found
     else:
-        setattr(extra, part, found)
+        extra.put(part, found, want)
 
 
 _ON_HOST: dict[str, Callable[[Raw, Format, Want], Any]] = {
     HISTOGRAM: lambda array, form, want: tier2_array(array, form),
     CHANNEL_MAX: lambda array, form, want: channel_max_array(array, form, want.channel_dim),
     SAMPLE: lambda array, form, want: sample_array(array, form, want.sample),
-    HASH: lambda array, form, want: hash_array(array),
-    SKETCH: lambda array, form, want: sketch_array(array, form),
+    HASH: lambda array, form, want: fingerprint_array(array, None).hash,
+    SKETCH: lambda array, form, want: fingerprint_array(array, form, is_hashed=False).sketch,
     _FINGERPRINT: lambda array, form, want: fingerprint_array(array, form),
 }
 

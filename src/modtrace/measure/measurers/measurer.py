@@ -17,13 +17,10 @@ from ..cuda.cuda_kernels import CudaKernels, Task, find_kernels, launcher
 from ..cuda.together import Together
 from ..dtypes import KINDS, Format, format_of
 from ..memory import Extent, array_over, extent_of, is_held, logical_array, once_each, too_many, why_unread
-from ..moments.cpu_kernel import measure_array, repeat
+from ..moments.cpu_kernel import first_nonfinite, measure_array, measure_into, repeat
 from ..moments.device_kernel import measure_on_device
-from ..moments.first_index import first_nonfinite
-from ..moments.native_moments import measure_into
 from ..moments.rows import ArrivingRows, DeviceRows, HostRows, Rows, arriving_rows
-from ..notes import NOT_MEASURED_IN_GRAPH, shortened
-from ..special import find_plain, is_uninitialized, shape_of
+from ..special import NOT_MEASURED_IN_GRAPH, find_plain, is_uninitialized, shape_of, shortened
 from .want import Extra
 
 #: The note if no capture wants statistics.

@@ -1,14 +1,13 @@
 """Describes what to keep of a tensor beyond its usual statistics, and what was measured of it."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from ..moments.rows import ArrivingRows, Table
-from ..notes import shortened
+from ..special import shortened
 
 #: What is measured in one pass, named by the field of `Extra` that holds it.
 HISTOGRAM, CHANNEL_MAX, SAMPLE, HASH, SKETCH = "histogram", "channel_max", "sample", "hash", "sketch"
@@ -36,7 +35,10 @@ class Want(NamedTuple):
             sample=max(self.sample, other.sample),
             tensors=self.tensors or other.tensors,
             lazy=self.lazy or other.lazy,
-            functions=(*self.functions, *(each for each in other.functions if each not in self.functions)),
+            functions=(
+                *self.functions,
+                *(function for function in other.functions if function not in self.functions),
+            ),
         )
 
 
@@ -51,29 +53,15 @@ class ExtraNote(NamedTuple):
     about: Any = None  # of `channel_max` the dimension, of `user` the function
 
 
-class ArrivingResults(ABC):
+@dataclass(eq=False, slots=True)
+class ArrivingResults:
     """Results that a kernel on a device writes into a row. An extra holds them until they have been read."""
 
-    __slots__ = ("parts", "row", "rows")
-
-    def __init__(self, parts: tuple[str, ...]) -> None:
-        self.parts = parts  # the fields of the extra
-
-    def place(self, rows: ArrivingRows, row: int) -> None:
-        """Sets the row that the kernel is going to write."""
-        self.rows, self.row = rows, row
-
-    @abstractmethod
-    def hold(self, extra: "Extra") -> None:
-        """Stands in the fields of the extra, which are not missing any more."""
-
-    @abstractmethod
-    def put(self, extra: "Extra", row: Table) -> None:
-        """Puts the results into the extra, from the row's words."""
-
-    @abstractmethod
-    def lose(self, extra: "Extra") -> None:
-        """Empties the fields of the extra: there will be no results."""
+    parts: tuple[str, ...]  # the fields of the extra
+    want: Want
+    read: Callable[[Table], Mapping[str, Any]]  # returns the result of each part, from the row's words
+    rows: ArrivingRows
+    row: int
 
 
 class _Referable:
@@ -106,14 +94,28 @@ class Extra(_Referable):
     notes: tuple[ExtraNote, ...] = ()
     arriving: list[ArrivingResults] = field(default_factory=list)
 
+    def put(self, part: str, result: Any, want: Want) -> None:
+        """Stores the result of a part, or what will be read for it; None if there will be none."""
+        by_key = getattr(self, part)
+        if part == HISTOGRAM and isinstance(result, tuple):
+            self.sumabs, self.zero_count, self.sum4, self.argmax, self.histogram = result
+        elif not isinstance(by_key, dict):
+            setattr(self, part, result)
+        elif result is not None:
+            by_key[_key_of(part, want)] = result
+        else:
+            del by_key[_key_of(part, want)]
+
     def hold(self, arriving: ArrivingResults) -> None:
         """Holds results until they are read, or freed."""
-        arriving.hold(self)
+        for part in arriving.parts:
+            self.put(part, arriving, arriving.want)
         self.arriving.append(arriving)
 
     def lose(self, arriving: ArrivingResults) -> None:
         """Forgets results that will not be read. Their row is not freed."""
-        arriving.lose(self)
+        for part in arriving.parts:
+            self.put(part, None, arriving.want)
         self.arriving.remove(arriving)
 
     def free(self) -> None:
@@ -125,11 +127,15 @@ class Extra(_Referable):
 
     def note_absence(self, part: str, reason: str, want: Want) -> None:
         """Adds the note that a part of what is wanted could not be had."""
-        about = want.channel_dim if part == CHANNEL_MAX else want.sample if part == SAMPLE else None
-        self.add_note(shortened(f"no {part}: {reason}"), part, about)
+        self.add_note(shortened(f"no {part}: {reason}"), part, _key_of(part, want))
 
     def add_note(self, text: str | None, of: str = "", about: Any = None) -> None:
         """Adds a note once: the reason why something could not be measured, or the part that was. None adds nothing."""
         note = ExtraNote(text or "", of, about)
         if text and note not in self.notes:
             self.notes += (note,)
+
+
+def _key_of(part: str, want: Want) -> int | None:
+    """Returns which of several results of a part is wanted; None for a part that has one."""
+    return want.channel_dim if part == CHANNEL_MAX else want.sample if part == SAMPLE else None

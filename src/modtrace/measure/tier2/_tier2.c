@@ -1,4 +1,4 @@
-/* Computes tier 2 of contiguous numbers and the maxima of channels, as tier2_kernel.py and tier2.py do, but faster.
+/* Computes tier 2 of contiguous numbers and the maxima of channels, as tier2.py does, but faster.
 
    What is counted or compared is taken from the bits, so neither NaN nor what a user has set the processor to matters.
    Sums are made in float64, in 16 lanes that are written out, so that a compiler may vectorise the loops without

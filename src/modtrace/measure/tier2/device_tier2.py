@@ -48,7 +48,9 @@ def tier2_on_device(tensor: torch.Tensor) -> DeviceTier2:
     for numbers in _chunks(torch.view_as_real(once) if parts == 2 else once):
         found.append(_measure(numbers, start))
         start += numbers.numel()
-    sumabs, zeros, sum4, histogram, largest, argmax = (torch.stack(each) for each in zip(*found, strict=True))
+    sumabs, zeros, sum4, histogram, largest, argmax = (
+        torch.stack(results) for results in zip(*found, strict=True)
+    )
     # `argmax[...]` would wait for the index.
     index = argmax.gather(0, largest.argmax().reshape(1)).reshape(()) // parts
     return DeviceTier2(
@@ -69,7 +71,7 @@ def channel_max_on_device(tensor: torch.Tensor, dim: int) -> torch.Tensor | str:
     once, _ = once_each(tensor)
     numbers = torch.view_as_real(once) if tensor.is_complex() else once
     largest = torch.zeros(once.shape[axis], dtype=torch.float32, device=tensor.device)
-    others = [each for each in range(numbers.dim()) if each != axis]
+    others = [other for other in range(numbers.dim()) if other != axis]
     for block in blocks(numbers.shape, _CHUNK):
         found = _to_floats(numbers[block]).abs()
         found = torch.amax(found, dim=others) if others else found

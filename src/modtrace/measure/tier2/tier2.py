@@ -1,5 +1,7 @@
 """Measures tier 2 of an array in memory: histogram and sums, the largest magnitude of each channel, a sample."""
 
+import math
+from collections.abc import Callable
 from functools import reduce
 from math import prod
 from typing import Any, NamedTuple
@@ -10,10 +12,19 @@ import numpy.typing as npt
 from ...recording.statistics.sample import sample_positions
 from ...recording.statistics.tier2 import BINS
 from ..blocks import blocks, in_row, index_in_whole, without_repeats
-from ..dtypes import CHUNK, Format, Raw
-from ..elements import address_of, kind_of, to_floats
-from .native_tier2 import largest_into
-from .tier2_kernel import Histogram, Tier2, is_read, join, measure_piece
+from ..dtypes import CHUNK, Floats, Format, Raw, address_of, kind_of, kind_of_floats, to_floats
+
+#: `(address, count, kind, target_address)`: writes 258 int64 and 3 doubles; kinds as in `dtypes.KINDS`.
+#: None: not compiled, numpy measures (in 5 to 8 ns a float32 instead of 0.6).
+tier2_into: Callable[[int, int, int, int], None] | None
+
+#: `(address, outer, channels, inner, size_bytes, target_address)`: writes the bits of each channel's largest magnitude.
+largest_into: Callable[[int, int, int, int, int, int], None] | None
+
+try:
+    from ._tier2 import largest_into, tier2_into
+except ImportError:
+    tier2_into = largest_into = None
 
 #: Of a tensor with more channels than these, the largest magnitude of each is not kept.
 MOST_CHANNELS = 16_384
@@ -23,6 +34,7 @@ _SHORT_ROW, _SHORT_RUN = 256, 64
 
 Channels = npt.NDArray[np.float32]
 Bits = npt.NDArray[Any]  # signed integers
+Histogram = npt.NDArray[np.int64]
 
 
 class RawTier2(NamedTuple):
@@ -108,11 +120,95 @@ def sample_array(array: Raw, form: Format, k: int) -> Channels:
     return np.concatenate([np.empty(0, np.float32), *floats])
 
 
-def _measure(array: Raw, form: Format) -> Tier2:
-    if is_read(form) and array.flags.c_contiguous and array.flags.aligned:
-        return measure_piece(array, form)
+class _Piece(NamedTuple):
+    """The statistics of one piece of an array, or of several."""
+
+    size: int
+    histogram: Histogram
+    zeros: int
+    argmax: int  # the first of those numbers that are as large as the largest
+    sumabs: float
+    sum4: float
+    largest: float  # magnitude
+
+
+def _measure(array: Raw, form: Format) -> _Piece:
+    if (
+        tier2_into is not None
+        and kind_of(form) is not None
+        and array.flags.c_contiguous
+        and array.flags.aligned
+    ):
+        return _measure_piece(array, form)
     with np.errstate(all="ignore"):  # the user's error handler does not receive ours
-        return join(measure_piece(in_row(array[block]), form) for block in blocks(array.shape, CHUNK))
+        return reduce(
+            _join, (_measure_piece(in_row(array[block]), form) for block in blocks(array.shape, CHUNK))
+        )
+
+
+def _measure_piece(raw: Raw, form: Format) -> _Piece:
+    """Measures contiguous raw elements; at most CHUNK of them if the compiled kernel does not read them."""
+    kind = kind_of(form)
+    if kind is None or tier2_into is None:
+        raw = to_floats(raw, form)
+    if tier2_into is None:
+        return _measure_with_numpy(raw)
+    found = np.empty(BINS + 5, np.int64)
+    tier2_into(address_of(raw), raw.size, kind_of_floats(raw) if kind is None else kind, address_of(found))
+    zeros, argmax = found[BINS : BINS + 2].tolist()
+    sumabs, sum4, largest = found[BINS + 2 :].view(np.float64).tolist()
+    return _Piece(raw.size, found[:BINS], zeros, argmax, sumabs, sum4, largest)
+
+
+def _join(one: _Piece, other: _Piece) -> _Piece:
+    """Joins the statistics of two adjacent pieces."""
+    is_larger = other.largest > one.largest or (math.isnan(other.largest) and not math.isnan(one.largest))
+    return _Piece(
+        one.size + other.size,
+        one.histogram + other.histogram,
+        one.zeros + other.zeros,
+        one.size + other.argmax if is_larger else one.argmax,
+        one.sumabs + other.sumabs,
+        one.sum4 + other.sum4,
+        other.largest if is_larger else one.largest,
+    )
+
+
+def _measure_with_numpy(floats: Floats) -> _Piece:
+    bits = floats.view(f"i{floats.itemsize}")
+    # The bits of magnitudes, which have the same order; those of NaN are above all others.
+    bits = bits & np.iinfo(bits.dtype).max
+    zeros = len(bits) - int(np.count_nonzero(bits))
+    histogram = _count_exponents(bits)
+    histogram[0] -= zeros
+    argmax = int(np.minimum(bits, _NAN[bits.dtype]).argmax())  # all NaN are equal here
+    squares = np.square(floats, dtype=np.float64)
+    np.square(squares, out=squares)
+    return _Piece(
+        len(floats),
+        histogram,
+        zeros,
+        argmax,
+        float(np.add.reduce(np.abs(floats), dtype=np.float64)),
+        float(np.add.reduce(squares)),  # `dot` starts threads, which wait for each other on a busy machine
+        abs(float(floats[argmax])),
+    )
+
+
+def _count_exponents(bits: npt.NDArray[Any]) -> Histogram:
+    """Returns the histogram of exponents. Zeros are in the first bin; numbers that are not finite are in none."""
+    if bits.dtype == np.int32:
+        histogram = np.bincount(bits >> 23, minlength=BINS)
+        histogram[-1] = 0
+        return histogram
+    exponents = bits >> 52
+    bins = np.clip(exponents - 896, 0, BINS - 1)  # the biases are 1023 and 127
+    histogram = np.bincount(bins, minlength=BINS)
+    histogram[-1] -= np.count_nonzero(exponents == 2047)
+    return histogram
+
+
+_NAN = {np.dtype(np.int32): np.int32(0x7F800001), np.dtype(np.int64): np.int64(0x7FF0000000000001)}
 
 
 # Channels. Bits of magnitudes are compared: the larger the magnitude, the larger they are, and the largest are NaN.
@@ -130,7 +226,7 @@ def _largest_of_channels(array: Raw, form: Format, axis: int) -> Channels:
         bits: Bits = floats.view(f"i{floats.itemsize}")
         if largest is None:
             largest = np.zeros(array.shape[axis], bits.dtype)
-        sizes = [each.stop - each.start for each in block]
+        sizes = [extent.stop - extent.start for extent in block]
         found = _largest_of_runs(bits.reshape(prod(sizes[:axis]), sizes[axis], prod(sizes[axis + 1 :])))
         np.maximum(largest[block[axis]], found, out=largest[block[axis]])
     assert largest is not None
