@@ -7,7 +7,7 @@ import pytest
 
 from cli.test_record import TRAIN
 from helpers.command_line import run_command
-from modtrace.recording.options.step_range import to_step_range
+from modtrace.recording.options.schedule import to_step_range
 from modtrace.surface import choose_phrase, name_argument, speak
 
 

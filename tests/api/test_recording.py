@@ -182,7 +182,7 @@ def test_options_that_make_no_sense_are_refused_at_once(options, error, text):
     [("2:", "2:"), (range(2, 9, 3), "2:9:3"), (slice(4), "0:4"), (None, "0:"), ("::5", "0::5")],
 )
 def test_steps_are_given_in_several_ways(steps, text):
-    from modtrace.recording.options.step_range import to_step_range
+    from modtrace.recording.options.schedule import to_step_range
 
     assert str(to_step_range(steps)) == text
 

@@ -157,16 +157,16 @@ def test_op_that_makes_nothing_of_what_it_reads_is_named(seeded):
 
 
 def test_hook_that_is_left_behind_is_named(seeded, monkeypatch):
-    from modtrace.replay import recorded_run as quiet_recorder
+    from modtrace.replay import recorded_run
 
     model, left = nn.Linear(4, 4), []
 
-    class Leaving(quiet_recorder.Recorder):
+    class Leaving(recorded_run.Recorder):
         def stop(self, error=None):
             super().stop(error)
             left.append(model.register_forward_hook(lambda *given: None))
 
-    monkeypatch.setattr(quiet_recorder, "Recorder", Leaving)
+    monkeypatch.setattr(recorded_run, "Recorder", Leaving)
     faults = failed(model, torch.randn(2, 4))
     assert faults == {
         "nothing left behind": "hooks on the module '' is not what an unrecorded run leaves",

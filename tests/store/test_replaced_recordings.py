@@ -253,7 +253,7 @@ def test_reader_of_a_run_that_goes_on_is_not_disturbed_by_its_close(tmp_path: Pa
 def test_recording_is_told_from_another_to_whose_folder_the_system_gave_the_same_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
-    monkeypatch.setattr(reader_module, "_place", lambda folder: (0, 0))
+    monkeypatch.setattr(reader_module, "folder_identity", lambda folder: (0, 0))
     path = tmp_path / "run.modtrace"
     writer = FolderWriter(path, RunMeta(run_id="same", clock_time_ns=1))
     if closed:

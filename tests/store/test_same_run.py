@@ -14,7 +14,7 @@ import pytest
 
 from modtrace.errors import RecordingExistsError
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.process import name_parent, name_process, process_start_ns
+from modtrace.recording.process import name_process, process_start_ns
 from modtrace.store import folder as folder_module
 from modtrace.store.folder import may_join
 from modtrace.store.layout import rank_folder
@@ -175,8 +175,8 @@ def test_child_does_not_replace_what_the_process_that_has_started_it_records(
     tmp_path: Path, closed: bool
 ) -> None:
     path = tmp_path / "run.modtrace"
-    leave(path, 0, name_parent(), closed=closed, minutes_before=1, launch="")
-    child = meta_of(0, "second", launch=name_parent(), world_size=1)
+    leave(path, 0, name_process(os.getppid()), closed=closed, minutes_before=1, launch="")
+    child = meta_of(0, "second", launch=name_process(os.getppid()), world_size=1)
     if not closed:
         with pytest.raises(RecordingExistsError, match="another process of this run writes here"):
             FolderWriter(path, child, overwrite=True)

@@ -10,7 +10,7 @@ import numpy as np
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.schema import schemas
-from modtrace.store import compact, copy, reader, writer
+from modtrace.store import copy, reader, stream, writer
 
 MODULES = {
     "module_id": [0, 1], "root_id": [0, 0], "path": ["", "head"], "raw_path": ["", "head"], "aliases": [[], ["h"]],

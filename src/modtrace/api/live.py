@@ -15,7 +15,7 @@ from ..recording.meta import HELD, Note, Progress, RunMeta
 from ..recording.options.capture import BOUNDARY, INSIDE, Capture
 from ..recording.options.capture import to_json as captures_to_json
 from ..recording.options.op_options import Ops
-from ..recording.options.step_range import ALL_STEPS, StepRange
+from ..recording.options.schedule import ALL_STEPS, StepRange
 from ..recording.options.tensor_options import TensorOptions
 from ..recording.protocols import RecordingData, Sink
 from ..recording.suggestions import count_of

@@ -17,8 +17,7 @@ from ..recording.protocols import RecordingData
 from ..recording.role import PARAMETER_GRAD
 from ..recording.statistics.moments import nonfinite_rows, sites_of_roles
 from ..recording.suggestions import count_of
-from ..recording.triggers.skips import Use
-from ..recording.triggers.step_conditions import NonFiniteFinding
+from ..recording.triggers.step_conditions import NonFiniteFinding, Use
 from ..recording.triggers.step_tables import StepData
 from ..recording.triggers.watch import Asked
 from ..surface import choose_phrase, speak, surface_now

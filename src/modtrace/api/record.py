@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ..optional import require
 from ..recording.options.capture import COMPILED, INSIDE, STATS, Capture, Patterns, to_captures
 from ..recording.options.op_options import Ops, to_ops
-from ..recording.options.step_range import to_step_range
+from ..recording.options.schedule import to_step_range
 from ..recording.options.tensor_options import TensorOptions
 from ..recording.triggers.trigger_kinds import Trigger, check_keep_last, paths_of, to_triggers
 from ..surface import choose_phrase, name_argument

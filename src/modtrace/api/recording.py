@@ -24,7 +24,7 @@ from ..analysis.values.value_table import build_value_table
 from ..optional import require
 from ..recording.meta import HELD, Note, RunMeta
 from ..recording.options.capture import Patterns
-from ..recording.options.step_range import to_step_range
+from ..recording.options.schedule import to_step_range
 from ..recording.protocols import RecordingData
 from ..recording.raw_tensor import to_torch_if_there
 from ..recording.role import OUTPUT

@@ -6,7 +6,7 @@ from ..analysis.graph_view.records import GraphView
 from ..analysis.timeline.timeline import build_timeline
 from ..api.graph import graph_of
 from ..api.model_graph import ModelGraph
-from ..recording.options.step_range import ALL_STEPS, StepRange
+from ..recording.options.schedule import ALL_STEPS, StepRange
 from ..recording.protocols import RecordingData
 from ..store.csv_tables import write_csv as write_tables
 from ..store.parquet import write_parquet as write_rank

@@ -15,7 +15,7 @@ from ..optional import require
 from ..recording.options.capture import BOUNDARY, COMPILED, INSIDE
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.op_options import Ops
-from ..recording.options.step_range import ALL_STEPS, to_step_range
+from ..recording.options.schedule import ALL_STEPS, to_step_range
 from ..recording.statistics.moments import holds_nonfinite
 from ..recording.suggestions import count_of
 from ..store.folder import may_join

@@ -7,7 +7,7 @@ import sys
 import click
 
 from ..analysis.timeline.timeline import Timeline, build_timeline
-from ..recording.options.step_range import StepRange, to_step_range
+from ..recording.options.schedule import StepRange, to_step_range
 from ..recording.suggestions import count_of
 from ..views.common.numbers import format_bytes
 from ..views.formats.perfetto import count_events, describe_missing, iterate_perfetto, write_perfetto

@@ -58,9 +58,8 @@ class FailureReporter:
         """Reports that ops cannot be recorded. Calls are still recorded."""
         if self.strict:
             raise error
-        self._mark(
-            f"ops are incomplete from step {self._step()}: modtrace failed at {where}: {describe_error(error)}"
-        )
+        step, reason = self._step(), describe_error(error)
+        self._mark(f"ops are incomplete from step {step}: modtrace failed at {where}: {reason}")
         text = (
             f"{where}: modtrace met an internal error and records no more ops; "
             "the run and the recording of calls go on"
@@ -79,12 +78,22 @@ class FailureReporter:
 
     def values_failed(self, error: Exception, where: str) -> None:
         """Reports that nothing more is measured. Calls are still recorded."""
-        step = self._step()
-        self._mark(
-            f"values are incomplete from step {step}: modtrace failed at {where}: {describe_error(error)}"
-        )
+        step, reason = self._step(), describe_error(error)
+        self._mark(f"values are incomplete from step {step}: modtrace failed at {where}: {reason}")
         text = (
             f"{where}: modtrace met an internal error and measures no more values; "
+            "the run and the recording of calls go on"
+        )
+        warn_of_error(text, error, strict=self._how_to_raise)
+
+    def compilations_failed(self, error: Exception) -> None:
+        """Reports that compilations are not recorded any more. The lock over the tracker's events may be held."""
+        if self.strict:
+            raise error
+        step, reason = self._step(), describe_error(error)
+        self._late_marks.append(f"compilations are incomplete from step {step}: modtrace failed: {reason}")
+        text = (
+            "modtrace met an internal error and records no more compilations; "
             "the run and the recording of calls go on"
         )
         warn_of_error(text, error, strict=self._how_to_raise)
@@ -112,20 +121,6 @@ class FailureReporter:
             )
             warn_of_error(text, ValueError(faults[0]), strict=self._how_to_raise)
         self._refused_tables.add(table)
-
-    def compilations_failed(self, error: Exception) -> None:
-        """Reports that compilations are not recorded any more. The lock over the tracker's events may be held."""
-        if self.strict:
-            raise error
-        step = self._step()
-        self._late_marks.append(
-            f"compilations are incomplete from step {step}: modtrace failed: {describe_error(error)}"
-        )
-        text = (
-            "modtrace met an internal error and records no more compilations; "
-            "the run and the recording of calls go on"
-        )
-        warn_of_error(text, error, strict=self._how_to_raise)
 
     def user_raised(self, what: str, error: Exception) -> None:
         """Reports that a function of the user's has raised. The lock over the tracker's events may be held."""

@@ -1,7 +1,6 @@
 """Parses JSON that another program may have written. Every fault in it is reported as a `ValueError`."""
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 #: Python's stack has 1,000 frames, and code that walks through a value or writes it again uses two a level.
@@ -19,45 +18,44 @@ def parse_json(text: bytes | str) -> Any:
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     try:
         value = json.loads(decoded, object_pairs_hook=_to_object)
+        is_too_deep = _count_levels(value) > _MOST_LEVELS
     except RecursionError:
-        raise _too_deep() from None
-    _check_levels(value)
+        is_too_deep = True
+    if is_too_deep:
+        raise ValueError(f"it is nested more than {_MOST_LEVELS} levels deep")
     return _without_surrogates(value) if "\\u" in decoded else value
 
 
 def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for at, name in enumerate(names) if name in names[:at])
         raise ValueError(f"the name {twice!r} occurs twice in an object")
-    return found
+    return values
 
 
-def _check_levels(value: Any) -> None:
-    level = [value]
-    for _ in range(_MOST_LEVELS + 1):
-        level = [inner for each in level for inner in _inside(each)]
+def _count_levels(value: Any) -> int:
+    """Returns how many lists and objects lie in each other, counted up to the first that is too many."""
+    level, depth = [value], 0
+    while depth <= _MOST_LEVELS:
+        containers = [value for value in level if isinstance(value, (dict, list))]
+        level = [
+            inner
+            for container in containers
+            for inner in (container.values() if isinstance(container, dict) else container)
+        ]
         if not level:
-            return
-    raise _too_deep()
-
-
-def _inside(value: Any) -> Collection[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"it is nested more than {_MOST_LEVELS} levels deep")
+            break
+        depth += 1
+    return depth
 
 
 def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):
-        return [_without_surrogates(each) for each in value]
+        return [_without_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
+        return {_without_surrogates(name): _without_surrogates(item) for name, item in value.items()}
     return value

@@ -45,24 +45,23 @@ class RunMeta:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         lists = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        return {**lists, "notes": [asdict(each) for each in self.notes]}
+        return {**lists, "notes": [asdict(note) for note in self.notes]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunMeta":
         """Returns the meta data of a parsed `meta.json`. Unknown names are ignored, missing ones get their defaults."""
-        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
-        return cls(**{**known, "notes": tuple(_to_note(each) for each in known.get("notes", ()))})
-
-
-def _to_note(values: Any) -> Note:
-    """Returns a note of a parsed `meta.json`. Missing fields are None or empty."""
-    given = values if isinstance(values, Mapping) else {"reason": str(values)}
-    step = given.get("step")
-    step = step if isinstance(step, int) else None
-    return Note(step=step, kind=str(given.get("kind", "")), reason=str(given.get("reason", "")))
+        notes = []
+        for note in known.get("notes", ()):
+            parts: Mapping[str, Any] = note if isinstance(note, Mapping) else {"reason": str(note)}
+            step = parts.get("step") if isinstance(parts.get("step"), int) else None
+            notes.append(
+                Note(step=step, kind=str(parts.get("kind", "")), reason=str(parts.get("reason", "")))
+            )
+        return cls(**{**known, "notes": tuple(notes)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,9 @@ def path_below(parent: str, path: str, aliases: Iterable[str]) -> str:
 
     A module registered as `x.l` and as `y.l` is `y.l` when `y` runs it.
     """
-    # Of several that share as many parts `max` returns the first.
-    return max([path, *aliases], key=lambda each: _shared_parts(parent, each))
 
+    def count_shared(alias: str) -> int:
+        pairs = zip(parent.split("."), alias.split("."), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-def _shared_parts(one: str, other: str) -> int:
-    pairs = zip(one.split("."), other.split("."), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return max([path, *aliases], key=count_shared)  # of several that share as many parts the first

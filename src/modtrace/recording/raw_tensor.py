@@ -12,22 +12,17 @@ from ..errors import MissingLibraryError
 from ..optional import require
 
 _NUMPY_HAS = (
-    *("float64", "float32", "float16", "complex128", "complex64", "bool"),
-    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    "float64 float32 float16 complex128 complex64 bool int64 int32 int16 int8 uint64 uint32 uint16 uint8"
 )
 
+_OF_ONE_BYTE = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
+
 #: The numpy dtype of an element; for what numpy lacks, an unsigned integer of the same width.
-_ELEMENTS: dict[str, npt.DTypeLike] = {
-    **{name: np.dtype(name) for name in _NUMPY_HAS},
+_ELEMENTS: dict[str, np.dtype[Any]] = {
+    **{name: np.dtype(name) for name in _NUMPY_HAS.split()},
     "bfloat16": np.dtype("uint16"),
     "complex32": np.dtype("uint32"),
-    **{
-        name: np.dtype("uint8")
-        for name in (
-            *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-            "float4_e2m1fn_x2",
-        )
-    },
+    **dict.fromkeys(_OF_ONE_BYTE.split(), np.dtype("uint8")),
 }
 
 
@@ -89,7 +84,7 @@ def itemsize_of(dtype: str, shape: Sequence[int], size_bytes: int) -> int:
     """
     element = _ELEMENTS.get(dtype)
     if element is not None:
-        return np.dtype(element).itemsize
+        return element.itemsize
     return size_bytes // (math.prod(shape) or 1) or 1
 
 

@@ -43,14 +43,14 @@ TABLE = (
     Role(LOSS, "loss", "losses"),  # a root of a backward that has one element
 )
 
-ROLES = tuple(each.name for each in TABLE)
-BY_NAME = {each.name: each for each in TABLE}
+ROLES = tuple(role.name for role in TABLE)
+BY_NAME = {role.name: role for role in TABLE}
 
 #: The roles of tensors that ops return or read, which exist only if ops are recorded.
-OP_ROLES = frozenset(each.name for each in TABLE if each.of_ops)
+OP_ROLES = frozenset(role.name for role in TABLE if role.of_ops)
 
 #: The roles of parameters, and of what has the layout of a parameter.
 OF_PARAMETERS = frozenset({PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE})
 
 #: The roles of tensors that should never have a value that is not finite.
-FINITE_ROLES = tuple(each.name for each in TABLE if each.must_be_finite)
+FINITE_ROLES = tuple(role.name for role in TABLE if role.must_be_finite)

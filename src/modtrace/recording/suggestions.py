@@ -24,5 +24,5 @@ def count_of(number: int, noun: str, form: Callable[[int], str] = "{:,}".format,
 
 def first_few(things: Sequence[object], most: int = _FEW) -> str:
     """Returns the first things, separated by commas; `…` stands for the rest."""
-    shown = [str(each) for each in things[:most]]
+    shown = [str(thing) for thing in things[:most]]
     return ", ".join([*shown, "…"] if len(things) > most else shown)

@@ -42,14 +42,14 @@ class Verification:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Returns the lines of its table: the outcome (ok, FAILED, exempt or unchecked), the name, and the details."""
-        rows = [("ok" if each.passed else "FAILED", each.name, each.why) for each in self.checks]
+        rows = [("ok" if check.passed else "FAILED", check.name, check.why) for check in self.checks]
         rows += [("exempt", rule, str(count)) for rule, count in self.exempt.items()]
         return rows + [("unchecked", what, why) for what, why in self.unchecked]
 
     @property
     def headline(self) -> str:
         """The result in one line."""
-        failed = [each.name for each in self.checks if not each.passed]
+        failed = [check.name for check in self.checks if not check.passed]
         result = f"FAILED: {', '.join(failed)}" if failed else "its recording is proved"
         own = "" if self.is_deterministic else "; the model is not deterministic by itself"
         return f"{self.model}: {result}{own}"

@@ -75,7 +75,12 @@ def try_call(
         KeyboardInterrupt: the call was interrupted.
     """
     kwargs = {} if kwargs is None else kwargs
-    check_call(model, args, kwargs)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r}: give a torch.nn.Module, not a {type(model).__name__}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args=...: give a tuple, (x,) for one argument, not a {type(args).__name__}")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs=...: give a dict of names and values, not a {type(kwargs).__name__}")
     if values not in _VALUES:
         raise ValueError(f'values={values!r}: give "stats" or None')
     model = _to_call(model)
@@ -97,23 +102,6 @@ def try_call(
     if error is not None and place is not None and hasattr(error, "add_note"):  # Python 3.11
         error.add_note(f"modtrace: raised in {place}")
     return OneCall(data, error)
-
-
-def check_call(model: object, args: object, kwargs: object, shown: str = "{}") -> None:
-    """Checks the arguments of a call of a model; `shown` is a format for an argument in an error.
-
-    Raises:
-        TypeError: `model` is not a module, `args` is not a tuple or list, or `kwargs` is not a dict.
-    """
-    if not isinstance(model, nn.Module):
-        argument, wanted, given = f"model={model!r}", "a torch.nn.Module", model
-    elif not isinstance(args, (tuple, list)):
-        argument, wanted, given = "args=...", "a tuple, (x,) for one argument", args
-    elif not isinstance(kwargs, Mapping):
-        argument, wanted, given = "kwargs=...", "a dict of names and values", kwargs
-    else:
-        return
-    raise TypeError(f"{shown.format(argument)}: give {wanted}, not a {type(given).__name__}")
 
 
 def _to_call(model: nn.Module) -> nn.Module:

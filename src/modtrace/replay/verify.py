@@ -14,7 +14,6 @@ from .contents import aside, without_autocast
 from .generators import generators_kept
 from .kept_ops import OpKeep
 from .model_run import Results, run_model
-from .one_call import check_call
 from .perturbing import Perturber
 from .recorded_graph import RecordedGraph, read_graph
 from .recorded_run import RecordedRun, record_run
@@ -52,7 +51,12 @@ def verify(
         Exception: what the model raises.
     """
     kwargs = {} if kwargs is None else kwargs
-    check_call(model, args, kwargs, shown="verify({})")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"verify(model={model!r}): give a torch.nn.Module, not a {type(model).__name__}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"verify(args=...): give a tuple, (x,) for one argument, not a {type(args).__name__}")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"verify(kwargs=...): give a dict of names and values, not a {type(kwargs).__name__}")
     lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:
         raise ValueError(

@@ -1,9 +1,14 @@
 """Writes an existing recording, in memory or in another folder, to a folder."""
 
 import os
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
 
 from ..errors import RecordingError
-from ..recording.in_memory.tensors import is_reference, with_blobs
+from ..recording.arrow.arrays import from_strings
+from ..recording.in_memory.tensors import IN_MEMORY
 from ..recording.protocols import RecordingData
 from ..recording.schema import schemas
 from .reader import FolderReader
@@ -11,6 +16,9 @@ from .stream import LARGE_BATCH_ROWS
 from .writer import FolderWriter
 
 _NOT_CLOSED = "copied before the recording was closed"
+
+#: A reference that a sink returned for a tensor: `FILE:NUMBER.NAME`.
+_REFERENCE = re.compile(rf"({IN_MEMORY}|tensors-\d{{5,}}\.safetensors):\d{{6,}}\..*", re.DOTALL)
 
 
 def write_recording(data: RecordingData, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -31,45 +39,44 @@ def write_recording(data: RecordingData, path: str | os.PathLike[str], *, overwr
         data.hold_tensors()
     writer = FolderWriter(path, meta, overwrite=overwrite, strict=True)
     try:
-        tensors = _TensorCopier(data, writer)
-        tables["values"] = with_blobs(tables["values"], tensors.copy)
+        tables["values"], why_missing = _copy_tensors(data, tables["values"], writer)
         for name, table in tables.items():
             for batch in table.to_batches(max_chunksize=LARGE_BATCH_ROWS):
                 writer.write(name, dict(zip(table.column_names, batch.columns, strict=True)))
                 writer.end_step(0)  # writes if there are many rows
         if not meta.complete and not meta.marks:
             writer.mark(_NOT_CLOSED)
-        tensors.mark_missing()
+        if why_missing:
+            writer.mark(f"{len(why_missing)} whole tensors could not be copied: {why_missing[0]}")
     finally:
         writer.close()
 
 
-class _TensorCopier:
-    """Copies whole tensors one by one, and counts those that cannot be read."""
+def _copy_tensors(
+    data: RecordingData, values: pa.Table, writer: FolderWriter
+) -> tuple[pa.Table, Sequence[str]]:
+    """Copies the whole tensors one by one, and returns the rows with their references in the copy.
 
-    def __init__(self, data: RecordingData, writer: FolderWriter) -> None:
-        self._data = data
-        self._writer = writer
-        self._missing = 0
-        self._why = ""
-
-    def copy(self, blob: str, step: int) -> str | None:
-        """Returns the reference in the copy; None if there is none.
-
-        A text that is no reference is returned unchanged.
-        """
-        if not is_reference(blob):
-            return blob
-        try:
-            raw = self._data.tensor(blob)
-        except RecordingError as error:
-            self._missing += 1
-            self._why = self._why or str(error)
-            return None
-        name = blob.partition(":")[2].partition(".")[2]  # it gets a new number
-        return self._writer.put_tensor(name, raw.to_numpy(), raw.dtype, raw.shape, step=step)
-
-    def mark_missing(self) -> None:
-        """Marks in the copy which tensors are missing."""
-        if self._missing:
-            self._writer.mark(f"{self._missing} whole tensors could not be copied: {self._why}")
+    A text that is no reference stays. Also returned is why each tensor that cannot be read is missing.
+    """
+    if values["blob"].null_count == values.num_rows:
+        return values, ()
+    references = values["blob"].to_pylist()
+    copied: dict[str | None, str | None] = {None: None}
+    why_missing: list[str] = []
+    for blob, step in zip(references, values["step"].to_pylist(), strict=True):
+        if blob in copied:
+            continue
+        copied[blob] = blob
+        if _REFERENCE.fullmatch(blob):
+            try:
+                raw = data.tensor(blob)
+            except RecordingError as error:
+                copied[blob] = None
+                why_missing.append(str(error))
+                continue
+            name = blob.partition(":")[2].partition(".")[2]  # it gets a new number
+            copied[blob] = writer.put_tensor(name, raw.to_numpy(), raw.dtype, raw.shape, step=step)
+    at = values.schema.get_field_index("blob")
+    column = from_strings([copied[blob] for blob in references])
+    return values.set_column(at, values.schema.field(at), column), why_missing

@@ -14,7 +14,7 @@ from ..errors import DamagedRecordingError, NewerSchemaError
 from ..recording.json_text import parse_json
 from ..recording.meta import RunMeta
 from ..recording.schema import SCHEMA_VERSION
-from .damage import HEADER_UNCLEAR, damaged
+from .damage import unclear_header
 from .layout import HEADER, META
 from .regular_file import read_regular
 
@@ -156,12 +156,10 @@ def read_header(path: Path) -> RunMeta | None:
         fields = {name: values.get(name, "") for name in _FIELDS}
         version = values["schema_version"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise damaged(
-            file, HEADER_UNCLEAR, size=len(text), why=repr(error), version=SCHEMA_VERSION
-        ) from error
+        raise unclear_header(file, size=len(text), why=repr(error)) from error
     if type(version) is not int or version < 1 or not all(isinstance(text, str) for text in fields.values()):
         why = "a value is of the wrong type"
-        raise damaged(file, HEADER_UNCLEAR, size=len(text), why=why, version=SCHEMA_VERSION)
+        raise unclear_header(file, size=len(text), why=why)
     if version > SCHEMA_VERSION:
         raise NewerSchemaError(
             f"{path} was written by modtrace {fields['modtrace_version'] or '(unknown version)'} with schema "

@@ -11,11 +11,10 @@ from pyarrow import ipc
 from ..errors import DamagedRecordingError
 from ..recording.arrow.arrays import absent_column
 from ..recording.arrow.dictionary_codes import share_dictionaries
-from ..recording.arrow.table_rules import Fault, find_fault
-from ..recording.arrow.threads import map_in_threads
+from ..recording.arrow.table_rules import Fault, find_fault, map_in_threads
 from ..recording.schema import schema
 from .arrow_messages import Damage, Messages, find_messages
-from .damage import BATCH, NOT_A_STREAM, OTHER_COLUMNS, damaged
+from .damage import damaged_batch, not_a_stream, other_columns
 from .regular_file import map_regular, read_regular
 
 #: What Arrow raises of bytes that are not what they say.
@@ -78,8 +77,8 @@ def _find_messages(path: Path, data: memoryview) -> Messages:
         return find_messages(data)
     except Damage as error:
         if not error.start:
-            raise damaged(path, NOT_A_STREAM, size=len(data)) from error
-        raise damaged(path, BATCH, number=error.batch, start=error.start, why=error) from error
+            raise not_a_stream(path, size=len(data)) from error
+        raise damaged_batch(path, number=error.batch, start=error.start, why=error) from error
 
 
 def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -> ipc.RecordBatchStreamReader:
@@ -93,9 +92,9 @@ def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -
         source.seek(0)
         return ipc.open_stream(source, options=ipc.IpcReadOptions(included_fields=at))
     except LookupError as error:
-        raise damaged(path, OTHER_COLUMNS, why=error) from error
+        raise other_columns(path, why=error) from error
     except ARROW_ERRORS as error:
-        raise damaged(path, NOT_A_STREAM, size=len(data)) from error
+        raise not_a_stream(path, size=len(data)) from error
 
 
 def _check_type(found: pa.Field, wanted: pa.DataType) -> None:
@@ -130,10 +129,10 @@ def _read_batches(
     for number, invalid in enumerate(map_in_threads(_find_invalid, batches, rows)):
         if invalid is not None:
             why = next(_faults_of_columns(batches[number]), str(invalid))
-            raise damaged(path, BATCH, number=number, start=messages.batches[number], why=why) from invalid
+            raise damaged_batch(path, number=number, start=messages.batches[number], why=why) from invalid
     if unreadable is not None:
         number, why = len(batches), f"it cannot be read: {unreadable}"
-        raise damaged(path, BATCH, number=number, start=messages.batches[number], why=why) from unreadable
+        raise damaged_batch(path, number=number, start=messages.batches[number], why=why) from unreadable
     return batches
 
 
@@ -161,7 +160,7 @@ def _breaks_rule(path: Path, table: pa.Table, fault: Fault) -> DamagedRecordingE
     row = fault.row - (ends[number - 1] if number else 0)
     start = _find_messages(path, read_regular(path)).batches[number]
     why = f"column {fault.column!r} {fault.why} (row {row})"
-    return damaged(path, BATCH, number=number, start=start, why=why)
+    return damaged_batch(path, number=number, start=start, why=why)
 
 
 def _conform(table: pa.Table, wanted: pa.Schema, path: Path) -> pa.Table:
@@ -172,7 +171,7 @@ def _conform(table: pa.Table, wanted: pa.Schema, path: Path) -> pa.Table:
             table = pa.Table.from_arrays(columns, schema=wanted)
         return share_dictionaries(table)
     except ARROW_ERRORS as error:
-        raise damaged(path, OTHER_COLUMNS, why=error) from error
+        raise other_columns(path, why=error) from error
 
 
 def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:

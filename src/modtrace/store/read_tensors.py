@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..errors import RecordingError
 from ..recording.json_text import parse_json
 from ..recording.raw_tensor import RawTensor, itemsize_of
-from .damage import NOT_SAFETENSORS, TENSOR_IS_CUT, damaged, unreadable
+from .damage import cut_tensor, not_safetensors, unreadable
 from .regular_file import file_state, map_regular, open_regular, read_range, read_regular, reading
 from .shard_file import (
     DATA_BYTES,
@@ -70,9 +70,7 @@ class TensorFiles:
         start, stop = shard.base + stored.start, shard.base + stored.stop
         data = shard.content.read(start, stop) if stop <= shard.content.size_bytes else memoryview(b"")
         if len(data) < stop - start:
-            raise damaged(
-                self._folder / file, TENSOR_IS_CUT, size=shard.content.size_bytes, name=name, stop=stop
-            )
+            raise cut_tensor(self._folder / file, size=shard.content.size_bytes, name=name, stop=stop)
         return RawTensor(dtype=stored.dtype, shape=stored.shape, data=data)
 
     def hold(self) -> None:
@@ -219,7 +217,7 @@ def _read_header(file: Path, content: _Mapped | _Open, length: int) -> dict[str,
             end = tensor.stop
         return stored
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise damaged(file, NOT_SAFETENSORS, size=size, why=error) from error
+        raise not_safetensors(file, size=size, why=error) from error
 
 
 def _to_stored(entry: Mapping[str, Any], true_dtype: str | None) -> StoredTensor:

@@ -19,7 +19,7 @@ from ..recording.meta import RunMeta
 from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema, schemas
 from .arrow_messages import Messages
-from .damage import NO_HEADER_YET, NO_RANK, damaged
+from .damage import no_header_yet, no_rank
 from .json_files import StoredMeta, is_temporary_header, read_header, read_meta
 from .layout import META, describe_content, is_rank_folder, rank_folders, table_file
 from .read_stream import read_messages, read_table
@@ -151,10 +151,11 @@ class FolderReader:
     def _not_closed(self) -> str:
         try:
             last = pc.max(self.table("steps")["step"]).as_py()
-            extent = "no step is complete" if last is None else f"complete to step {last}"
         except RecordingError as error:
-            extent = f"its last step is unknown ({error})"
-        return f"not closed: the process ended or is still running; {extent}"
+            return f"not closed: the process ended or is still running; its last step is unknown ({error})"
+        if last is None:
+            return "not closed: the process ended or is still running; no step is complete"
+        return f"not closed: the process ended or is still running; complete to step {last}"
 
     def _cut_tables(self, ended: Iterable[str]) -> Iterator[str]:
         """Yields what is missing from a recording that was closed; it may have been copied in part."""
@@ -209,7 +210,7 @@ def _find(path: Path) -> tuple[RunMeta, Path]:
             return header, path
     header = read_header(path)
     if header is None and any(map(is_temporary_header, path.iterdir())):
-        raise damaged(path, NO_HEADER_YET)
+        raise no_header_yet(path)
     if header is None:
         raise NotARecordingError(
             f"{path}: not a recording: there is no recording.json in this folder ({describe_content(path)}). "
@@ -217,7 +218,7 @@ def _find(path: Path) -> tuple[RunMeta, Path]:
         )
     ranks = rank_folders(path)
     if not ranks:
-        raise damaged(path, NO_RANK, content=describe_content(path))
+        raise no_rank(path, content=describe_content(path))
     return header, ranks[0]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DamagedRecordingError, RecordingError, system_errors
-from .damage import NOT_REGULAR, TOO_LONG, damaged, unreadable
+from .damage import not_regular, too_long, unreadable
 
 #: Without O_NONBLOCK the open of a FIFO waits for a writer. Windows has only the first and the last of these flags.
 _FLAGS = ("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
@@ -65,7 +65,7 @@ def read_regular(path: Path, most_bytes: int | None = None) -> memoryview:
     with open_regular(path) as fd:
         size = os.fstat(fd).st_size
         if most_bytes is not None and size > most_bytes:
-            raise damaged(path, TOO_LONG, size=size, most=most_bytes)
+            raise too_long(path, size=size, most=most_bytes)
         return read_range(path, fd, 0, size)
 
 
@@ -147,4 +147,4 @@ def _describe_other(path: Path) -> RecordingError | None:
 
 
 def _no_file(path: Path, mode: int) -> DamagedRecordingError:
-    return damaged(path, NOT_REGULAR, kind=_KINDS.get(stat.S_IFMT(mode), "something else"))
+    return not_regular(path, kind=_KINDS.get(stat.S_IFMT(mode), "something else"))

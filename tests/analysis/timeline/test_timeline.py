@@ -8,7 +8,7 @@ from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.timeline.arrange import SPAN_KINDS
 from modtrace.analysis.timeline.spans import Detail
 from modtrace.analysis.timeline.timeline import FLOW_KINDS, Lane, Timeline, build_timeline
-from modtrace.recording.options.step_range import StepRange
+from modtrace.recording.options.schedule import StepRange
 
 
 class Span(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.typed_rows import calls_of, step_row
 from modtrace.recording.in_memory.recording import MemoryRecording
-from modtrace.recording.triggers.step_band import StepBand
+from modtrace.recording.statistics.band import StepBand
 from modtrace.store.flight_recorder import held_steps, held_tensors, sink
 from modtrace.store.flight_recorder.held_tensors import HeldTensors
 from modtrace.store.flight_recorder.sink import FlightRecorder

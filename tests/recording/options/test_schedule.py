@@ -2,8 +2,7 @@
 
 import pytest
 
-from modtrace.recording.options.schedule import StepPredicate, to_schedule
-from modtrace.recording.options.step_range import StepRange
+from modtrace.recording.options.schedule import StepPredicate, StepRange, to_schedule
 
 
 @pytest.mark.parametrize(

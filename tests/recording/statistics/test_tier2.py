@@ -41,9 +41,9 @@ def test_derived_numbers_of_a_few_numbers() -> None:
     found = tier2_rows([0.0, 1.0, -3.0, 4.0])
     assert found.mean_abs.tolist() == [2.0]
     assert found.zero_fraction.tolist() == [0.25]
-    assert found.nan_fraction.tolist() == found.inf_fraction.tolist() == [0.0]
+    assert found.stats.nan_fraction.tolist() == found.stats.inf_fraction.tolist() == [0.0]
     assert found.kurtosis.tolist() == [pytest.approx(4 * (1 + 81 + 256) / 26**2)]
-    assert found.crest.tolist() == [pytest.approx(4 / math.sqrt(6.5))]
+    assert found.stats.crest.tolist() == [pytest.approx(4 / math.sqrt(6.5))]
     assert [bound.tolist() for bound in found.dynamic_range] == [[2.0], [2.0]]  # 1 and 4
     assert found.argmax.tolist() == [3]
     assert [bound.tolist() for bound in found.quantile(0.5)] == [[1.0], [2.0]]
@@ -74,7 +74,7 @@ def test_a_row_without_tier_2_has_nothing_of_it() -> None:
     assert [math.isnan(each[0]) for each in unknown] == [True] * len(unknown)
     assert not found.is_measured[0]
     assert (found.argmax.tolist(), found.histogram_row.tolist()) == ([-1], [-1])
-    assert found.nan_fraction.tolist() == [pytest.approx(1 / 3)]
+    assert found.stats.nan_fraction.tolist() == [pytest.approx(1 / 3)]
 
 
 def test_measured_and_unmeasured_rows_stand_beside_each_other() -> None:
@@ -165,15 +165,15 @@ def test_overflow_beside_the_largest_number_is_told_as_far_as_it_is_known() -> N
 def test_numbers_that_no_float64_can_hold_the_powers_of_are_not_guessed() -> None:
     found = tier2_rows([1e-90, 2e-90], [1e90, 2e90], [0.0, 0.0], [1e-200, 3e-200])
     np.testing.assert_array_equal(found.kurtosis, [nan, nan, nan, nan])
-    assert found.crest[0] == pytest.approx(2 / math.sqrt(2.5))
-    assert found.crest[1] == pytest.approx(2 / math.sqrt(2.5))
-    np.testing.assert_array_equal(found.crest[2:], [nan, nan])
+    assert found.stats.crest[0] == pytest.approx(2 / math.sqrt(2.5))
+    assert found.stats.crest[1] == pytest.approx(2 / math.sqrt(2.5))
+    np.testing.assert_array_equal(found.stats.crest[2:], [nan, nan])
 
 
 def test_squares_beyond_float64_have_no_crest_and_a_product_of_sums_beyond_it_has_its_kurtosis() -> None:
     found = tier2_rows([1e200, 2e200], [4.5e76] * 10 + [0.0] * 10)
     assert found.kurtosis.tolist() == [pytest.approx(nan, nan_ok=True), pytest.approx(2)]
-    assert found.crest.tolist() == [pytest.approx(nan, nan_ok=True), pytest.approx(math.sqrt(2))]
+    assert found.stats.crest.tolist() == [pytest.approx(nan, nan_ok=True), pytest.approx(math.sqrt(2))]
 
 
 def test_errors_of_the_kernels_do_not_make_an_impossible_shape() -> None:
@@ -181,7 +181,7 @@ def test_errors_of_the_kernels_do_not_make_an_impossible_shape() -> None:
     at = columns.column_names.index("sumsq")
     columns = columns.set_column(at, "sumsq", pa.array([121.0 * (1 + 2e-6)]))
     found = read_tier2(columns)
-    assert (found.kurtosis.tolist(), found.crest.tolist()) == ([1.0], [1.0])
+    assert (found.kurtosis.tolist(), found.stats.crest.tolist()) == ([1.0], [1.0])
 
 
 def test_a_quantile_of_an_impossible_part_is_refused() -> None:
@@ -248,7 +248,9 @@ def test_moments_are_those_of_exact_arithmetic(numbers: list[float]) -> None:
         assert found.kurtosis[0] == pytest.approx(
             float(n * sum(each**4 for each in exact) / squares**2), rel=1e-9
         )
-        assert found.crest[0] ** 2 == pytest.approx(float(max(map(abs, exact)) ** 2 * n / squares), rel=1e-9)
+        assert found.stats.crest[0] ** 2 == pytest.approx(
+            float(max(map(abs, exact)) ** 2 * n / squares), rel=1e-9
+        )
         assert 1 <= found.kurtosis[0] <= n
 
 

@@ -84,7 +84,11 @@ def test_what_one_part_does_not_have_the_whole_does_not_have() -> None:
 def test_tensors_without_numbers_change_nothing() -> None:
     merged = merge_tier2(tier2_rows([[], [3.0], None]), offsets=[0, 0, 1])
     assert said(merged)["sumabs"] == 3
-    assert (merged.argmax.tolist(), merged.mean_abs.tolist(), merged.crest.tolist()) == ([0], [3.0], [1.0])
+    assert (merged.argmax.tolist(), merged.mean_abs.tolist(), merged.stats.crest.tolist()) == (
+        [0],
+        [3.0],
+        [1.0],
+    )
 
 
 def test_of_nothing_measured_nothing_is_known() -> None:

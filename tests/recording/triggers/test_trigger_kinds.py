@@ -14,7 +14,7 @@ from builders import raw_statistics
 from modtrace.recording.arrow.batches import to_columns
 from modtrace.recording.meta import Note, RunMeta
 from modtrace.recording.options.capture import Capture
-from modtrace.recording.triggers.step_band import StepBand
+from modtrace.recording.statistics.band import StepBand
 from modtrace.recording.triggers.trigger_kinds import (
     Above,
     NonFinite,

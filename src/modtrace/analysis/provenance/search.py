@@ -13,7 +13,7 @@ from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import nonfinite_rows
-from ...recording.triggers.skips import Use
+from ...recording.triggers.step_conditions import Use
 from ...surface import choose_phrase
 from ..tables.columns import Column, RowFinder, column_of
 from ..tables.inside import find_unseen

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD
-from ...recording.triggers.skips import SKIPS_WINDOW, Use, are_many_skipped
+from ...recording.triggers.step_conditions import SKIPS_WINDOW, Use, are_many_skipped
 from ..tables.columns import Column, column_of, phase_codes
 from ..tables.one_step import IndexedTables
 from ..tables.op_rules import UNSCALES

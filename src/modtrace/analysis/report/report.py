@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...recording.options.step_range import StepRange
+from ...recording.options.schedule import StepRange
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of

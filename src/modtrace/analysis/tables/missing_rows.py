@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import NothingRecordedError
 from ...recording.meta import HELD, RunMeta
-from ...recording.options.step_range import ALL_STEPS
+from ...recording.options.schedule import ALL_STEPS
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ...surface import choose_phrase

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...recording.options.step_range import ALL_STEPS, StepRange
+from ...recording.options.schedule import ALL_STEPS, StepRange
 from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import name_steps

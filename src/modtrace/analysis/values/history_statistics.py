@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...errors import DamagedRecordingError
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.json_text import parse_json
-from ...recording.statistics.known import OF_FORMATS, QUANTILE, STATISTICS, TIER_1, names_of
+from ...recording.statistics.known import OF_FORMATS, QUANTILE, STATISTICS
 from ...recording.statistics.moments import DERIVED, RAW, Counts, Numbers, StatColumns, read_statistics
 from ...recording.statistics.number_formats import FORMATS
 from ...recording.statistics.tier2 import Tier2Columns, read_tier2
@@ -98,8 +98,6 @@ def to_stat(name: str) -> Stat:
     )
     if name in (*RAW, *DERIVED):
         return Stat(name, "count", lambda found, cells: _usual(name, found, cells), tier_1)
-    if name in names_of(TIER_1):
-        return Stat(name, "count", lambda found, cells: _tier2(name, found, cells), tier_1)
     if name in STATISTICS or _is_asked_of_histogram(name):
         return Stat(name, "zero_count", lambda found, cells: _tier2(name, found, cells), tier_2)
     if name == _USER or name.startswith(f"{_USER}:"):

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ...errors import NothingRecordedError
 from ...recording.meta import HELD
 from ...recording.module_path import join
-from ...recording.options.step_range import ALL_STEPS
+from ...recording.options.schedule import ALL_STEPS
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER
 from ...recording.statistics.moments import NOTHING_WRITTEN, nonfinite_rows

@@ -11,7 +11,7 @@ from ...recording.arrow.arrays import from_strings, to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import DERIVED, RAW, read_statistics
-from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_tier2
+from ...recording.statistics.tier2 import OF_TIER_2, read_tier2
 from ..tables.calls import read_all_calls
 from ..tables.columns import Rows, column_of, count_before, find_rows
 from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots
@@ -36,7 +36,7 @@ def build_value_table(data: RecordingData) -> pa.Table:
     hashes = values["hash"].to_pylist()
     columns["hash"] = from_strings([None if each is None else each.hex() for each in hashes])
     columns["relative"] = relative_sizes(placed)
-    order = dict.fromkeys([*_FRONT, *RAW, *DERIVED, *OF_TIER_1, *OF_TIER_2, "argmax", "relative", *columns])
+    order = dict.fromkeys([*_FRONT, *RAW, *DERIVED, *OF_TIER_2, "argmax", "relative", *columns])
     return pa.table({name: columns[name] for name in order})
 
 
@@ -61,7 +61,6 @@ def _derive(values: pa.Table) -> dict[str, pa.Array]:
     tier2 = read_tier2(values)
     unmeasured = to_numpy(values["count"].is_null())
     columns = {name: pa.array(getattr(tier2.stats, name), mask=unmeasured) for name in DERIVED}
-    columns |= {name: pa.array(getattr(tier2, name), mask=unmeasured) for name in OF_TIER_1}
     return columns | {name: pa.array(getattr(tier2, name), mask=~tier2.is_measured) for name in OF_TIER_2}
 
 

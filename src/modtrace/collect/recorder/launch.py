@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ...errors import ModtraceError, ModtraceWarning, RecordingError, describe_error
 from ...recording.failure_reporter import warn_of_error
-from ...recording.process import name_parent, parent_start_ns
+from ...recording.process import name_process, process_start_ns
 
 
 class Launch(NamedTuple):
@@ -62,7 +62,7 @@ def find_launch() -> Launch:
         sizes = (_number(name) for name in launcher.world_size)
         launch = _named(launcher, _number(launcher.rank) or 0, next(filter(None, sizes), None))
     if is_child and not launch.name:
-        return Launch(name=name_parent(), has_others=True)
+        return Launch(name=name_process(os.getppid()), has_others=True)
     return launch
 
 
@@ -96,7 +96,7 @@ def warn_of_no_start(error: Exception, launch: Launch | None) -> str | None:
 
 def agent_start_ns() -> int | None:
     """Returns when the agent of torchrun that has started this process was started itself; None without torchrun."""
-    return parent_start_ns() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    return process_start_ns(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def _named(launcher: _Launcher | None, rank: int, world_size: int | None) -> Launch:

@@ -1,7 +1,7 @@
 """Collects the steps that have ended until they are written."""
 
 from ...recording.failure_reporter import FailureReporter
-from ...recording.options.step_range import StepRange
+from ...recording.options.schedule import StepRange
 from ..steps.device_columns import count_device_events
 from ..steps.step import Step
 from ..steps.step_rules import StepFinder

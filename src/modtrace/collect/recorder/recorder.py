@@ -13,7 +13,7 @@ from ...recording.arrow.checked_sink import CheckedSink
 from ...recording.failure_reporter import FailureReporter, is_clean_exit
 from ...recording.options.capture import Capture
 from ...recording.options.op_options import Ops
-from ...recording.options.step_range import ALL_STEPS, StepRange
+from ...recording.options.schedule import ALL_STEPS, StepRange
 from ...recording.protocols import Sink
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..log.listeners import Listener

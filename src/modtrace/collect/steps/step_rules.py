@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from ...measure.measurers.measurer import Measurement
-from ...recording.options.step_range import StepRange
+from ...recording.options.schedule import StepRange
 from ..log.segments import Segment
 from ..log.step_data import find_data_calls
 from ..log.thread_log import Backward

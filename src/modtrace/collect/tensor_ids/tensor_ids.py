@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from ...errors import describe_error
-from ...measure.notes import shortened
+from ...measure.special import shortened
 from ...torch_internals.tensors import requires_grad_of
 from .known_storage import NO_OP, KnownStorage, StorageLife, size_of
 

@@ -10,8 +10,7 @@ from torch import nn
 from ...measure.measurers.want import USUAL, Want
 from ...recording.module_path import join, path_below
 from ...recording.options.capture import Capture
-from ...recording.options.schedule import Schedule, StepPredicate
-from ...recording.options.step_range import ALL_STEPS
+from ...recording.options.schedule import ALL_STEPS, Schedule, StepPredicate
 from ...recording.role import ROLES
 from ..log.call_context import CallContext
 from ..names.module_names import ModuleNames, NamedModule, ParameterOwner

@@ -11,8 +11,7 @@ from ...measure.measurers.extras import is_plain
 from ...measure.measurers.measurer import why_not
 from ...measure.measurers.want import Extra
 from ...measure.memory import logical_array, why_unread
-from ...measure.notes import shortened
-from ...measure.special import find_plain
+from ...measure.special import find_plain, shortened
 from ...torch_internals.graph_captures import BEING_CAPTURED, graph_captures
 from ...torch_internals.tensors import has_own_dispatch, is_on_device, plain_kinds, version_of
 from ...torch_internals.transforms import plain_ops

@@ -76,9 +76,9 @@ def from_coded(column: Coded, wanted: pa.DataType) -> pa.Array:
 
 _INTEGERS = [np.dtype(f"{sign}{width}") for sign in "iu" for width in (1, 2, 4, 8)]
 _ARROW_TYPES = {
-    each: pa.from_numpy_dtype(each) for each in (*_INTEGERS, *map(np.dtype, ("?", "f2", "f4", "f8")))
+    dtype: pa.from_numpy_dtype(dtype) for dtype in (*_INTEGERS, *map(np.dtype, ("?", "f2", "f4", "f8")))
 }
-_NUMPY_TYPES = {kind: each for each, kind in _ARROW_TYPES.items()}
+_NUMPY_TYPES = {kind: dtype for dtype, kind in _ARROW_TYPES.items()}
 _TRUTHS, _NUMBERS = (bool, np.bool_), (int, float, np.integer, np.floating)
 _MOST = 2**31 - 1  # the offsets are int32
 
@@ -117,7 +117,7 @@ def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(wanted) and _are(kinds, (str,)):
         return to_dictionary(values, wanted)
     if pa.types.is_binary(wanted) and _are(kinds, (bytes,)):
-        return _from_bytes(pa.binary(), values, [each or b"" for each in values])
+        return _from_bytes(pa.binary(), values, [value or b"" for value in values])
     if pa.types.is_list(wanted) and _are(kinds, (list, tuple, np.ndarray)):
         return _from_lists(values, wanted)
     if pa.types.is_boolean(wanted):
@@ -129,13 +129,13 @@ def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
 
 def from_strings(values: Sequence[str | None]) -> pa.Array:
     """Returns an array of strings; None is null."""
-    return _from_bytes(pa.string(), values, [b"" if each is None else each.encode() for each in values])
+    return _from_bytes(pa.string(), values, [b"" if text is None else text.encode() for text in values])
 
 
 def to_dictionary(values: Sequence[str | None], wanted: pa.DictionaryType) -> pa.Array:
     """Returns a dictionary array whose dictionary is in the order of first occurrence; None is null."""
     codes: dict[str, int] = {}
-    indices = [None if each is None else codes.setdefault(each, len(codes)) for each in values]
+    indices = [None if text is None else codes.setdefault(text, len(codes)) for text in values]
     return pa.DictionaryArray.from_arrays(from_list(indices, wanted.index_type), from_strings(list(codes)))
 
 
@@ -150,7 +150,7 @@ def from_rows(values: npt.NDArray[Any], wanted: pa.ListType) -> pa.Array:
 def to_numpy(column: pa.Array | pa.ChunkedArray, *, null: Any = -1) -> npt.NDArray[Any]:
     """Returns numbers or bools, with `null` in place of nulls. They are not copied unless that is necessary."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    parts = [_view(each, null) for each in chunks]
+    parts = [_view(chunk, null) for chunk in chunks]
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.empty(0, _NUMPY_TYPES[column.type])
@@ -163,7 +163,7 @@ def last_of_each(ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def _are(kinds: set[type], wanted: tuple[type, ...]) -> bool:
-    return all(issubclass(each, wanted) for each in kinds)
+    return all(issubclass(kind, wanted) for kind in kinds)
 
 
 def _packed(truths: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
@@ -178,8 +178,8 @@ def _unpacked(bits: pa.Buffer, start: int, rows: int) -> npt.NDArray[np.bool_]:
 def _masked(values: Sequence[Any]) -> npt.NDArray[Any]:
     if None not in values:
         return np.array(values)
-    missing = [each is None for each in values]
-    return np.ma.masked_array(np.array([0 if each is None else each for each in values]), missing)
+    missing = [value is None for value in values]
+    return np.ma.masked_array(np.array([0 if value is None else value for value in values]), missing)
 
 
 def _from_bytes(kind: pa.DataType, values: Sequence[Any], encoded: Sequence[bytes]) -> pa.Array:
@@ -188,9 +188,9 @@ def _from_bytes(kind: pa.DataType, values: Sequence[Any], encoded: Sequence[byte
 
 
 def _from_lists(values: Sequence[Sequence[Any] | None], wanted: pa.ListType) -> pa.Array:
-    lists = [() if each is None else each for each in values]
-    arrays: list[Any] = [each for each in values if isinstance(each, np.ndarray) and each.ndim == 1]
-    if arrays and len(arrays) == len(values) - sum(each is None for each in values):
+    lists = [() if value is None else value for value in values]
+    arrays: list[Any] = [value for value in values if isinstance(value, np.ndarray) and value.ndim == 1]
+    if arrays and len(arrays) == len(values) - sum(value is None for value in values):
         flat = from_numpy(np.concatenate(arrays), wanted.value_type)  # 10 ns a number instead of 190
     else:
         flat = from_list(list(chain.from_iterable(lists)), wanted.value_type)
@@ -198,14 +198,14 @@ def _from_lists(values: Sequence[Sequence[Any] | None], wanted: pa.ListType) -> 
 
 
 def _valid(values: Sequence[Any]) -> pa.Buffer | None:
-    valid = [each is not None for each in values]
+    valid = [value is not None for value in values]
     return None if all(valid) else pa.py_buffer(_packed(np.array(valid)))
 
 
 def _offsets(parts: Sequence[Sequence[Any]]) -> pa.Buffer:
     """Returns the offset of each part in the concatenation of all parts, and the end of the last one."""
     offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(each) for each in parts], out=offsets[1:])
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
     if offsets[-1] > _MOST:
         raise ValueError(f"{offsets[-1]} bytes or elements in one batch; {_MOST} fit")
     return pa.py_buffer(offsets.astype(np.int32))

@@ -23,7 +23,7 @@ def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
     given = to_columns(table, columns)
     rows = len(next(iter(given.values())))
     fields = schema(table)
-    arrays = [given[each.name] if each.name in given else absent_column(each, rows) for each in fields]
+    arrays = [given[field.name] if field.name in given else absent_column(field, rows) for field in fields]
     return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
@@ -59,23 +59,18 @@ def null_misfits(table: str, columns: Mapping[str, Any]) -> dict[str, list[Any]]
 
     This is slow: it converts every value alone.
     """
-    wanted = _wanted_columns(table)
-    return {name: [_or_none(wanted[name], value) for value in _listed(columns[name])] for name in columns}
-
-
-def _listed(values: Any) -> list[Any]:
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return list(values.to_pylist())
-    return list(values.tolist() if isinstance(values, np.ndarray) else values)
-
-
-def _or_none(column: "_Wanted", value: Any) -> Any:
-    try:
-        array = _phases([value]) if column.is_phase else _to_array([value], column.type)
-        array.validate(full=True)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        return None
-    return value
+    fitting: dict[str, list[Any]] = {}
+    for name, values in columns.items():
+        column, fitting[name] = _wanted_columns(table)[name], []
+        if isinstance(values, (pa.Array, pa.ChunkedArray)):
+            values = values.to_pylist()
+        for value in values.tolist() if isinstance(values, np.ndarray) else values:
+            try:
+                _convert(column, [value]).validate(full=True)
+                fitting[name].append(value)
+            except _MISFITS:
+                fitting[name].append(None)
+    return fitting
 
 
 class _Wanted(NamedTuple):
@@ -90,22 +85,29 @@ class _Wanted(NamedTuple):
 @cache
 def _wanted_columns(table: str) -> dict[str, _Wanted]:
     return {
-        each.name: _Wanted(f"{table}.{each.name}", each.type, each.nullable, each.type == _PHASE_TYPE)
-        for each in schema(table)
+        field.name: _Wanted(f"{table}.{field.name}", field.type, field.nullable, field.type == _PHASE_TYPE)
+        for field in schema(table)
     }
+
+
+#: What is raised for values that are not of a column's type.
+_MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 def _checked(column: _Wanted, values: Any, *, with_nulls: bool) -> pa.Array:
     try:
-        array = _phases(values) if column.is_phase else _to_array(values, column.type)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        array = _convert(column, values)
+    except _MISFITS as error:
         raise ValueError(f"{column.title}: not a column of {column.type}: {error}") from error
     if not (with_nulls or column.nullable) and array.null_count:
         raise ValueError(f"{column.title}: {array.null_count} of {len(array)} values are null; none may be")
     return array
 
 
-def _to_array(values: Any, wanted: pa.DataType) -> pa.Array:
+def _convert(column: _Wanted, values: Any) -> pa.Array:
+    if column.is_phase:
+        return _phases(values)
+    wanted = column.type
     if isinstance(values, np.ndarray):
         if values.ndim == 2 and pa.types.is_list(wanted):
             return from_rows(values, wanted)
@@ -136,17 +138,14 @@ def _as_type(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 def _phases(values: Any) -> pa.Array:
     """Returns a column whose dictionary is always `PHASES`, so that codes mean the same in every file."""
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        if (
-            values.type == _PHASE_TYPE
-            and isinstance(values, pa.Array)
-            and values.dictionary.equals(_phase_dictionary())
-        ):
+        is_coded = isinstance(values, pa.Array) and values.type == _PHASE_TYPE
+        if is_coded and values.dictionary.equals(_phase_dictionary()):
             return values
         values = values.to_pylist()
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         codes = from_numpy(values, pa.int8())
     else:
-        codes = from_list([_phase_code(each) for each in values], pa.int8())
+        codes = from_list([_phase_code(phase) for phase in values], pa.int8())
     return pa.DictionaryArray.from_arrays(codes, _phase_dictionary())  # raises where a code has no phase
 
 

@@ -77,5 +77,5 @@ class TableBuffer:
             return batches[0]
         [joined] = pa.Table.from_batches(self._dictionaries.align(batches)).combine_chunks().to_batches()
         self.size_bytes += joined.get_total_buffer_size()
-        self.size_bytes -= sum(each.get_total_buffer_size() for each in batches)
+        self.size_bytes -= sum(batch.get_total_buffer_size() for batch in batches)
         return joined

@@ -1,14 +1,17 @@
 """A sink in front of another one, which writes only rows that readers accept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy.typing as npt
+import numpy as np
+import pyarrow as pa
 
 from ..failure_reporter import FailureReporter
-from ..meta import Note
 from ..protocols import Sink
-from .checked_rows import check_rows
+from ..schema import schema
+from .arrays import from_list, from_numpy
+from .batches import null_misfits, to_columns
+from .table_rules import BadRows, find_bad_rows
 
 
 class CheckedSink:
@@ -18,6 +21,9 @@ class CheckedSink:
         """Creates a sink in front of `sink`; `reporter` receives what breaks a rule."""
         self._sink = sink
         self._reporter = reporter
+        # All but rows goes to the other sink unchecked.
+        self.put_tensor, self.end_step = sink.put_tensor, sink.end_step
+        self.mark, self.note, self.close, self.abandon = sink.mark, sink.note, sink.close, sink.abandon
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
         """Takes a batch of rows of one table; see `Sink.write`.
@@ -32,28 +38,54 @@ class CheckedSink:
         if given and len(next(iter(given.values()))):
             self._sink.write(table, given)
 
-    def put_tensor(
-        self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], *, step: int | None = None
-    ) -> str | None:
-        """Passes on a whole tensor."""
-        return self._sink.put_tensor(name, array, dtype, shape, step=step)
 
-    def end_step(self, now_ns: int, *, force: bool = False) -> None:
-        """Passes on that a step has ended."""
-        self._sink.end_step(now_ns, force=force)
+def check_rows(table: str, columns: Mapping[str, Any]) -> tuple[dict[str, pa.Array], list[str]]:
+    """Returns the columns with nulls in place of values that break a rule, and what was wrong, one text a rule.
 
-    def mark(self, text: str) -> None:
-        """Passes on a mark."""
-        self._sink.mark(text)
+    Where the column may not be null, the row is left out. All else is unchanged.
 
-    def note(self, note: Note) -> None:
-        """Passes on a note."""
-        self._sink.note(note)
+    Raises:
+        ValueError: the columns are not those of the table, or of different lengths.
+    """
+    faults: list[str] = []
+    fields = schema(table)
+    try:
+        given = to_columns(table, columns)
+    except ValueError as error:
+        if not columns or not columns.keys() <= {*fields.names}:
+            raise
+        given = to_columns(table, null_misfits(table, columns), with_nulls=True)
+        faults.append(str(error))
+    given_schema = pa.schema([fields.field(name) for name in given])
+    while bad := next(
+        find_bad_rows(table, pa.Table.from_arrays([*given.values()], schema=given_schema)), None
+    ):
+        used = _only_used(given[bad.column])
+        if used is not given[bad.column]:
+            given[bad.column] = used  # a word of its dictionary was wrong, which no row may have
+            continue
+        row = int(np.argmax(bad.rows))
+        faults.append(f"{table}.{bad.column} of row {row} {bad.describe(row)}")
+        given = _without(table, given, bad)
+    return given, faults
 
-    def close(self) -> None:
-        """Closes the other sink."""
-        self._sink.close()
 
-    def abandon(self) -> None:
-        """Abandons the other sink."""
-        self._sink.abandon()
+def _without(table: str, given: Mapping[str, pa.Array], bad: BadRows) -> dict[str, pa.Array]:
+    """Returns the columns without the values that break a rule, or without their rows."""
+    field = schema(table).field(bad.column)
+    if field.nullable:
+        at = from_numpy(np.ma.masked_array(np.arange(len(bad.rows)), bad.rows), pa.int64())
+        return {**given, bad.column: given[bad.column].take(at)}
+    keep = from_numpy(np.flatnonzero(~bad.rows), pa.int64())
+    return {name: column.take(keep) for name, column in given.items()}
+
+
+def _only_used(column: pa.Array) -> pa.Array:
+    """Returns the column without words in its dictionary that no row has, for these would be written too.
+
+    The dictionary of a phase is always that of all phases.
+    """
+    if not pa.types.is_dictionary(column.type) or column.type.index_type == pa.int8():
+        return column
+    used = from_list(column.to_pylist(), column.type)
+    return used if len(used.dictionary) < len(column.dictionary) else column

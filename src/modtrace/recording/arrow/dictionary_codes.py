@@ -20,7 +20,7 @@ class TableDictionaries:
     def __init__(self, table: str) -> None:
         self._schema = schema(table)
         self._columns = {
-            each.name: _Dictionary(each) for each in self._schema if pa.types.is_dictionary(each.type)
+            field.name: _Dictionary(field) for field in self._schema if pa.types.is_dictionary(field.type)
         }
 
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class TableDictionaries:
     @property
     def size_bytes(self) -> int:
         """The bytes of the dictionaries in the batch that was last decoded."""
-        return sum(each.size_bytes for each in self._columns.values())
+        return sum(dictionary.size_bytes for dictionary in self._columns.values())
 
     def encode(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
         """Returns the columns, at least one, as a batch with codes in place of strings."""
@@ -44,12 +44,12 @@ class TableDictionaries:
     def align(self, coded: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         """Returns the coded batches, all with the union of their columns."""
         first = coded[0].schema
-        if all(each.schema.equals(first) for each in coded):
+        if all(batch.schema.equals(first) for batch in coded):
             return coded
-        present = {name for each in coded for name in each.schema.names}
+        present = {name for batch in coded for name in batch.schema.names}
         names = [name for name in self._schema.names if name in present]
         fields = [self._schema.field(name) for name in names]
-        return [pa.RecordBatch.from_arrays(_fill(each, fields), names=names) for each in coded]
+        return [pa.RecordBatch.from_arrays(_fill(batch, fields), names=names) for batch in coded]
 
     def decode(self, coded: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch in the table's schema. Its dictionaries hold every string seen so far, in order of code."""
@@ -78,7 +78,7 @@ class _Dictionary:
 
     def encode(self, column: pa.DictionaryArray) -> pa.Array:
         codes = self._codes
-        new = [codes.setdefault(each, len(codes)) for each in column.dictionary.to_pylist()]
+        new = [codes.setdefault(text, len(codes)) for text in column.dictionary.to_pylist()]
         if new == list(range(len(new))):
             return column.indices
         return from_numpy(np.array(new), self._code_type).take(column.indices)
@@ -95,15 +95,12 @@ class _Dictionary:
 
 def _fill(coded: pa.RecordBatch, fields: Sequence[pa.Field]) -> list[pa.Array]:
     """Returns the columns of a coded batch in the given fields; those that it lacks are absent columns."""
-    present = dict(zip(coded.schema.names, coded.columns, strict=True))
-    return [
-        present[each.name] if each.name in present else _absent_codes(each, coded.num_rows) for each in fields
-    ]
-
-
-def _absent_codes(field: pa.Field, rows: int) -> pa.Array:
-    column = absent_column(field, rows)
-    return column.indices if pa.types.is_dictionary(field.type) else column
+    columns = dict(zip(coded.schema.names, coded.columns, strict=True))
+    for field in fields:
+        if field.name not in columns:
+            column = absent_column(field, coded.num_rows)
+            columns[field.name] = column.indices if pa.types.is_dictionary(field.type) else column
+    return [columns[field.name] for field in fields]
 
 
 def share_dictionaries(table: pa.Table) -> pa.Table:
@@ -111,9 +108,9 @@ def share_dictionaries(table: pa.Table) -> pa.Table:
 
     Nothing is copied if each chunk's dictionary is a prefix of the last chunk's.
     """
-    for at, each in enumerate(table.schema):
-        if pa.types.is_dictionary(each.type) and table.column(at).num_chunks > 1:
-            table = table.set_column(at, each, _share(table.column(at)))
+    for at, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type) and table.column(at).num_chunks > 1:
+            table = table.set_column(at, field, _share(table.column(at)))
     return table
 
 
@@ -122,10 +119,10 @@ def _share(column: pa.ChunkedArray) -> pa.ChunkedArray:
     last = chunks[-1].dictionary
     if not _all_begin(chunks, last):
         return column.unify_dictionaries()
-    if all(len(each.dictionary) == len(last) for each in chunks):
+    if all(len(chunk.dictionary) == len(last) for chunk in chunks):
         return column
     return pa.chunked_array(
-        [pa.DictionaryArray.from_arrays(each.indices, last, safe=False) for each in chunks]
+        [pa.DictionaryArray.from_arrays(chunk.indices, last, safe=False) for chunk in chunks]
     )
 
 

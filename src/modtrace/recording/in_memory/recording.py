@@ -54,13 +54,19 @@ class MemoryRecording:
     @property
     def meta(self) -> RunMeta:
         """The description of the run; its `marks` say what is missing."""
-        marks = (*self._marks, *self._dropped_mark(), *self._tensors.marks)
-        return replace(self._meta, marks=marks, complete=self._closed and not marks)
+        marks = list(self._marks)
+        if self._dropped:
+            tables = ", ".join(name for name in schemas() if name in self._dropped)
+            before = max(self._dropped.values()) + 1
+            limit = f"max_bytes={self._max_bytes}"
+            marks.append(f"{tables} of steps before {before} were dropped to stay within {limit}")
+        marks += self._tensors.marks
+        return replace(self._meta, marks=tuple(marks), complete=self._closed and not marks)
 
     @property
     def rows(self) -> int:
         """The number of rows that are kept."""
-        return sum(each.rows for each in self._tables.values())
+        return sum(table.rows for table in self._tables.values())
 
     @property
     def size_bytes(self) -> int:
@@ -69,7 +75,7 @@ class MemoryRecording:
 
     @property
     def _rows_bytes(self) -> int:
-        return sum(each.size_bytes for each in self._tables.values())
+        return sum(table.size_bytes for table in self._tables.values())
 
     def table(self, name: str) -> pa.Table:
         """Returns the rows of a table that are kept, in its schema.
@@ -145,19 +151,12 @@ class MemoryRecording:
 
     def _drop_oldest(self) -> bool:
         """Drops the batch whose rows are of the oldest steps. Returns False if there is none to drop."""
-        droppable = [name for name, each in self._tables.items() if name not in NEVER_DROPPED and each.rows]
+        droppable = [name for name, table in self._tables.items() if name not in NEVER_DROPPED and table.rows]
         if not droppable:
             return False
         oldest = min(droppable, key=lambda name: self._tables[name].oldest_step)
         self._dropped[oldest] = self._tables[oldest].drop_oldest()
         return True
-
-    def _dropped_mark(self) -> tuple[str, ...]:
-        if not self._dropped:
-            return ()
-        tables = ", ".join(name for name in schemas() if name in self._dropped)
-        before = max(self._dropped.values()) + 1
-        return (f"{tables} of steps before {before} were dropped to stay within max_bytes={self._max_bytes}",)
 
 
 class _Sealed(NamedTuple):
@@ -213,7 +212,7 @@ class _MemoryTable:
 
     def read(self) -> pa.Table:
         if self._read is None:
-            batches = [each.batch for each in self._sealed]
+            batches = [sealed.batch for sealed in self._sealed]
             if self._open.rows:
                 batches.append(self._open.peek())
             self._read = share_dictionaries(pa.Table.from_batches(batches, schema=self._schema))

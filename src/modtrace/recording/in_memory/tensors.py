@@ -1,49 +1,17 @@
-"""Keeps whole tensors in memory, and replaces references to them. If they are too large, the oldest are dropped."""
+"""Keeps whole tensors in memory. If they are too large, the oldest are dropped."""
 
-import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ...errors import RecordingError
-from ..arrow.arrays import from_strings
 from ..raw_tensor import RawTensor, check_raw, copy_raw
-
-BLOB = "blob"
 
 #: Used in place of the file's name in references to tensors in memory.
 IN_MEMORY = "memory"
-
-_REFERENCE = re.compile(rf"({IN_MEMORY}|tensors-\d{{5,}}\.safetensors):\d{{6,}}\..*", re.DOTALL)
-
-
-def is_reference(blob: str) -> bool:
-    """Returns whether a text is a reference that a sink returned for a tensor: `FILE:NUMBER.NAME`."""
-    return _REFERENCE.fullmatch(blob) is not None
-
-
-def with_blobs(values: pa.Table, replace: Callable[[str, int], str | None]) -> pa.Table:
-    """Returns the rows with other references, in order. A reference that several rows share is replaced once.
-
-    Args:
-        values: rows of `values`. All rows of one tensor are in one table.
-        replace: returns the new reference, or None, for an old one and the step of its row.
-    """
-    at = values.schema.get_field_index(BLOB)
-    if at < 0 or values.column(at).null_count == values.num_rows:
-        return values
-    new: dict[str, str | None] = {}
-    column: list[str | None] = []
-    for blob, step in zip(values.column(at).to_pylist(), values.column("step").to_pylist(), strict=True):
-        if blob is not None and blob not in new:
-            new[blob] = replace(blob, step)
-        column.append(None if blob is None else new[blob])
-    return values.set_column(at, values.schema.field(at), from_strings(column))
-
 
 _LEAST_BYTES = 512  # what a tensor takes beside its elements, about
 

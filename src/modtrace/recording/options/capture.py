@@ -186,7 +186,7 @@ class Capture:
                 said[name] = getattr(self, name)
         for name in ("types", "ops"):
             if getattr(self, name):
-                said[name] = [_name_of(each) for each in getattr(self, name)]
+                said[name] = [_name_of(item) for item in getattr(self, name)]
         for name in ("where", "function"):
             if getattr(self, name) is not None:
                 said[name] = _name_of(getattr(self, name))
@@ -232,8 +232,10 @@ def to_captures(
         there = choose_phrase(python="values holds", command_line="there are")
         raise ValueError(f"{there} {len(given)} captures, and {_MOST_CAPTURES} are the most")
     captures: list[Capture] = []
-    for each in given:
-        captures += _usual(None, None, ops) if isinstance(each, str) and each == STATS else (_one(each, ops),)
+    for entry in given:
+        captures += (
+            _usual(None, None, ops) if isinstance(entry, str) and entry == STATS else (_one(entry, ops),)
+        )
     return tuple(captures)
 
 
@@ -246,7 +248,7 @@ def to_json(captures: Sequence[Capture]) -> dict[str, Any]:
     if list(usual) == list(captures):
         chosen = {name: given for name, given in first.paths.to_json().items() if given is not None}
         return {"values": STATS, **chosen}
-    return {"values": [each.to_json() for each in captures]}
+    return {"values": [capture.to_json() for capture in captures]}
 
 
 def _usual(include: Any, exclude: Any, ops: bool) -> tuple[Capture, ...]:
@@ -286,7 +288,7 @@ def _checked_roles(given: Any) -> tuple[str, ...]:
 
 def _checked_ops(given: Any) -> tuple[str, ...]:
     found = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
-    if not all(isinstance(each, str) for each in found):
+    if not all(isinstance(name, str) for name in found):
         raise TypeError(
             f"ops={given!r}: give names of ops or globs such as 'aten.*softmax*', or a list of those"
         )
@@ -295,9 +297,9 @@ def _checked_ops(given: Any) -> tuple[str, ...]:
 
 def _checked_types(given: Any) -> tuple[type | str, ...]:
     found = tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (given,)
-    for each in found:
-        if not isinstance(each, (str, type)):
-            raise TypeError(f"types: {each!r} is neither a class nor the name of one")
+    for kind in found:
+        if not isinstance(kind, (str, type)):
+            raise TypeError(f"types: {kind!r} is neither a class nor the name of one")
     return found
 
 

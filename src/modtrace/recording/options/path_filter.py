@@ -52,8 +52,8 @@ class PathFilter:
 
     def to_json(self) -> dict[str, list[str] | None]:
         """Returns the patterns as texts, from which `to_path_filter(**texts)` makes the filter again."""
-        include = None if self.include is None else [each.text for each in self.include]
-        return {"include": include, "exclude": [each.text for each in self.exclude] or None}
+        include = None if self.include is None else [pattern.text for pattern in self.include]
+        return {"include": include, "exclude": [pattern.text for pattern in self.exclude] or None}
 
 
 class Unmatched(NamedTuple):
@@ -88,9 +88,11 @@ def to_path_filter(
 
 def unmatched(path_filter: PathFilter, paths: Collection[str]) -> list[Unmatched]:
     """Returns the patterns that match none of the paths, those of `include` first."""
-    given = [("include", each) for each in path_filter.include or ()]
-    given += [("exclude", each) for each in path_filter.exclude]
-    return [Unmatched(argument, each) for argument, each in given if not _any_matches((each,), paths)]
+    given = [("include", pattern) for pattern in path_filter.include or ()]
+    given += [("exclude", pattern) for pattern in path_filter.exclude]
+    return [
+        Unmatched(argument, pattern) for argument, pattern in given if not _any_matches((pattern,), paths)
+    ]
 
 
 def describe_unmatched(
@@ -104,7 +106,7 @@ def describe_unmatched(
         what: the kind of thing that has those paths, such as "module or parameter".
         root: the name of the root, shown beside its empty path.
     """
-    return ". ".join(_describe(each, paths, what, root) for each in found)
+    return ". ".join(_describe(missing, paths, what, root) for missing in found)
 
 
 def to_patterns(
@@ -127,11 +129,11 @@ def to_patterns(
         raise ValueError(
             f"{name_argument(argument, given)} holds no pattern. Give at least one, or None to do without."
         )
-    return tuple(read(f"{argument}[{place}]", each) for place, each in enumerate(given))
+    return tuple(read(f"{argument}[{place}]", pattern) for place, pattern in enumerate(given))
 
 
 def _any_matches(patterns: Iterable[PathPattern], paths: Collection[str]) -> bool:
-    return any(each.matches(path) for each in patterns for path in paths)
+    return any(pattern.matches(path) for pattern in patterns for path in paths)
 
 
 # Reading what the user gave.

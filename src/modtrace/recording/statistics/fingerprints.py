@@ -98,7 +98,7 @@ def merge_hashes(hashes: Iterable[int]) -> int:
 
 def merge_sketches(sketches: Iterable[npt.ArrayLike]) -> Sketch:
     """Returns the sketch of a tensor from those of its parts, each computed at the part's offset."""
-    return sum((np.asarray(each, np.float64) for each in sketches), np.zeros(SKETCH_SIZE))
+    return sum((np.asarray(sketch, np.float64) for sketch in sketches), np.zeros(SKETCH_SIZE))
 
 
 def hash_to_bytes(value: int) -> bytes:
@@ -132,7 +132,7 @@ def sketch_distance(
         mean_b: the mean of the second tensor's numbers, likewise.
     """
     gap = 0.0 if mean_a is None or mean_b is None else mean_b - mean_a
-    one, other = (np.asarray(each, np.float64)[None] for each in (a, b))
+    one, other = (np.asarray(sketch, np.float64)[None] for sketch in (a, b))
     return float(sketch_distances(one, other, np.array([count]), np.array([gap]))[0])
 
 

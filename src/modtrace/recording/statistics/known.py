@@ -52,7 +52,7 @@ QUANTILE = "quantile"
 
 def names_of(*needs: str) -> tuple[str, ...]:
     """Returns the statistics that need one of `needs`."""
-    return tuple(name for name, each in STATISTICS.items() if each.needs in needs)
+    return tuple(name for name, statistic in STATISTICS.items() if statistic.needs in needs)
 
 
 def title_of(stat: str) -> str:

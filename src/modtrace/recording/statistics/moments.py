@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ..arrow.arrays import from_numpy, to_numpy
 from ..role import FINITE_ROLES, GRAD_INPUT, GRAD_OUTPUT, PARAMETER_GRAD, ROLES
+from .known import TIER_1, names_of
 
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -27,7 +28,15 @@ NOTHING_WRITTEN = "not measured: nothing has been written to it yet"
 _OF_MASKS = frozenset(ROLES).difference(FINITE_ROLES)
 
 #: The statistics that are derived from them.
-DERIVED = ("mean", "std", "rms", "l2", "abs_max", "nonfinite")
+DERIVED = tuple(name for name in names_of(TIER_1) if name not in RAW)
+
+#: Below this, part of a sum of squares or of fourth powers may have been too small for a float64.
+SMALLEST_SUM = 1e-290
+
+
+def _derived(name: str) -> Any:
+    """Returns a property of `Stats` that is computed as the column of `StatColumns` with this name."""
+    return property(lambda stats: getattr(columns_of([stats]), name)[0].item())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,39 +54,12 @@ class Stats:
     nan_count: int = 0
     inf_count: int = 0
 
-    @property
-    def mean(self) -> float:
-        """The arithmetic mean."""
-        return float(self._columns.mean[0])
-
-    @property
-    def rms(self) -> float:
-        """The root of the mean square."""
-        return float(self._columns.rms[0])
-
-    @property
-    def std(self) -> float:
-        """The standard deviation; see `StatColumns.std`."""
-        return float(self._columns.std[0])
-
-    @property
-    def l2(self) -> float:
-        """The root of the sum of squares; 0 for no numbers."""
-        return float(self._columns.l2[0])
-
-    @property
-    def abs_max(self) -> float:
-        """The largest magnitude."""
-        return float(self._columns.abs_max[0])
-
-    @property
-    def nonfinite(self) -> int:
-        """The number of elements that are NaN or infinite."""
-        return self.nan_count + self.inf_count
-
-    @cached_property
-    def _columns(self) -> "StatColumns":
-        return columns_of([self])
+    mean = _derived("mean")
+    rms = _derived("rms")
+    std = _derived("std")
+    l2 = _derived("l2")
+    abs_max = _derived("abs_max")
+    nonfinite = _derived("nonfinite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +120,24 @@ class StatColumns:
     def nonfinite(self) -> Counts:
         """The number of elements that are NaN or infinite."""
         return self.nan_count + self.inf_count
+
+    @property
+    def nan_fraction(self) -> Numbers:
+        """The fraction that is NaN."""
+        return divide(self.nan_count, self.count)
+
+    @property
+    def inf_fraction(self) -> Numbers:
+        """The fraction that is infinite."""
+        return divide(self.inf_count, self.count)
+
+    @property
+    def crest(self) -> Numbers:
+        """The crest factor: the largest magnitude over the root of the mean square."""
+        with np.errstate(all="ignore"):
+            crest = np.clip(self.abs_max / self.rms, 1, np.sqrt(self.count))
+            is_known = np.isfinite(self.sumsq) & (self.sumsq > SMALLEST_SUM)
+        return np.where(is_known, crest, np.nan)
 
     def take(self, rows: npt.NDArray[np.int64]) -> "StatColumns":
         """Returns the statistics of some of the tensors."""
@@ -240,8 +240,8 @@ def columns_of(many: Sequence[Stats]) -> StatColumns:
     columns: dict[str, Any] = {}
     for field in fields(Stats):
         kind = np.int64 if field.name in {"count", "nan_count", "inf_count"} else np.float64
-        values = [getattr(each, field.name) for each in many]
-        columns[field.name] = np.array([np.nan if each is None else each for each in values], kind)
+        values = [getattr(one, field.name) for one in many]
+        columns[field.name] = np.array([np.nan if value is None else value for value in values], kind)
     return StatColumns(**columns)
 
 
@@ -254,17 +254,13 @@ def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
 
 def add_up(numbers: Sequence[float]) -> float:
     """Returns the sum, rounded once. It is NaN for infinities of both signs, and infinite if no float can hold it."""
-    special = [each for each in numbers if not math.isfinite(each)]
+    special = [number for number in numbers if not math.isfinite(number)]
     if special:
         return sum(special)
     try:
         return math.fsum(numbers)
     except OverflowError:  # maybe only of a partial sum, which depends on the order
-        return _add_up_fractions(numbers)
-
-
-def _add_up_fractions(numbers: Sequence[float]) -> float:
-    total = sum(map(Fraction, numbers), Fraction())
+        total = sum(map(Fraction, numbers), Fraction())
     try:
         return float(total)
     except OverflowError:

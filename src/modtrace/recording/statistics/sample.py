@@ -28,7 +28,7 @@ def place_in_parts(part: Any, numel: int, k: int) -> Any:
         k: the number of parts.
     """
     size, rest = divmod(numel, k)
-    start, end = (each * size + each * rest // k for each in (part, part + 1))
+    start, end = (number * size + number * rest // k for number in (part, part + 1))
     return start + _scramble(part) % (end - start)
 
 

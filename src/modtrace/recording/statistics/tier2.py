@@ -10,14 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..arrow.arrays import from_numpy, to_numpy
-from .moments import Counts, Numbers, StatColumns, divide, read_statistics
-from .number_formats import NumberFormat, to_format
+from .known import SUMS, names_of
+from .moments import SMALLEST_SUM, Counts, Numbers, StatColumns, divide, read_statistics
+from .number_formats import to_format
 
 BINS = 256
 
-#: The statistics that are derived here from tier 1 alone, and from the sums of tier 2.
-OF_TIER_1 = ("nan_fraction", "inf_fraction", "crest")
-OF_TIER_2 = ("mean_abs", "zero_fraction", "kurtosis")
+#: The columns with sums and counts, each with its value where it was not measured.
+SUM_COLUMNS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
+
+#: The statistics that are derived from them.
+OF_TIER_2 = tuple(name for name in names_of(SUMS) if name not in SUM_COLUMNS)
 
 #: The smallest magnitude of each bin, and behind the last bin the end of its magnitudes.
 LOWER_EDGES: Numbers = np.array([0.0, *(2.0**exponent for exponent in range(-126, 129))])
@@ -25,9 +28,6 @@ UPPER_EDGES: Numbers = np.array([*LOWER_EDGES[1:], np.inf])
 
 #: The bins that the smallest and the largest float64 would have.
 _FIRST_OF_FLOAT64, _LAST_OF_FLOAT64 = 127 - 1074, 127 + 1023
-
-#: Below this, part of a sum of squares or of fourth powers may have been too small for a float64.
-_SMALLEST_SUM = 1e-290
 
 #: How many rows of histograms are read at a time (8 MB).
 _ROWS = 4096
@@ -74,16 +74,6 @@ class Tier2Columns:
         return divide(np.where(self.is_measured, self.zero_count, np.nan), self.stats.count)
 
     @property
-    def nan_fraction(self) -> Numbers:
-        """The fraction that is NaN, which is known without tier 2."""
-        return divide(self.stats.nan_count, self.stats.count)
-
-    @property
-    def inf_fraction(self) -> Numbers:
-        """The fraction that is infinite, which is known without tier 2."""
-        return divide(self.stats.inf_count, self.stats.count)
-
-    @property
     def kurtosis(self) -> Numbers:
         """The mean fourth power over the square of the mean square, about zero and not about the mean.
 
@@ -94,18 +84,9 @@ class Tier2Columns:
         n, squares = self.stats.count.astype(np.float64), self.stats.sumsq
         with np.errstate(all="ignore"):
             # Sums have the errors of their kernels.
-            found = np.clip(n * (self.sum4 / squares / squares), 1, n)
-            is_known = np.isfinite(squares) & np.isfinite(self.sum4) & (self.sum4 > _SMALLEST_SUM)
-        return np.where(is_known, found, np.nan)
-
-    @property
-    def crest(self) -> Numbers:
-        """The crest factor: the largest magnitude over the root of the mean square. It is known without tier 2."""
-        n, squares = self.stats.count.astype(np.float64), self.stats.sumsq
-        with np.errstate(all="ignore"):
-            found = np.clip(self.stats.abs_max / self.stats.rms, 1, np.sqrt(n))
-            is_known = np.isfinite(squares) & (squares > _SMALLEST_SUM)
-        return np.where(is_known, found, np.nan)
+            kurtosis = np.clip(n * (self.sum4 / squares / squares), 1, n)
+            is_known = np.isfinite(squares) & np.isfinite(self.sum4) & (self.sum4 > SMALLEST_SUM)
+        return np.where(is_known, kurtosis, np.nan)
 
     @property
     def dynamic_range(self) -> Bounds:
@@ -171,19 +152,18 @@ class Tier2Columns:
         They are equal if minimum and maximum show that there is none, or if no number is between the largest number of
         the format and the powers of two around it.
         """
-        of = to_format(format)
-        found = self._of_histograms(lambda counts, rows: self._above(of, counts, rows), 2)
-        return Bounds(*divide(found, self.stats.count))
+        largest = to_format(format).largest
+        end = _first_bin_from(largest)
 
-    def _above(self, of: NumberFormat, counts: Counts, rows: Counts) -> tuple[Counts, Counts]:
-        """Returns lower and upper bounds on how many numbers are above the largest one of a format."""
-        end = _first_bin_from(of.largest)
-        surely = counts[:, end:].sum(axis=1) + self.stats.inf_count[rows]
-        near = counts[:, end - 1]
-        ends = np.stack([self.stats.max[rows], -self.stats.min[rows]])  # meaningless if there is a NaN
-        seen = ((ends > of.largest) & (ends < LOWER_EDGES[end])).sum(axis=0)
-        perhaps = np.where((ends <= of.largest).all(axis=0), 0, near)
-        return surely + np.minimum(seen, near), surely + perhaps
+        def measure(counts: Counts, rows: Counts) -> tuple[Counts, Counts]:
+            surely = counts[:, end:].sum(axis=1) + self.stats.inf_count[rows]
+            near = counts[:, end - 1]
+            ends = np.stack([self.stats.max[rows], -self.stats.min[rows]])  # meaningless if there is a NaN
+            seen = ((ends > largest) & (ends < LOWER_EDGES[end])).sum(axis=0)
+            perhaps = np.where((ends <= largest).all(axis=0), 0, near)
+            return surely + np.minimum(seen, near), surely + perhaps
+
+        return Bounds(*divide(self._of_histograms(measure, 2), self.stats.count))
 
     def _fraction(self, count: Callable[[Counts, Counts], Any]) -> Numbers:
         return divide(

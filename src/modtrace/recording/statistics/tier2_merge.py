@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ..arrow.arrays import from_numpy
 from .moments import Counts, StatColumns, add_up, columns_of
-from .tier2 import BINS, Tier2Columns
+from .tier2 import BINS, SUM_COLUMNS, Tier2Columns
 
 
 def merge_tier2(
@@ -71,11 +71,8 @@ def take(columns: Tier2Columns, rows: Counts) -> Tier2Columns:
         stats=columns.stats.take(rows),
         histogram=columns.histogram,
         channel_max=columns.channel_max.take(from_numpy(rows, pa.int64())),
-        **{name: getattr(columns, name)[rows] for name in (*_NUMBERS, "histogram_row")},
+        **{name: getattr(columns, name)[rows] for name in (*SUM_COLUMNS, "argmax", "histogram_row")},
     )
-
-
-_NUMBERS = ("sumabs", "zero_count", "sum4", "argmax")
 
 
 def _compact(columns: Tier2Columns) -> Tier2Columns:
@@ -90,20 +87,20 @@ def _compact(columns: Tier2Columns) -> Tier2Columns:
 
 def _concatenate(parts: Sequence[Tier2Columns]) -> Tier2Columns:
     def join(name: str, of: Sequence[Any] = parts) -> Any:
-        return np.concatenate([getattr(each, name) for each in of])
+        return np.concatenate([getattr(part, name) for part in of])
 
-    stats = [each.stats for each in parts]
-    starts = np.cumsum([0, *(len(each.histogram) for each in parts[:-1])])
+    stats = [part.stats for part in parts]
+    starts = np.cumsum([0, *(len(part.histogram) for part in parts[:-1])])
     row = [
-        np.where(each.histogram_row >= 0, each.histogram_row + start, -1)
-        for each, start in zip(parts, starts.tolist(), strict=True)
+        np.where(part.histogram_row >= 0, part.histogram_row + start, -1)
+        for part, start in zip(parts, starts.tolist(), strict=True)
     ]
     return Tier2Columns(
-        stats=StatColumns(**{each.name: join(each.name, stats) for each in fields(StatColumns)}),
+        stats=StatColumns(**{field.name: join(field.name, stats) for field in fields(StatColumns)}),
         histogram=join("histogram"),
         histogram_row=np.concatenate(row),
-        channel_max=pa.concat_arrays([each.channel_max for each in parts]),
-        **{name: join(name) for name in _NUMBERS},
+        channel_max=pa.concat_arrays([part.channel_max for part in parts]),
+        **{name: join(name) for name in (*SUM_COLUMNS, "argmax")},
     )
 
 
@@ -126,7 +123,9 @@ def _merge_argmax(columns: Tier2Columns, filled: Counts, starts: Counts) -> int:
 
 def _merge_channels(columns: Tier2Columns, filled: Counts) -> npt.NDArray[np.float32] | None:
     lists = [columns.channel_max[at].values for at in filled.tolist()]
-    if not lists or None in lists or len({len(each) for each in lists}) > 1:
+    if not lists or None in lists or len({len(channels) for channels in lists}) > 1:
         return None
-    largest: npt.NDArray[np.float32] = np.maximum.reduce([np.asarray(each, np.float32) for each in lists])
+    largest: npt.NDArray[np.float32] = np.maximum.reduce(
+        [np.asarray(channels, np.float32) for channels in lists]
+    )
     return largest

@@ -11,22 +11,37 @@ import pyarrow as pa
 from ..arrow.arrays import from_numpy, to_numpy
 from ..arrow.batches import to_batch
 from ..options.capture import Capture
+from ..statistics.band import StepBand
 from ..statistics.known import SUMS, names_of
 from ..statistics.moments import RAW, StatColumns, read_statistics
-from ..statistics.tier2 import read_sums
+from ..statistics.tier2 import SUM_COLUMNS, read_sums
 from .site_names import SiteNames
-from .skips import Use
-from .step_band import StepBand
 from .step_tables import StepData
 from .trigger_kinds import LOGGED, Above, NonFinite, OutOfBand, is_logged, selection_of
+
+#: A scaler tries the largest scale again and again, so that it skips a step now and then, and several at the
+#: beginning. As many as `_MANY` of the last `SKIPS_WINDOW` steps show that the gradients overflow at every scale.
+SKIPS_WINDOW, _MANY = 20, 10
+
+
+class Use(NamedTuple):
+    """What becomes of the gradients of a step."""
+
+    #: An optimizer uses them, or its steps are skipped too often; False: this one is skipped; None: the rows tell.
+    is_used: bool | None
+    skipped: int = 0  # steps of the last ...
+    steps: int = 0  # ... so many
+
+
+def are_many_skipped(count: int) -> bool:
+    """Returns whether so many of the last steps were skipped that lowering the scale does not help."""
+    return count >= _MANY
+
 
 _Rows = npt.NDArray[np.int64]
 
 #: The raw statistics of rows, by name.
 _Columns = Mapping[str, npt.NDArray[Any]]
-
-#: The sums of tier 2, each with its value if it was not measured.
-_SUMS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
 
 
 class NonFiniteFinding(NamedTuple):
@@ -76,13 +91,13 @@ Condition = Callable[[StepRows], str | None]
 def read_measured(values: Sequence[Mapping[str, pa.Array]]) -> MeasuredRows | None:
     if not values:
         return None
-    table = pa.Table.from_batches([to_batch("values", each) for each in values])
+    table = pa.Table.from_batches([to_batch("values", columns) for columns in values])
     order = to_numpy(table["order"])
     rows = np.argsort(order, kind="stable")
     rows = rows[to_numpy(table["count"])[rows] > 0]
     stats = read_statistics(table)
     columns = {name: getattr(stats, name) for name in RAW}
-    columns |= {name: to_numpy(table[name], null=null) for name, null in _SUMS.items()}
+    columns |= {name: to_numpy(table[name], null=null) for name, null in SUM_COLUMNS.items()}
     return MeasuredRows(
         to_numpy(table["site_id"]).astype(np.int64)[rows],
         to_numpy(table["op_id"])[rows] >= 0,
@@ -91,7 +106,7 @@ def read_measured(values: Sequence[Mapping[str, pa.Array]]) -> MeasuredRows | No
 
 
 def _take(columns: _Columns, rows: _Rows) -> _Columns:
-    return {name: each[rows] for name, each in columns.items()}
+    return {name: column[rows] for name, column in columns.items()}
 
 
 def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
@@ -129,7 +144,8 @@ def condition_of(trigger: NonFinite | Above | OutOfBand, find: Finder | None) ->
         return IsNonFinite(trigger, find)
     judge: _Judge
     if isinstance(trigger, Above):
-        judge = partial(_judge_by_limit, float(trigger.limit))
+        limit = float(trigger.limit)
+        judge = lambda keys, values: Judged(values > limit, f"is above {limit:g}")  # noqa: E731
     else:
         judge = partial(_judge_by_band, StepBand(trigger.factor, trigger.window, trigger.needs))
     if is_logged(trigger.stat):
@@ -212,11 +228,6 @@ class Judged(NamedTuple):
 _Judge = Callable[[Sequence[object], npt.NDArray[np.float64]], Judged]
 
 
-def _judge_by_limit(limit: float, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
-    """Finds numbers that are above a limit."""
-    return Judged(values > limit, f"is above {limit:g}")
-
-
 def _judge_by_band(last: StepBand, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
     """Finds numbers that are outside of their band in the last steps, and adds all numbers to these."""
     rows = last.rows_of(keys)
@@ -266,8 +277,8 @@ def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:
     in_order = np.argsort(first)
     join = {"min": np.minimum, "max": np.maximum}
     merged = {
-        name: join.get(name, np.add).reduceat(each[by_site], starts)[in_order]
-        for name, each in columns.items()
+        name: join.get(name, np.add).reduceat(column[by_site], starts)[in_order]
+        for name, column in columns.items()
     }
     return sites[in_order], merged
 

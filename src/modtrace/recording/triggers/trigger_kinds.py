@@ -33,8 +33,8 @@ class _Trigger:
     """Base of the triggers. Its `repr`, which recordings show, lists only arguments that differ from the defaults."""
 
     def __repr__(self) -> str:
-        given = ((each, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
-        told = (f"{each.name}={value!r}" for each, value in given if value != each.default)
+        given = ((field, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
+        told = (f"{field.name}={value!r}" for field, value in given if value != field.default)
         return f"{type(self).__name__}({', '.join(told)})"
 
 
@@ -209,12 +209,12 @@ def to_triggers(
     if given is None:
         given = [NonFinite()] if keep_last is not None and not asked else []
     triggers = (*(given if isinstance(given, (list, tuple)) else (given,)), *asked)
-    for each in triggers:
-        if not isinstance(each, TRIGGERS):
+    for trigger in triggers:
+        if not isinstance(trigger, TRIGGERS):
             names = ", ".join(kind.__name__ for kind in TRIGGERS)
-            raise TypeError(f"triggers={each!r}: give modtrace's {names}, or a list of those")
-        _check_measured(each, captures)
-        _check_then_of(each, keep_last, captures)
+            raise TypeError(f"triggers={trigger!r}: give modtrace's {names}, or a list of those")
+        _check_measured(trigger, captures)
+        _check_then_of(trigger, keep_last, captures)
     return triggers
 
 
@@ -248,7 +248,7 @@ def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
     tier = 2 if stat in names_of(SUMS) else 1
     roles = selection_of(trigger).roles
     if is_logged(stat) or any(
-        each.stats >= tier and not {*each.roles}.isdisjoint(roles) for each in captures
+        capture.stats >= tier and not {*capture.roles}.isdisjoint(roles) for capture in captures
     ):
         return
     if not captures:
@@ -274,7 +274,7 @@ def check_keep_last(keep_last: object) -> None:
 
 def asks_for_origin(triggers: Sequence[Trigger]) -> bool:
     """Returns whether a trigger asks which op or module made NaN or infinite values."""
-    return any(isinstance(each, NonFinite) and each.asks_for_origin for each in triggers)
+    return any(isinstance(trigger, NonFinite) and trigger.asks_for_origin for trigger in triggers)
 
 
 def has_action(trigger: Trigger) -> bool:
@@ -295,7 +295,7 @@ def selection_of(trigger: NonFinite | Above | OutOfBand) -> Capture:
 
 def paths_of(triggers: Sequence[Trigger]) -> list[PathFilter]:
     """Returns the filter of modules and parameters of each trigger that checks tensors."""
-    return [selection_of(each).paths for each in triggers if not isinstance(each, OnSignal)]
+    return [selection_of(trigger).paths for trigger in triggers if not isinstance(trigger, OnSignal)]
 
 
 def _check_stat(trigger: Above | OutOfBand) -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, TypeGuard
 
@@ -9,17 +10,20 @@ import pyarrow as pa
 
 from ..meta import Note
 from .site_names import SiteNames
-from .skips import SKIPS_WINDOW, Use, are_many_skipped
 from .step_conditions import (
+    SKIPS_WINDOW,
     Condition,
     Finder,
     IsNonFinite,
     NonFiniteFinding,
     StepRows,
+    Use,
+    are_many_skipped,
     condition_of,
     read_measured,
 )
-from .step_tables import GROWTH_STEPS, Batch, StepTables
+from .step_tables import GROWTH_STEPS, StepTables
+from .tensor_rows import Batch
 from .trigger_kinds import REPORT, STOP, OnSignal, Trigger, asks_for_origin, has_action
 
 
@@ -52,9 +56,11 @@ class TriggerWatch:
         #: A trigger asks what made non-finite values.
         self.tells = find is not None and asks_for_origin(triggers)
         self._armed = [
-            _Armed(each, condition_of(each, find)) for each in triggers if not isinstance(each, OnSignal)
+            _Armed(trigger, condition_of(trigger, find))
+            for trigger in triggers
+            if not isinstance(trigger, OnSignal)
         ]
-        self.stops_runs = any(_stops(each.condition) for each in self._armed)
+        self.stops_runs = any(_stops(armed.condition) for armed in self._armed)
         self._skips: dict[int, list[Callable[[], bool | None]]] = {}  # by step, of each optimizer
         #: Of the last steps with an optimizer whether it left its parameters unchanged.
         self._skipped: deque[bool] = deque(maxlen=SKIPS_WINDOW)
@@ -97,15 +103,15 @@ class TriggerWatch:
 
         seen = StepRows(read_measured(values), scalars, self._names, self._tables.read(), ask_use)
         fired = []
-        for each in self._armed:
-            reason = each.condition(seen)
+        for armed in self._armed:
+            reason = armed.condition(seen)
             if reason is None:
                 continue
-            if reason and isinstance(each.condition, IsNonFinite):
-                self._ask(step, each, each.condition, seen)
-            if reason and each.is_armed:
-                fired.append(Note(step=step, kind=type(each.trigger).__name__, reason=reason))
-            each.is_armed = not reason
+            if reason and isinstance(armed.condition, IsNonFinite):
+                self._ask(step, armed, armed.condition, seen)
+            if reason and armed.is_armed:
+                fired.append(Note(step=step, kind=type(armed.trigger).__name__, reason=reason))
+            armed.is_armed = not reason
         if self.tells:
             self._tables.end_step()
         return fired
@@ -133,11 +139,11 @@ class TriggerWatch:
         """
         values = [columns for table, columns in batches if table == "values"]
         seen = StepRows(read_measured(values), {}, self._names, self._tables.read(batches), lambda: Use(True))
-        for each in self._armed:
-            if _stops(each.condition):
-                each.condition(seen)
-                if each.condition.finding is not None:
-                    return each.condition.finding
+        for armed in self._armed:
+            if _stops(armed.condition):
+                armed.condition(seen)
+                if armed.condition.finding is not None:
+                    return armed.condition.finding
         return None
 
 
@@ -145,10 +151,10 @@ def _stops(condition: Condition) -> TypeGuard[IsNonFinite]:
     return isinstance(condition, IsNonFinite) and condition.then == STOP
 
 
+@dataclass
 class _Armed:
     """A trigger, and whether it may fire."""
 
-    def __init__(self, trigger: Trigger, condition: Condition) -> None:
-        self.trigger = trigger
-        self.condition = condition
-        self.is_armed = True
+    trigger: Trigger
+    condition: Condition
+    is_armed: bool = True

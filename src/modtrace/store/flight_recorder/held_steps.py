@@ -3,8 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from ...recording.triggers.step_tables import Batch, Columns
-from .held_tensor_rows import TensorRows
+from ...recording.triggers.tensor_rows import Batch, Columns, TensorRows
 from .held_tensors import HeldTensor
 
 

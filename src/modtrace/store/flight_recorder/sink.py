@@ -12,7 +12,7 @@ from ...recording.meta import HELD, Note
 from ...recording.protocols import Sink
 from ...recording.suggestions import count_of
 from ...recording.triggers.step_conditions import Finder, NonFiniteFinding
-from ...recording.triggers.step_tables import Batch
+from ...recording.triggers.tensor_rows import Batch
 from ...recording.triggers.trigger_kinds import REPORT, OnSignal, Trigger
 from ...recording.triggers.watch import Asked, TriggerWatch
 from .held_steps import HeldSteps
@@ -87,6 +87,7 @@ class FlightRecorder:
         self.signals = tuple(trigger for trigger in triggers if isinstance(trigger, OnSignal))
         self.last_fired_step: int | None = None  # the last one in which a trigger has fired
         self._sink = sink
+        self.mark, self.note = sink.mark, sink.note
         self._keep = keep
         self._behind = behind
         self._max_bytes = max_bytes
@@ -203,14 +204,6 @@ class FlightRecorder:
             self.last_fired_step = self._last_step
         self._write_held(now_ns, len(coming))
         self._sink.end_step(now_ns, force=True)
-
-    def mark(self, text: str) -> None:
-        """Stores a mark: what is missing or went wrong."""
-        self._sink.mark(text)
-
-    def note(self, note: Note) -> None:
-        """Stores a note on an event that is not damage."""
-        self._sink.note(note)
 
     def close(self) -> None:
         """Drops the held steps and notes that, then closes the sink."""

@@ -1,16 +1,20 @@
 """Holds rows of `tensors` longer than their step, because later steps may refer to them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...recording.arrow.arrays import from_numpy, last_of_each, to_numpy
-from ...recording.triggers.step_tables import Batch, Columns
+from ..arrow.arrays import from_numpy, last_of_each, to_numpy
 
 _Ids = npt.NDArray[np.int64]
+
+Columns = Mapping[str, pa.Array]
+
+#: One batch of rows of a table.
+Batch = tuple[str, Columns]
 
 _NO_SITE = -1
 
@@ -30,6 +34,11 @@ class TensorRows:
         self.size_bytes = 0
         self._chunks: list[_Chunk] = []  # oldest first
         self._last_use: dict[int, int] = {}  # of tensors of earlier steps: the last step that refers to it
+
+    @property
+    def columns(self) -> list[Columns]:
+        """The rows, oldest first."""
+        return [chunk.columns for chunk in self._chunks]
 
     def see(self, step: int, batches: Iterable[Batch]) -> None:
         """Records the tensors of earlier steps to which a step refers."""
@@ -53,35 +62,34 @@ class TensorRows:
         if is_replaced and self._chunks:
             self._prune()
         else:
-            self._count()
+            self.size_bytes = sum(chunk.size_bytes for chunk in self._chunks)
 
     def take(self) -> list[Columns]:
         """Returns the rows to which the held steps refer, and drops them, because they are written now.
 
         The rows of tensors that these steps saw first themselves are written with the steps.
         """
-        wanted = self._used()
-        written = [chunk.only(np.isin(chunk.tensor_id, wanted)) for chunk in self._chunks]
-        self._chunks = _filled(chunk.only(~np.isin(chunk.tensor_id, wanted)) for chunk in self._chunks)
+        are_used = [np.isin(chunk.tensor_id, self._used()) for chunk in self._chunks]
+        written = [chunk.only(used) for chunk, used in zip(self._chunks, are_used, strict=True)]
+        self._keep([~used for used in are_used])
         self._last_use = {}
-        self._count()
-        return [chunk.columns for chunk in _filled(written)]
+        return [chunk.columns for chunk in written if len(chunk.tensor_id)]
 
     def _prune(self) -> None:
-        used = self._used()
         site = np.concatenate([chunk.site_id for chunk in self._chunks])
         last = last_of_each(site)
-        is_wanted = np.isin(np.concatenate([chunk.tensor_id for chunk in self._chunks]), used)
+        is_wanted = np.isin(np.concatenate([chunk.tensor_id for chunk in self._chunks]), self._used())
         is_wanted[last[site[last] != _NO_SITE]] = True
         ends = np.cumsum([len(chunk.site_id) for chunk in self._chunks])[:-1]
-        parts = zip(self._chunks, np.split(is_wanted, ends), strict=True)
-        self._chunks = _filled(chunk.only(wanted) for chunk, wanted in parts)
-        self._count()
+        self._keep(np.split(is_wanted, ends))
 
     def _used(self) -> _Ids:
         return np.fromiter(self._last_use, np.int64, len(self._last_use))
 
-    def _count(self) -> None:
+    def _keep(self, are_wanted: Iterable[npt.NDArray[np.bool_]]) -> None:
+        """Keeps some rows of each chunk."""
+        parts = [chunk.only(wanted) for chunk, wanted in zip(self._chunks, are_wanted, strict=True)]
+        self._chunks = [chunk for chunk in parts if len(chunk.tensor_id)]
         self.size_bytes = sum(chunk.size_bytes for chunk in self._chunks)
 
 
@@ -106,10 +114,6 @@ def _chunk(columns: Columns) -> _Chunk:
     ids = to_numpy(columns["tensor_id"])
     sites = np.full(len(ids), _NO_SITE) if site is None else to_numpy(site, null=_NO_SITE).astype(np.int64)
     return _Chunk(columns, ids, sites, sum(column.get_total_buffer_size() for column in columns.values()))
-
-
-def _filled(chunks: Iterable[_Chunk]) -> list[_Chunk]:
-    return [chunk for chunk in chunks if len(chunk.tensor_id)]
 
 
 def _joined(arrays: Sequence[pa.Array]) -> _Ids:
