@@ -9,6 +9,7 @@ import torch
 import torch.autograd.graph
 
 from .call_frames import frame_local, frames
+from .patches import replace
 
 #: The `_sequence_nr()` of an AccumulateGrad node, which the engine runs in no order, as soon as it is ready.
 ACCUMULATE_SEQUENCE_NR = 2**64 - 1
@@ -54,15 +55,15 @@ def _is_forward(code: CodeType) -> bool:
     found = _forwards.get(code)
     if found is None:
         functions = _subclasses(torch.autograd.Function)
-        found = any(getattr(each.forward, "__code__", None) is code for each in functions)
+        found = any(getattr(function.forward, "__code__", None) is code for function in functions)
         _forwards[code] = found
     return found
 
 
 def _subclasses(of: type[torch.autograd.Function]) -> Iterator[type[torch.autograd.Function]]:
-    for each in of.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+    for subclass in of.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def queue_callback(callback: Callable[[], None]) -> bool:
@@ -84,26 +85,22 @@ class EngineEntry:
     _HOLDERS: tuple[Any, ...] = (torch.autograd.graph, torch.autograd)
 
     def __init__(self) -> None:
-        self._original: Callable[..., Any] | None = None
+        self._restorers: list[Callable[[], None]] = []
 
     def wrap(self, wrapper_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replaces the function by `wrapper_of(original)`. It does nothing if torch lacks the function."""
         original = getattr(torch.autograd.graph, "_engine_run_backward", None)
-        if original is None or self._original is not None:
-            return
-        self._original = original
-        self._wrapper = wrapper_of(original)
-        for holder in self._HOLDERS:
-            holder._engine_run_backward = self._wrapper
+        if original is not None and not self._restorers:
+            wrapper = wrapper_of(original)
+            self._restorers = [replace(holder, "_engine_run_backward", wrapper) for holder in self._HOLDERS]
 
     def restore(self) -> None:
-        """Restores the original. If other code has wrapped our wrapper since, it stays and passes calls on."""
-        for holder in self._HOLDERS:
-            if self._original is not None and getattr(holder, "_engine_run_backward", None) is self._wrapper:
-                holder._engine_run_backward = self._original
-        self._original = None
+        """Restores the original."""
+        for restore in self._restorers:
+            restore()
+        self._restorers = []
 
     @classmethod
     def functions(cls) -> list[Any]:
         """Returns the function that each of the modules holds now."""
-        return [getattr(each, "_engine_run_backward", None) for each in cls._HOLDERS]
+        return [getattr(holder, "_engine_run_backward", None) for holder in cls._HOLDERS]

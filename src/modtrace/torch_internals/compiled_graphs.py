@@ -15,6 +15,7 @@ import torch
 
 from .call_frames import TORCH_FOLDER
 from .dynamo import current_compilation, keep_out_of_dynamo
+from .patches import replace
 
 #: Compilers of forwards with a backward, of backwards, and of forwards without.
 COMPILERS = ("fw_compiler", "bw_compiler", "inference_compiler")
@@ -53,15 +54,12 @@ class CompiledGraph:
     ops: list[GraphOp]
 
     def __post_init__(self) -> None:
-        self.given = frozenset(chain.from_iterable(each.given for each in self.ops))
-        self.returned = frozenset(chain.from_iterable(each.returned for each in self.ops))
+        self.given = frozenset(chain.from_iterable(op.given for op in self.ops))
+        self.returned = frozenset(chain.from_iterable(op.returned for op in self.ops))
 
 
-class GraphListener(Protocol):
-    """Receives graphs, and each run of what was compiled of them."""
-
-    def compiled(self, graph: CompiledGraph) -> None:
-        """Receives a graph that a compiler was given, after it has returned."""
+class RunListener(Protocol):
+    """Receives each run of what compilers have made of graphs."""
 
     def begins(self, graph: CompiledGraph, given: Sequence[Any]) -> Any:
         """Receives what compiled code is given when it begins to run, and must not keep it.
@@ -72,6 +70,13 @@ class GraphListener(Protocol):
 
     def ended(self, run: Any, returned: Any) -> None:
         """Receives what compiled code has returned, in a list or tuple."""
+
+
+class GraphListener(RunListener, Protocol):
+    """Receives graphs too."""
+
+    def compiled(self, graph: CompiledGraph) -> None:
+        """Receives a graph that a compiler was given, after it has returned."""
 
 
 class AOTAutogradPatch:
@@ -85,20 +90,18 @@ class AOTAutogradPatch:
                 returns.
         """
         self._prepare = prepare
-        self._common: Any = None
-        self._original: Any = None
-        self._wrapper: Any = None
+        self._restore: Callable[[], None] | None = None
 
     @property
     def is_on(self) -> bool:
         """True from `start()` to `stop()`."""
-        return self._wrapper is not None
+        return self._restore is not None
 
     def start(self) -> None:
         """Begins as soon as the program has called `torch.compile`; until then it does nothing."""
         common = sys.modules.get("torch._dynamo.backends.common")
         original = getattr(common, "aot_module_simplified", None)
-        if self._common is not None or original is None:
+        if self.is_on or original is None:
             return
 
         @wraps(original)
@@ -106,14 +109,13 @@ class AOTAutogradPatch:
             with self._prepare(graph_module, kwargs) if self.is_on else nullcontext():
                 return original(graph_module, *args, **kwargs)
 
-        self._common, self._original, self._wrapper = common, original, aot_module_simplified
-        self._common.aot_module_simplified = aot_module_simplified
+        self._restore = replace(common, "aot_module_simplified", aot_module_simplified)
 
     def stop(self) -> None:
-        """Ends. If other code has wrapped our wrapper since, that stays and passes calls on."""
-        if self._common is not None and self._common.aot_module_simplified is self._wrapper:
-            self._common.aot_module_simplified = self._original
-        self._common = self._wrapper = None
+        """Ends."""
+        restore, self._restore = self._restore, None
+        if restore is not None:
+            restore()
 
 
 class CompilerWatch:
@@ -177,13 +179,13 @@ def _is_op(node: Any) -> bool:
 
 def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphOp]:
     """Reads the ops of a graph; `saved` has the forward ops whose results it is given, by the names that these have."""
-    positions = {id(each): at for at, each in enumerate(nodes)}
+    positions = {id(node): at for at, node in enumerate(nodes)}
     given = {
-        id(each): at for at, each in enumerate(graph.find_nodes(op="placeholder")) if each.name not in saved
+        id(node): at for at, node in enumerate(graph.find_nodes(op="placeholder")) if node.name not in saved
     }
     returned: dict[int, list[int]] = defaultdict(list)
-    for at, (each, is_saved) in enumerate(_outputs_of(graph)):
-        for maker in () if is_saved else _makers_of_value(each):
+    for at, (output, is_saved) in enumerate(_outputs_of(graph)):
+        for maker in () if is_saved else _makers_of_value(output):
             returned[id(maker)].append(at)
     found = []
     for node in nodes:
@@ -194,11 +196,14 @@ def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphO
             name=str(node.target),
             module=None if node.meta.get("is_gradient_acc") else _module_of(stack),
             calls=[int(key.partition("@")[2] or 0) for key in stack],
-            inputs=sorted({positions[id(each)] for each in _makers_of(node) if id(each) in positions}),
-            given=sorted({given[id(each)] for each in _makers_of(node) if id(each) in given}),
-            saved=sorted({saved[each.name] for each in _makers_of(node) if each.name in saved}),
+            inputs=sorted({positions[id(maker)] for maker in _makers_of(node) if id(maker) in positions}),
+            given=sorted({given[id(maker)] for maker in _makers_of(node) if id(maker) in given}),
+            saved=sorted({saved[maker.name] for maker in _makers_of(node) if maker.name in saved}),
             returned=returned[id(node)],
-            is_view=any(each.alias_info and not each.alias_info.is_write for each in returns),
+            is_view=any(
+                returned_value.alias_info and not returned_value.alias_info.is_write
+                for returned_value in returns
+            ),
             shape=None if first is None else [_to_number(size) for size in first.shape],
             dtype=None if first is None else str(first.dtype).removeprefix("torch."),
             source=_line_of_user(node.meta.get("stack_trace") or ""),
@@ -219,12 +224,12 @@ def _to_number(size: Any) -> int:
 
 def _first_tensor(value: Any) -> torch.Tensor | None:
     values = value if isinstance(value, (list, tuple)) else [value]
-    return next((each for each in values if isinstance(each, torch.Tensor)), None)
+    return next((item for item in values if isinstance(item, torch.Tensor)), None)
 
 
 def _makers_of(node: Any) -> Iterator[Any]:
-    for each in node.all_input_nodes:
-        yield from _makers_of_value(each)
+    for all_input_node in node.all_input_nodes:
+        yield from _makers_of_value(all_input_node)
 
 
 def _makers_of_value(node: Any) -> Iterator[Any]:
@@ -246,9 +251,9 @@ def _outputs_of(graph: Any) -> Iterator[tuple[Any, bool]]:
 
 def _find_saved(nodes: list[Any], graph: Any) -> dict[str, int]:
     """Returns the positions of the ops whose results a forward keeps for its backward, by the names of those there."""
-    positions = {id(each): at for at, each in enumerate(nodes)}
+    positions = {id(node): at for at, node in enumerate(nodes)}
     outputs = [value for value, is_saved in _outputs_of(graph) if is_saved]
-    makers = ((each.name, maker) for each in outputs for maker in _makers_of_value(each))
+    makers = ((output.name, maker) for output in outputs for maker in _makers_of_value(output))
     return {name: positions[id(maker)] for name, maker in makers if id(maker) in positions}
 
 
@@ -283,11 +288,14 @@ def _naming_kernels(nodes: list[Any], ops: list[GraphOp]) -> Iterator[None]:
                 kernel = define(scheduling, code, scheduled, *args, **kwargs)
                 use = f"{kernel}@{uses[kernel]}" if uses[kernel] else kernel
                 uses[kernel] += 1
-                origins = {origin.name for each in scheduled for origin in getattr(each.node, "origins", ())}
+                origins = {
+                    origin.name
+                    for kernel_node in scheduled
+                    for origin in getattr(kernel_node.node, "origins", ())
+                }
                 for name in origins & by_name.keys():
                     by_name[name].kernels.append(use)
                 return kernel
 
-            setattr(CppScheduling, "define_kernel", define_kernel)  # noqa: B010 (mypy)
-            stack.callback(setattr, CppScheduling, "define_kernel", define)
+            stack.callback(replace(CppScheduling, "define_kernel", define_kernel))
         yield

@@ -16,6 +16,7 @@ from torch import nn
 
 from .call_frames import TORCH_FOLDER, file_that_calls
 from .checkpoint import let_effects_pass
+from .patches import replace
 
 #: Dynamo folds it to True while it traces; it is False otherwise. Unlike `is_compiling` it asks nothing else: 20 ns
 #: instead of 55.
@@ -50,7 +51,7 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
         while pending:
             code = pending.pop()
             eval_frame.set_code_exec_strategy(code, skip)
-            pending.extend(each for each in code.co_consts if isinstance(each, CodeType))
+            pending.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
     except (ImportError, AttributeError):
         return
 
@@ -91,14 +92,13 @@ def nested_regions_traced_anew() -> Iterator[None]:
     gives the tensors of the earlier call (2.13) where a module is the `__self__` of a method in its `__dict__`. Graphs
     that are the same are compiled once in any case.
     """
-    name = "save_reuse_entry"
     module = sys.modules.get("torch._dynamo.variables.invoke_subgraph")
-    original = getattr(module, name, None)
-    if original is not None:
-        setattr(module, name, lambda *args, **kwargs: None)
+    if not hasattr(module, "save_reuse_entry"):
+        yield
+        return
+    restore = replace(module, "save_reuse_entry", lambda *args, **kwargs: None)
     yield
-    if original is not None:
-        setattr(module, name, original)
+    restore()
 
 
 def make_effectful_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -236,7 +236,7 @@ def name_compilation(compile_id: Any, time_us: int) -> str:
     `2/1` is the second compilation of the third function. Dynamo counts anew after a reset: `1:2/1`. What reads that
     form are `CompileRecord.frame` and `analysis.compile.compilations`.
     """
-    resets = sum(each <= time_us for each in _resets)
+    resets = sum(reset <= time_us for reset in _resets)
     return f"{resets}:{compile_id}" if resets else str(compile_id)
 
 
@@ -260,7 +260,9 @@ def count_own_ops(count: int) -> None:
 def _own_ops_of(metrics: Any) -> int:
     compile_id, start_us, end_us = str(metrics.compile_id), metrics.start_time_us, metrics.end_time_us
     found = [
-        each for each in _own_ops if each[0] == compile_id and start_us <= each[1] <= (end_us or each[1])
+        counted
+        for counted in _own_ops
+        if counted[0] == compile_id and start_us <= counted[1] <= (end_us or counted[1])
     ]
     return sum(count for *_, count in found)
 
@@ -318,12 +320,12 @@ def _read_failed_guards(compile_id: str, first: str | None) -> list[str] | None:
         return None
     found: dict[str, str] = {}
     for kept in getattr(sys.modules.get("torch._dynamo.utils"), "guard_failures", {}).values():
-        at = next((at for at, each in enumerate(kept) if each is first), len(kept))
-        for each in kept[at:]:
-            code = each.partition(": ")[0]
+        at = next((at for at, failure in enumerate(kept) if failure is first), len(kept))
+        for failure in kept[at:]:
+            code = failure.partition(": ")[0]
             if code in found or code == compile_id:  # they are those of a later compilation
                 break
-            found[code] = each
+            found[code] = failure
     return list(found.values()) or [first]
 
 
@@ -352,7 +354,7 @@ def describe_graph_break(kept: Any) -> str:
 def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:
     """Returns a text with the stack below it, in the way in which Dynamo adds one to a guard that failed (2.13)."""
     frames = [
-        traceback.FrameSummary(each.filename, each.lineno, each.name) for each in stack
+        traceback.FrameSummary(frame.filename, frame.lineno, frame.name) for frame in stack
     ]  # with their code
     return f"{text.rstrip()}\nUser stack trace:\n{''.join(traceback.format_list(frames))}".rstrip()
 
@@ -380,7 +382,7 @@ def no_more_calls_after_compilations(told: Callable[[Any], None]) -> None:
     listed = getattr(_callback_handler(), "end_callbacks", None)
     if listed is not None and told in listed:
         listed.remove(told)
-    _callbacks[:] = [each for each in _callbacks if each != told]
+    _callbacks[:] = [callback for callback in _callbacks if callback != told]
     if not _callbacks:
         _resets.clear()
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from .patches import replace
 from .tensors import is_on_device
 
 #: The reason that a row gives for what it lacks.
@@ -194,11 +195,8 @@ class _Wrapped:
     """A class of graphs whose methods that begin and end a capture are wrapped."""
 
     def __init__(self, kind: Any, began: Callable[[Any], None], ended: Callable[[Any], None]) -> None:
-        self._kind = kind
-        self._originals = {name: getattr(kind, name) for name in ("capture_begin", "capture_end")}
-        self._own = {name for name in self._originals if name in vars(kind)}  # not inherited
         self._is_restored = False
-        begin, end = self._originals.values()
+        begin, end = kind.capture_begin, kind.capture_end
 
         @functools.wraps(begin)
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,19 +216,16 @@ class _Wrapped:
             finally:
                 ended(graph)
 
-        self._wrappers = {"capture_begin": capture_begin, "capture_end": capture_end}
-        for name, wrapper in self._wrappers.items():
-            setattr(kind, name, wrapper)
+        self._restorers = [
+            replace(kind, "capture_begin", capture_begin),
+            replace(kind, "capture_end", capture_end),
+        ]
 
     def restore(self) -> None:
-        """Restores the methods. If other code has wrapped ours since, ours stay and pass calls on."""
+        """Restores the methods."""
         self._is_restored = True
-        for name, wrapper in self._wrappers.items():
-            if vars(self._kind).get(name) is wrapper:
-                if name in self._own:
-                    setattr(self._kind, name, self._originals[name])
-                else:
-                    delattr(self._kind, name)
+        for restore in self._restorers:
+            restore()
 
 
 def _graph_classes() -> list[Any]:

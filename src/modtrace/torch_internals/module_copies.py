@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from .patches import MISSING, replace
+
 #: Where a module keeps its forward hooks, and what it knows of each, by the number of the hook.
 _TABLES_OF_HOOKS = (
     "_forward_pre_hooks",
@@ -18,9 +20,6 @@ _TABLES_OF_HOOKS = (
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
 )
-
-#: Stands for the value of an attribute that the module did not have.
-MISSING: Any = object()
 
 
 class Attribute(NamedTuple):
@@ -117,7 +116,9 @@ def leave_out_of_copies(
 
     def end() -> None:
         ours.hooks -= numbers
-        ours.attributes = [each for each in ours.attributes if not any(each is one for one in attributes)]
+        ours.attributes = [
+            attribute for attribute in ours.attributes if not any(attribute is one for one in attributes)
+        ]
         if not ours.hooks and not ours.attributes:
             _ours.pop(id(module), None)
         if not _ours:
@@ -125,21 +126,6 @@ def leave_out_of_copies(
             _while_any.close()
 
     return end
-
-
-def _replace(holder: Any, name: str, new: Any) -> None:
-    """Sets an attribute until nothing of ours is on any module; who has replaced it since keeps what they set."""
-    before = vars(holder).get(name, MISSING)
-
-    def restore() -> None:
-        if vars(holder).get(name) is new:
-            if before is MISSING:
-                delattr(holder, name)
-            else:
-                setattr(holder, name, before)
-
-    setattr(holder, name, new)
-    _while_any.callback(restore)
 
 
 # Copiers: the methods of a class with which copies of its modules are made. That of a class of the user's counts too.
@@ -162,7 +148,7 @@ def _wrap(kind: type, name: str) -> None:
         return made if ours is None or made is self else clean(ours, self, made, *args)
 
     _wrapped.add((kind, name))
-    _replace(kind, name, copy_without_ours)
+    _while_any.callback(replace(kind, name, copy_without_ours))
 
 
 def _clean_reduced(ours: _Ours, module: nn.Module, value: Any, protocol: Any = None) -> Any:
@@ -191,7 +177,7 @@ def _clean_deepcopy(ours: _Ours, module: nn.Module, made: Any, memo: Any = None)
 
 def _clean_replica(ours: _Ours, module: nn.Module, made: Any) -> Any:
     """Removes methods that are bound to the original. A replica shares the hooks of its original."""
-    bound = [each for each in ours.attributes if getattr(each.own, "__self__", None) is module]
+    bound = [attribute for attribute in ours.attributes if getattr(attribute.own, "__self__", None) is module]
     ours.clean_attributes(made.__dict__, bound)
     return made
 
@@ -217,10 +203,10 @@ def _wrap_scripting() -> None:
     @functools.wraps(script)
     def script_without_ours(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
-            for each in module.modules():
-                if (ours := _ours.get(id(each))) is not None:
-                    stack.enter_context(ours.lifted_off(each))
+            for inner in module.modules():
+                if (ours := _ours.get(id(inner))) is not None:
+                    stack.enter_context(ours.lifted_off(inner))
             return script(module, *args, **kwargs)
 
     _wrapped.add((nn.Module, "script"))
-    _replace(holder, "create_script_module", script_without_ours)
+    _while_any.callback(replace(holder, "create_script_module", script_without_ours))

@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .autograd import EngineEntry
 from .modes import count_dispatch_modes, has_function_modes
+from .patches import replace
 
 #: Where a module keeps its hooks.
 MODULE_HOOKS = (
@@ -56,8 +57,9 @@ class GlobalHooks:
             _renumber(handle, number)
         self._ids = {handle.id for handle in self._handles}
         self._original: Any = getattr(hooks, "_has_any_global_hook", None)
+        self._restore: Callable[[], None] = lambda: None
         if self._original is not None:
-            hooks._has_any_global_hook = self._are_there_others
+            self._restore = replace(hooks, "_has_any_global_hook", self._are_there_others)
 
     def remove(self) -> None:
         """Removes both. If others have wrapped our function since, it stays, and answers as torch's does."""
@@ -67,8 +69,7 @@ class GlobalHooks:
             # Removing torch's own handle leaves its number in the list of those that take keyword arguments (2.13).
             getattr(hooks, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
         self._ids = set()
-        if getattr(hooks, "_has_any_global_hook", None) == self._are_there_others:
-            hooks._has_any_global_hook = self._original
+        self._restore()
 
     def _are_there_others(self) -> bool:
         return bool(self._original()) and any(hooks.keys() - self._ids for hooks in _tables_of_call_hooks())

@@ -14,6 +14,7 @@ from .call_frames import frame_local
 from .checkpoint import _captured
 from .dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from .modes import unseen
+from .patches import replace
 
 
 class UnseenSteps:
@@ -43,32 +44,28 @@ class UnseenSteps:
         if self not in _watching:
             _watching.append(self)
         frames = sys.modules.get("torch._dynamo.eval_frame")
-        _replace(frames, "set_eval_frame", _see_compiled_call)
-        _replace(torch.amp.GradScaler, "_maybe_opt_step", _see_skipped)
+        _wrap(frames, "set_eval_frame", _see_compiled_call)
+        _wrap(torch.amp.GradScaler, "_maybe_opt_step", _see_skipped)
 
     def stop(self) -> None:
         """Ends to watch, and restores what was replaced for that after the last watcher."""
         if self in _watching:
             _watching.remove(self)
         if not _watching:
-            for holder, name, original, own in _replaced:
-                if vars(holder).get(name) is own:
-                    setattr(holder, name, original)
-            _replaced.clear()
+            for restore in _restorers.values():
+                restore()
+            _restorers.clear()
 
 
 _watching: list[UnseenSteps] = []
-_replaced: list[tuple[Any, str, Any, Any]] = []  # where, the name, what was there, and ours
+_restorers: dict[str, Callable[[], None]] = {}  # of what is replaced, by its name
 
 
-def _replace(holder: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replaces a private function of torch, unless this torch has none, or it is replaced already."""
+def _wrap(holder: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Wraps a private function of torch, unless this torch has none, or it is wrapped already."""
     original = vars(holder).get(name) if holder is not None else None
-    if original is None or any(held is holder and called == name for held, called, *_ in _replaced):
-        return
-    own = functools.wraps(original)(make(original))
-    _replaced.append((holder, name, original, own))
-    setattr(holder, name, own)
+    if original is not None and name not in _restorers:
+        _restorers[name] = replace(holder, name, functools.wraps(original)(make(original)))
 
 
 class _Entered(threading.local):
@@ -92,10 +89,10 @@ def _see_compiled_call(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             _entered.is_step = optimizer is not None
             if optimizer is not None:
                 has_closure = any(
-                    each is not None and each is not optimizer for each in (*args, *kwargs.values())
+                    arg is not None and arg is not optimizer for arg in (*args, *kwargs.values())
                 )
-                for each in tuple(_watching):
-                    each.compiled(optimizer, has_closure)
+                for watcher in tuple(_watching):
+                    watcher.compiled(optimizer, has_closure)
         return original(callback)
 
     return set_eval_frame
@@ -138,8 +135,8 @@ def note_traced_step() -> None:
 
 def _tell_traced(context: Any) -> None:
     if not _entered.is_step:
-        for each in tuple(_watching):
-            each.traced()
+        for watcher in tuple(_watching):
+            watcher.traced()
 
 
 def _see_skipped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,8 +145,8 @@ def _see_skipped(original: Callable[..., Any]) -> Callable[..., Any]:
     def maybe_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, optimizer, state, *args, **kwargs)
         if _has_overflowed(state):
-            for each in tuple(_watching):
-                each.skipped(optimizer)
+            for watcher in tuple(_watching):
+                watcher.skipped(optimizer)
         return result
 
     keep_out_of_dynamo(maybe_step, with_callees=False)
@@ -159,6 +156,6 @@ def _see_skipped(original: Callable[..., Any]) -> Callable[..., Any]:
 def _has_overflowed(state: Any) -> bool:
     with unseen():
         try:
-            return any(bool(each) for each in state["found_inf_per_device"].values())
+            return any(bool(found_inf) for found_inf in state["found_inf_per_device"].values())
         except (KeyError, TypeError, AttributeError):  # another torch than 2.13
             return False

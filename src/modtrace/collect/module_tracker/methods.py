@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from torch import nn
 
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
-from ...torch_internals.module_copies import MISSING, Attribute, leave_out_of_copies
+from ...torch_internals.module_copies import Attribute, leave_out_of_copies
 from ...torch_internals.modules import id_of_hooks, is_replica
+from ...torch_internals.patches import MISSING, replace
 
 
 class ScopeOpener(Protocol):
@@ -151,7 +152,6 @@ class _Wrapper:
     def __init__(self, holder: Any, name: str) -> None:
         self._holder = holder
         self._name = name
-        self._original = vars(holder).get(name, MISSING)
         self._followed: dict[int, list[_Wrap]] = {}  # by `id` of the module
         function = getattr(holder, name)
         followed = self
@@ -172,11 +172,11 @@ class _Wrapper:
                 return followed.run(function, holder, args, kwargs)
 
         keep_out_of_dynamo(call, _Wrapper.run, with_callees=False)
-        self._call = call
-        _put(holder, name, call)
+        before = vars(holder).get(name, MISSING)
+        self._restore = replace(holder, name, call)
         self._end: Callable[[], None] | None = None  # that copies of the module are made without the wrapper
         if isinstance(holder, nn.Module):
-            self._end = leave_out_of_copies(holder, attributes=[Attribute(name, call, self._original)])
+            self._end = leave_out_of_copies(holder, attributes=[Attribute(name, call, before)])
         _wrappers[id(holder), name] = self
 
     def add(self, wrap: _Wrap) -> None:
@@ -188,7 +188,7 @@ class _Wrapper:
 
         If other code has wrapped the method since, our wrapper stays below and only calls the method.
         """
-        left = [each for each in self._followed.pop(wrap.key, ()) if each is not wrap]
+        left = [other for other in self._followed.pop(wrap.key, ()) if other is not wrap]
         if left:
             self._followed[wrap.key] = left
         if self._followed:
@@ -196,11 +196,7 @@ class _Wrapper:
         _wrappers.pop((id(self._holder), self._name), None)
         if self._end is not None:
             self._end()
-        if vars(self._holder).get(self._name) is self._call:
-            if self._original is MISSING:  # the holder only inherits it
-                _take(self._holder, self._name)
-            else:
-                _put(self._holder, self._name, self._original)
+        self._restore()
 
     def _following(self, module: Any) -> "list[_Wrap]":
         if is_replica(module):
@@ -229,17 +225,3 @@ class _Wrapper:
         for opener, scope in reversed(scopes):
             opener._leave_scope(scope, output, raised=False)
         return output
-
-
-def _put(holder: Any, name: str, what: Any) -> None:
-    if isinstance(holder, type):
-        setattr(holder, name, what)
-    else:
-        holder.__dict__[name] = what
-
-
-def _take(holder: Any, name: str) -> None:
-    if isinstance(holder, type):
-        delattr(holder, name)
-    else:
-        del holder.__dict__[name]

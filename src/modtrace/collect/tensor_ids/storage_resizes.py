@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from ...torch_internals.patches import replace
+
 #: A function that receives a storage which has been resized.
 Receiver = Callable[[torch.UntypedStorage], None]
 
 _receivers: list[Receiver] = []
-_installed: tuple[Any, Any] | None = (
-    None  # our `resize_` and the one that it calls, while there are receivers
-)
+_restore: Callable[[], None] | None = None  # while there are receivers
 
 
 def watch_resizes(receiver: Receiver) -> None:
@@ -21,29 +21,20 @@ def watch_resizes(receiver: Receiver) -> None:
     FSDP frees the memory of parameters by it, and allocates it again. All receivers share one wrapper, because two
     could not be removed in any order.
     """
-    global _installed
+    global _restore
     _receivers.append(receiver)
-    if _installed is None:
-        original: Any = torch.UntypedStorage.resize_
-        _installed = _wrap(original), original
-        torch.UntypedStorage.resize_ = _installed[0]  # type: ignore[method-assign]
+    if _restore is None:
+        _restore = replace(torch.UntypedStorage, "resize_", _wrap(torch.UntypedStorage.resize_))
 
 
 def unwatch_resizes(receiver: Receiver) -> None:
-    """Removes a receiver, and the wrapper with the last one; it does nothing if there is no such receiver.
-
-    If other code has wrapped our wrapper since, it stays and passes calls on.
-    """
-    global _installed
+    """Removes a receiver, and the wrapper with the last one; it does nothing if there is no such receiver."""
+    global _restore
     if receiver in _receivers:
         _receivers.remove(receiver)
-    if _installed is None or _receivers:
-        return
-    (wrapper, original), _installed = _installed, None
-    if vars(torch.UntypedStorage).get("resize_") is wrapper:
-        del torch.UntypedStorage.resize_
-        if torch.UntypedStorage.resize_ is not original:  # it was not inherited
-            torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+    if _restore is not None and not _receivers:
+        _restore()
+        _restore = None
 
 
 def _wrap(original: Any) -> Any:

@@ -1,0 +1,37 @@
+"""Replaces attributes of torch and of models while modtrace needs that, and restores them."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+#: Stands for the value of an attribute that the holder itself does not have.
+MISSING: Any = object()
+
+
+def replace(holder: Any, name: str, new: Any) -> Callable[[], None]:
+    """Sets an attribute of a Python module, a class or an object, and returns a function that restores it.
+
+    If other code has replaced the attribute since, that function leaves it: a wrapper of theirs around ours stays, and
+    ours then passes calls on. What a class or an object inherits is inherited again.
+    """
+    before = vars(holder).get(name, MISSING)
+    # Of a model: its `__setattr__` would register what it is given.
+    is_object = not isinstance(holder, (type, ModuleType))
+
+    def restore() -> None:
+        if vars(holder).get(name) is not new:
+            return
+        if is_object and before is MISSING:
+            del holder.__dict__[name]
+        elif is_object:
+            holder.__dict__[name] = before
+        elif before is MISSING:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, before)
+
+    if is_object:
+        holder.__dict__[name] = new
+    else:
+        setattr(holder, name, new)
+    return restore
