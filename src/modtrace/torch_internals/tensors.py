@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .dynamo import is_dynamo_compiling
 from .modes import DisableTorchFunction, has_function_modes, unseen
 
 #: The attributes in which a tensor keeps its hooks.
@@ -72,8 +73,8 @@ def any_hooked(values: Any) -> bool:
     """Returns whether one of the values is a tensor with hooks. Containers are not searched."""
     if has_function_modes():
         with DisableTorchFunction():
-            return any(isinstance(each, torch.Tensor) and each._backward_hooks for each in values)
-    return any(type(each) is torch.Tensor and each._backward_hooks for each in values)
+            return any(isinstance(value, torch.Tensor) and value._backward_hooks for value in values)
+    return any(type(value) is torch.Tensor and value._backward_hooks for value in values)
 
 
 def hooks_on(tensor: torch.Tensor) -> list[Any]:
@@ -113,6 +114,32 @@ def add_hook(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Any:
     handle = TensorHook(hooks)
     hooks[handle] = hook
     return handle
+
+
+class GradientHook:
+    """A hook on a tensor, which passes the tensor's gradient to a function, after itself."""
+
+    __slots__ = ("__weakref__", "handle", "receive")
+
+    __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
+
+    def __init__(self, receive: Callable[[Any, Any], None]) -> None:
+        self.receive = receive
+        self.handle: Any = None  # None: it is not registered
+
+    def hook(self, tensor: torch.Tensor) -> None:
+        """Registers the hook; see `add_hook`."""
+        self.handle = add_hook(tensor, self)
+
+    def unhook(self) -> None:
+        """Removes the hook, if it is registered."""
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
+
+    def __call__(self, gradient: Any) -> None:
+        if not is_dynamo_compiling():
+            self.receive(self, gradient)
 
 
 def hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

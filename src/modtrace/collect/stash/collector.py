@@ -10,16 +10,16 @@ from ...recording.failure_reporter import warn_of_error
 from ...recording.phase import BACKWARD
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.graph_captures import graph_captures
+from ...torch_internals.tensors import GradientHook
 from ..log.listeners import Listener
 from ..log.segments import CallRef, InsideCall
 from ..log.thread_log import ThreadLog
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
-from .gradients import OutputGradients
+from .gradients import Arriving, OutputGradients, Returned
 from .inside import InsideOutputs
 from .stash import Event, Stash, StashFn
 from .steps import StashSteps
-from .watch import Arriving, Returned, Watch
 
 
 class Registered(NamedTuple):
@@ -61,7 +61,7 @@ class StashCollector(Listener):
     @property
     def registered(self) -> list[Registered]:
         """All registered modules; a module with several names occurs once for each."""
-        return [each for listed in self._registered.values() for each in listed]
+        return [registered for listed in self._registered.values() for registered in listed]
 
     def register(self, module: nn.Module, name: str, grad: bool) -> None:
         """Stashes what a module returns from now on."""
@@ -73,7 +73,9 @@ class StashCollector(Listener):
             self._inside.tap(module)
 
     def _registered_as(self, module: nn.Module) -> list[Registered]:
-        return [each for each in self._registered.get(id(module), ()) if each.module() is module]
+        return [
+            registered for registered in self._registered.get(id(module), ()) if registered.module() is module
+        ]
 
     def stop(self) -> None:
         """Removes all of our hooks."""
@@ -88,7 +90,7 @@ class StashCollector(Listener):
         keep_out_of_dynamo(StashCollector._wait_for, OutputGradients._take)
         keep_out_of_dynamo(StashCollector.leaving, StashCollector._keep, with_callees=False)
         keep_out_of_dynamo(
-            Watch.__call__, OutputGradients._arrived, OutputGradients._tell, with_callees=False
+            GradientHook.__call__, OutputGradients._arrived, OutputGradients._pass_on, with_callees=False
         )
         keep_out_of_dynamo(StashCollector._gradients_came, OutputGradients._finish, with_callees=False)
         try:
@@ -127,17 +129,17 @@ class StashCollector(Listener):
         assert segment is not None
         call = CallRef(segment, segment.open_calls.innermost)
         mine = self._registered_as(module)
-        for each in mine:
-            self._keep(each, call, False, output, args, kwargs)
-        with_gradient = [each for each in mine if each.grad]
+        for registered in mine:
+            self._keep(registered, call, False, output, args, kwargs)
+        with_gradient = [registered for registered in mine if registered.grad]
         if with_gradient:
             self._wait_for(with_gradient, call, output)
 
     def _returned_inside(self, module: nn.Module, call: InsideCall, output: Any) -> list[Registered] | None:
         mine = self._registered_as(module)
-        for each in mine:
-            self._keep(each, call, False, output, (), {})
-        return [each for each in mine if each.grad] or None
+        for registered in mine:
+            self._keep(registered, call, False, output, (), {})
+        return [registered for registered in mine if registered.grad] or None
 
     def _wait_for(self, registered: list[Registered], call: CallRef, output: Any) -> None:
         tracker, gradients = self._tracker, self._gradients
@@ -146,8 +148,8 @@ class StashCollector(Listener):
                 gradients.wait_for(registered, call, output)
 
     def _gradients_came(self, returned: Returned, value: tuple[Any, ...], arriving: Arriving | None) -> None:
-        for each in returned.registered:
-            self._keep(each, returned.call, True, value, (), {}, arriving)
+        for registered in returned.registered:
+            self._keep(registered, returned.call, True, value, (), {}, arriving)
 
     def _keep(
         self,

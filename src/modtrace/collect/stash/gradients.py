@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -10,16 +11,74 @@ import torch
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, graph_task_id, queue_callback
 from ...torch_internals.deep_graphs import cut_below
 from ...torch_internals.modes import DisableTorchFunction, unseen
-from ...torch_internals.tensors import add_hook, hooks_on
+from ...torch_internals.tensors import GradientHook, hooks_on
 from ...torch_internals.transforms import is_batched_tensor
 from ..backward.graph_walk import base_made_in, edges_to_written_bases, root_nodes, walk_graph, will_run
 from ..identity_map import IdentityMap
 from ..log.listeners import Listener
-from ..log.segments import CallRef
+from ..log.segments import CallRef, InsideCall
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree
-from .watch import COMES_PERHAPS, Arriving, Entry, Returned, Watch
+
+#: In place of a watch's number: the gradient comes from inside of compiled code, and nothing says whether it will.
+COMES_PERHAPS = -1
+
+
+@dataclass(eq=False, slots=True)
+class Returned:
+    """The output of one call, without its tensors."""
+
+    call: CallRef | InsideCall
+    registered: Any  # passed on with the gradients
+    tree: GradientTree
+    watches: tuple[int, ...]  # the number of each watched tensor, without repeats
+    #: By index in `watches`: the number of the watch on the tensor's base.
+    bases: dict[int, int] = field(default_factory=dict)
+    #: By index in `watches`, where there is a base: the graph task that brought the last gradient.
+    arrived: dict[int, int] = field(default_factory=dict)
+
+
+class Arriving:
+    """The gradients for one call in one backward, as far as they have arrived."""
+
+    __slots__ = ("gradients", "position", "returned", "waiting")
+
+    def __init__(self, returned: Returned, waiting: set[int], position: int) -> None:
+        self.returned = returned
+        self.gradients: list[Any] = [None] * len(returned.watches)
+        self.waiting = waiting  # indices of gradients that have not arrived
+        self.position = position  # among the stashes, when its first gradient arrived
+
+
+class Entry(NamedTuple):
+    """A gradient that a call waits for."""
+
+    returned: Returned
+    place: int  # index among its gradients
+    shape: torch.Size | None = None  # of a view whose base is watched
+
+
+class Watch(GradientHook):
+    """A hook on a tensor, which receives its gradient for all calls that returned it."""
+
+    __slots__ = ("entries", "number", "served")
+
+    def __init__(self, number: int, receive: "Callable[[Watch, Any], None]") -> None:
+        super().__init__(receive)
+        self.number = number
+        self.entries: list[Entry] = []  # in the order of the calls
+        self.served = 0  # how many of the entries have received a gradient
+
+    def remove(self) -> None:
+        """Removes the hook; the graph may keep the empty watch."""
+        self.unhook()
+        self.entries, self.receive = [], _ignore
+
+
+def _ignore(watch: Watch, gradient: Any) -> None:
+    """Receives the gradient of a watch that has been removed while torch went through its hooks."""
+
 
 #: A leaf may be returned again and again (an input, a parameter): at most this many calls receive its gradient.
 _MAX_CALLS_OF_LEAF = 64
@@ -59,16 +118,17 @@ class OutputGradients(Listener):
     def wait_for(self, registered: Any, call: CallRef, output: Any) -> None:
         """Watches the tensors of an output that require a gradient."""
         places: dict[Watch, int] = {}
-        bases: dict[int, _Base] = {}
+        bases: dict[int, tuple[Watch, torch.Size]] = {}  # of views, with their shapes
 
         def slot_of(tensor: torch.Tensor) -> int | None:
             watch = self._watch(tensor)
             if watch is None:
                 return None
             place = places.setdefault(watch, len(places))
-            base = self._base(tensor, call)
-            if base is not None:
-                bases[place] = base
+            base = base_made_in(call, tensor)  # it may be written to
+            base_watch = None if base is None else self._watch(base)
+            if base_watch is not None:
+                bases[place] = base_watch, tensor.shape
             return place
 
         with DisableTorchFunction():
@@ -77,9 +137,9 @@ class OutputGradients(Listener):
             returned = Returned(call, registered, tree, tuple(watch.number for watch in places))
             for watch, place in places.items():
                 watch.entries.append(Entry(returned, place))
-            for place, base in bases.items():
-                returned.bases[place] = base.watch.number
-                base.watch.entries.append(Entry(returned, place, base.shape))
+            for place, (watch, shape) in bases.items():
+                returned.bases[place] = watch.number
+                watch.entries.append(Entry(returned, place, shape))
 
     def arrived_inside(self, returned: Returned, place: int, gradient: torch.Tensor) -> None:
         """Passes on a gradient that has come from inside of compiled code, where tensors cannot be watched."""
@@ -87,7 +147,7 @@ class OutputGradients(Listener):
         with self._tracker.subscribers.guard(returned.call.context.module):
             found = self._take(Entry(returned, place), gradient)
         if found is not None:
-            self._tell(returned, *found)
+            self._pass_on(returned, *found)
 
     def stop(self) -> None:
         """Removes every hook from every tensor."""
@@ -107,8 +167,8 @@ class OutputGradients(Listener):
         with self._lock:
             at = self._waiting.index(arriving) if arriving in self._waiting else len(self._waiting)
             position = arriving.position
-            for each in self._waiting[at:]:
-                each.position += 1
+            for waiting in self._waiting[at:]:
+                waiting.position += 1
             return position
 
     # Watching.
@@ -130,30 +190,24 @@ class OutputGradients(Listener):
         except RuntimeError:  # a view whose base was written to: torch refuses hooks on it
             return None
 
-    def _base(self, tensor: torch.Tensor, call: CallRef) -> "_Base | None":
-        """Returns the watch of the base of an output that is a view, since the base may be written to."""
-        base = base_made_in(call, tensor)
-        watch = None if base is None else self._watch(base)
-        return None if watch is None else _Base(watch, tensor.shape)
-
     def _watch_leaf(self, tensor: torch.Tensor) -> Watch:
         """Returns the watch of a leaf. A leaf outlives its graphs, so entries of finished calls are removed."""
         watch = next(iter(self._watches_of_leaf(tensor)), None)
         if watch is None:
             return self._hook(tensor)
-        del watch.entries[: watch.told]
+        del watch.entries[: watch.served]
         del watch.entries[:-_MAX_CALLS_OF_LEAF]
-        watch.told = 0
+        watch.served = 0
         return watch
 
     def _watches_of_leaf(self, tensor: torch.Tensor) -> Iterator[Watch]:
-        for each in hooks_on(tensor):
-            if isinstance(each, Watch) and each.is_of(self._on_gradient):
-                yield each
+        for hook in hooks_on(tensor):
+            if isinstance(hook, Watch) and hook.receive is self._on_gradient:
+                yield hook
 
     def _hook(self, tensor: torch.Tensor) -> Watch:
         watch = Watch(next(self._numbers), self._on_gradient)
-        watch.handle = add_hook(tensor, watch)
+        watch.hook(tensor)
         self._watches[watch] = None
         return watch
 
@@ -162,14 +216,14 @@ class OutputGradients(Listener):
     def _arrived(self, watch: Watch, gradient: Any) -> None:
         """Passes on the gradient of a tensor, first to the call that returned it last, which is the outermost one."""
         entries = tuple(watch.entries)
-        watch.told = len(entries)
+        watch.served = len(entries)
         for entry in reversed(entries):
             found: tuple[list[Any], Arriving | None] | None = None
             with self._tracker.subscribers.guard(entry.returned.call.context.module):
                 if entry.shape is None or self._arrives_at_base(entry, watch.number, gradient):
                     found = self._take(entry, gradient)
             if found is not None:
-                self._tell(entry.returned, *found)
+                self._pass_on(entry.returned, *found)
 
     def _arrives_at_base(self, entry: Entry, number: int, gradient: Any) -> bool:
         """Returns whether the gradient of a base is that of its view, because the view was written to."""
@@ -198,14 +252,16 @@ class OutputGradients(Listener):
             del run.arriving[returned]
         return arriving.gradients, arriving
 
-    def _tell(self, returned: Returned, gradients: list[Any], arriving: Arriving | None) -> None:
+    def _pass_on(self, returned: Returned, gradients: list[Any], arriving: Arriving | None) -> None:
         try:
-            if any(each is not None for each in gradients):  # the node may run for another of its outputs
+            if any(
+                gradient is not None for gradient in gradients
+            ):  # the node may run for another of its outputs
                 self._receiver(returned, returned.tree.fill(gradients), arriving)
         finally:
             if arriving is not None:
                 with self._lock:
-                    self._waiting = [each for each in self._waiting if each is not arriving]
+                    self._waiting = [waiting for waiting in self._waiting if waiting is not arriving]
 
     def _run(self, task: int) -> _Run:
         run = self._runs.get(task)
@@ -234,7 +290,7 @@ class OutputGradients(Listener):
         with self._lock:
             run = self._runs.pop(task, None)
         for arriving in [] if run is None else list(run.arriving.values()):
-            self._tell(arriving.returned, arriving.gradients, arriving)
+            self._pass_on(arriving.returned, arriving.gradients, arriving)
 
     def _read_graph(self, outputs: Any) -> _Run:
         """Finds the watches whose nodes will run, by a walk of the graph (1 us a node)."""
@@ -252,10 +308,3 @@ class OutputGradients(Listener):
                     if watch is not None:
                         copied.add(watch.number)
         return _Run(running, copied)
-
-
-class _Base(NamedTuple):
-    """The watch of a view's base, and the shape of the view."""
-
-    watch: Watch
-    shape: torch.Size

@@ -9,13 +9,13 @@ import torch
 from ...measure.measurers.measurer import Measurement
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling
-from ...torch_internals.tensors import add_hook, output_nr_of
+from ...torch_internals.tensors import GradientHook, output_nr_of
 from ..backward.graph_walk import edges_to_written_bases, node_of, root_nodes, walk_graph
 from ..log.segments import Segment
 from .capture_masks import ROLE_BITS, Mask
 
 
-class GradientTap:
+class GradientTap(GradientHook):
     """A hook on a tensor, with the sites under which its gradient is stored.
 
     While the segment runs, the tap also shows whether a tensor is the one that was measured. When the step has ended,
@@ -23,15 +23,13 @@ class GradientTap:
     """
 
     __slots__ = (
-        "__weakref__", "_measure", "event", "handle", "mark", "more", "output", "output_nr", "path", "ref", "segment",
-        "slot", "task", "version",
+        "event", "mark", "more", "output", "output_nr", "path", "ref", "segment", "slot", "task", "version",
     )  # fmt: skip
-
-    __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
 
     output_nr: int
 
     def __init__(self, segment: Segment, measure: "Callable[[GradientTap, Any], None]") -> None:
+        super().__init__(measure)
         self.segment = segment
         #: The exit of the call that returned the tensor first, or the entry of one that was given it.
         self.event = -1
@@ -43,19 +41,13 @@ class GradientTap:
         self.output: Measurement | None = None  # of the tensor itself, if it is wanted
         self.ref: weakref.ref[torch.Tensor] | None = None
         self.version: int | None = None
-        self.handle: Any = None  # of the hook; None: there is none
         self.task = -1  # the graph task in which its gradient came last
-        self._measure = measure
 
     def is_of(self, tensor: torch.Tensor, version: int | None) -> bool:
         """Returns whether this is the tensor that was measured, with no write to it since."""
         return (
             version is not None and self.version == version and self.ref is not None and self.ref() is tensor
         )
-
-    def is_of_recorder(self, measure: "Callable[[GradientTap, Any], None]") -> bool:
-        """Returns whether the tap belongs to the recorder with this `measure`."""
-        return self._measure is measure
 
     def add_site(self, event: int, slot: str, mark: int) -> None:
         """Adds the site of another call that returned the same tensor, or was given it."""
@@ -78,24 +70,13 @@ class GradientTap:
 
     def hook(self, tensor: torch.Tensor) -> None:
         """Registers the hook, which receives the gradient of the tensor from now on."""
-        self.handle = add_hook(tensor, self)
+        super().hook(tensor)
         node = node_of(tensor)
         if node is not None:
             self.output_nr = output_nr_of(tensor)
-            metadata = _metadata_of(node)
-            known = metadata.get(_METADATA_KEY, ())
+            known = node.metadata.get(_METADATA_KEY, ())
             # The same node may be returned for ever.
-            metadata[_METADATA_KEY] = [*(ref for ref in known if ref() is not None), weakref.ref(self)]
-
-    def unhook(self) -> None:
-        """Removes the hook."""
-        if self.handle is not None:
-            self.handle.remove()
-            self.handle = None
-
-    def __call__(self, gradient: Any) -> None:
-        if not is_dynamo_compiling():
-            self._measure(self, gradient)
+            node.metadata[_METADATA_KEY] = [*(ref for ref in known if ref() is not None), weakref.ref(self)]
 
     def call_with_all(self, gradients: Any) -> None:
         """Serves as a hook of the node, which receives the gradients of all its outputs."""
@@ -116,13 +97,7 @@ class BaseTap(GradientTap):
 
     def __call__(self, gradient: Any) -> None:
         if not is_dynamo_compiling() and self.view.task != graph_task_id():
-            self._measure(self, gradient)
-
-
-def _metadata_of(node: Any) -> dict[str, Any]:
-    """Returns the dictionary in which users of a node may store data."""
-    metadata: dict[str, Any] = node.metadata
-    return metadata
+            self.receive(self, gradient)
 
 
 _METADATA_KEY = "modtrace.gradient_taps"
@@ -139,7 +114,7 @@ def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> 
         node.register_prehook(tap.call_with_all)
         for node, _, _ in walk_graph(root_nodes(outputs))
         for tap in _taps_at(node)
-        if tap.handle is None and tap.is_of_recorder(measure)
+        if tap.handle is None and tap.receive is measure
     ]
 
 
@@ -151,5 +126,5 @@ def written_bases(outputs: Any) -> "set[GradientTap]":
 
 
 def _taps_at(node: Any) -> "list[GradientTap]":
-    known = (ref() for ref in _metadata_of(node).get(_METADATA_KEY, ()))
+    known = (ref() for ref in node.metadata.get(_METADATA_KEY, ()))
     return [tap for tap in known if tap is not None]

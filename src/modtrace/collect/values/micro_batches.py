@@ -11,10 +11,10 @@ from ...measure.special import is_uninitialized
 from ...recording.phase import BACKWARD, FORWARD
 from ...recording.role import PARAMETER_GRAD
 from ...torch_internals.autograd import graph_task_id
-from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
+from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import (
-    add_hook,
+    GradientHook,
     forget_removed_hooks,
     insides_of,
     is_leaf,
@@ -47,7 +47,7 @@ class MicroBatchTaps(ValueSource):
         self._resumed: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
         self._is_leaving = False  # some step has ended, but not the backward in it
         self._of_backward: dict[Backward | None, MeasuredParameters] = {}
-        keep_out_of_dynamo(_GradientHook.__call__, MicroBatchTaps._measure_gradient)
+        keep_out_of_dynamo(GradientHook.__call__, MicroBatchTaps._measure_gradient)
 
     def opened(self, segment: Segment, active: Mask) -> None:
         """Registers hooks on the parameters of a module whose call begins, once a step."""
@@ -139,7 +139,7 @@ class MicroBatchTaps(ValueSource):
             hook, is_first = _GradientHook(sites, active, self._on_gradient), not was_hooked(parameter)
             hook.insides = insides_of(parameter)
             try:
-                hook.handle = add_hook(parameter, hook)
+                hook.hook(parameter)
             except Exception:  # of a subclass of the user's: its micro-batches have no rows
                 return
             hook.was_first = is_first or hook.stands_behind_ours()
@@ -149,7 +149,7 @@ class MicroBatchTaps(ValueSource):
         """Removes hooks that no step needs, but never while a backward runs on any thread."""
         if self._is_leaving and not self._tracker.backwards.is_running():
             self._is_leaving = False
-            needed = set().union(*(each for _, (each, _) in self._needed.items()), *self._resumed.values())
+            needed = set().union(*(ids for _, (ids, _) in self._needed.items()), *self._resumed.values())
             for key in [key for key in self._hooks if key not in needed]:
                 self._hooks.pop(key).remove()
 
@@ -183,23 +183,20 @@ def _can_be_hooked(parameter: torch.Tensor) -> bool:
         return False
 
 
-class _GradientHook:
+class _GradientHook(GradientHook):
     """The hook of a parameter, which receives the gradient of each backward before it is added."""
 
-    __slots__ = ("_on_gradient", "active", "handle", "insides", "sites", "was_first")
-
-    __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
+    __slots__ = ("active", "insides", "sites", "was_first")
 
     def __init__(
-        self, sites: list[ParameterSite], active: Mask, on_gradient: Callable[["_GradientHook", Any], None]
+        self, sites: list[ParameterSite], active: Mask, receive: Callable[["_GradientHook", Any], None]
     ) -> None:
+        super().__init__(receive)
         self.sites = sites
         self.active = active  # the captures that may look at the step
-        self.handle: Any = None
         #: Those of the parameter: `swap_tensors` gives it others, without hooks.
         self.insides: int | None = None
         self.was_first = False  # whether nobody but recorders had ever hooked the parameter
-        self._on_gradient = on_gradient
 
     def is_on(self, parameter: torch.Tensor) -> bool:
         """Returns whether the hook is on this parameter. An earlier parameter may have had the same `id`."""
@@ -207,8 +204,8 @@ class _GradientHook:
 
     def stands_behind_ours(self) -> bool:
         """Returns whether only hooks of other recorders were registered on the parameter before this one."""
-        others = [each for each in self.handle.hooks_dict_ref().values() if each is not self]
-        return bool(others) and all(isinstance(each, _GradientHook) and each.was_first for each in others)
+        others = [hook for hook in self.handle.hooks_dict_ref().values() if hook is not self]
+        return bool(others) and all(isinstance(other, _GradientHook) and other.was_first for other in others)
 
     def remove(self) -> None:
         """Removes the hook, and leaves the parameter as it was."""
@@ -222,7 +219,3 @@ class _GradientHook:
             if parameter is not None:  # the one it was on, or one that a user has put there
                 with DisableTorchFunction():
                     forget_removed_hooks(parameter)
-
-    def __call__(self, gradient: Any) -> None:
-        if not is_dynamo_compiling():
-            self._on_gradient(self, gradient)

@@ -19,7 +19,7 @@ from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
-from ...torch_internals.tensors import requires_grad_of
+from ...torch_internals.tensors import GradientHook, requires_grad_of
 from ...torch_internals.transforms import is_batched_tensor
 from ..log.call_context import CallContext
 from ..log.segments import Segment
@@ -55,7 +55,7 @@ class CallTaps(ValueSource):
         self._prune_at = _KEPT_SUSPENDED
         self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # by the captures that may look
         keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient)
-        keep_out_of_dynamo(GradientTap.__call__, BaseTap.__call__)
+        keep_out_of_dynamo(GradientHook.__call__, BaseTap.__call__)
 
     def opened(self, segment: Segment, active: Mask) -> None:
         marks = self._open_marks.get(active)
@@ -79,7 +79,7 @@ class CallTaps(ValueSource):
         return measured
 
     def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
-        closed = [self._closed[each] for each in segments if each in self._closed]
+        closed = [self._closed[segment] for segment in segments if segment in self._closed]
         unseen_backward = self._of_backward.get(None)
         return [*closed, *([] if unseen_backward is None else [unseen_backward])]
 
@@ -96,7 +96,7 @@ class CallTaps(ValueSource):
     def stop(self) -> None:
         self._tracker.subscribers.remove(self, "entering")
         measured = (*self._running.values(), *self._closed.values())
-        for taps in (*(each.taps for each in measured), *(taps for _, taps in self._leaving)):
+        for taps in (*(outputs.taps for outputs in measured), *(taps for _, taps in self._leaving)):
             for tap in taps:
                 tap.unhook()
         for gradients in self._of_backward.values():
