@@ -14,13 +14,11 @@ LEFT_OUT = [
     LeftOut(
         "they run no model, or start processes and compilers, which know nothing of the device",
         (
-            "collect/compile_hooks/",
+            "collect/compile/",
             "collect/flops/",
             "collect/fx/",
             "test_cases_compilation.py",
             "test_cases_ranks.py",
-            "test_compilations.py",
-            "test_compiled_ops.py",
             "test_compiled_parts.py",
             "test_deep_graphs.py",
             "test_environment.py",
@@ -28,7 +26,6 @@ LEFT_OUT = [
             "test_ops_compiled.py",
             "test_both_ranks_are_stopped_where_one_of_them_has_met_nan",
             "test_child_is_stopped_by_a_recording_of_its_own_and_not_by_its_parents",
-            "test_recompilation_reasons.py",
             "test_warnings.py",
         ),
     ),

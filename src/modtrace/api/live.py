@@ -321,7 +321,7 @@ class LiveRecording(Recording):
 
     def _read_flags_again(self) -> None:
         """Describes the run by what is set at its end: `modtrace record` begins before a script sets anything."""
-        from ..collect.recorder.flags import read_flags
+        from ..collect.recorder.environment import read_flags
 
         if self._flags is not None:
             self._flags.update(read_flags())

@@ -57,7 +57,7 @@ def warn_of_missing_parts(*, values: bool, ops: bool) -> None:
     if _is_told:
         return
     wanted = {KERNEL: values, TENSOR_IDS: ops}
-    costs = [each.cost for each in find_missing_parts() if wanted[each.part]]
+    costs = [missing.cost for missing in find_missing_parts() if wanted[missing.part]]
     if not costs:
         return
     _is_told = True

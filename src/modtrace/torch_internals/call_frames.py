@@ -85,7 +85,7 @@ def caller_of_module(start: FrameType | None) -> FrameType | None:
 
 def file_that_calls(start: FrameType | None) -> str:
     """Returns the file of the code that calls a module or a graph module in these frames; "" if there is none."""
-    files = (each.f_code.co_filename for each in frames(start))
+    files = (frame.f_code.co_filename for frame in frames(start))
     return next((name for name in files if not name.startswith(_CALLING_FILES)), "")
 
 
@@ -173,7 +173,9 @@ def _module_of_closure(frame: FrameType) -> nn.Module | None:
     modules = {name: _to_module(frame_local(frame, name)) for name in frame.f_code.co_freevars}
     if modules.get("self") is not None:
         return modules["self"]
-    own = [each for each in modules.values() if each is not None and _is_written_in_class(frame, each)]
+    own = [
+        module for module in modules.values() if module is not None and _is_written_in_class(frame, module)
+    ]
     return own[0] if len(own) == 1 else None
 
 

@@ -73,11 +73,11 @@ def held_by_checkpoint(region: Any) -> tuple[list[Any], bool]:
     """
     again = region.recompute_fn
     held = [*region.saved_args, _captured(again, "kwargs"), *bound_arguments(_captured(again, "fn"))]
-    held += [tensor for each in region.recomputed.values() for tensor in each.values()]
+    held += [tensor for tensors in region.recomputed.values() for tensor in tensors.values()]
     context = _captured(again, "recompute_context")
     if isinstance(context, _SelectiveContext):
         wrapped = tree_leaves(list(context.storage.values()))
-        return held + [getattr(each, "val", None) for each in wrapped], False
+        return held + [getattr(wrapper, "val", None) for wrapper in wrapped], False
     return held, not isinstance(context, nullcontext)
 
 

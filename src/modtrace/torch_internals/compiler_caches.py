@@ -41,18 +41,20 @@ class CachedGraphs:
             return nullcontext()
         count_own_ops(len(ours) + sum(len(node.users) for node in ours))
         with_caches: dict[int, Any] = {
-            id(each): each for each in map(kwargs.get, COMPILERS) if hasattr(each, "compiler_fn")
+            id(compiler): compiler
+            for compiler in map(kwargs.get, COMPILERS)
+            if hasattr(compiler, "compiler_fn")
         }
-        for each in with_caches.values():
-            each.compiler_fn = self._wrap(each.compiler_fn)
+        for compiler in with_caches.values():
+            compiler.compiler_fn = self._wrap(compiler.compiler_fn)
         return _marked_as_safe(self._safe) if with_caches else nullcontext()
 
     def _wrap(self, compiler: Callable[..., Any]) -> Callable[..., Any]:
         def compile_graph(graph_module: Any, *args: Any, **kwargs: Any) -> Any:
             from torch._higher_order_ops.effects import with_effects
 
-            effects = [each for each in graph_module.graph.nodes if each.target is with_effects]
-            are_ours = all(getattr(each.args[1], "namespace", "") == "modtrace" for each in effects)
+            effects = [node for node in graph_module.graph.nodes if node.target is with_effects]
+            are_ours = all(getattr(effect.args[1], "namespace", "") == "modtrace" for effect in effects)
             name = f"{with_effects.__module__}.{with_effects.__name__}"
             safe = self._safe | {name: "only ops of modtrace"} if are_ours else self._safe
             with _marked_as_safe(safe):

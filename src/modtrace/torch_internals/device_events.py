@@ -1,13 +1,24 @@
-"""Events on the streams of CUDA devices: the device notes the time when it has done what was issued before."""
+"""Streams of CUDA devices, and events on them: the device notes the time when it has done what was issued before."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from .modes import DisableTorchFunction, has_function_modes
-from .streams import current_stream
 from .tensors import device_of as device_of_tensor
+
+#: Returns the handle of the current stream of a device, given by its index. 0.1 us.
+current_stream: Callable[[int], int]
+
+try:
+    current_stream = torch._C._cuda_getCurrentRawStream
+except AttributeError:  # torch is built without CUDA, or names it otherwise: 3 us
+
+    def current_stream(device: int) -> int:
+        handle: int = torch.cuda.current_stream(device).cuda_stream
+        return handle
+
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -75,8 +75,8 @@ def leave_function_mode(mode: Any) -> None:
         above.append(torch._C._pop_torch_function_stack())
     if has_function_modes():
         mode.__exit__(None, None, None)
-    for each in reversed(above):
-        torch._C._push_on_torch_function_stack(each)
+    for other in reversed(above):
+        torch._C._push_on_torch_function_stack(other)
 
 
 #: The flags that torch keeps besides the stack, which say whether a mode is on.
@@ -116,8 +116,8 @@ def leave_dispatch_mode(mode: Any) -> None:
     before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
     if size():
         mode.__exit__(None, None, None)
-    for each in reversed(above):
-        torch._C._push_on_torch_dispatch_stack(each)
+    for other in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(other)
     if above:
         # `__exit__` has restored what held when ours was entered, and a mode of the user's is on now.
         flags.update(before)

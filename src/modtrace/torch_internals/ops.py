@@ -30,8 +30,8 @@ def schema_arguments(func: Any) -> list[tuple[str, bool, bool]] | None:
     if schema is None:
         return None
     return [
-        (each.name, each.kwarg_only, each.alias_info is not None and each.alias_info.is_write)
-        for each in schema.arguments
+        (argument.name, argument.kwarg_only, argument.alias_info is not None and argument.alias_info.is_write)
+        for argument in schema.arguments
     ]
 
 
@@ -43,4 +43,4 @@ def number_arguments(func: Any) -> frozenset[str]:
     """Returns the names of the arguments that may be plain numbers, such as factors and limits, but not sizes."""
     schema = schema_of(func)
     arguments = [] if schema is None else schema.arguments
-    return frozenset(each.name for each in arguments if str(each.type) in _NUMBER_TYPES)
+    return frozenset(argument.name for argument in arguments if str(argument.type) in _NUMBER_TYPES)

@@ -177,7 +177,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._C._functions": _SAVED_MEMORY,
     "torch._C._functions.MulBackward0._raw_saved_self": _SAVED_MEMORY,
     "torch.autograd.function.BackwardCFunction._raw_saved_tensors": _SAVED_MEMORY,
-    # streams.py
+    # device_events.py
     "torch._C._cuda_getCurrentRawStream": "3 us for each tensor that is measured on a GPU",
     # subclasses.py
     "torch._subclasses.fake_tensor.FakeTensor": "telling fake tensors, which hold no numbers",
@@ -234,7 +234,7 @@ def is_found(name: str) -> bool:
         return True
     path, _, attribute = name.rpartition(".")
     holders = (_resolve(path), _resolve("_".join((path, "impl"))))
-    return any(hasattr(each, attribute) or attribute in _names_in(each) for each in holders)
+    return any(hasattr(holder, attribute) or attribute in _names_in(holder) for holder in holders)
 
 
 def _resolve(path: str) -> Any:
@@ -254,8 +254,8 @@ def _names_in(holder: Any) -> Iterator[str]:
     while pending:
         code = pending.pop()
         yield from (*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars, code.co_name)
-        for each in code.co_consts:
-            if isinstance(each, str):
-                yield each
-            elif isinstance(each, CodeType):
-                pending.append(each)
+        for constant in code.co_consts:
+            if isinstance(constant, str):
+                yield constant
+            elif isinstance(constant, CodeType):
+                pending.append(constant)

@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp._common_utils import FSDP_WRAPPED_MODULE
 
 import modtrace
-from modtrace.collect.compile_hooks.hooks import compile_safe_hooks
+from modtrace.collect.compile.hooks import compile_safe_hooks
 from modtrace.collect.names.module_names import ModuleNames
 from modtrace.collect.names.walk import walk
 from modtrace.collect.names.wrappers import COMPILED_PART, WRAPPERS, unwrapped

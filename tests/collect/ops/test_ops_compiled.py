@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import modtrace
-from collect.compile_hooks.test_compiled import RUNS, Training, outcome, start_over
+from collect.compile.test_compiled import RUNS, Training, outcome, start_over
 from collect.ops.test_ops_tensors import op_rows
 from helpers.twins import state
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import modtrace
-from modtrace.collect.recorder import flags as flags_module
-from modtrace.collect.recorder.environment import describe_run
-from modtrace.collect.recorder.flags import read_flags
+from modtrace.collect.recorder import environment
+from modtrace.collect.recorder.environment import describe_run, read_flags
 
 
 @pytest.fixture
@@ -81,5 +80,5 @@ def test_flag_that_torch_refuses_to_tell_is_not_known(monkeypatch):
     def refuse():
         raise RuntimeError("set by the new API")
 
-    monkeypatch.setitem(flags_module._READERS, "float32_matmul_precision", refuse)
+    monkeypatch.setitem(environment._READERS, "float32_matmul_precision", refuse)
     assert read_flags()["float32_matmul_precision"] is None

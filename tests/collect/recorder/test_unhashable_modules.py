@@ -8,7 +8,7 @@ from torch import nn
 
 import modtrace
 from modtrace import Capture
-from modtrace.collect.compile_hooks.hooks import compile_safe_hooks
+from modtrace.collect.compile.hooks import compile_safe_hooks
 
 
 class Unhashable(nn.Module):

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from helpers.capture_soak import TRIGGERS, described
 from modtrace import Capture
-from modtrace.collect.compile_hooks.hooks import compile_safe_hooks
+from modtrace.collect.compile.hooks import compile_safe_hooks
 from modtrace.collect.identity_map import IdentityMap
 from modtrace.collect.tensor_ids import tensor_ids
 

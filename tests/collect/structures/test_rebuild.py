@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from torch import Tensor, nn
 
-from modtrace.collect.structures.in_graphs import find_in_graph
-from modtrace.collect.structures.rebuild import GradientTree, build_from_layout
+from modtrace.collect.compile.in_graphs import build_from_layout, find_in_graph
+from modtrace.collect.structures.rebuild import GradientTree
 from modtrace.tensor_tracker import default_stash_value, rmap_tensor
 
 Point = namedtuple("Point", ["a", "b"])

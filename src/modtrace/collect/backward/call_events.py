@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
 from .backward_call import BackwardCall, calls_of
-from .input_gradients import collectors, input_gradients, passthrough_gradients
-from .passthrough import find_passthrough
+from .input_gradients import collectors, find_passthrough, input_gradients, passthrough_gradients
 from .plan import EngineGraph
 
 
@@ -130,5 +129,9 @@ class CallEvents:
     def collectors(self) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
         """Yields pairs of a node and a hook for it, which takes the gradients that leave a call there."""
         if any(listener.wants_gradients for listener in self._listeners):
-            ran = [each for each in self._segments if self._graph.has_any(each.first_seq, each.last_seq)]
-            yield from collectors(self._graph, (call for each in ran for call in self._calls(each)))
+            ran = [
+                segment
+                for segment in self._segments
+                if self._graph.has_any(segment.first_seq, segment.last_seq)
+            ]
+            yield from collectors(self._graph, (call for segment in ran for call in self._calls(segment)))

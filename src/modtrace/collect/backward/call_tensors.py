@@ -139,9 +139,9 @@ class CallTensorRecorder(Listener):
                 if passed and log.context.above is None:
                     with DisableTorchFunction():
                         call_tensors.leaves.update(
-                            (id(each), weakref.ref(each))
-                            for _, each in _tensors(output)
-                            if each.grad_fn is None
+                            (id(tensor), weakref.ref(tensor))
+                            for _, tensor in _tensors(output)
+                            if tensor.grad_fn is None
                         )
                 if passed:
                     call_tensors.passed[event] = passed
@@ -157,7 +157,7 @@ def _begin_of(call_tensors: CallTensors, context: Any) -> int:
     if contexts and contexts[-1] is context:
         contexts.pop()
         return events.pop()
-    if not any(each is context for each in contexts):
+    if not any(running is context for running in contexts):
         return -1
     while contexts.pop() is not context:
         events.pop()

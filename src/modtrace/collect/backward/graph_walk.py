@@ -37,10 +37,11 @@ def root_nodes(outputs: Any, *, with_leaves: bool = False) -> list[Any]:
     given = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
     with DisableTorchFunction():
         nodes = [
-            node_of(each) if isinstance(each, torch.Tensor) else getattr(each, "node", None) for each in given
+            node_of(output) if isinstance(output, torch.Tensor) else getattr(output, "node", None)
+            for output in given
         ]
     found = [node for node in dict.fromkeys(nodes) if node is not None]
-    return found if with_leaves else [each for each in found if each._sequence_nr() != ACCUMULATE_SEQUENCE_NR]
+    return found if with_leaves else [node for node in found if node._sequence_nr() != ACCUMULATE_SEQUENCE_NR]
 
 
 def begins_at_leaf(outputs: Any) -> bool:
@@ -49,7 +50,7 @@ def begins_at_leaf(outputs: Any) -> bool:
     No hook of `root_nodes` runs before that one.
     """
     given = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-    return any(not root_nodes((each,)) for each in given)
+    return any(not root_nodes((output,)) for output in given)
 
 
 def walk_graph(roots: Iterable[Any], known: Container[Any] = ()) -> Iterator[tuple[Any, int, Edges]]:

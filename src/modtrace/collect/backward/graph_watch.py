@@ -101,7 +101,7 @@ class GraphOwners:
             if node in found:
                 found[node] = before | owners
             if owners - before:
-                pending += [(each, owners) for each in above.get(node, ())]
+                pending += [(upper, owners) for upper in above.get(node, ())]
         known.update(found)
 
 

@@ -124,12 +124,15 @@ def _made_in_segment(
 ) -> npt.NDArray[np.bool_]:
     """Returns, for each node, whether it was made while its segment ran, and not by a later backward through it."""
     end = np.iinfo(np.int64).max
-    first = np.array([0 if each is None else each.first_seq for each in segments], np.int64)
+    first = np.array([0 if segment is None else segment.first_seq for segment in segments], np.int64)
     last = np.array(
-        [end if each is None or each.last_seq is None else each.last_seq for each in segments], np.int64
+        [end if segment is None or segment.last_seq is None else segment.last_seq for segment in segments],
+        np.int64,
     )
     own: npt.NDArray[np.bool_] = (first[of_segment] <= numbers) & (numbers < last[of_segment])
-    elsewhere = np.array([each is not None and each.log is not maker for each in segments])[of_segment]
+    elsewhere = np.array([segment is not None and segment.log is not maker for segment in segments])[
+        of_segment
+    ]
     for at in np.flatnonzero(elsewhere).tolist():  # the number counts on another thread
         own[at] = maker.has_made_for_forward(int(numbers[at]))
     return own

@@ -68,7 +68,7 @@ def find_around(segment: Segment, log: ThreadLog, frame: FrameType | None) -> No
         if repeated is None and call.named is named:
             segment.around, segment.repeats = _around_call(call), call
             return
-        children = [each for each in _children(call) if each.named is named]
+        children = [child for child in _children(call) if child.named is named]
         if children and (repeated is None or call.context.module is repeated):
             segment.around = call
             rank = _rank_in_region(segment, log)
@@ -97,10 +97,10 @@ def original_of(call: CallRef) -> CallRef | None:
         if original is None:
             return None
         twins = [
-            each for each in _children(CallRef(segment, segment.parent_of(index))) if _is_of(each, index)
+            child for child in _children(CallRef(segment, segment.parent_of(index))) if _is_of(child, index)
         ]
-        alike = [each for each in _children(original) if _is_of(each, index, segment)]
-        rank = [each.index for each in twins].index(index)
+        alike = [child for child in _children(original) if _is_of(child, index, segment)]
+        rank = [twin.index for twin in twins].index(index)
         original = alike[rank] if rank < len(alike) else None
     if original is not None and original.segment.phase == RECOMPUTE:
         return original_of(original)

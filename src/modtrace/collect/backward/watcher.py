@@ -21,10 +21,9 @@ from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, NodeMark, ThreadLog, ThreadLogs
 from .call_events import BackwardListener
 from .call_hooks import CallHooks
-from .gradient_marks import mark_made_by, mark_of
 from .graph_walk import root_nodes
 from .graph_watch import GraphWatch
-from .node_threads import NodeThreads
+from .node_threads import NodeThreads, mark_made_by, mark_of
 
 #: Closes the segments of a log above one that were left without their hooks.
 CloseDownTo = Callable[[ThreadLog, Segment | None], None]
@@ -80,7 +79,7 @@ class BackwardWatcher:
             self._begin(backward, hooks, outputs)
             result = original(outputs, *args, **kwargs)
             raised = False
-            if backward.marks_made and any(each is not backward.log for each in backward.spans):
+            if backward.marks_made and any(span is not backward.log for span in backward.spans):
                 with self._subscribers.guard(None):
                     mark_made_by(backward, outputs, result)
             return result
@@ -115,14 +114,14 @@ class BackwardWatcher:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
                 hooks.plan(outputs, self.makers, listeners, times=times, additions=additions)
-            elif backward.create_graph or any(each.home is not backward.home for each in self._running):
+            elif backward.create_graph or any(running.home is not backward.home for running in self._running):
                 hooks.plan_learning(outputs)
 
     def _end(self, backward: Backward, hooks: CallHooks, raised: bool) -> None:
         log = backward.log
         log.backward = backward.outer_of_thread
         backward.outputs = backward.owners = None
-        self._running = [each for each in self._running if each is not backward]
+        self._running = [running for running in self._running if running is not backward]
         hooks.remove()
         began = backward.calls.began
         is_timed = bool(began) and began[-1] is not None
@@ -164,11 +163,13 @@ class BackwardWatcher:
         if log.backward is not None and log.backward.task < 0:
             log.backward.task = task
             return log.backward
-        unknown = [each for each in self._running if each.task < 0]  # on a thread of the engine's own
+        unknown = [
+            running for running in self._running if running.task < 0
+        ]  # on a thread of the engine's own
         if len(unknown) > 1:
             node = current_node()
-            begun = [each for each in unknown if node in root_nodes(each.outputs)]
-            unknown = begun or [each for each in unknown if not each.learns_task]
+            begun = [candidate for candidate in unknown if node in root_nodes(candidate.outputs)]
+            unknown = begun or [candidate for candidate in unknown if not candidate.learns_task]
         if len(unknown) == 1:
             unknown[0].task = task
             return unknown[0]

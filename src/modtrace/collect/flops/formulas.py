@@ -84,8 +84,8 @@ def _trilinear(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     first, second, third, expand_1, expand_2, expand_3, summed = args[:7]
     unrolled = args[7] if len(args) > 7 else 1
     sizes = [_expanded(first, expand_1), _expanded(second, expand_2), _expanded(third, expand_3)]
-    whole = [max(each) for each in zip(*sizes, strict=True)]
-    pair = [max(each) for each in zip(*sizes[:2], strict=True)]
+    whole = [max(lengths) for lengths in zip(*sizes, strict=True)]
+    pair = [max(lengths) for lengths in zip(*sizes[:2], strict=True)]
     pair[unrolled] = whole[unrolled]
     gone = [dim for dim in summed if dim in expand_3 and dim != unrolled]
     last = [1 if dim in gone else size for dim, size in enumerate(whole)]

@@ -91,7 +91,7 @@ def _recurrent_layers(weights: int, args: Sequence[Any], outputs: Sequence[Any])
     The argument at position `weights` lists their parameters. The projection of an LSTM (`proj_size`) is a third
     matrix. A packed sequence has one row for each existing time step.
     """
-    return 2 * elements(args[0][:-1]) * sum(elements(each) for each in args[weights] if len(each) == 2)
+    return 2 * elements(args[0][:-1]) * sum(elements(arg) for arg in args[weights] if len(arg) == 2)
 
 
 def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:

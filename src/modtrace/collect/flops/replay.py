@@ -75,7 +75,7 @@ def _shapes(value: Any) -> Any:
 def in_each(change: Callable[[Any], Any], value: Any) -> Any:
     """Returns a list or dictionary with each item changed, and anything else as it is."""
     if isinstance(value, list | tuple):
-        return [change(each) for each in value]
+        return [change(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: change(each) for key, each in value.items()}
+        return {key: change(item) for key, item in value.items()}
     return value

@@ -50,9 +50,9 @@ class LeafChoice:
         Raises:
             ValueError: a pattern matches none; the message lists the nearest paths.
         """
-        found = [each for each in self.patterns if not any(map(each.matches, paths))]
+        found = [pattern for pattern in self.patterns if not any(map(pattern.matches, paths))]
         if found:
-            raise ValueError(describe_unmatched([Unmatched("leaves", each) for each in found], paths))
+            raise ValueError(describe_unmatched([Unmatched("leaves", pattern) for pattern in found], paths))
 
 
 def to_leaf_choice(leaves: Leaves) -> LeafChoice:

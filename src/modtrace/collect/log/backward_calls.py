@@ -65,9 +65,9 @@ class BackwardCalls:
             is_open.pop()
             self._is_open.discard((segments[row], indexes[row]))
             self.end_ns[row], self.ended[row] = now_ns, on_device
-        for each in reversed(entered):
+        for entered_call in reversed(entered):
             assert segment is not None
-            self._begin(segment, each, now_ns, on_device)
+            self._begin(segment, entered_call, now_ns, on_device)
 
     def end(self, now_ns: int, on_device: Any = None) -> None:
         """Ends every call that is open."""

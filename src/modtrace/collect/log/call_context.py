@@ -118,7 +118,9 @@ class ContextTree:
         """Returns a new context, or that of a dead module with the same name."""
         holder = self._outermost if above is None else above
         contexts = self._of_module.setdefault(named.module_id, [])
-        context = next((each for each in contexts if each.above is above and each.ref() is None), None)
+        context = next(
+            (context for context in contexts if context.above is above and context.ref() is None), None
+        )
         if context is None:
             context = CallContext(named, above, len(self.contexts))
             self.contexts.append(context)
@@ -135,7 +137,7 @@ def _seen_below(above: CallContext, module: nn.Module) -> tuple[NamedModule, str
     """Returns the root and the path of a module as registered below its caller; None if it is not registered there."""
     caller = above.module
     if caller is not None:
-        for each, _, path, _ in walk(caller, above.path, ""):
-            if each is module:
+        for below, _, path, _ in walk(caller, above.path, ""):
+            if below is module:
                 return above.root, path
     return None

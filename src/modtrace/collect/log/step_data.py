@@ -70,5 +70,5 @@ def _storages_of(value: Any) -> Storages:
 
 
 def _ids(storages: Storages) -> set[int]:
-    alive = [each() for each in storages]
-    return {id(each) for each in alive if each is not None}
+    alive = [storage() for storage in storages]
+    return {id(storage) for storage in alive if storage is not None}

@@ -151,7 +151,7 @@ def _levels(context: CallContext, segment: Segment) -> list[_Level]:
     else:
         outer = _levels(around.context, around.segment)
         own = _as_called_from(around.context, own)
-    return outer + [_level(each) for each in own]
+    return outer + [_level(context) for context in own]
 
 
 def _levels_outside(context: CallContext) -> list[_Level] | None:

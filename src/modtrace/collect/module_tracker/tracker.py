@@ -225,9 +225,9 @@ class ModuleTracker:
     ) -> AbstractContextManager[None]:
         """Returns hooks on the submodules of one model that run under `torch.compile(fullgraph=True)` without a break.
 
-        See `modtrace.collect.compile_hooks.hooks.compile_safe_hooks`. It needs no tracker that is entered.
+        See `modtrace.collect.compile.hooks.compile_safe_hooks`. It needs no tracker that is entered.
         """
-        from ..compile_hooks.hooks import compile_safe_hooks
+        from ..compile.hooks import compile_safe_hooks
 
         return compile_safe_hooks(model, pre_fw_hook, post_fw_hook, pre_bw_hook, post_bw_hook, module_filter)
 

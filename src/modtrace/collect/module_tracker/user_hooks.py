@@ -42,7 +42,7 @@ class UserHooks(Listener):
             AssertionError: another hook is registered as the only one of this kind.
         """
         for kind, hook in hooks.items():
-            if hook.alone and any(each.alone for each in self._hooks[kind]):
+            if hook.alone and any(hook.alone for hook in self._hooks[kind]):
                 raise AssertionError(
                     f"a {kind} is registered already, and there is one of each kind. Call clear_user_hooks() first, "
                     "or register with several=True"
@@ -54,7 +54,7 @@ class UserHooks(Listener):
     def remove(self, hooks: dict[str, Hook]) -> None:
         """Removes hooks that were added. Hooks that have been removed before are ignored."""
         for kind, hook in hooks.items():
-            self._hooks[kind] = [each for each in self._hooks[kind] if each is not hook]
+            self._hooks[kind] = [other for other in self._hooks[kind] if other is not hook]
         self._install()
 
     def clear(self) -> None:

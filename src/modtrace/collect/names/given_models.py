@@ -23,9 +23,9 @@ def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
     if model is None:
         return []
     if isinstance(model, Mapping) and model:
-        return [(str(name), _checked(each, f"model[{name!r}]")) for name, each in model.items()]
+        return [(str(name), _checked(module, f"model[{name!r}]")) for name, module in model.items()]
     if isinstance(model, (list, tuple)) and model:
-        return [(None, _checked(each, f"model[{place}]")) for place, each in enumerate(model)]
+        return [(None, _checked(module, f"model[{place}]")) for place, module in enumerate(model)]
     return [(None, _checked(model, "model"))]
 
 
@@ -43,7 +43,7 @@ def check_patterns(chosen: PathFilter, model: object) -> None:
     for name, module in roots_of(model):
         names.add_root(module, name)
     paths = names.paths()
-    found = [each for each in unmatched(chosen, paths) if "(" not in each.pattern.text]
+    found = [missing for missing in unmatched(chosen, paths) if "(" not in missing.pattern.text]
     if paths and found:
         raise ValueError(describe_unmatched(found, paths, what="module or parameter"))
 
@@ -54,14 +54,16 @@ def check_types(types: Any, model: object) -> None:
     Raises:
         ValueError: there is no such module; the message lists the nearest names.
     """
-    if not any(isinstance(each, str) for each in types):
+    if not any(isinstance(kind, str) for kind in types):
         return
-    modules = [each for _, root in roots_of(model) for each in (root, *descendants(root))]
-    names = {kind.__name__ for each in modules for kind in type(each).__mro__}
-    for each in types:
-        if modules and isinstance(each, str) and each not in names:
+    modules = [module for _, root in roots_of(model) for module in (root, *descendants(root))]
+    names = {kind.__name__ for module in modules for kind in type(module).__mro__}
+    for wanted in types:
+        if modules and isinstance(wanted, str) and wanted not in names:
             there = first_few(sorted({type(module).__name__ for module in modules}), 20)
-            raise ValueError(f"types: no module is a {each!r}.{did_you_mean(each, names)} There are: {there}")
+            raise ValueError(
+                f"types: no module is a {wanted!r}.{did_you_mean(wanted, names)} There are: {there}"
+            )
 
 
 def _checked(given: object, where: str) -> nn.Module:

@@ -12,8 +12,7 @@ from ...recording.module_path import join
 from ...torch_internals.call_frames import frames, module_given_first, module_of_method
 from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
-from .element_counts import count_elements
-from .walk import MAX_PATHS, descendants, parameter_of, walk
+from .walk import MAX_PATHS, count_elements, descendants, parameter_of, walk
 from .wrappers import class_name, free_name, is_wrapped
 
 #: The type of what is no module but a stretch of code that the user has named.
@@ -180,11 +179,11 @@ class ModuleNames:
         with self._lock:
             self._learn_parameters()
             owners = [owner for owners in self._owners.values() for owner in owners]
-        modules = [path for each in self.modules for path in (each.path, *each.aliases)]
+        modules = [path for named in self.modules for path in (named.path, *named.aliases)]
         parameters = [
             join(path, owner.name) for owner in owners for path in (owner.module.path, *owner.module.aliases)
         ]
-        return [*modules, *parameters, *(path for each in self.modules for path in _buffer_paths(each))]
+        return [*modules, *parameters, *(path for named in self.modules for path in _buffer_paths(named))]
 
     def rows_since(self, revision: int) -> tuple[int, list[dict[str, Any]]]:
         """Returns the current revision, and the rows that have changed since `revision`."""
@@ -213,7 +212,7 @@ class ModuleNames:
             if ancestor is not caller and self._dead_slot(module, caller) is not None:
                 return None  # made anew in each forward: no use in walking the whole root for it
             owner = ancestor.module
-            if owner is not None and any(each is module for each in descendants(owner)):
+            if owner is not None and any(descendant is module for descendant in descendants(owner)):
                 self._register_below(owner, ancestor)
                 return self._named.get(module)
         return None
@@ -239,14 +238,14 @@ class ModuleNames:
         A forward that makes such a module in each call gives the same name to each of them.
         """
         slots = caller.slots.get(class_name(module), ())
-        return next((each for each in slots if each.module is None), None)
+        return next((slot for slot in slots if slot.module is None), None)
 
     def _rewrap(self, module: nn.Module) -> NamedModule | None:
         """Returns the name of a wrapper of the same class around the same module.
 
         It is for a loop that calls `torch.compile(model)` anew in each step.
         """
-        inner = next((each for part, each in module._modules.items() if is_wrapped(module, part)), None)
+        inner = next((inner for part, inner in module._modules.items() if is_wrapped(module, part)), None)
         known = None if inner is None else self._named.get(inner)
         around = None if known is None else known.parent
         if known and around and (around.path, around.type_name) == (known.path, class_name(module)):
@@ -261,11 +260,11 @@ class ModuleNames:
         """
         if module._modules or module._parameters:
             return None
-        for each in self.modules:
-            free = each.root is each and each.module is None and not each.given and each.parameters == 0
-            if free and each.type_name == class_name(module):
-                self._bind(module, each)
-                return each
+        for named in self.modules:
+            free = named.root is named and named.module is None and not named.given and named.parameters == 0
+            if free and named.type_name == class_name(module):
+                self._bind(module, named)
+                return named
         return None
 
     def _original_of(self, module: nn.Module) -> NamedModule | None:
@@ -273,8 +272,8 @@ class ModuleNames:
         if not is_replica(module):
             return None
         if self._hooks_at != self.revision:
-            modules = ((each, each.module) for each in self.modules)
-            self._by_hooks = {id_of_hooks(each): named for named, each in modules if each is not None}
+            modules = ((named, named.module) for named in self.modules)
+            self._by_hooks = {id_of_hooks(module): named for named, module in modules if module is not None}
             self._hooks_at = self.revision
         original = self._by_hooks.get(id_of_hooks(module))  # a replica shares them with its original
         if original is not None:
@@ -325,15 +324,15 @@ class ModuleNames:
             parent.root.given, parent.root.name, top.given = True, top.name, False
             self._touch(parent.root)
         old_path, old_raw = top.path, top.raw_path
-        below = [each for each in self.modules if each is not top and _is_under(each, top)]
+        below = [named for named in self.modules if named is not top and _is_under(named, top)]
         self._place(top, parent, path, raw_path)
         top.unregistered = False
-        for each in below:
-            each.root = parent.root
-            each.path = join(path, each.path[len(old_path) :].lstrip("."))
-            each.raw_path = join(raw_path, each.raw_path[len(old_raw) :].lstrip("."))
-            each.aliases = [join(path, alias[len(old_path) :].lstrip(".")) for alias in each.aliases]
-            self._touch(each)
+        for inner in below:
+            inner.root = parent.root
+            inner.path = join(path, inner.path[len(old_path) :].lstrip("."))
+            inner.raw_path = join(raw_path, inner.raw_path[len(old_raw) :].lstrip("."))
+            inner.aliases = [join(path, alias[len(old_path) :].lstrip(".")) for alias in inner.aliases]
+            self._touch(inner)
 
     def _count(self, top: nn.Module, named_top: NamedModule) -> None:
         root = named_top.root.module
@@ -362,7 +361,7 @@ class ModuleNames:
         self._changed[named.module_id] = self.revision
 
     def _free_name(self, wanted: str, but: NamedModule | None = None) -> str:
-        taken = {each.name for each in self.modules if each.root is each and each is not but}
+        taken = {named.name for named in self.modules if named.root is named and named is not but}
         return free_name(wanted, taken)
 
     def _learn_parameters(self) -> None:

@@ -1,11 +1,13 @@
-"""Walks the modules below a module, with their paths, without running any of their code."""
+"""Walks the modules below a module without running any of their code, and counts their elements."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from ...recording.module_path import join
+from ...torch_internals.modes import unseen
 from .wrappers import is_wrapped
 
 #: Of a module registered under very many paths (nested sharing), this many are walked.
@@ -66,3 +68,51 @@ def parameter_of(module: nn.Module, name: str) -> torch.Tensor | None:
     """Returns a parameter of the module itself, or None. The dict of a scripted module has no `get`."""
     held = module._parameters
     return held[name] if name in held else None  # noqa: SIM401
+
+
+def count_elements(top: nn.Module) -> dict[int, tuple[int, int]]:
+    """Counts the elements of parameters and buffers in `top` and in each module below it, by `id` of the module.
+
+    Shared tensors count once. The walk is iterative, so models nested deeper than Python's recursion limit are counted
+    too.
+    """
+    parameters: dict[int, dict[int, int]] = {}
+    buffers: dict[int, dict[int, int]] = {}
+    with unseen():  # `numel` is an event for a function mode, and a node for torch.jit.trace
+        for module in _children_first(top):
+            key = id(module)
+            parameters[key] = _sizes(module._parameters.values())
+            buffers[key] = _sizes(module._buffers.values())
+            for child in module._modules.values():
+                if child is not None and id(child) in parameters:
+                    parameters[key].update(parameters[id(child)])
+                    buffers[key].update(buffers[id(child)])
+    return {key: (sum(sizes.values()), sum(buffers[key].values())) for key, sizes in parameters.items()}
+
+
+def _children_first(top: nn.Module) -> list[nn.Module]:
+    order: list[nn.Module] = []
+    seen = {id(top)}
+    pending = [(top, iter(list(top._modules.values())))]
+    while pending:
+        module, children = pending[-1]
+        for child in children:
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                pending.append((child, iter(list(child._modules.values()))))
+                break
+        else:
+            pending.pop()
+            order.append(module)
+    return order
+
+
+def _sizes(tensors: Iterable[Any]) -> dict[int, int]:
+    sizes = {}
+    for tensor in tensors:
+        if tensor is not None:
+            try:
+                sizes[id(tensor)] = int(tensor.numel())
+            except Exception:  # an uninitialised lazy parameter has no size yet; a subclass may refuse
+                sizes[id(tensor)] = 0
+    return sizes

@@ -30,7 +30,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     inner: nn.Module | None = module
     while inner is not None:
         module = inner
-        inner = next((each for part, each in module._modules.items() if is_wrapped(module, part)), None)
+        inner = next((inner for part, inner in module._modules.items() if is_wrapped(module, part)), None)
     return module
 
 

@@ -62,7 +62,7 @@ class ArgumentTexts:
 
 
 def _count_parts(given: tuple[Any, ...]) -> int:
-    return len(given) + sum(_count_parts(each) for each in given if isinstance(each, tuple))
+    return len(given) + sum(_count_parts(part) for part in given if isinstance(part, tuple))
 
 
 def _unmarked(given: tuple[Any, ...]) -> Iterator[Any]:
@@ -91,9 +91,9 @@ def _template(value: Any, slot: str, slots: list[str]) -> Any:
 
 
 def _templates(values: tuple[Any, ...], slot: str, slots: list[str]) -> Iterator[Any]:
-    are_numbers = all(isinstance(each, (int, float)) for each in values)
+    are_numbers = all(isinstance(value, (int, float)) for value in values)
     shown = values[:_MOST_NUMBERS] if are_numbers else values
-    for at, each in enumerate(shown):
-        yield _template(each, f"{slot}[{at}]", slots)
+    for at, part in enumerate(shown):
+        yield _template(part, f"{slot}[{at}]", slots)
     if len(shown) < len(values):
         yield f"... {len(values)} in all"

@@ -112,7 +112,7 @@ class OpBoundary(Listener):
             kwargs = log.kwargs_of(sys._getframe(2))
             with DisableTorchFunction():
                 found = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
-                given = [each for each in found if not is_parameter(each[1])]
+                given = [entry for entry in found if not is_parameter(entry[1])]
                 self._leaves.note_inputs(given, context.named)
                 if self._is_seen():
                     self._name_owned(module)
@@ -140,9 +140,12 @@ class OpBoundary(Listener):
             return
         self._named[root] = state
         buffers = (
-            each for module in _modules_of(root) for each in module._buffers.values() if each is not None
+            buffer
+            for module in _modules_of(root)
+            for buffer in module._buffers.values()
+            if buffer is not None
         )
-        with _aside([("", each) for each in (*_parameters_of(root), *buffers)]):
+        with _aside([("", buffer) for buffer in (*_parameters_of(root), *buffers)]):
             for owner, name, tensor, role in self._owned_by(root):
                 number = self._find(tensor)
                 if number != NO_TENSOR:
@@ -150,7 +153,7 @@ class OpBoundary(Listener):
 
     def _owned_by(self, root: nn.Module) -> Iterator[tuple[NamedModule, str, torch.Tensor, str]]:
         names = self._tracker.names
-        parameters = {id(each): each for each in _parameters_of(root)}
+        parameters = {id(parameter): parameter for parameter in _parameters_of(root)}
         for at, parameter in enumerate(parameters.values()):
             owners = names.owners_of(parameter, learn=at == 0)
             if owners:
@@ -210,8 +213,8 @@ def _modules_of(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _parameters_of(root: nn.Module) -> Iterator[torch.Tensor]:
-    held = (each for module in _modules_of(root) for each in module._parameters.values())
-    return (each for each in held if each is not None)
+    held = (parameter for module in _modules_of(root) for parameter in module._parameters.values())
+    return (tensor for tensor in held if tensor is not None)
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ class CallTable:
 
     def __init__(self, batches: Sequence[Columns]) -> None:
         self._batches = batches
-        call_id = np.concatenate([np.asarray(each["call_id"], np.int64) for each in batches])
+        call_id = np.concatenate([np.asarray(batch["call_id"], np.int64) for batch in batches])
         self._order = np.argsort(call_id, kind="stable")
         self._sorted = call_id[self._order]
         self.size = len(call_id)
@@ -52,8 +52,8 @@ class CallTable:
             first = last
 
     def _column(self, name: str) -> Ints:
-        found = [each.get(name, np.full(len(each["call_id"]), -1)) for each in self._batches]
-        return np.concatenate([np.ma.filled(np.ma.asarray(each, np.int64), -1) for each in found])
+        found = [batch.get(name, np.full(len(batch["call_id"]), -1)) for batch in self._batches]
+        return np.concatenate([np.ma.filled(np.ma.asarray(column, np.int64), -1) for column in found])
 
 
 def add_costs(calls: CallTable, ops: OpRows) -> None:

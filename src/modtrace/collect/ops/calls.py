@@ -93,7 +93,7 @@ class _OptimizerCalls:
     """The optimizer steps, by thread and time."""
 
     def __init__(self, steps: Sequence[Step], ids: Sequence[int]) -> None:
-        rows = [each for step in steps for each in step.optimizer_steps]
+        rows = [optimizer_step for step in steps for optimizer_step in step.optimizer_steps]
         self._by_thread: dict[int, list[tuple[int, int, int]]] = {}
         for (start, end, thread), call_id in zip(rows, ids, strict=True):
             self._by_thread.setdefault(thread, []).append((start, end, call_id))

@@ -69,7 +69,7 @@ def charge_ops(
         is_unseen[rows] &= ~np.isin(found.events[rows, SEQUENCE] - 1, kept.node[is_known])
         is_unseen[charged] = False
     of_op[is_unseen] = UNKNOWN
-    call_id, size_bytes = (np.concatenate(each) for each in zip(*by_node, strict=True))
+    call_id, size_bytes = (np.concatenate(column) for column in zip(*by_node, strict=True))
     return Charges(of_op, is_unseen, call_id, size_bytes)
 
 
@@ -134,9 +134,9 @@ def _find_ops(rows: Ints, kept: _Kept, events: Ints, nodes: NodesOfOps, begins_f
 
 def _join(saved: Sequence[SavedForBackward]) -> Iterator[tuple[int, _Kept]]:
     """Yields what several backwards have found, by thread. If several reached a node, the first one counts."""
-    for thread in dict.fromkeys(each.thread for each in saved):
-        parts = [_kept_of(each) for each in saved if each.thread == thread]
-        _, at = np.unique(np.concatenate([each.node for each in parts]), return_index=True)
+    for thread in dict.fromkeys(found.thread for found in saved):
+        parts = [_kept_of(found) for found in saved if found.thread == thread]
+        _, at = np.unique(np.concatenate([part.node for part in parts]), return_index=True)
         yield thread, _Kept(*(np.concatenate(column)[at] for column in zip(*parts, strict=True)))
 
 

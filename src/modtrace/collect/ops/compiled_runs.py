@@ -78,7 +78,7 @@ class CompiledRuns:
             self._mode.fail(error, "what compiled code has returned")
 
     def _identify(self, values: Sequence[Any], wanted: Container[int], log: ThreadLog) -> list[int]:
-        numbers = [self._number_of(each) if at in wanted else NO_TENSOR for at, each in enumerate(values)]
+        numbers = [self._number_of(value) if at in wanted else NO_TENSOR for at, value in enumerate(values)]
         self._mode.tell_leaves(log)
         return numbers
 

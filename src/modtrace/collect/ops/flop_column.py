@@ -36,18 +36,18 @@ class OpFlops:
         used = np.zeros(len(schemas), bool)
         used[schema] = True
         counted = np.array(
-            [is_used and self._is_counted(each) for each, is_used in zip(schemas, used, strict=False)]
+            [is_used and self._is_counted(schema) for schema, is_used in zip(schemas, used, strict=False)]
         )
         ops = np.flatnonzero(counted[schema])
         for op, argument, (given, returned) in zip(
             ops.tolist(), found.argument[ops].tolist(), found.geometries_of(ops), strict=True
         ):
-            uses, outputs = ([geometries[at] for at in each.tolist()] for each in (given, returned))
+            uses, outputs = ([geometries[at] for at in side.tolist()] for side in (given, returned))
             flops[op] = self._one(found.arguments[argument], uses, outputs)
         return flops
 
     def _one(self, arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
-        key = (arguments, *(each.shape for each in uses), *(each.shape for each in outputs))
+        key = (arguments, *(use.shape for use in uses), *(output.shape for output in outputs))
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _KEPT:
@@ -57,11 +57,11 @@ class OpFlops:
 
 
 def _count(arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
-    shapes = iter([each.shape for each in uses])
+    shapes = iter([use.shape for use in uses])
     given = [(name, _with_shapes(value, shapes)) for name, value in arguments.by_name()]
     args = [value for _, value in given[: arguments.positional]]
     kwargs = dict(given[arguments.positional :])
-    returned = [each.shape for each in outputs]
+    returned = [output.shape for output in outputs]
     flops = count_flops(arguments.schema.func, args, kwargs, returned[0] if len(returned) == 1 else returned)
     return UNKNOWN if flops is None else flops
 
@@ -71,5 +71,5 @@ def _with_shapes(value: Any, shapes: Iterator[Any]) -> Any:
     if value is TENSOR:
         return next(shapes)
     if isinstance(value, tuple):
-        return [_with_shapes(each, shapes) for each in value]
+        return [_with_shapes(item, shapes) for item in value]
     return value

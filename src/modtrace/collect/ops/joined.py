@@ -28,12 +28,12 @@ class JoinedOps:
         self.tensors: Ints = _joined([batch.tensors for batch in batches]).reshape(-1, ROW_WIDTH)
         counts = [len(batch.tensors) // ROW_WIDTH for batch in batches]
         shifts = [
-            each.first_tensor - before
-            for each, before in zip(batches, accumulate(counts, initial=0), strict=False)
+            batch.first_tensor - before
+            for batch, before in zip(batches, accumulate(counts, initial=0), strict=False)
         ]
         self.tensor_ids: Ints = np.repeat(np.array(shifts, np.int64), counts) + np.arange(sum(counts))
         self.arguments, self.argument = self._join_arguments()
-        self.texts = [texts_of(each) for each in self.arguments]
+        self.texts = [texts_of(argument) for argument in self.arguments]
         slots = np.array([len(slots) for _, slots in self.texts], np.int64)
         self.use_counts: Ints = slots[self.argument]  # of each op
         self.used: Ints = self._join_uses()  # tensor and geometry
@@ -54,7 +54,7 @@ class JoinedOps:
                 firsts[id(batch.arguments)] = len(known)
                 known += batch.arguments
         shifts = np.repeat(
-            [firsts[id(each.arguments)] for each in self.batches], [len(each) for each in self.batches]
+            [firsts[id(batch.arguments)] for batch in self.batches], [len(batch) for batch in self.batches]
         )
         used, position = number_used(self.events[:, ARGUMENTS] + shifts, len(known))
         return [known[at] for at in used.tolist()], position

@@ -50,7 +50,7 @@ class OpLeaves:
 
     def alive_inputs(self) -> list[torch.Tensor]:
         """Returns the remembered inputs that still live, because their user keeps them."""
-        inputs = (each.ref() for each in self._inputs.values())
+        inputs = (known.ref() for known in self._inputs.values())
         return [tensor for tensor in inputs if tensor is not None]
 
     def forget_inputs(self) -> None:

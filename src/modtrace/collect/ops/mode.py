@@ -203,7 +203,7 @@ class OpMode(UnwrappedMode):
             if schema.writes:
                 self._write(schema, args, kwargs or {}, op)
                 # Inside of a mode torch counts no write of a foreach op on a CPU (2.13), and outside of modes it does.
-                for tensor, _ in [each for each in unseen if version_of(each[0]) == each[1]]:
+                for tensor, _ in [written for written in unseen if version_of(written[0]) == written[1]]:
                     count_write(tensor)
             elif schema.is_collective:  # it declares no argument that it writes to: that is what it returns
                 for tensor, _ in tensors_in(output, ""):
@@ -345,11 +345,11 @@ def tensors_in(value: Any, slot: str) -> Iterator[tuple[torch.Tensor, str]]:
     if isinstance(value, torch.Tensor):
         yield value, slot
     elif isinstance(value, (list, tuple)):
-        for at, each in enumerate(value):
-            yield from tensors_in(each, f"{slot}[{at}]")
+        for at, item in enumerate(value):
+            yield from tensors_in(item, f"{slot}[{at}]")
     elif isinstance(value, dict):
-        for name, each in value.items():
-            yield from tensors_in(each, f"{slot}[{name!r}]")
+        for name, item in value.items():
+            yield from tensors_in(item, f"{slot}[{name!r}]")
 
 
 def _without_tensor(found: Location) -> Location:

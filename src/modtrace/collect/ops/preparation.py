@@ -35,7 +35,7 @@ def move_prepared(last: Step, step: Step, given: Mapping[int, int]) -> None:
     if not prepared:
         return
     batch, first = found[prepared[-1]]
-    moved = [each for each, _ in reversed(found[: prepared[-1]])]
+    moved = [later for later, _ in reversed(found[: prepared[-1]])]
     last.ops = last.ops[: len(last.ops) - len(moved) - 1]
     if first:
         last.ops.append(batch)

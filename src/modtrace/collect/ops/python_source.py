@@ -43,7 +43,7 @@ class SourceLines:
         caller = sys._getframe(1).f_back
         # Below the engine's frame is the line that called `backward()`.
         around = frames_in_backward(caller) if is_in_engine() else frames(caller)
-        frame = next((each for each in around if self._is_of_user(each.f_code)), None)
+        frame = next((outer for outer in around if self._is_of_user(outer.f_code)), None)
         if frame is not None:
             key = (frame.f_code, frame.f_lineno)
             text = self._texts.get(key)

@@ -27,7 +27,6 @@ from ..values.sites import SiteIds
 from .batches import OpBatch
 from .boundary import OpBoundary
 from .call_costs import CallTable, add_costs
-from .compiled_run_rows import part_runs
 from .compiled_runs import CompiledRuns
 from .device_times import OpDeviceTimes
 from .leaves import OpLeaves
@@ -35,7 +34,7 @@ from .mode import OpMode
 from .nodes import OpNodes
 from .preparation import move_prepared
 from .python_source import PythonNames, SourceLines
-from .rows import OpTables
+from .rows import OpTables, part_runs
 from .saved_memory import SavedMemoryFinder
 from .value_rows import op_sites, read_values
 from .values import OpValues
@@ -278,13 +277,13 @@ class OpRecorder:
         if table is not None:
             add_costs(table, rows)
         parted = part_runs(rows, [batch for step in steps for batch in step.ops])
-        filled = [(name, each) for name, each in parted.items() if len(next(iter(each.values())))]
+        filled = [(name, columns) for name, columns in parted.items() if len(next(iter(columns.values())))]
         return filled, read_values(steps, op_sites(table, rows), self._sites)
 
 
 def _describe_elsewhere(thread: int) -> str | None:
     """Returns a warning that the mode stays on the stack of a thread, if that thread still runs."""
-    entered = next((each.name for each in threading.enumerate() if each.ident == thread), None)
+    entered = next((other.name for other in threading.enumerate() if other.ident == thread), None)
     if entered is None:
         return None
     return (

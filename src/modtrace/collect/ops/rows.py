@@ -1,8 +1,8 @@
 """Turns the ops of ended steps into the columns of the tables `ops`, `tensors` and `uses`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,10 +93,10 @@ class OpTables:
         self._learn()
         calls = OpCalls(found, steps, optimizer_ids)
         nodes = self._find_nodes(found)
-        saved = [each for step in steps for each in step.saved]
+        saved = [saved_memory for step in steps for saved_memory in step.saved]
         charges = charge_ops(found, nodes, calls, saved)
         counts = [sum(map(len, step.ops)) for step in steps]
-        step = np.repeat(np.array([each.number for each in steps], np.int32), counts)
+        step = np.repeat(np.array([step.number for step in steps], np.int32), counts)
         tables = {
             "ops": {
                 **self._op_columns(found, step, calls, nodes),
@@ -105,7 +105,7 @@ class OpTables:
             "uses": _use_columns(found, _at_roots(steps)),
             "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
         }
-        names = [each.name for each in self._mode.schemas]
+        names = [schema.name for schema in self._mode.schemas]
         return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, charges)
 
     def _texts_of(self, arguments: Arguments) -> tuple[str, tuple[str, ...]]:
@@ -146,13 +146,14 @@ class OpTables:
         """Caches properties of the schemas and geometries that are new."""
         schemas = self._mode.schemas
         if len(schemas) > len(self._schemas.writes):
-            facts = ([getattr(each, name) for each in schemas] for name in _SchemaFacts._fields)
-            self._schemas = _SchemaFacts(*(np.array(each, bool) for each in facts))
+            facts = ([getattr(schema, name) for schema in schemas] for name in _SchemaFacts._fields)
+            self._schemas = _SchemaFacts(*(np.array(fact, bool) for fact in facts))
         new = self._mode.ids.geometries[len(self._sizes) :]
         if new:
-            self._sizes = np.append(self._sizes, [each.size_bytes for each in new])
+            self._sizes = np.append(self._sizes, [geometry.size_bytes for geometry in new])
             numbers = [
-                each.dtype is None or each.dtype.is_floating_point or each.dtype.is_complex for each in new
+                geometry.dtype is None or geometry.dtype.is_floating_point or geometry.dtype.is_complex
+                for geometry in new
             ]
             self._has_numbers = np.append(self._has_numbers, numbers)
 
@@ -179,7 +180,7 @@ class OpTables:
         ops = np.flatnonzero(writes & ~returns)
         for op, (given, _) in zip(ops.tolist(), found.geometries_of(ops), strict=True):
             argument = found.argument[op]
-            names = {each.name for each in found.arguments[argument].schema.written}
+            names = {written_argument.name for written_argument in found.arguments[argument].schema.written}
             is_written = [slot.partition("[")[0] in names for slot in found.texts[argument][1]]
             written[op] = sizes[given[is_written]].sum()
         return written
@@ -204,7 +205,7 @@ class OpTables:
         nodes: NodesOfOps,
     ) -> Columns:
         events, schemas, known, sizes = found.events, self._mode.schemas, self._schemas, self._sizes
-        names = [each.name for each in schemas]
+        names = [schema.name for schema in schemas]
         schema = events[:, SCHEMA]
         is_view = known.is_view[schema] & ~found.has_allocated()
         # Equal for ops of one call or, outside of calls, of one phase of one step.
@@ -257,10 +258,10 @@ def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
 def _use_columns(found: JoinedOps, at_roots: Sequence[AtRoot]) -> Columns:
     """Returns the uses of tensors by ops, and then those by outermost calls as arguments and outputs."""
     ops = np.repeat(found.events[:, OP], found.use_counts)
-    calls = np.array([each.segment.first_id for each in at_roots], np.int64)
+    calls = np.array([at_root.segment.first_id for at_root in at_roots], np.int64)
     texts = [slots for _, slots in found.texts]
-    slots = [*chain.from_iterable(texts), *(each.slot for each in at_roots)]
-    ends = np.cumsum([len(each) for each in texts], dtype=np.int64)[found.argument]
+    slots = [*chain.from_iterable(texts), *(at_root.slot for at_root in at_roots)]
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)[found.argument]
     behind = found.use_ends - ends  # how much further a use is among all uses than its slot among all slots
     at = np.append(
         np.arange(len(ops)) - np.repeat(behind, found.use_counts),
@@ -270,15 +271,17 @@ def _use_columns(found: JoinedOps, at_roots: Sequence[AtRoot]) -> Columns:
         "consumer_op": _null(np.concatenate([ops, np.full(len(calls), -1, np.int64)])),
         "consumer_call": _null(np.concatenate([np.full(len(ops), -1, np.int64), calls])),
         "slot": from_strings(slots).take(from_numpy(at, pa.int64())),
-        "tensor_id": np.append(found.used[:, 0], np.array([each.tensor_id for each in at_roots], np.int64)),
+        "tensor_id": np.append(
+            found.used[:, 0], np.array([at_root.tensor_id for at_root in at_roots], np.int64)
+        ),
     }
 
 
 def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
     """Returns the arguments and outputs of those outermost calls of ended steps whose rows are written."""
     written = {segment for step in steps for segment in step.segments if segment.is_closed}
-    found = (each for step in steps for batch in step.ops for each in batch.at_roots)
-    return [each for each in found if each.segment in written]
+    found = (at_root for step in steps for batch in step.ops for at_root in batch.at_roots)
+    return [at_root for at_root in found if at_root.segment in written]
 
 
 def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.int32]) -> Columns:
@@ -287,24 +290,27 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
     known, position = number_used(geometry, len(geometries))
     shown = [geometries[at] for at in known.tolist()]
     at = from_numpy(position, pa.int64())
-    shapes, strides = [_whole(each.shape) for each in shown], [_whole(each.stride or ()) for each in shown]
+    shapes, strides = (
+        [_whole(shown_geometry.shape) for shown_geometry in shown],
+        [_whole(shown_geometry.stride or ()) for shown_geometry in shown],
+    )
     return {
         "tensor_id": found.tensor_ids,
         "site_id": _null(site),
         "shape": from_list(shapes, _SIZES).take(at),
         "stride": from_list(strides, _SIZES).take(at),
         "offset": offset,
-        "conj": np.array([each.conj for each in shown], bool)[position],
-        "neg": np.array([each.neg for each in shown], bool)[position],
-        "dtype": _dictionary(position, [_short_name(each.dtype) for each in shown]),
-        "device": _dictionary(device, [_short_name(each) for each in ids.devices]),
-        "layout": _dictionary(position, [_short_name(each.layout) for each in shown]),
+        "conj": np.array([shown_geometry.conj for shown_geometry in shown], bool)[position],
+        "neg": np.array([shown_geometry.neg for shown_geometry in shown], bool)[position],
+        "dtype": _dictionary(position, [_short_name(shown_geometry.dtype) for shown_geometry in shown]),
+        "device": _dictionary(device, [_short_name(met) for met in ids.devices]),
+        "layout": _dictionary(position, [_short_name(shown_geometry.layout) for shown_geometry in shown]),
         "requires_grad": (bits & REQUIRES_GRAD) != 0,
         "storage": _null(storage),
         "version": np.ma.masked_array(version, storage < 0),
         "producer_op": _null(producer),
         "slot": from_strings(ids.slots).take(from_numpy(slot, pa.int64())),
-        "note": _dictionary(position, [each.note for each in shown]),
+        "note": _dictionary(position, [shown_geometry.note for shown_geometry in shown]),
     }
 
 
@@ -345,3 +351,34 @@ _NO_TEXT = -1
 
 def _short_name(value: torch.dtype | torch.layout | torch.device | None) -> str | None:
     return None if value is None else str(value).removeprefix("torch.")
+
+
+#: Columns of `ops` that a run has too.
+_SHARED = ("op_id", "step", "call_id", "phase", "thread", "start_ns")
+
+
+def part_runs(rows: OpRows, batches: Iterable[OpBatch]) -> dict[str, Columns]:
+    """Returns the tables of ops with the runs of compiled code in a table of their own."""
+    runs = {run.op: run for batch in batches for run in batch.compiled_runs}
+    if not runs:
+        return rows.tables
+    ops = rows.tables["ops"]
+    is_run = np.isin(ops["op_id"], np.array([*runs], np.int64))
+    found = [runs[op] for op in ops["op_id"][is_run].tolist()]
+    return {
+        **rows.tables,
+        "ops": {name: _choose(column, ~is_run) for name, column in ops.items()},
+        "compiled_runs": {
+            **{name: _choose(ops[name], is_run) for name in _SHARED},
+            "end_ns": [run.end_ns for run in found],
+            "compile_id": [run.graph.compile_id for run in found],
+            "given": [run.given for run in found],
+            "returned": [run.returned for run in found],
+        },
+    }
+
+
+def _choose(column: Any, chosen: npt.NDArray[np.bool_]) -> Any:
+    if isinstance(column, list):
+        return [*compress(column, chosen)]
+    return column.filter(from_numpy(chosen, pa.bool_())) if isinstance(column, pa.Array) else column[chosen]

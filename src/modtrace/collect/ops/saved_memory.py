@@ -27,8 +27,8 @@ class SavedForBackward:
     def __init__(self, owner: ThreadLog, found: list[SavedByNode], charges: dict[int, int | None]) -> None:
         self.thread = owner.number  # that has made the nodes
         self.node: Ints = np.array(sorted(charges), np.int64)
-        self.size_bytes: Ints = np.array([_known(charges[each]) for each in self.node.tolist()], np.int64)
-        functions = {each.sequence_nr: each.name for each in found if each.is_function}
+        self.size_bytes: Ints = np.array([_known(charges[number]) for number in self.node.tolist()], np.int64)
+        functions = {saved.sequence_nr: saved.name for saved in found if saved.is_function}
         self.is_function = np.isin(self.node, [*functions])
         self.is_compiled = np.isin(
             self.node, [at for at, name in functions.items() if is_compiled_function(name)]
@@ -84,7 +84,7 @@ class SavedMemoryFinder(Listener):
         self._seen = {number: storage for number, storage in self._seen.items() if storage() is not None}
         alive_anyway = storages_of(self._alive_anyway()) | self._seen.keys()
         self._found[backward] = SavedForBackward(owner, found, charge(found, alive_anyway))
-        self._seen.update((saved.storage, saved.weak) for each in found for saved in each.saved)
+        self._seen.update((saved.storage, saved.weak) for node in found for saved in node.saved)
 
     def _alive_anyway(self) -> Iterable[torch.Tensor]:
         """Yields parameters, buffers, and inputs that the user keeps."""
@@ -92,7 +92,7 @@ class SavedMemoryFinder(Listener):
         for named in list(self._tracker.names.modules):
             module = named.module
             for held in () if module is None else (module._parameters, module._buffers):
-                yield from (each for _, each in held.items() if each is not None)
+                yield from (tensor for _, tensor in held.items() if tensor is not None)
 
     def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """Forgets the storages: what the user keeps over many steps counts in each of them."""

@@ -85,11 +85,11 @@ def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> d
     result: dict[int, int | None] = {}
     for node in sorted(nodes, key=_number):
         size: int | None = result.get(node.sequence_nr, 0)
-        for each in node.saved:
-            if each.is_leaf or each.storage in charged or each.storage in alive_anyway:
+        for saved in node.saved:
+            if saved.is_leaf or saved.storage in charged or saved.storage in alive_anyway:
                 continue
-            charged.add(each.storage)
-            size = None if size is None else size + each.size_bytes
+            charged.add(saved.storage)
+            size = None if size is None else size + saved.size_bytes
         result[node.sequence_nr] = None if node.is_unknown else size
     return result
 
@@ -110,7 +110,7 @@ def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
     leaves: set[Any] = set()
     for node, number, _ in walk_graph(root for root in roots if root is not None):
         if number == ACCUMULATE_SEQUENCE_NR:
-            leaves.update(each.storage for each in _describe(node.variable) if each is not None)
+            leaves.update(saved.storage for saved in _describe(node.variable) if saved is not None)
         else:
             nodes.append((number, node))
     return nodes, leaves
@@ -121,11 +121,11 @@ def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
     found: dict[Any, SavedTensor] = {}
     is_unknown = False
     for tensor in _tensors_of(node):
-        for each in (None,) if tensor is None else _describe(tensor):
-            if each is None:
+        for saved in (None,) if tensor is None else _describe(tensor):
+            if saved is None:
                 is_unknown = True
-            elif each.storage not in found:
-                found[each.storage] = each._replace(is_leaf=True) if each.storage in leaves else each
+            elif saved.storage not in found:
+                found[saved.storage] = saved._replace(is_leaf=True) if saved.storage in leaves else saved
     return list(found.values()), is_unknown
 
 
@@ -144,19 +144,19 @@ def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
     seen: set[int] = set()
     left = _MOST_OBJECTS
     while held and left:
-        each = held.pop()
+        value = held.pop()
         left -= 1
-        if issubclass(type(each), torch.Tensor):
-            yield each
-        elif is_saved_variable(each):
-            content, is_known = _unpacked(each, seen)
+        if issubclass(type(value), torch.Tensor):
+            yield value
+        elif is_saved_variable(value):
+            content, is_known = _unpacked(value, seen)
             held.extend(content)
             if not is_known:
                 yield None
-        elif id(each) not in seen and (inner := _members(each)):
-            seen.add(id(each))
+        elif id(value) not in seen and (inner := _members(value)):
+            seen.add(id(value))
             held.extend(inner)
-        elif _may_hold(each):
+        elif _may_hold(value):
             yield None
     if held:
         yield None
@@ -194,11 +194,11 @@ def _may_hold(value: Any) -> bool:
     """
     pending, left = attributes_of(value), _MOST_ATTRIBUTES
     while pending and left:
-        each = pending.pop()
+        value = pending.pop()
         left -= 1
-        if issubclass(type(each), torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             return True
-        pending.extend(_members(each) or attributes_of(each))
+        pending.extend(_members(value) or attributes_of(value))
     return bool(pending)
 
 

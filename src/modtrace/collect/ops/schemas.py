@@ -58,22 +58,22 @@ class OpSchema:
         self.is_random = is_random_op(func)
         declared = schema_of(func)
         arguments = [] if declared is None else list(declared.arguments)
-        self.argument_names = tuple(each.name for each in arguments)
+        self.argument_names = tuple(argument.name for argument in arguments)
         self.is_collective = self.name.startswith("c10d.")
         #: `t_` and the like write to the tensor, and not to its storage.
         self.is_changing_view = _is_changing_view(func, self.name)
         self.is_differentiable = base_name(self.name) not in _NEVER_DIFFERENTIABLE
         self.is_uninitialized = base_name(self.name) in _UNINITIALIZED
-        self.is_view = declared is not None and any(_is_alias(each) for each in declared.returns)
+        self.is_view = declared is not None and any(_is_alias(returned) for returned in declared.returns)
         self.written = tuple(_written_arguments(self.name, arguments))
         self.writes = bool(self.written)
-        returns = [] if declared is None else [each.alias_info for each in declared.returns]
+        returns = [] if declared is None else [returned.alias_info for returned in declared.returns]
         #: Torch does not count the writes of an op that does not return what it writes to, at least not in a mode.
         self.hides_writes = self.is_collective or (
             self.writes and not any(alias is not None and alias.is_write for alias in returns)
         )
         self.is_foreach = self.writes and self.name.startswith("aten._foreach_")
-        self.out_names = tuple(each.name for each in arguments if each.is_out)
+        self.out_names = tuple(argument.name for argument in arguments if argument.is_out)
 
     def is_ours(self, args: Sequence[Any]) -> bool:
         """Returns whether a call is of one of modtrace's ops, by which compiled code has modules measured."""

@@ -52,7 +52,7 @@ def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
         rows = calls.rows_of(call_id)
         module_id = np.where(rows >= 0, calls.module_id[rows], -1)
         nth = np.where(rows >= 0, calls.nth[rows], -1)
-    names = [ops.names[each] for each in schema]
+    names = [ops.names[number] for number in schema]
     return OpSites(op_id[order], names, ops.nth[order], ops.calls.phase[order], call_id, module_id, nth)
 
 
@@ -68,7 +68,9 @@ def _read(
     op_id = np.array(op_ids, np.int64)
     at = np.where(op_id == NO_OP, len(ops.op_id), np.searchsorted(ops.op_id, op_id))
     phase = np.append(ops.phase, np.int8(PHASE_CODE[FORWARD]))[at]
-    module_id, nth, call_id = (np.append(each, -1)[at] for each in (ops.module_id, ops.call_nth, ops.call_id))
+    module_id, nth, call_id = (
+        np.append(column, -1)[at] for column in (ops.module_id, ops.call_nth, ops.call_id)
+    )
     named: list[SiteName] = []
     for row, (op, where) in enumerate(zip(at.tolist(), wheres, strict=True)):
         leaf = by_number.get(where)

@@ -54,7 +54,7 @@ def find_launch() -> Launch:
     """
     is_child = multiprocessing.parent_process() is not None
     known = _LAUNCHERS[:1] if is_child else _LAUNCHERS
-    launcher = next((each for each in known if _number(each.rank) is not None), None)
+    launcher = next((candidate for candidate in known if _number(candidate.rank) is not None), None)
     if dist.is_available() and dist.is_initialized():
         return _named(launcher, dist.get_rank(), dist.get_world_size())
     launch = Launch()

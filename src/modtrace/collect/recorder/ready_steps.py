@@ -2,11 +2,11 @@
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.schedule import StepRange
+from ..compile.compilations import CompilationRecorder
 from ..steps.device_columns import count_device_events
 from ..steps.step import Step
 from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
-from .compilations import CompilationRecorder
 from .row_writer import let_go
 
 #: So many events of devices take as much memory as a measurement.

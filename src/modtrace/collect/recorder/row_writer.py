@@ -11,17 +11,16 @@ from ...recording.protocols import Sink
 from ...recording.triggers.step_conditions import NonFiniteFinding
 from ...recording.triggers.trigger_kinds import OnSignal
 from ...recording.triggers.watch import Asked
+from ..compile.compilations import CompilationRecorder
 from ..log.device_times import DeviceTimes
 from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
-from ..steps.call_rows import NthMemory, add_overheads, call_columns, optimizer_columns
+from ..steps.call_rows import NthMemory, add_overheads, call_columns, optimizer_columns, step_columns
 from ..steps.device_columns import add_device_times, device_events
 from ..steps.scalars import Scalars, free_scalars
 from ..steps.step import Step
-from ..steps.step_rows import step_columns
 from ..values.measured import are_finite
 from ..values.recorder import ValueRecorder, free_values
-from .compilations import CompilationRecorder
 
 #: Batches of rows, each with its table.
 Rows = list[tuple[str, dict[str, Any]]]

@@ -44,7 +44,7 @@ def claim(owner: object, path: Path | None) -> Running:
     _end_forgotten()
     running = Running(weakref.ref(owner), None if path is None else os.path.realpath(path))
     with _changing:
-        if path is not None and any(each.real_path == running.real_path for each in _running):
+        if path is not None and any(other.real_path == running.real_path for other in _running):
             raise MisuseError(
                 f"{path}: record() is writing there already in this process. "
                 "Give the inner one another path, or remove it; one that was started is ended by its stop()."
@@ -62,7 +62,7 @@ def release(running: Running) -> None:
 
 def warn_if_any_is_held() -> None:
     """Warns the caller of our caller if a recording runs that the user can stop."""
-    if any(each.owner() is not None for each in _running):
+    if any(running.owner() is not None for running in _running):
         warnings.warn(
             "another recording is still running: both record from now on, and its stop() ends it",
             ModtraceWarning,
@@ -75,13 +75,13 @@ def _end_forgotten() -> None:
 
     The object's death itself does not end them: Python's garbage collector may run in the middle of our hooks.
     """
-    for each in [each for each in _running if each.owner() is None]:
-        release(each)
-        if each.recorder is not None:
+    for forgotten in [running for running in _running if running.owner() is None]:
+        release(forgotten)
+        if forgotten.recorder is not None:
             try:
-                each.recorder.stop()
+                forgotten.recorder.stop()
             except Exception as error:  # the recording that is about to begin is another
-                each.recorder.failed(error, "when recording ended")
+                forgotten.recorder.failed(error, "when recording ended")
             warnings.warn(
                 "a recording was still running that nothing refers to any more: it has been ended",
                 ModtraceWarning,

@@ -50,10 +50,10 @@ class SignalWatch:
                 f"{self._triggers[0]!r}: only the main thread may handle signals. "
                 "Enter record() there, or leave this trigger out."
             )
-        for each in self._triggers:
-            if each.number not in self._ours:
-                self._ours[each.number] = handler = partial(self._handle, each)
-                self._former[each.number] = _in_use(each.number, signal.signal(each.number, handler))
+        for trigger in self._triggers:
+            if trigger.number not in self._ours:
+                self._ours[trigger.number] = handler = partial(self._handle, trigger)
+                self._former[trigger.number] = _in_use(trigger.number, signal.signal(trigger.number, handler))
         self._thread = start_thread(
             self._look, "modtrace-signals", without="signals are acted on when a step ends"
         )

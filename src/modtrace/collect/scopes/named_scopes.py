@@ -120,7 +120,7 @@ class NamedScopes:
         is_open = False
         with tracker.subscribers.guard(context.module):
             is_open = tracker.unwind_to(log, context.outermost)
-            log.scopes = [each for each in log.scopes if each is not context]
+            log.scopes = [scope for scope in log.scopes if scope is not context]
         try:
             if is_open and not context.is_scope and scope.module is not None:
                 leaving = tracker.subscribers.leaving
@@ -130,7 +130,7 @@ class NamedScopes:
             raise
         finally:
             with tracker.subscribers.guard(context.module):
-                log.pinned = [each for each in log.pinned if each is not context]
+                log.pinned = [pinned for pinned in log.pinned if pinned is not context]
                 if is_open and log.context is context:
                     tracker.leave(log, output, raised=raised)
 

@@ -360,7 +360,7 @@ class ScopeTracker:
         """Returns what an outermost call runs in that has no hook: named scopes, and modules with a method that calls
         it.
         """
-        scopes = [each.named for each in log.scopes if each.named is not None]
+        scopes = [scope.named for scope in log.scopes if scope.named is not None]
         named = context.named
         assert named is not None
         owners = [] if named.root is named else self.names.owners_in(frame, named)

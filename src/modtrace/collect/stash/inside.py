@@ -10,13 +10,13 @@ from torch import nn
 
 from ...errors import ModtraceWarning
 from ...torch_internals.graph_captures import graph_captures
-from ..compile_hooks.taps import TappedOutput, Taps
-from ..log.awaited_calls import AwaitedCalls
+from ..compile.awaited_calls import AwaitedCalls
+from ..compile.in_graphs import build_from_layout
+from ..compile.taps import TappedOutput, Taps
 from ..log.segments import InsideCall
 from ..scopes.tracker import ScopeTracker
-from ..structures.rebuild import GradientTree, build_from_layout
-from .gradients import OutputGradients
-from .watch import COMES_PERHAPS, Returned
+from ..structures.rebuild import GradientTree
+from .gradients import COMES_PERHAPS, OutputGradients, Returned
 
 _OUTSIDE = (
     "nothing is stashed inside of a compiled function that calls a model; compile the model, not the function"
@@ -56,7 +56,7 @@ class InsideOutputs:
 
     def tap(self, module: nn.Module) -> None:
         """Taps a module, once. It is kept alive until `stop()`."""
-        if not any(each is module for each in self._modules):
+        if not any(known is module for known in self._modules):
             self._modules.append(module)
             self._taps.tap(module)
 

@@ -43,10 +43,10 @@ def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathF
 
 def warn_of_unmatched(chosen: PathFilter, names: Collection[str], root: str) -> None:
     """Warns about patterns of `include` that match no module, and suggests close names."""
-    for each in unmatched(PathFilter(chosen.include), names):
-        shown = each.pattern.text
+    for missing in unmatched(PathFilter(chosen.include), names):
+        shown = missing.pattern.text
         given = shown.removeprefix(REGEX_PREFIX)  # which we have added
-        text = describe_unmatched([each], names, root=root).replace(repr(shown), repr(given), 1)
+        text = describe_unmatched([missing], names, root=root).replace(repr(shown), repr(given), 1)
         warnings.warn(
             f"{text}. Nothing of it is stashed; see `match` of modtrace.track() for how a text is read.",
             ModtraceWarning,

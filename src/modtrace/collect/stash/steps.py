@@ -74,7 +74,7 @@ class StashSteps(StepFollower):
         for segment in self._labelled:
             self._replace(segment)
         have_run = not self._is_backward_running()
-        ran = [each for each in self._labelled if each.phase == RECOMPUTE and have_run]
+        ran = [segment for segment in self._labelled if segment.phase == RECOMPUTE and have_run]
         origins = origins_of(ran)
         for segment, labelled in self._labelled.items():
             if segment.phase != RECOMPUTE or segment in origins:
@@ -86,9 +86,9 @@ class StashSteps(StepFollower):
         }
 
     def _label(self, labelled: Iterable[_Labelled], origins: Origins | None) -> None:
-        for each in labelled:
-            stash = each.stash()
-            call = each.call
+        for entry in labelled:
+            stash = entry.stash()
+            call = entry.call
             repeated = None if origins is None else origins[call.index]
             step, nth = self._count_now(call if repeated is None else call.in_place_of(repeated))
             if stash is not None and step is not None:

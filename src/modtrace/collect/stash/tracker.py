@@ -113,9 +113,9 @@ class Tracker:
         chosen = name_filter(include, exclude, match)
         names = dict(named_modules(module))
         warn_of_unmatched(chosen, names, type(module).__name__)
-        for name, each in names.items():
+        for name, inner in names.items():
             if chosen.selects(name):
-                self.register(each, name, grad)
+                self.register(inner, name, grad)
 
     def unregister(self) -> None:
         """Stops stashing. All hooks are removed, and the numbers of steps are final."""
@@ -145,7 +145,7 @@ class Tracker:
         return _with_stashes, (self.stashes,)
 
     def __repr__(self) -> str:
-        tracking = sum(2 if each.grad else 1 for each in self._collector.registered)
+        tracking = sum(2 if registered.grad else 1 for registered in self._collector.registered)
         return f"Tracker(stashes={len(self)}, tracking={tracking})"
 
     def to_frame(
@@ -230,7 +230,7 @@ _WHERE = ("step", "phase", "call")
 
 
 def _row(stash: Stash, column: str, stat: Callable[[torch.Tensor], Any], where: bool) -> dict[str, Any]:
-    row = {name: each for name, each in vars(stash).items() if name not in ("value", *_WHERE)}
+    row = {name: value for name, value in vars(stash).items() if name not in ("value", *_WHERE)}
     row["type"] = f"{stash.type.__module__}.{stash.type.__name__}"
     first = stash.first_value
     found = stat(first) if isinstance(first, torch.Tensor) else None

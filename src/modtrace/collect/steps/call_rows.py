@@ -1,7 +1,7 @@
-"""Turns the segments, backwards and optimizer steps of ended steps into the columns of the `calls` table."""
+"""Turns what ran in ended steps into the columns of the tables `calls` and `steps`."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,10 @@ class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
 
     def prune(self) -> None:
         """Forgets segments whose graphs are dead."""
-        for segment in [each for each in self if not each.is_needed()]:
+        for segment in [segment for segment in self if not segment.is_needed()]:
             del self[segment]
-        self._before = {each: before for each, before in self._before.items() if each.is_needed()}
-        self._origins = {each: origin for each, origin in self._origins.items() if each.segment.is_needed()}
+        self._before = {segment: before for segment, before in self._before.items() if segment.is_needed()}
+        self._origins = {call: origin for call, origin in self._origins.items() if call.segment.is_needed()}
 
     def count_inside(self, step: Step) -> None:
         """Counts the calls of modules that run inside of compiled code, in a step that may still be open."""
@@ -61,7 +61,7 @@ class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
     def note_origins(self, segment: Segment, origins: Origins) -> None:
         """Takes note of the forward calls that recomputed ones with compiled code inside repeat."""
         if segment.inside:
-            self._origins.update((CallRef(segment, index), each) for index, each in enumerate(origins))
+            self._origins.update((CallRef(segment, index), origin) for index, origin in enumerate(origins))
 
     def number_inside(self, call: InsideCall) -> int:
         """Returns the `nth` of a call inside of compiled code; -1 if it is not known."""
@@ -88,7 +88,9 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     batches = []
     if numbered:
         batches.append(_module_calls(numbered, memory))
-    backwards = [(step.number, each) for step in steps for each in step.backwards if len(each.calls)]
+    backwards = [
+        (step.number, backward) for step in steps for backward in step.backwards if len(backward.calls)
+    ]
     if backwards and with_backward:
         batches.append(_backward_calls(backwards, memory))
     return batches
@@ -105,7 +107,7 @@ def add_overheads(batches: Iterable[Columns], steps: list[Step]) -> None:
 def intervals_of(steps: list[Step]) -> Ints:
     """Returns `[3, intervals]`: the thread, begin and end of each time spent measuring in these steps."""
     parts = []
-    for measured in (each for step in steps for each in step.measured()):
+    for measured in (measured for step in steps for measured in step.measured()):
         begin_end = np.array(measured.intervals, np.int64).reshape(-1, 2).T
         parts.append(np.concatenate([np.full((1, begin_end.shape[1]), measured.thread), begin_end]))
     return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), np.int64)
@@ -132,7 +134,7 @@ def _overheads(columns: Columns, intervals: Ints) -> Ints:
 
 def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
     """Returns the rows of optimizer steps, which are calls of no module; None if there are none."""
-    rows = [(step.number, *each) for step in steps for each in step.optimizer_steps]
+    rows = [(step.number, *optimizer_step) for step in steps for optimizer_step in step.optimizer_steps]
     if not rows:
         return None
     step, start, end, thread = (np.array(column, np.int64) for column in zip(*rows, strict=True))
@@ -161,7 +163,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     compiled = np.array([context.compiled for context in segments[0].log.all_contexts], bool)
     modules = np.array([context.named.module_id for context in segments[0].log.all_contexts], np.int64)
     module_id = modules[entered]
-    phase = np.repeat(np.array([PHASE_CODE[each.phase] for each in segments], np.int8), counts)
+    phase = np.repeat(np.array([PHASE_CODE[segment.phase] for segment in segments], np.int8), counts)
     # Of a forward call: how many of its module were before it in its step.
     nth = np.full(len(step), -1, np.int32)
     forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
@@ -176,7 +178,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
         "nth": nth,
         "parent_call_id": np.ma.masked_array(ids[structure.parent], structure.parent < 0),
         "phase": phase,
-        "thread": np.repeat(np.array([each.log.number for each in segments], np.int32), counts),
+        "thread": np.repeat(np.array([segment.log.number for segment in segments], np.int32), counts),
         "start_ns": times[structure.enter_event],
         "end_ns": np.ma.masked_array(times[structure.exit_event], exit_code == EXIT_UNSEEN),
         "raised": exit_code == EXIT_RAISED,
@@ -274,3 +276,26 @@ def _forward_calls(calls: BackwardCalls, memory: NthMemory) -> tuple[Ints, Ints,
         if nth is not None:
             found[2, rows] = nth[wanted]
     return found[0], found[1], found[2]
+
+
+def step_columns(steps: Sequence[Step]) -> dict[str, Any]:
+    """Returns the columns of `steps`.
+
+    Call it before the values of the steps are freed, since it reads the overhead there.
+    """
+    columns = {
+        "step": [step.number for step in steps],
+        "kind": [step.kind for step in steps],
+        "start_ns": [step.start_ns for step in steps],
+        "end_ns": [step.end_ns for step in steps],
+    }
+    if any(step.values for step in steps):
+        columns["overhead_ns"] = [_overhead_ns(step) for step in steps]
+    return columns
+
+
+def _overhead_ns(step: Step) -> int:
+    """Returns the time spent measuring between the step's start and end, on all threads."""
+    _, begin, end = intervals_of([step])
+    within = np.minimum(end, step.end_ns) - np.maximum(begin, step.start_ns)
+    return int(np.maximum(within, 0).sum())

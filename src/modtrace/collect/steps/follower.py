@@ -61,9 +61,11 @@ class StepFollower(Listener):
                 step.fold()
             if len(self._steps) > self._prune_at:
                 self._steps = {
-                    each: step
-                    for each, step in self._steps.items()
-                    if (step.is_open and each in step.segments) or not each.is_closed or each.has_graph()
+                    segment: step
+                    for segment, step in self._steps.items()
+                    if (step.is_open and segment in step.segments)
+                    or not segment.is_closed
+                    or segment.has_graph()
                 }
                 self._prune_at = len(self._steps) + _PRUNE_AT
 

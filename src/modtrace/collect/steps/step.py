@@ -83,7 +83,7 @@ class Step:
 
     def gradients_cleared(self) -> bool:
         """Returns whether the gradients that the step's backwards left are gone or zero again."""
-        return all(each.is_cleared() for each in self.evidence)
+        return all(evidence.is_cleared() for evidence in self.evidence)
 
     def is_running(self) -> bool:
         """Returns whether a call in the step still runs on any thread."""

@@ -134,7 +134,7 @@ class StepFinder:
         """
         before = self._steps_before(step)
         pending = zip(range(before), self._pending, strict=False)
-        joinable = next((at for at, each in pending if not each.settled), before)
+        joinable = next((at for at, step in pending if not step.settled), before)
         first, last = self.ended + joinable, self.ended + before
         if step is not None and step.number is not None:
             first = last = step.number
@@ -144,7 +144,7 @@ class StepFinder:
         """Returns how many pending steps began before one; all of them for None. It is looked for from the end."""
         pending = len(self._pending)
         steps = () if step is None else zip(range(pending - 1, -1, -1), reversed(self._pending), strict=True)
-        return next((before for before, each in steps if each is step), pending)
+        return next((before for before, other in steps if other is step), pending)
 
     def number_of(self, step: Step) -> int:
         """Returns the number of a step as far as it is known now."""
@@ -199,7 +199,9 @@ class StepFinder:
             if not step.is_open and (step.is_running() or (step.is_waiting() and not crowded)):
                 break
             if step.number is None:
-                step.number = self.ended + sum(1 for each in self._pending if each.number is not None)
+                step.number = self.ended + sum(
+                    1 for pending_step in self._pending if pending_step.number is not None
+                )
             if not step.is_open:
                 ended.append(step)
         for step in ended:
@@ -242,7 +244,7 @@ class StepFinder:
         if key not in self._are_related:
             if len(self._are_related) >= _MOST_KNOWN:
                 self._are_related.clear()
-            roots = [root for root in (each() for each in step.roots) if root is not None]
+            roots = [root for root in (ref() for ref in step.roots) if root is not None]
             self._are_related[key] = _is_related(segment.named.module, roots)
         return not self._are_related[key]
 
@@ -264,7 +266,7 @@ class StepFinder:
         between = self._eval
         if between is None or between is step or between.start_ns < step.start_ns or between.is_running():
             return
-        if not all(self._is_between(step, each) for each in between.segments):
+        if not all(self._is_between(step, segment) for segment in between.segments):
             return
         self._pending.remove(between)
         between.entered.clear()  # its models begin no step
@@ -375,5 +377,5 @@ def _is_related(module: Any, roots: Sequence[Any]) -> bool:
         return True
     inside = set(map(id, nn.Module.modules(module)))
     return any(
-        id(root) in inside or any(each is module for each in nn.Module.modules(root)) for root in roots
+        id(root) in inside or any(inner is module for inner in nn.Module.modules(root)) for root in roots
     )

@@ -56,7 +56,7 @@ def find_slots(output: Any) -> list[Slot]:
     if type(output) is torch.Tensor:
         return [Slot("", output)]
     if type(output) in (tuple, list) and _is_flat(output):
-        return [Slot(name, each) for name, each in zip(_NUMBERS, output, strict=False)]
+        return [Slot(name, tensor) for name, tensor in zip(_NUMBERS, output, strict=False)]
     search = _Search()
     try:
         search.run(output)
@@ -220,7 +220,7 @@ def _numbered(value: Any, kind: type[Any]) -> _Parts | None:
         return zip(_NUMBERS, kind.__iter__(value), strict=False)
     if count <= _MAX_PLAIN and _PLAIN.issuperset(map(type, kind.__iter__(value))):
         return None
-    return ((f"[{place}]", each) for place, each in enumerate(kind.__iter__(value)))
+    return ((f"[{place}]", element) for place, element in enumerate(kind.__iter__(value)))
 
 
 def _field_names(kind: type) -> tuple[str, ...]:
@@ -245,9 +245,9 @@ def _items(value: Any) -> _Parts:
 
 
 def _named(items: Iterable[tuple[Any, Any]], fields: Iterable[str]) -> _Parts:
-    for place, (key, each) in enumerate(items):
+    for place, (key, item) in enumerate(items):
         is_field = type(key) is str and key in fields
-        yield (f".{key}" if is_field else _key_name(key, place)), each
+        yield (f".{key}" if is_field else _key_name(key, place)), item
 
 
 def _key_name(key: Any, place: int) -> str:
@@ -278,22 +278,22 @@ def _set_parts(value: Any) -> _Parts | str | None:
     For several elements it returns a note, because their order differs between calls and runs.
     """
     kind = set if issubclass(type(value), set) else frozenset
-    found = [each for each in islice(kind.__iter__(value), MAX_VISITED) if type(each) not in _PLAIN]
+    found = [element for element in islice(kind.__iter__(value), MAX_VISITED) if type(element) not in _PLAIN]
     if len(found) > 1:
         return f"{type(value).__name__} of {len(found):,} objects: it has no order to name them by"
-    return [("{0}", each) for each in found]
+    return [("{0}", element) for element in found]
 
 
 def _subclass_parts(value: Any) -> _Parts | str | None:
     """Returns the contents of a subclass of a builtin container, and its attributes that are not among them."""
     read = next(read for kind, read in _BUILTIN.items() if issubclass(type(value), kind))
     parts = read(value)
-    attributes = [each for each in _attributes(value) if type(each[1]) not in _PLAIN]
+    attributes = [attribute for attribute in _attributes(value) if type(attribute[1]) not in _PLAIN]
     if not attributes or isinstance(parts, str):
         return parts
     held = list(islice(parts or (), MAX_VISITED + 1))
-    known = {id(each) for _, each in held}
-    return chain(held, (each for each in attributes if id(each[1]) not in known))
+    known = {id(part) for _, part in held}
+    return chain(held, (attribute for attribute in attributes if id(attribute[1]) not in known))
 
 
 _BUILTIN: dict[type, _Reader] = {
@@ -324,7 +324,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
         if type(own.get("__dict__")) in _STORED:
             stored = own["__dict__"]
     if stored is not None:
-        found += [(f".{name}", each) for name, each in dict.items(stored.__get__(value))]
+        found += [(f".{name}", attribute) for name, attribute in dict.items(stored.__get__(value))]
     return found
 
 

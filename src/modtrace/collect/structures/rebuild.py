@@ -1,18 +1,14 @@
 """Takes apart what a module returned, and builds the same structure with something else for each tensor."""
 
-import ast
 import dataclasses
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-
-from .in_graphs import OTHER, SEPARATOR, TENSOR
 
 #: A container that is nested deeper, or inside itself, stays as it is.
 _MAX_DEPTH = 100
@@ -36,48 +32,7 @@ def _map(value: Any, fn: Callable[[torch.Tensor], Any], inside: tuple[int, ...])
         return value
     inside = (*inside, id(value))
     keys = [_map(key, fn, inside) for key in parts.keys]
-    return parts.make(keys, [_map(each, fn, inside) for each in parts.values])
-
-
-def build_from_layout(layout: Iterator[str], tensors: Iterator[torch.Tensor]) -> Any:
-    """Returns what a module has returned inside of compiled code, from the lines that `find_in_graph` has left of it.
-
-    What is neither a tensor nor a container becomes None. A class that its module does not have under its name becomes
-    a plain tuple or dict.
-    """
-    line = next(layout)
-    if line == TENSOR:
-        return next(tensors)
-    if line == OTHER:
-        return None
-    where, *names = line.split(SEPARATOR)
-    values = [build_from_layout(layout, tensors) for _ in names]
-    keys = [name[1:] if name.startswith(".") else _read_key(name[1:-1]) for name in names]
-    kind = _find_class(where)
-    if kind is None:
-        kind = dict if any(isinstance(key, str) for key in keys) else tuple
-    if issubclass(kind, tuple):
-        return _make_tuple(kind, (), values)
-    if issubclass(kind, list):
-        return _make_list(kind, (), values)
-    if dataclasses.is_dataclass(kind):
-        return _make_dataclass(kind, keys if issubclass(kind, dict) else (), keys, values)
-    return _make_dict(keys, values)
-
-
-def _read_key(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _find_class(where: str) -> type | None:
-    module, _, name = where.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else None
+    return parts.make(keys, [_map(part, fn, inside) for part in parts.values])
 
 
 class GradientTree:
@@ -93,7 +48,7 @@ class GradientTree:
             slot_of: returns the position of a tensor's gradient among those given to `fill`; None if it has none.
         """
         if type(output) in (tuple, list):
-            self._below = [_grow_member(each, slot_of) for each in output]
+            self._below = [_grow_member(part, slot_of) for part in output]
         else:
             self._below = [_grow(output, slot_of, ())]
 
@@ -102,7 +57,7 @@ class GradientTree:
 
         They are a tuple, which has one entry if the structure is not a tuple or list.
         """
-        return tuple([_fill(each, gradients) for each in self._below])
+        return tuple([_fill(tree, gradients) for tree in self._below])
 
 
 class _Slot(NamedTuple):
@@ -133,14 +88,14 @@ def _grow(value: Any, slot_of: Callable[[torch.Tensor], int | None], inside: tup
         return value if isinstance(value, _KEPT) else None  # nothing that could keep a tensor alive
     inside = (*inside, id(value))
     keys = [at if isinstance(key, torch.Tensor) else key for at, key in enumerate(parts.keys)]
-    return _Branch(parts.make, keys, [_grow(each, slot_of, inside) for each in parts.values])
+    return _Branch(parts.make, keys, [_grow(part, slot_of, inside) for part in parts.values])
 
 
 def _fill(tree: Any, gradients: Sequence[Any]) -> Any:
     if isinstance(tree, _Slot):
         return None if tree.number is None else gradients[tree.number]
     if isinstance(tree, _Branch):
-        return tree.make(tree.keys, [_fill(each, gradients) for each in tree.below])
+        return tree.make(tree.keys, [_fill(inner, gradients) for inner in tree.below])
     return tree
 
 
@@ -163,31 +118,31 @@ def _open(value: Any, inside: tuple[int, ...]) -> _Parts | None:
     """Returns the contents of a container; None if the value is not a container or must not be entered."""
     kind = type(value)
     if issubclass(kind, tuple):
-        found = _Parts((), tuple(tuple.__iter__(value)), partial(_make_tuple, kind))
+        found = _Parts((), tuple(tuple.__iter__(value)), partial(make_tuple, kind))
     elif issubclass(kind, list):
-        found = _Parts((), tuple(list.__iter__(value)), partial(_make_list, kind))
+        found = _Parts((), tuple(list.__iter__(value)), partial(make_list, kind))
     elif dataclasses.is_dataclass(kind) and not issubclass(kind, nn.Module):
         found = _open_dataclass(value)
     elif issubclass(kind, dict):
-        found = _Parts(list(dict.keys(value)), list(dict.values(value)), _make_dict)
+        found = _Parts(list(dict.keys(value)), list(dict.values(value)), make_dict)
     else:
         return None
     return None if id(value) in inside or len(inside) >= _MAX_DEPTH else found
 
 
 def _open_dataclass(value: Any) -> _Parts:
-    attributes = {each.name: getattr(value, each.name, _UNSET) for each in dataclasses.fields(value)}
+    attributes = {field.name: getattr(value, field.name, _UNSET) for field in dataclasses.fields(value)}
     attributes.update(getattr(value, "__dict__", {}))
-    attributes = {name: each for name, each in attributes.items() if each is not _UNSET}
+    attributes = {name: attribute for name, attribute in attributes.items() if attribute is not _UNSET}
     items = tuple(dict.keys(value)) if isinstance(value, dict) else ()
     attributes.update({key: value[key] for key in items if key not in attributes})
-    return _Parts([*attributes], [*attributes.values()], partial(_make_dataclass, type(value), items))
+    return _Parts([*attributes], [*attributes.values()], partial(make_dataclass, type(value), items))
 
 
 _UNSET = object()
 
 
-def _make_tuple(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
+def make_tuple(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
     if kind is tuple:
         return tuple(values)
     try:
@@ -196,7 +151,7 @@ def _make_tuple(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
         return kind(values)
 
 
-def _make_list(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
+def make_list(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
     if kind is list:
         return values
     made = list.__new__(kind)
@@ -204,11 +159,11 @@ def _make_list(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
     return made
 
 
-def _make_dict(keys: Sequence[Any], values: list[Any]) -> Any:
+def make_dict(keys: Sequence[Any], values: list[Any]) -> Any:
     return dict(zip(keys, values, strict=True))
 
 
-def _make_dataclass(kind: type[Any], items: Sequence[Any], keys: Sequence[Any], values: list[Any]) -> Any:
+def make_dataclass(kind: type[Any], items: Sequence[Any], keys: Sequence[Any], values: list[Any]) -> Any:
     """Creates a dataclass without calling `__init__`, which may check its arguments and gets no tensors here.
 
     Args:

@@ -114,7 +114,7 @@ static int notice_complex(Geometries *self, const State *state, PyObject *dtype)
 }
 
 /* Returns the number of a Geometry by the dictionary. TypeError if an answer of the tensor is not of torch's type. */
-static int64_t number_of(Geometries *self, const State *state, PyObject *tensor, const Shape *shape, int flags) {
+static int64_t number_by_dictionary(Geometries *self, const State *state, PyObject *tensor, const Shape *shape, int flags) {
     PyObject *layout = PyObject_GetAttr(tensor, state->names[LAYOUT]);
     if (layout == NULL) return -1;
     PyObject *conj = flags & CONJ ? Py_True : Py_False, *neg = flags & NEG ? Py_True : Py_False;
@@ -131,7 +131,7 @@ static int64_t add_geometry(Geometries *self, const State *state, PyObject *tens
     if (notice_complex(self, state, shape->dtype) < 0) return -1;
     int flags = flags_of(self, state, tensor);
     if (flags < 0) return -1;
-    int64_t number = number_of(self, state, tensor, shape, flags);
+    int64_t number = number_by_dictionary(self, state, tensor, shape, flags);
     GeometryKey key;
     return make_key(shape, flags, &key) ? insert(self, &key, number) : number;
 }

@@ -44,7 +44,7 @@ REQUIRES_GRAD = 1
 FRESH = 2  # its storage is met with it
 
 _COMPLEX = frozenset(
-    each for each in vars(torch).values() if isinstance(each, torch.dtype) and each.is_complex
+    dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtype.is_complex
 )
 
 
@@ -259,7 +259,7 @@ class TensorIds:
         if storage is None:
             storage, bits = self._add_storage(tensor, stored, made=True), FRESH
             storage.writer = op
-        elif storage.writer != op and any(each is tensor for each in given):
+        elif storage.writer != op and any(argument is tensor for argument in given):
             return
         self._unread.add(self._add(tensor, storage, geometry, op, slot, bits))
 
@@ -309,7 +309,7 @@ class TensorIds:
 
     def _add_storage(self, tensor: torch.Tensor, stored: Any, *, made: bool) -> KnownStorage:
         if len(self._storages) >= self._most_storages:
-            for dead in [each for each in list(self._storages.values()) if each.ref() is None]:
+            for dead in [storage for storage in list(self._storages.values()) if storage.ref() is None]:
                 self.remove(dead)
             self._most_storages = max(64, 2 * len(self._storages))
         device = _number_in(self._devices, self.devices, tensor.device)

@@ -51,7 +51,7 @@ class BufferTaps(ValueSource):
         return self._of_segment.pop(segment, None)
 
     def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
-        return [self._of_segment[each] for each in segments if each in self._of_segment]
+        return [self._of_segment[segment] for segment in segments if segment in self._of_segment]
 
     def stop(self) -> None:
         """Frees the rows that have not been taken."""

@@ -55,13 +55,15 @@ class CaptureMasks:
         self._fired = fired
         self._raised = raised
         self._all: Mask = (1 << len(captures)) - 1
-        self._of_role = [_to_mask(role in each.roles for each in captures) for role in ROLES]
-        self._is_open = all(_means_everything(each) for each in captures)
+        self._of_role = [_to_mask(role in capture.roles for capture in captures) for role in ROLES]
+        self._is_open = all(_means_everything(capture) for capture in captures)
         self._open_roles = [
-            all(_means_everything(each) for each in captures if role in each.roles) for role in ROLES
+            all(_means_everything(capture) for capture in captures if role in capture.roles) for role in ROLES
         ]
-        self._schedules = [_of_one_recording(each.schedule) for each in captures]
-        self._is_always = all(each.schedule == ALL_STEPS and not each.on_trigger for each in captures)
+        self._schedules = [_of_one_recording(capture.schedule) for capture in captures]
+        self._is_always = all(
+            capture.schedule == ALL_STEPS and not capture.on_trigger for capture in captures
+        )
         self._of_context: dict[CallContext, list[Mask | None]] = {}
         self._contexts_at = -1
         self._of_op: dict[tuple[str, str | None, int], Mask] = {}
@@ -82,15 +84,15 @@ class CaptureMasks:
     @property
     def in_micro_batches(self) -> Mask:
         """The captures that want what each backward adds to a gradient."""
-        return _to_mask(each.micro_batches for each in self.captures)
+        return _to_mask(capture.micro_batches for capture in self.captures)
 
     def want(self, mask: Mask) -> Want:
         """Returns the sum of what the captures of a mask want of a tensor."""
         found = self._wants.get(mask)
         if found is None:
             found = Want(stats=0)
-            for each in self.chosen(mask):
-                found |= _want_of(each)
+            for capture in self.chosen(mask):
+                found |= _want_of(capture)
             if found.stats < 2:
                 found = found._replace(channel_dim=USUAL.channel_dim)
             found = self._wants[mask] = USUAL if found == USUAL else found  # so that `is` tells
@@ -98,7 +100,7 @@ class CaptureMasks:
 
     def chosen(self, mask: Mask) -> list[Capture]:
         """Returns the captures of a mask as objects."""
-        return [each for at, each in enumerate(self.captures) if mask >> at & 1]
+        return [capture for at, capture in enumerate(self.captures) if mask >> at & 1]
 
     # When.
 
@@ -119,8 +121,8 @@ class CaptureMasks:
             return self._all
         fired = self._fired()
         mask = 0
-        for at, (each, schedule) in enumerate(zip(self.captures, self._schedules, strict=True)):
-            behind = each.on_trigger and fired is not None and fired < number <= fired + each.on_trigger
+        for at, (capture, schedule) in enumerate(zip(self.captures, self._schedules, strict=True)):
+            behind = capture.on_trigger and fired is not None and fired < number <= fired + capture.on_trigger
             if behind or number in schedule:
                 mask |= 1 << at
             if isinstance(schedule, StepPredicate) and schedule.error is not None:
@@ -168,17 +170,17 @@ class CaptureMasks:
         if known is None:
             module = None if named is None else named.module
             known = self._select(path or "", (path,) if path is not None else (), module)
-            globs = (each.ops or ("*",) for each in self.captures)
+            globs = (capture.ops or ("*",) for capture in self.captures)
             known &= _to_mask(any(fnmatchcase(name, glob) for glob in of_one) for of_one in globs)
             self._of_op[key] = known
         return known & mask
 
     def _select(self, path: str, paths: Sequence[str], module: nn.Module | None) -> Mask:
         return _to_mask(
-            (each.paths.is_all or each.paths.selects(*paths))
-            and _is_of_types(each, module)
-            and self._is_chosen(at, each, path, module)
-            for at, each in enumerate(self.captures)
+            (capture.paths.is_all or capture.paths.selects(*paths))
+            and _is_of_types(capture, module)
+            and self._is_chosen(at, capture, path, module)
+            for at, capture in enumerate(self.captures)
         )
 
     def _is_chosen(self, at: int, capture: Capture, path: str, module: nn.Module | None) -> bool:
@@ -221,7 +223,9 @@ def _paths_of(context: CallContext) -> tuple[str, ...]:
     if named is None or context.seen_as is not None:
         return (shown,)
     caller = "" if above is None or above.named is None else above.path
-    return tuple(each for each in (named.path, *named.aliases) if path_below(caller, each, (shown,)) == each)
+    return tuple(
+        alias for alias in (named.path, *named.aliases) if path_below(caller, alias, (shown,)) == alias
+    )
 
 
 def _to_mask(chosen: Iterable[bool]) -> Mask:
@@ -238,4 +242,4 @@ def _is_of_types(capture: Capture, module: nn.Module | None) -> bool:
         return True
     types: Any = capture.types
     names: set[Any] = set() if module is None else {kind.__name__ for kind in type(module).__mro__}
-    return any(each in names if isinstance(each, str) else isinstance(module, each) for each in types)
+    return any(kind in names if isinstance(kind, str) else isinstance(module, kind) for kind in types)

@@ -18,8 +18,8 @@ from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
 from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import DisableTorchFunction
-from ..compile_hooks.taps import TappedOutput, Taps
-from ..log.awaited_calls import AwaitedCalls
+from ..compile.awaited_calls import AwaitedCalls
+from ..compile.taps import TappedOutput, Taps
 from ..log.segments import InsideCall, Segment
 from ..log.thread_log import Backward
 from ..names.module_names import NamedModule
@@ -104,8 +104,8 @@ class CompiledTaps(ValueSource):
         return self._of_backward.pop(backward, None)
 
     def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
-        found = [self._running.get(each) for each in segments]
-        return [each for each in (*found, self._of_backward.get(None)) if each is not None]
+        found = [self._running.get(segment) for segment in segments]
+        return [measured for measured in (*found, self._of_backward.get(None)) if measured is not None]
 
     def stop(self) -> None:
         _explain(sys.exc_info()[1])

@@ -32,7 +32,7 @@ def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) 
                     values = [None] * len(extras)
                 for at, extra in rows:
                     values[at] = value_of(extra, want)
-        if values and any(each is not None for each in values):
+        if values and any(value is not None for value in values):
             columns[name] = values
     return columns
 
@@ -45,7 +45,7 @@ def extra_notes(
     Results on other devices are read, which may fail.
     """
     joined = list(notes)
-    read_results(each for each in extras if each is not None)
+    read_results(extra for extra in extras if extra is not None)
     for at, (extra, want) in enumerate(zip(extras, wants, strict=True)):
         if extra is not None and extra.notes and want is not None:
             texts = (joined[at] or "").split("; ") if joined[at] else []
@@ -71,7 +71,7 @@ def _concerns(note: ExtraNote, want: Want) -> bool:
         return wanted and note.about == want.channel_dim
     if note.of == "sample":
         return wanted and note.about == want.sample
-    return wanted and (note.of != "user" or any(each is note.about for each in want.functions))
+    return wanted and (note.of != "user" or any(function is note.about for function in want.functions))
 
 
 # What is written in each column: whether a row has it, and what it is.
@@ -92,7 +92,7 @@ def _user(extra: Extra, want: Want) -> str | None:
     """
     found = {id(function): value for function, value in extra.user}
     if len(want.functions) > 1:
-        return json.dumps([found.get(id(each)) for each in want.functions]) if found else None
+        return json.dumps([found.get(id(function)) for function in want.functions]) if found else None
     only = id(want.functions[0])
     return json.dumps(found[only]) if only in found else None
 

@@ -118,7 +118,7 @@ class ValueRecorder:
     @property
     def wants_ops(self) -> bool:
         """True if a capture wants the outputs of ops."""
-        return self.is_measuring and any(each.wants_ops for each in self._captures)
+        return self.is_measuring and any(capture.wants_ops for capture in self._captures)
 
     @property
     def capture_masks(self) -> CaptureMasks:
@@ -266,11 +266,11 @@ class ValueRecorder:
 
         Call it when all modules have been seen.
         """
-        filters = [each.paths for each in self._captures if not each.paths.is_all]
+        filters = [capture.paths for capture in self._captures if not capture.paths.is_all]
         if not filters or self._tracker is None or self._capture_masks is None or not self._sources:
             return None
         paths = [*self._tracker.names.paths(), *self._capture_masks.parameter_paths]
-        found = [each for each_filter in filters for each in unmatched(each_filter, paths)]
+        found = [pattern for path_filter in filters for pattern in unmatched(path_filter, paths)]
         if not found:
             return None
         text = describe_unmatched(found, paths, what="module or parameter that was met")
@@ -279,11 +279,11 @@ class ValueRecorder:
 
 
 def _add(step: Step, measured: "Iterable[Measured | None]") -> None:
-    step.values += [each for each in measured if each is not None]
+    step.values += [part for part in measured if part is not None]
 
 
 def free_values(steps: Sequence[Step]) -> None:
     """Frees the rows of all measurements of these steps."""
-    free_rows(each for step in steps for each in step.measured())
+    free_rows(measured for step in steps for measured in step.measured())
     for step in steps:
         step.values = []

@@ -92,7 +92,7 @@ def value_columns(
 def _kinds_of(samples: Sequence[Measurement]) -> Columns:
     """Returns the columns of what many tensors share: their shapes, dtypes and notes."""
     kinds: dict[Any, int] = {}
-    codes = [kinds.setdefault((each.shape, each.dtype, each.note), len(kinds)) for each in samples]
+    codes = [kinds.setdefault((sample.shape, sample.dtype, sample.note), len(kinds)) for sample in samples]
     shapes, dtypes, notes = zip(*kinds, strict=True)
     numels = [0 if dtype is None else math.prod(shape) for shape, dtype in zip(shapes, dtypes, strict=True)]
     of_rows = np.array(codes, np.int64)
@@ -276,7 +276,7 @@ class _CallsOfSegments:
     def number_inside(self, calls: Iterable[InsideCall | None]) -> Ints:
         """Returns the `nth` of calls inside of compiled code; -1 where it is not known."""
         number = self._memory.number_inside
-        return np.array([-1 if each is None else number(each) for each in calls], np.int64)
+        return np.array([-1 if call is None else number(call) for call in calls], np.int64)
 
     def _read(self, segment: Segment) -> tuple[Ints, Ints, Ints]:
         structure = segment.structure(keep=False)

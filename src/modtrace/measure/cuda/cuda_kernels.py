@@ -17,8 +17,8 @@ from ...errors import describe_error
 from ...recording.statistics.fingerprints import SKETCH_SIZE, block_signs, block_swaps
 from ...recording.statistics.number_formats import FLOAT8, float8_table
 from ...recording.statistics.tier2 import BINS
+from ...torch_internals.device_events import current_stream
 from ...torch_internals.modes import tracing_state
-from ...torch_internals.streams import current_stream
 from ...torch_internals.tensors import dispatch_keys
 from ..dtypes import KINDS, Format, format_of
 from ..moments.rows import AWAITED, WIDTH, ArrivingRows, plain_allocation

@@ -9,6 +9,7 @@ from typing import Any
 from ...recording.failure_reporter import FailureReporter
 from ...recording.phase import BACKWARD, FORWARD, PHASES
 from ...recording.protocols import Sink
+from ...torch_internals.compiled_graphs import RunListener
 from ...torch_internals.dynamo import (
     CompileRecord,
     call_after_compilations,
@@ -22,7 +23,6 @@ from ...torch_internals.dynamo import (
 )
 from ..log.listeners import Listener
 from ..log.segments import CallRef, Segment
-from ..ops.compiled_runs import CompiledRuns
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
 from .compiled_ops import CompiledOpRecorder
@@ -66,7 +66,7 @@ class CompilationRecorder(Listener):
         self._written = 0
         self._failure: Exception | None = None  # not reported yet
 
-    def start(self, tracker: ScopeTracker, runs: CompiledRuns | None) -> None:
+    def start(self, tracker: ScopeTracker, runs: RunListener | None) -> None:
         """Begins to listen. What was compiled before is not recorded.
 
         Args:
@@ -127,7 +127,7 @@ class CompilationRecorder(Listener):
                 self._last_break = breaks[-1] if breaks else self._last_break
                 self._announced[compile_id, is_backward] = (
                     call,
-                    [describe_graph_break(each) for each in breaks],
+                    [describe_graph_break(graph_break) for graph_break in breaks],
                 )
         except Exception as error:
             self._fail(error)
@@ -177,16 +177,16 @@ class CompilationRecorder(Listener):
             with self._lock:
                 if self._tracker is not None:
                     self._read()
-                for each in self._unplaced:
-                    if each.breaks is None and each.call is None:
-                        each.call = _find_call(step, each.record)
-                mine = [each for each in self._unplaced if _is_in(each, step)]
-                self._unplaced = [each for each in self._unplaced if each not in mine]
-                for each in mine:
-                    each.step, each.has_calls = step.number, has_calls
-                for each in self._unplaced:  # a step that began before and is still open comes before
-                    if each.step is None and each.record.start_ns < step.start_ns:
-                        each.step = step.number
+                for compilation in self._unplaced:
+                    if compilation.breaks is None and compilation.call is None:
+                        compilation.call = _find_call(step, compilation.record)
+                mine = [compilation for compilation in self._unplaced if _is_in(compilation, step)]
+                self._unplaced = [compilation for compilation in self._unplaced if compilation not in mine]
+                for compilation in mine:
+                    compilation.step, compilation.has_calls = step.number, has_calls
+                for compilation in self._unplaced:  # a step that began before and is still open comes before
+                    if compilation.step is None and compilation.record.start_ns < step.start_ns:
+                        compilation.step = step.number
                 self._placed += mine
         except Exception as error:
             self._fail(error)
@@ -196,8 +196,10 @@ class CompilationRecorder(Listener):
         """Writes what is placed; after `stop()` also what was compiled in no step. Callers hold the sink's lock."""
         with self._lock:
             if self._tracker is None:
-                for each in self._unplaced:
-                    each.step = max(self._reporter.step - 1, 0) if each.step is None else each.step
+                for compilation in self._unplaced:
+                    compilation.step = (
+                        max(self._reporter.step - 1, 0) if compilation.step is None else compilation.step
+                    )
                 self._placed += self._unplaced
                 self._unplaced = []
             rows, self._placed = self._placed, []
@@ -209,32 +211,32 @@ class CompilationRecorder(Listener):
         self._report()
 
     def _columns(self, rows: list[_Compilation]) -> dict[str, Any]:
-        rows.sort(key=lambda each: each.record.start_ns)
-        for each in rows:
-            each.module_id = None if each.call is None else each.call.named.module_id
-        call_ids = [_call_id(each) for each in rows]
-        for each in rows:
-            each.call = None  # which holds all calls around it
-        records = [each.record for each in rows]
+        rows.sort(key=lambda row: row.record.start_ns)
+        for row in rows:
+            row.module_id = None if row.call is None else row.call.named.module_id
+        call_ids = [_call_id(row) for row in rows]
+        for row in rows:
+            row.call = None  # which holds all calls around it
+        records = [row.record for row in rows]
         ids = list(range(self._written, self._written + len(rows)))
         self._ids.update(
-            (each.compile_id, at) for each, at in zip(records, ids, strict=True) if not each.is_backward
+            (record.compile_id, at) for record, at in zip(records, ids, strict=True) if not record.is_backward
         )
         return {
             "compilation_id": ids,
-            "step": [each.step for each in rows],
+            "step": [row.step for row in rows],
             "call_id": call_ids,
-            "module_id": [(each.forward or each).module_id for each in rows],
-            "phase": [PHASES.index(BACKWARD if each.is_backward else FORWARD) for each in records],
-            "compile_id": [each.compile_id for each in records],
-            "function": [each.function for each in records],
-            "ops": [each.ops for each in records],
-            "guards": [each.guards for each in records],
-            "failed_guards": [each.failed_guards for each in records],
-            "graph_breaks": [each.breaks for each in rows],
-            "error": [each.error for each in records],
-            "start_ns": [each.start_ns for each in records],
-            "end_ns": [each.end_ns for each in records],
+            "module_id": [(row.forward or row).module_id for row in rows],
+            "phase": [PHASES.index(BACKWARD if record.is_backward else FORWARD) for record in records],
+            "compile_id": [record.compile_id for record in records],
+            "function": [record.function for record in records],
+            "ops": [record.ops for record in records],
+            "guards": [record.guards for record in records],
+            "failed_guards": [record.failed_guards for record in records],
+            "graph_breaks": [row.breaks for row in rows],
+            "error": [record.error for record in records],
+            "start_ns": [record.start_ns for record in records],
+            "end_ns": [record.end_ns for record in records],
         }
 
 

@@ -38,8 +38,10 @@ class Awaited:
     def __init__(self, place: torch.Tensor, event: HookEvent, tensors: list[torch.Tensor]) -> None:
         self.place = place
         self.event = event
-        ids = [id(each) for each in tensors]
-        self.firsts = [ids.index(each) for each in ids]  # for each tensor, the position where it occurs first
+        ids = [id(tensor) for tensor in tensors]
+        self.firsts = [
+            ids.index(number) for number in ids
+        ]  # for each tensor, the position where it occurs first
         self.expected: set[int] = set()
         self.arrived: dict[int, dict[int, torch.Tensor | None]] = {}  # by backward
         self.before: Awaited | None = None
@@ -48,8 +50,8 @@ class Awaited:
     def tensors(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
         """Returns the tensors that get a gradient, at their positions; None for the others and for repetitions."""
         return [
-            each if self.firsts[number] == number and gets_gradient(each) else None
-            for number, each in enumerate(tensors)
+            tensor if self.firsts[number] == number and gets_gradient(tensor) else None
+            for number, tensor in enumerate(tensors)
         ]
 
     def listen(self, tensor: torch.Tensor | None, number: int, path: "_Path | None" = None) -> "list[_Entry]":
@@ -89,20 +91,20 @@ class AwaitedInputs(Awaited):
 
     def replace(self, found: list[torch.Tensor], in_tuples: Sequence[bool]) -> list[torch.Tensor]:
         """Returns views of the inputs, whose gradients are those of this call alone. Inputs outside of tuples stay."""
-        stay = {id(each) for each, in_tuple in zip(found, in_tuples, strict=True) if not in_tuple}
+        stay = {id(tensor) for tensor, in_tuple in zip(found, in_tuples, strict=True) if not in_tuple}
         given = list(found)
         self.views: dict[int, _View] = {}
-        for number, each in enumerate(self.tensors(found)):
-            if each is None:
+        for number, tensor in enumerate(self.tensors(found)):
+            if tensor is None:
                 continue
-            if id(each) not in stay:
-                given[number] = each.view_as(each)
-                base_entries = self.listen(_whole_base(each), number, _Path.BASE)
-                self.listen(each, number, _Path.CALLER)
+            if id(tensor) not in stay:
+                given[number] = tensor.view_as(tensor)
+                base_entries = self.listen(_whole_base(tensor), number, _Path.BASE)
+                self.listen(tensor, number, _Path.CALLER)
                 entries = self.listen(given[number], number)
-                self.views[number] = _View(_ref(given[number]), _ref(each), entries, base_entries)
+                self.views[number] = _View(_ref(given[number]), _ref(tensor), entries, base_entries)
             else:
-                self.listen(each, number)
+                self.listen(tensor, number)
         return [given[number] for number in self.firsts]
 
     def end(self, given: list[torch.Tensor], found: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -119,10 +121,10 @@ class AwaitedInputs(Awaited):
             made, caller = view.made(), view.caller()
             if made is None or caller is None or caller.grad_fn is None:
                 continue
-            if any(each is made for each in found):
+            if any(tensor is made for tensor in found):
                 self.paths.setdefault(number, _Path.CALLER)
                 self._lead_others(_entries_of(made), _entries_of(caller))
-                returned = [caller if each is made else each for each in returned]
+                returned = [caller if tensor is made else tensor for tensor in returned]
         self.views = {}  # a view holds the entries, and these hold this object
         return returned
 

@@ -20,7 +20,7 @@ from torch._inductor.utils import fresh_cache
 
 import modtrace
 from modtrace.analysis.compile.compilations import Compilations, Reason
-from modtrace.collect.recorder import compilations as recorder
+from modtrace.collect.compile import compilations as recorder
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
@@ -180,7 +180,7 @@ def test_the_reasons_stand_on_the_first_screen(planted: modtrace.Recording) -> N
     assert len(head) <= 24
     text = "\n".join(head)
     assert "compiled again for 2 reasons; graphs broken at 3 places" in text
-    file = "recorder/test_compilations.py"
+    file = "compile/test_compilations.py"
     assert f"! graph broken: noisy, {file}:{line_of(Noisy.forward, 'print')[1]} in forward: print" in text
     assert (
         f"! compiled again 1x in step 3: scale, {file}:{line_of(Scale.forward, 'self.factor')[1]} in forward"

@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from .segments import InsideCall
+from ..log.segments import InsideCall
 
 #: At this number of calls whose gradients may come, those whose graphs are dead are forgotten.
 _PRUNE_AT = 64
@@ -33,7 +33,7 @@ class AwaitedCalls:
         """Forgets calls whose gradients cannot come any more."""
         known = list(self._calls.items())  # another thread may add calls meanwhile
         segments = {call.segment for _, (call, _) in known}
-        dead = {each for each in segments if each.is_closed and not each.has_graph()}
+        dead = {segment for segment in segments if segment.is_closed and not segment.has_graph()}
         for number, (call, _) in known:
             if call.segment in dead:
                 self._calls.pop(number, None)

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-from modtrace.collect.compile_hooks.hooks import compile_safe_hooks
+from modtrace.collect.compile.hooks import compile_safe_hooks
 
 BACKENDS = [None, "eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.compile)]
 QUICK = [None, "eager", "aot_eager"]  # where inductor would show nothing that aot_eager does not

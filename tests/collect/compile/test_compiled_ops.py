@@ -17,7 +17,7 @@ from torch import nn
 import modtrace
 from helpers.report_pages import read_payload
 from modtrace import ModtraceWarning
-from modtrace.collect.recorder.compiled_ops import CompiledOpRecorder
+from modtrace.collect.compile.compiled_ops import CompiledOpRecorder
 
 WIDTH = 8
 

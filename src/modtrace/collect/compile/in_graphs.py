@@ -3,11 +3,15 @@
 Dynamo cannot trace `find_slots` and `rmap_tensor`, because they bypass the methods of containers' classes.
 """
 
+import ast
 import dataclasses
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from ..structures.rebuild import make_dataclass, make_dict, make_list, make_tuple
 
 #: The greatest depth of nesting that is searched, since a list may contain itself.
 _MAX_DEPTH = 32
@@ -45,8 +49,8 @@ def find_in_graph(
     if layout is not None:
         layout.append(_layout_of(value, [name for name, _ in parts]))
     in_tuple = in_tuple and type(value) is tuple
-    for name, each in parts:
-        find_in_graph(each, in_tuple, found, in_tuples, depth + 1, slots, slot + name, layout)
+    for name, part in parts:
+        find_in_graph(part, in_tuple, found, in_tuples, depth + 1, slots, slot + name, layout)
 
 
 def _layout_of(value: Any, names: list[str]) -> str:
@@ -60,14 +64,14 @@ def _parts_of(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         fields = getattr(type(value), "__dataclass_fields__", ())  # a ModelOutput of transformers is both
         return [
-            (f".{key}" if key in fields else f"[{key!r}]".replace("\n", " "), each)
-            for key, each in value.items()
+            (f".{key}" if key in fields else f"[{key!r}]".replace("\n", " "), part)
+            for key, part in value.items()
         ]
     if isinstance(value, (tuple, list)):
         names = getattr(type(value), "_fields", None)
-        return [(f"[{at}]" if names is None else f".{names[at]}", each) for at, each in enumerate(value)]
+        return [(f"[{at}]" if names is None else f".{names[at]}", part) for at, part in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f".{each.name}", getattr(value, each.name, None)) for each in dataclasses.fields(value)]
+        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     return []
 
 
@@ -79,5 +83,46 @@ def with_fresh(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return next(fresh)
     if type(value) is tuple:
-        return tuple([with_fresh(each, fresh) for each in value])
+        return tuple([with_fresh(part, fresh) for part in value])
     return value
+
+
+def build_from_layout(layout: Iterator[str], tensors: Iterator[torch.Tensor]) -> Any:
+    """Returns what a module has returned inside of compiled code, from the lines that `find_in_graph` has left of it.
+
+    What is neither a tensor nor a container becomes None. A class that its module does not have under its name becomes
+    a plain tuple or dict.
+    """
+    line = next(layout)
+    if line == TENSOR:
+        return next(tensors)
+    if line == OTHER:
+        return None
+    where, *names = line.split(SEPARATOR)
+    values = [build_from_layout(layout, tensors) for _ in names]
+    keys = [name[1:] if name.startswith(".") else _read_key(name[1:-1]) for name in names]
+    kind = _find_class(where)
+    if kind is None:
+        kind = dict if any(isinstance(key, str) for key in keys) else tuple
+    if issubclass(kind, tuple):
+        return make_tuple(kind, (), values)
+    if issubclass(kind, list):
+        return make_list(kind, (), values)
+    if dataclasses.is_dataclass(kind):
+        return make_dataclass(kind, keys if issubclass(kind, dict) else (), keys, values)
+    return make_dict(keys, values)
+
+
+def _read_key(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _find_class(where: str) -> type | None:
+    module, _, name = where.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None

@@ -14,8 +14,8 @@ from ...torch_internals.modes import tracing_state, unseen
 from ...torch_internals.module_copies import leave_out_of_copies
 from ..names.walk import named_modules
 from ..names.wrappers import COMPILED_PART
-from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
+from .in_graphs import find_in_graph, with_fresh
 from .op import HookEvent, Session, hook_op, report
 from .stale import make_stale
 
@@ -89,9 +89,9 @@ def compile_safe_hooks(
     hooks = (pre_fw_hook, post_fw_hook, pre_bw_hook, post_bw_hook)
     _check(model, hooks, module_filter)
     named = [
-        (path, each)
-        for path, each in _submodules(model)
-        if module_filter is None or module_filter(path, each)
+        (path, submodule)
+        for path, submodule in _submodules(model)
+        if module_filter is None or module_filter(path, submodule)
     ]
     _prepare_torch()
     with ExitStack() as stack:
@@ -106,9 +106,9 @@ def _check(model: Any, hooks: Sequence[Any], module_filter: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"compile_safe_hooks needs a torch.nn.Module, not {model!r}")
     names = ("pre_fw_hook", "post_fw_hook", "pre_bw_hook", "post_bw_hook", "module_filter")
-    for name, each in zip(names, (*hooks, module_filter), strict=True):
-        if each is not None and not callable(each):
-            raise TypeError(f"compile_safe_hooks: {name} must be a function or None, not {each!r}")
+    for name, function in zip(names, (*hooks, module_filter), strict=True):
+        if function is not None and not callable(function):
+            raise TypeError(f"compile_safe_hooks: {name} must be a function or None, not {function!r}")
 
 
 def _submodules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -144,9 +144,9 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
             given = _enter(place, events, in_tuples, found)
             if given is found:
                 return None
-        fresh = iter([each for each, in_tuple in zip(given, in_tuples, strict=True) if in_tuple])
-        new_args = tuple([with_fresh(each, fresh) for each in args])
-        return new_args, {name: with_fresh(each, fresh) for name, each in kwargs.items()}
+        fresh = iter([tensor for tensor, in_tuple in zip(given, in_tuples, strict=True) if in_tuple])
+        new_args = tuple([with_fresh(arg, fresh) for arg in args])
+        return new_args, {name: with_fresh(kwarg, fresh) for name, kwarg in kwargs.items()}
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if _is_traced_without_hooks():
@@ -163,7 +163,7 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
             if returned is found:
                 return None
         return with_fresh(
-            output, iter([each for each, fits in zip(returned, in_tuples, strict=True) if fits])
+            output, iter([tensor for tensor, fits in zip(returned, in_tuples, strict=True) if fits])
         )
 
     keep_out_of_dynamo(before, after, with_callees=False)
@@ -213,7 +213,7 @@ def _enter(
     if not events[HookEvent.POST_BW]:
         return found
     calls = _running.setdefault((id(place), get_ident()), [])
-    if not any(gets_gradient(each) for each in found):
+    if not any(gets_gradient(tensor) for tensor in found):
         calls.append(None)
         return found
     inputs = AwaitedInputs(place, HookEvent.POST_BW, found)
@@ -232,8 +232,8 @@ def _leave(
         found = inputs.end(given, found)
     if events[HookEvent.PRE_BW] and torch.is_grad_enabled():
         outputs = Awaited(place, HookEvent.PRE_BW, found)
-        for number, each in enumerate(outputs.tensors(found)):
-            outputs.listen(each, number)
+        for number, tensor in enumerate(outputs.tensors(found)):
+            outputs.listen(tensor, number)
         if inputs is not None:
             inputs.before = outputs
     return found

@@ -26,8 +26,8 @@ from ...torch_internals.modes import unseen
 from ...torch_internals.module_copies import leave_out_of_copies
 from ...torch_internals.tensors import hook_first, version_of
 from ...torch_internals.transforms import is_batched_tensor
-from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import gets_gradient
+from .in_graphs import find_in_graph, with_fresh
 from .stale import make_stale
 
 
@@ -117,7 +117,7 @@ class _Hook:
         layout: list[str] = []
         find_in_graph(output, True, found, in_tuples, 0, slots, "", layout)
         returned = _tap_in_graph(self.place, "\n".join(slots), "\n".join(layout), *found)
-        in_tuple = [each for each, fits in zip(returned, in_tuples, strict=True) if fits]
+        in_tuple = [tensor for tensor, fits in zip(returned, in_tuples, strict=True) if fits]
         return with_fresh(output, iter(in_tuple))
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
@@ -146,7 +146,7 @@ class _TappedLast(threading.local):
     def find(self, found: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Returns the call whose tensors these are, if nobody has written to them since."""
         before = [(ref(), version) for ref, version in self.found]
-        now = [(each, version_of(each)) for each in found]
+        now = [(tensor, version_of(tensor)) for tensor in found]
         is_same = len(before) == len(now) and all(
             one is other and at == then is not None
             for (one, at), (other, then) in zip(before, now, strict=True)
@@ -169,13 +169,13 @@ def _tap_in_graph(
     with never_recomputed():
         call = returned(list(found), place, slots, layout, earlier)
     if earlier is None:
-        _last.found = [(weakref.ref(each), version_of(each)) for each in found]
+        _last.found = [(weakref.ref(tensor), version_of(tensor)) for tensor in found]
         _last.waiting = [[] for _ in found]
     _last.call = weakref.ref(call)
-    for slot, each, waiting in zip(slots.split("\n"), found, _last.waiting, strict=False):
-        if gets_gradient(each):
+    for slot, tensor, waiting in zip(slots.split("\n"), found, _last.waiting, strict=False):
+        if gets_gradient(tensor):
             if not waiting:
-                hook_first(each, partial(_tap_gradient, gradient_op, waiting))
+                hook_first(tensor, partial(_tap_gradient, gradient_op, waiting))
             waiting.append((call, slot))
     return found
 
@@ -215,7 +215,7 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
         with unseen():
             told = None
             for (number, index, of_call), slot in zip(
-                (each.tolist() for each in calls), slots.split("\n"), strict=True
+                (call.tolist() for call in calls), slots.split("\n"), strict=True
             ):
                 receiver = _receivers.get(number)
                 if receiver is not None and of_call >= 0:

@@ -6,7 +6,8 @@ from types import FunctionType, MethodType
 from torch import nn
 
 from ...torch_internals.dynamo import nested_regions_traced_anew
-from ...torch_internals.module_copies import MISSING, Attribute, leave_out_of_copies
+from ...torch_internals.module_copies import Attribute, leave_out_of_copies
+from ...torch_internals.patches import MISSING, replace
 
 
 class _Stale:
@@ -14,14 +15,14 @@ class _Stale:
 
     def __init__(self, module: nn.Module, forward: FunctionType) -> None:
         self.blocks = 0  # that need it; each holds the module
-        self._own = module.__dict__["forward"] = MethodType(forward, module)
-        self._end = leave_out_of_copies(module, attributes=[Attribute("forward", self._own, MISSING)])
+        own = MethodType(forward, module)
+        self._restore = replace(module, "forward", own)
+        self._end = leave_out_of_copies(module, attributes=[Attribute("forward", own, MISSING)])
 
-    def end(self, module: nn.Module) -> None:
+    def end(self) -> None:
         """Removes our `forward`, unless the user has set another."""
         self._end()
-        if module.__dict__.get("forward") is self._own:
-            del module.__dict__["forward"]
+        self._restore()
 
 
 _stale: dict[int, _Stale] = {}  # by the `id` of the module
@@ -52,6 +53,6 @@ def _make_fresh(module: nn.Module) -> None:
     stale.blocks -= 1
     if not stale.blocks:
         del _stale[id(module)]
-        stale.end(module)
+        stale.end()
     if not _stale:
         _while_stale.close()

@@ -9,20 +9,19 @@ from torch import nn
 
 from ...recording.phase import BACKWARD, FORWARD, PHASES
 from ...recording.protocols import Sink
-from ...torch_internals.compiled_graphs import CompiledGraph, CompilerWatch, GraphOp
+from ...torch_internals.compiled_graphs import CompiledGraph, CompilerWatch, GraphOp, RunListener
 from ...torch_internals.dynamo import is_compile_wrapper
-from ..ops.compiled_runs import CompiledRuns
 from ..scopes.tracker import ScopeTracker
 
 #: Columns that are as the graph has them.
-_SHARED = [each.name for each in fields(GraphOp) if each.name != "module"]
+_SHARED = [field.name for field in fields(GraphOp) if field.name != "module"]
 
 
 class CompiledOpRecorder:
     """Takes the graphs that compilers were given, and writes them once their compilations have rows."""
 
     def __init__(
-        self, tracker: ScopeTracker, runs: CompiledRuns, sink: Sink, failed: Callable[[Exception], None]
+        self, tracker: ScopeTracker, runs: RunListener, sink: Sink, failed: Callable[[Exception], None]
     ) -> None:
         """Creates a recorder that takes nothing before `look()`.
 
@@ -69,18 +68,18 @@ class CompiledOpRecorder:
         if not isinstance(module, nn.Module):
             return {}
         found: dict[int | str, int] = {}
-        for path, each in module.named_modules(remove_duplicate=False):
-            named = self._tracker.names.get(each)
+        for path, inner in module.named_modules(remove_duplicate=False):
+            named = self._tracker.names.get(inner)
             if named is not None:
-                found[id(each)] = found[path] = named.module_id
+                found[id(inner)] = found[path] = named.module_id
         return found
 
     def write(self, compilation_ids: Mapping[str, int]) -> None:
         """Writes the graphs whose forwards have rows, by compile id."""
         with self._lock:
-            ready = [each for each in self._waiting if each.compile_id in compilation_ids]
-            self._waiting = [each for each in self._waiting if each.compile_id not in compilation_ids]
-            modules = [self._modules.get(each.compile_id, {}) for each in ready]
+            ready = [graph for graph in self._waiting if graph.compile_id in compilation_ids]
+            self._waiting = [graph for graph in self._waiting if graph.compile_id not in compilation_ids]
+            modules = [self._modules.get(graph.compile_id, {}) for graph in ready]
         for graph, ids in zip(ready, modules, strict=True):
             if graph.ops:
                 self._sink.write("compiled_ops", _columns(graph, ids, compilation_ids[graph.compile_id]))
@@ -92,6 +91,6 @@ def _columns(graph: CompiledGraph, modules: Mapping[int | str, int], compilation
         "compilation_id": [compilation_id] * count,
         "phase": [PHASES.index(BACKWARD if graph.is_backward else FORWARD)] * count,
         "nth": list(range(count)),
-        "module_id": [None if each.module is None else modules.get(each.module) for each in graph.ops],
-        **{name: [getattr(each, name) for each in graph.ops] for name in _SHARED},
+        "module_id": [None if op.module is None else modules.get(op.module) for op in graph.ops],
+        **{name: [getattr(op, name) for op in graph.ops] for name in _SHARED},
     }

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import modtrace
-from collect.recorder.test_compilations import Loop
+from collect.compile.test_compilations import Loop
 from modtrace.analysis.compile.compilations import Compilations
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
