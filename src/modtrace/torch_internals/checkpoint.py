@@ -95,7 +95,7 @@ def _captured(function: Any, name: str) -> Any:
         return None
 
 
-def let_effects_pass() -> None:
+def allow_effects_in_checkpoints() -> None:
     """Lets ops that have an effect pass selective checkpoints, whose modes have no rule for those (2.13).
 
     Without it compiled code with such ops raises inside of them. The ops run again when a checkpoint computes again.

@@ -22,7 +22,7 @@ except ImportError:
 
 _METADATA_KEY = "modtrace.below"
 
-#: A walk cuts the graph between nodes of two blocks of so many numbers. Numbers fall along each path, so that at most
+#: A walk cuts the graph between nodes of two blocks of this many numbers. Numbers fall along each path, so that at most
 #: this many nodes are freed inside of each other, or 50 times as many where tuples hold them.
 _BLOCK = 32
 
@@ -44,7 +44,6 @@ def cut_below(node: Any, below: Any) -> None:
     """Has next nodes of a node freed after it instead of inside of it, unless some are already.
 
     Args:
-        node: the node.
         below: what refers to the next nodes and to nothing else, such as `node.next_functions` or a list of nodes.
     """
     metadata = node.metadata

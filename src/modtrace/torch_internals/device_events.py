@@ -57,7 +57,6 @@ class TorchEvents:
 
         Args:
             event: an event of the device that is used again; None for a new one.
-            device: the index of the device.
             stream: the handle of the stream that is current.
         """
         known = self._streams.get((device, stream))

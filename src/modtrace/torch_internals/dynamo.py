@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .call_frames import TORCH_FOLDER, file_that_calls
-from .checkpoint import let_effects_pass
+from .checkpoint import allow_effects_in_checkpoints
 from .patches import replace
 
 #: Dynamo folds it to True while it traces; it is False otherwise. Unlike `is_compiling` it asks nothing else: 20 ns
@@ -68,7 +68,7 @@ def is_in_body(left_out: Callable[[], None]) -> bool:
     """
     from torch._dynamo.comptime import comptime  # when Dynamo traces a call of this, it runs what is given
 
-    def look(context: Any) -> None:
+    def check(context: Any) -> None:
         from torch._dynamo.variables import ConstantVariable
 
         translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
@@ -79,13 +79,13 @@ def is_in_body(left_out: Callable[[], None]) -> bool:
             translator.symbolic_locals["is_inside"] = ConstantVariable.create(True)
             context.get_local("left_out").as_python_constant()()
 
-    is_inside = False  # `look` replaces this local while Dynamo traces, by its name
-    comptime(look)
+    is_inside = False  # `check` replaces this local while Dynamo traces, by its name
+    comptime(check)
     return is_inside
 
 
 @contextmanager
-def nested_regions_traced_anew() -> Iterator[None]:
+def nested_regions_traced_again() -> Iterator[None]:
     """Has Dynamo trace each call of a function that is marked by `torch.compiler.nested_compile_region`, in the block.
 
     Otherwise it takes the graph of an earlier call and looks for the tensors below the arguments of this one. That
@@ -115,7 +115,7 @@ def make_effectful_op(schema: str, run: Callable[..., Any], fake: Callable[..., 
     """
     from torch._library.effects import EffectType
 
-    let_effects_pass()
+    allow_effects_in_checkpoints()
     name = f"modtrace::{schema.partition('(')[0]}"
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -233,7 +233,7 @@ _resets: list[int] = []
 def name_compilation(compile_id: Any, time_us: int) -> str:
     """Returns the id of a compilation that began then.
 
-    `2/1` is the second compilation of the third function. Dynamo counts anew after a reset: `1:2/1`. What reads that
+    `2/1` is the second compilation of the third function. Dynamo counts from 0 after a reset: `1:2/1`. What reads that
     form are `CompileRecord.frame` and `analysis.compile.compilations`.
     """
     resets = sum(reset <= time_us for reset in _resets)
@@ -363,26 +363,26 @@ def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:
 _callbacks: list[Callable[[Any], None]] = []
 
 
-def call_after_compilations(told: Callable[[Any], None]) -> None:
+def call_after_compilations(callback: Callable[[Any], None]) -> None:
     """Has Dynamo call a function at the end of each compilation, before it keeps a record of it.
 
     It does nothing where Dynamo is not imported (which takes a second), or calls the function already:
     `torch._dynamo.reset()` forgets it.
     """
     listed = getattr(_callback_handler(), "end_callbacks", None)
-    if listed is not None and told not in listed:
-        listed.append(told)
-        if told in _callbacks:
+    if listed is not None and callback not in listed:
+        listed.append(callback)
+        if callback in _callbacks:
             _resets.append(time.time_ns() // 1000)
-        _callbacks.append(told)
+        _callbacks.append(callback)
 
 
-def no_more_calls_after_compilations(told: Callable[[Any], None]) -> None:
+def no_more_calls_after_compilations(callback: Callable[[Any], None]) -> None:
     """Takes back `call_after_compilations`."""
     listed = getattr(_callback_handler(), "end_callbacks", None)
-    if listed is not None and told in listed:
-        listed.remove(told)
-    _callbacks[:] = [callback for callback in _callbacks if callback != told]
+    if listed is not None and callback in listed:
+        listed.remove(callback)
+    _callbacks[:] = [other for other in _callbacks if other != callback]
     if not _callbacks:
         _resets.clear()
 
@@ -391,7 +391,7 @@ def _callback_handler() -> Any:
     return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
-def ended_compilation(told: Any) -> tuple[str, bool]:
+def ended_compilation(event: Any) -> tuple[str, bool]:
     """Returns, of what Dynamo passes to such a function, the id of the compilation, and whether it is of a backward."""
-    compile_id = name_compilation(told.compile_id, time.time_ns() // 1000)
-    return compile_id, getattr(told.callback_trigger, "name", "") == "LAZY_BACKWARD"
+    compile_id = name_compilation(event.compile_id, time.time_ns() // 1000)
+    return compile_id, getattr(event.callback_trigger, "name", "") == "LAZY_BACKWARD"

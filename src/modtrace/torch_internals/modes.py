@@ -121,5 +121,5 @@ def leave_dispatch_mode(mode: Any) -> None:
     if above:
         # `__exit__` has restored what held when ours was entered, and a mode of the user's is on now.
         flags.update(before)
-        tell: Any = flags.get("set_is_in_mode_without_ignore_compile_internals", lambda is_on: None)
-        tell(before.get(_MODE_FLAGS[-1], True))
+        set_flag: Any = flags.get("set_is_in_mode_without_ignore_compile_internals", lambda is_on: None)
+        set_flag(before.get(_MODE_FLAGS[-1], True))

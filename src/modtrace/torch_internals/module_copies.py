@@ -66,7 +66,7 @@ class _Ours:
                     state[name] = copied(before)
 
     @contextmanager
-    def lifted_off(self, module: nn.Module) -> Iterator[None]:
+    def without_hooks(self, module: nn.Module) -> Iterator[None]:
         """Takes our hooks off the module in the block."""
         tables = [table for name in _TABLES_OF_HOOKS if (table := module.__dict__.get(name))]
         before = [[*table.items()] for table in tables]
@@ -205,7 +205,7 @@ def _wrap_scripting() -> None:
         with ExitStack() as stack:
             for inner in module.modules():
                 if (ours := _ours.get(id(inner))) is not None:
-                    stack.enter_context(ours.lifted_off(inner))
+                    stack.enter_context(ours.without_hooks(inner))
             return script(module, *args, **kwargs)
 
     _wrapped.add((nn.Module, "script"))

@@ -40,7 +40,7 @@ class GlobalHooks:
     for global hooks is replaced by one that ignores ours and still reports those of others.
 
     Compiled code that was traced while global hooks exist checks their numbers (2.13). So ours have the same ones each
-    time: otherwise each recording would compile anew, and the eighth would exceed Dynamo's limit.
+    time: otherwise each recording would compile again, and the eighth would exceed Dynamo's limit.
     """
 
     _numbers: ClassVar[list[int]] = []  # those of the first time

@@ -130,10 +130,10 @@ def note_traced_step() -> None:
             comptime,
         )  # when Dynamo traces a call of this, it runs what is given
 
-        comptime(_tell_traced)
+        comptime(_report_traced)
 
 
-def _tell_traced(context: Any) -> None:
+def _report_traced(context: Any) -> None:
     if not _entered.is_step:
         for watcher in tuple(_watching):
             watcher.traced()

@@ -46,7 +46,9 @@ class BackwardCall:
     def has_hooked_input(self) -> bool:
         """True if a user's hook on an input may change the gradient that arrives there."""
         call_tensors = self.segment.call_tensors
-        return call_tensors is not None and call_tensors.is_hooked(self.segment, self.index)
+        if call_tensors is None or not call_tensors.hooked:
+            return False
+        return int(self.segment.structure().enter_event[self.index]) in call_tensors.hooked
 
     @property
     def module(self) -> nn.Module | None:

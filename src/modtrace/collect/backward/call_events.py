@@ -53,10 +53,8 @@ class CallEvents:
         """Reports the calls that end and begin when the engine goes on to a node of another call.
 
         Args:
-            log: the log of the running thread.
             segment: the segment of the call; None for nodes outside of any module or of another backward, and at the
                 end of the run.
-            index: the index of the call in its segment.
             number: the number of the node; -1 if there is none.
             arriving: the gradients that arrive at the node.
         """
@@ -77,7 +75,7 @@ class CallEvents:
             ended = [is_open.pop()]
             while is_open and is_open[-1] is not at:
                 ended.append(is_open.pop())
-            self._tell_ended(log, ended, number, arriving)
+            self._report_ended(log, ended, number, arriving)
         while entered:
             call = entered.pop()
             call.is_open = True
@@ -97,7 +95,7 @@ class CallEvents:
                     self.raised = error
                     raise
 
-    def _tell_ended(self, log: ThreadLog, ended: list[BackwardCall], number: int, arriving: Any) -> None:
+    def _report_ended(self, log: ThreadLog, ended: list[BackwardCall], number: int, arriving: Any) -> None:
         """Reports calls that have ended together.
 
         Calls with an input that needs a gradient come first, outer calls before inner ones. The others follow, inner

@@ -53,9 +53,6 @@ class CallHooks:
         """Registers a hook on the first node, which places hooks on the nodes where the running call changes.
 
         Args:
-            outputs: the tensors that the backward begins with.
-            makers_of: returns the logs of the threads that made nodes.
-            listeners: receive the backward of each call.
             times: records when the backward of each call begins and ends.
             additions: distinguishes the engine's sums of gradients from the work of nodes.
         """
@@ -145,7 +142,7 @@ class CallHooks:
             self._backward.calls.move(segment, index, now, self._device_times.record_for(grad_outputs))
         if self._events is not None:
             is_own = self._changes.is_own[at]
-            self._tell(self._events, segment if is_own else None, index, number, grad_outputs)
+            self._report_move(self._events, segment if is_own else None, index, number, grad_outputs)
         if self._backward.create_graph and self._backward.segment is None:
             log = self._logs.current
             self._follow_on(log, self._backward)
@@ -153,7 +150,7 @@ class CallHooks:
             span.seqs.append(sequence_nr())
             span.targets.append(None if segment is None else CallRef(segment, index))
 
-    def _tell(
+    def _report_move(
         self, events: CallEvents, segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
     ) -> None:
         """Reports to listeners that the engine goes on to another call."""
@@ -171,7 +168,7 @@ class CallHooks:
     def _finish(self) -> None:
         """Reports that the engine has run every node."""
         if self._events is not None and not is_dynamo_compiling():
-            self._tell(self._events, None, -1)
+            self._report_move(self._events, None, -1)
 
     def remove(self) -> None:
         """Removes every hook from the graph."""

@@ -14,7 +14,6 @@ from ...torch_internals.modes import DisableTorchFunction, has_function_modes
 from ...torch_internals.tensors import any_hooked
 from ...torch_internals.transforms import is_functorch_tensor
 from ..log.listeners import Listener, Subscribers
-from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
 from ..structures.find import find_slots
 from .graph_walk import node_of
@@ -42,15 +41,6 @@ class CallTensors:
     leaves: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     open_contexts: list[Any] = field(default_factory=list)  # of the calls that run
     open_events: list[int] = field(default_factory=list)  # which they began with
-
-    def is_hooked(self, segment: Segment, index: int) -> bool:
-        """Returns whether a user's hook on an input of a call may change the gradient that arrives there."""
-        return bool(self.hooked) and int(segment.structure().enter_event[index]) in self.hooked
-
-    def leaf_lives(self, key: int) -> bool:
-        """Returns whether the leaf with this `id` is still the one that was passed on, and not a newer object."""
-        leaf = self.leaves.get(key)
-        return leaf is not None and leaf() is not None
 
 
 def slots_of(flat: Flat) -> tuple[str, ...]:

@@ -199,5 +199,6 @@ class _Arrived:
         if key[0] != ACCUMULATE_SEQUENCE_NR or runs:
             return True
         # A leaf given to a model of which no node runs: it went through the newest such call before its use.
-        call_tensors = call.segment.call_tensors
-        return call_tensors.leaf_lives(key[1]) and self._claimed.setdefault(key[1], call.last) == call.last
+        leaf = call.segment.call_tensors.leaves.get(key[1])  # dead: a newer object has this `id`
+        lives = leaf is not None and leaf() is not None
+        return lives and self._claimed.setdefault(key[1], call.last) == call.last

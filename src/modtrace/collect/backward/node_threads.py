@@ -36,7 +36,6 @@ class NodeThreads:
 
         Args:
             log: the log of this thread, which runs a node.
-            backward: the run of the graph, if it is known.
         """
         home = log if backward is None else backward.home
         if backward is not None and backward.log is not home:
@@ -48,10 +47,7 @@ class NodeThreads:
         """Returns the log of the thread that has made a node of a running graph; None if that cannot be known.
 
         Args:
-            log: the log of this thread.
-            task: the graph task.
             backward: the run of the graph; None if it did not come through the wrapped entry.
-            node: the node.
         """
         sole = self.sole(log, backward)
         if sole is not None:
@@ -72,8 +68,10 @@ class NodeThreads:
             makers.discard(backward.home)
         makers |= {other for other in self._logs.all if number < other.unmarked_seq}
         if backward.may_have_remade(number):
-            if not known and self._is_remade(backward):
-                return began_on
+            visited: GraphOwners = backward.owners
+            is_inside = backward.remade_from <= visited.lowest and visited.highest < backward.first_seq
+            if not known and is_inside and is_custom_function(backward.inside):
+                return began_on  # it runs a backward through nothing but what it has just run again
             makers.add(began_on)
         return _only(makers)
 
@@ -86,12 +84,6 @@ class NodeThreads:
             number = node._sequence_nr()
             known = {log for log in known if log.span_of(number) is not None}
         return known
-
-    def _is_remade(self, backward: Backward) -> bool:
-        """Returns whether a custom Function runs a backward through nothing but what it has just run again."""
-        visited: GraphOwners = backward.owners
-        is_inside = backward.remade_from <= visited.lowest and visited.highest < backward.first_seq
-        return is_inside and is_custom_function(backward.inside)
 
     def _owners_of(self, task: int, backward: Backward | None) -> GraphOwners:
         """Returns the owners of a graph that runs, which are forgotten when the backward ends."""

@@ -57,7 +57,6 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:
     """Walks the graph once, and returns its nodes in the order in which they will run.
 
     Args:
-        roots: the nodes where the backward begins.
         first: the node that is about to run.
         pruned: the engine will run only a part of the graph, as in `backward(inputs=...)`.
     """

@@ -43,7 +43,6 @@ def calls_in_function(region: Region, caller: CallRef | None, modules: Container
 
     Args:
         caller: the call that applied the Function; None if it was applied outside of modules.
-        modules: the ids of the modules.
     """
     found = _calls_inside(region, caller) if caller is not None else _outermost_calls(region)
     return [call for call in found if call.named.module_id in modules]

@@ -16,7 +16,7 @@ from ...torch_internals.autograd import (
 )
 from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
 from ..log.device_times import DeviceTimes
-from ..log.listeners import Subscribers, tell_all
+from ..log.listeners import Subscribers, notify_all
 from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, NodeMark, ThreadLog, ThreadLogs
 from .call_events import BackwardListener
@@ -104,7 +104,7 @@ class BackwardWatcher:
         with self._subscribers.guard(None):
             if backward.create_graph and log.segment is None:
                 log.open_gradient_span(backward, backward.first_seq)
-            tell_all(self._subscribers.backward_began, backward)
+            notify_all(self._subscribers.backward_began, backward)
             users = list(self._subscribers.users)
             times = any(user.wants_backward_events for user in users)
             additions = any(user.wants_additions for user in users)
@@ -137,7 +137,7 @@ class BackwardWatcher:
             if backward.outer is not None:
                 log.nested_end = sequence_nr()
             backward.first_id = self._logs.take_ids(len(backward.calls))
-            tell_all(self._subscribers.backward_ended, backward)
+            notify_all(self._subscribers.backward_ended, backward)
 
     def _close_elsewhere(self, backward: Backward) -> None:
         """Closes the calls that an interrupt has left on threads of the engine's own."""

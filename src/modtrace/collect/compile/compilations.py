@@ -70,7 +70,6 @@ class CompilationRecorder(Listener):
         """Begins to listen. What was compiled before is not recorded.
 
         Args:
-            tracker: the tracker of the process.
             runs: if ops are recorded, which records those inside too: receives each run of compiled code.
         """
         try:
@@ -78,7 +77,7 @@ class CompilationRecorder(Listener):
             self._last_break = next(reversed(last_graph_breaks()), None)
             self._tracker = tracker
             self._ops = None if runs is None else CompiledOpRecorder(tracker, runs, self._sink, self._fail)
-            self._look()
+            self._watch()
             tracker.subscribers.add(self)
         except Exception as error:
             self._fail(error)
@@ -101,24 +100,24 @@ class CompilationRecorder(Listener):
         if self._ops is not None:
             self._ops.stop()
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         """Has Dynamo call us, if the program has imported it since, or has reset it."""
         call_after_compilations(self._ended)
         if self._ops is not None:
-            self._ops.look()
+            self._ops.watch()
 
     def forked(self) -> None:
         self._leave()
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
-        self._look()
+        self._watch()
 
-    def _ended(self, told: Any) -> None:
+    def _ended(self, event: Any) -> None:
         """Takes note of a compilation that ends on this thread; Dynamo calls it."""
         if self._tracker is None:
             return
         try:
-            compile_id, is_backward = ended_compilation(told)
+            compile_id, is_backward = ended_compilation(event)
             segment = None if is_backward else self._tracker.logs.current.segment
             call = None if segment is None else CallRef(segment, segment.open_calls.innermost)
             with self._lock:
@@ -180,14 +179,14 @@ class CompilationRecorder(Listener):
                 for compilation in self._unplaced:
                     if compilation.breaks is None and compilation.call is None:
                         compilation.call = _find_call(step, compilation.record)
-                mine = [compilation for compilation in self._unplaced if _is_in(compilation, step)]
-                self._unplaced = [compilation for compilation in self._unplaced if compilation not in mine]
-                for compilation in mine:
+                in_step = [compilation for compilation in self._unplaced if _is_in(compilation, step)]
+                self._unplaced = [compilation for compilation in self._unplaced if compilation not in in_step]
+                for compilation in in_step:
                     compilation.step, compilation.has_calls = step.number, has_calls
                 for compilation in self._unplaced:  # a step that began before and is still open comes before
                     if compilation.step is None and compilation.record.start_ns < step.start_ns:
                         compilation.step = step.number
-                self._placed += mine
+                self._placed += in_step
         except Exception as error:
             self._fail(error)
         self._report()
@@ -214,7 +213,7 @@ class CompilationRecorder(Listener):
         rows.sort(key=lambda row: row.record.start_ns)
         for row in rows:
             row.module_id = None if row.call is None else row.call.named.module_id
-        call_ids = [_call_id(row) for row in rows]
+        call_ids = [row.call.call_id if row.has_calls and row.call is not None else None for row in rows]
         for row in rows:
             row.call = None  # which holds all calls around it
         records = [row.record for row in rows]
@@ -264,8 +263,3 @@ def _is_in(compilation: _Compilation, step: Step) -> bool:
     if call is None or step.folded:
         return step.start_ns <= start_ns <= step.end_ns
     return call.segment in step.segments
-
-
-def _call_id(compilation: _Compilation) -> int | None:
-    call = compilation.call
-    return call.call_id if compilation.has_calls and call is not None else None

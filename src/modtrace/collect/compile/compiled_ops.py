@@ -23,14 +23,7 @@ class CompiledOpRecorder:
     def __init__(
         self, tracker: ScopeTracker, runs: RunListener, sink: Sink, failed: Callable[[Exception], None]
     ) -> None:
-        """Creates a recorder that takes nothing before `look()`.
-
-        Args:
-            tracker: the tracker of the process.
-            runs: receives each run of compiled code.
-            sink: receives the rows.
-            failed: receives internal errors.
-        """
+        """Creates a recorder that takes nothing before `watch()`."""
         self.begins, self.ended = runs.begins, runs.ended
         self._tracker = tracker
         self._sink = sink
@@ -41,7 +34,7 @@ class CompiledOpRecorder:
         self._modules: dict[str, dict[int | str, int]] = {}
         self._waiting: list[CompiledGraph] = []
 
-    def look(self) -> None:
+    def watch(self) -> None:
         """Begins to take graphs if the program has called `torch.compile` since."""
         self._watch.start()
 

@@ -141,7 +141,8 @@ class AwaitedInputs(Awaited):
         for _ in range(_MAX_HOOKS):
             if node is None:
                 return False
-            if any(entry.awaited is self and entry.path is _Path.VIEW for entry in _entries_at(node, output)):
+            entries: list[_Entry] = node.metadata.get((_KEY, output), [])
+            if any(entry.awaited is self and entry.path is _Path.VIEW for entry in entries):
                 return True
             node, output = node.next_functions[0] if node.next_functions else (None, 0)
         return False
@@ -169,12 +170,6 @@ class _Entry(NamedTuple):
     def is_due(self) -> bool:
         """Returns whether the gradient arrives by this way."""
         return self.awaited.paths.get(self.number, _Path.VIEW) is self.path
-
-
-def _entries_at(node: Any, output: int) -> list[_Entry]:
-    """Returns the entries for the gradient of one output of an autograd node, in the order of registration."""
-    entries: list[_Entry] = node.metadata.get((_KEY, output), [])
-    return entries
 
 
 def _entries_of(tensor: torch.Tensor) -> list[_Entry]:

@@ -5,7 +5,7 @@ from types import FunctionType, MethodType
 
 from torch import nn
 
-from ...torch_internals.dynamo import nested_regions_traced_anew
+from ...torch_internals.dynamo import nested_regions_traced_again
 from ...torch_internals.module_copies import Attribute, leave_out_of_copies
 from ...torch_internals.patches import MISSING, replace
 
@@ -42,7 +42,7 @@ def make_stale(module: nn.Module, stack: ExitStack) -> None:
         if "forward" in module.__dict__ or type(forward) is not FunctionType or forward is nn.Module.forward:
             return
         if not _stale:
-            _while_stale.enter_context(nested_regions_traced_anew())
+            _while_stale.enter_context(nested_regions_traced_again())
         _stale[id(module)] = _Stale(module, forward)
     _stale[id(module)].blocks += 1
     stack.callback(_make_fresh, module)

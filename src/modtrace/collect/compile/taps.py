@@ -69,7 +69,7 @@ _numbers = count()
 
 
 class Taps:
-    """The taps of one receiver. Modules are told apart by the order in which they were tapped."""
+    """The taps of one receiver. Modules are known apart by the order in which they were tapped."""
 
     def __init__(self, receiver: TapReceiver) -> None:
         _prepare_torch()
@@ -109,7 +109,7 @@ class _Hook:
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not is_dynamo_compiling() or torch.compiler.is_exporting():
             return None
-        if is_in_body(_tell_left_out):
+        if is_in_body(_report_left_out):
             return None
         found: list[torch.Tensor] = []
         in_tuples: list[bool] = []
@@ -162,7 +162,7 @@ def _tap_in_graph(
 ) -> tuple[torch.Tensor, ...]:
     """Taps tensors. This is a node of Dynamo's graph; what AOTAutograd traces of it are the two ops."""
     if any(map(is_batched_tensor, found)):
-        _tell_left_out()
+        _report_left_out()
         return found
     returned, gradient_op = tap_ops()
     earlier = _last.find(found) if found else None
@@ -213,14 +213,14 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
 
     def tap_gradient(gradient: torch.Tensor, calls: list[torch.Tensor], slots: str) -> None:
         with unseen():
-            told = None
+            served = None
             for (number, index, of_call), slot in zip(
                 (call.tolist() for call in calls), slots.split("\n"), strict=True
             ):
                 receiver = _receivers.get(number)
                 if receiver is not None and of_call >= 0:
-                    receiver.tapped_gradient(index, of_call, slot, gradient, receiver is told)
-                    told = receiver
+                    receiver.tapped_gradient(index, of_call, slot, gradient, receiver is served)
+                    served = receiver
 
     fakes = (
         lambda found, place, slots, layout, earlier: torch.empty(3, dtype=torch.int64, device="cpu"),
@@ -244,7 +244,7 @@ def _cached_graphs() -> CachedGraphs:
     return CachedGraphs(_tap_in_graph, sha256(Path(__file__).read_bytes()).hexdigest())
 
 
-def _tell_left_out() -> None:
+def _report_left_out() -> None:
     for receiver in list(_receivers.values()):
         receiver.left_out()
 

@@ -63,7 +63,8 @@ def _count(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: A
         return _call_registered(registered, args, kwargs, outputs)
     formula = _find_formula(func.name())
     if formula is not None:
-        return formula(args, _as_list(outputs))
+        is_several = isinstance(outputs, list | tuple) and not isinstance(outputs, torch.Size)
+        return formula(args, outputs if is_several else [outputs])
     if registered is not None:
         return _call_registered(registered, args, kwargs, outputs)
     if _is_replayed(func.name()):
@@ -89,11 +90,6 @@ def _find_formula(name: str) -> Formula | None:
 
 def _is_replayed(name: str) -> bool:
     return name.partition(".")[0] in REPLAYED
-
-
-def _as_list(outputs: Any) -> Sequence[Any]:
-    """Returns the outputs as a list; an operator with a single output returns it bare."""
-    return outputs if isinstance(outputs, list | tuple) and not isinstance(outputs, torch.Size) else [outputs]
 
 
 def _is_torchs(formula: Callable[..., Any]) -> bool:

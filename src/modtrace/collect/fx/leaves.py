@@ -36,7 +36,6 @@ class LeafChoice:
         """Returns whether the user wants a module to be a leaf.
 
         Args:
-            module: the module called.
             path: the path under which it is called, which is passed to the user's rule.
             names: all paths of the module. A pattern may match any of them.
         """

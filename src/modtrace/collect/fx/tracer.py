@@ -37,7 +37,7 @@ class NodeNames(dict[Node, str | None]):
 class ModulePathTracer(torch.fx.Tracer):
     """A `torch.fx.Tracer` that records which module each node of its graph comes from.
 
-    `trace(model)` returns the graph, as `torch.fx.Tracer` does. Each trace creates the two mappings anew:
+    `trace(model)` returns the graph, as `torch.fx.Tracer` does. Each trace creates new mappings:
 
         tracer = ModulePathTracer()
         graph = tracer.trace(model)

@@ -43,8 +43,6 @@ class BackwardCalls:
 
         Args:
             segment: the segment of the call; None for nodes outside of any module.
-            index: the index of the call in its segment.
-            now_ns: the present time.
             on_device: the event that a device reaches then, if it was recorded.
         """
         entered: list[int] = []

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from ...torch_internals.device_events import TorchEvents
 
-#: The clocks of the last so many comparisons are kept: the last hour of a recording in memory.
+#: At most this many comparisons are kept: the last hour of a recording in memory.
 _KEPT = 4096
 
-#: Of so many comparisons the one that took the shortest counts: between two lines of Python another thread may run.
+#: The shortest of this many comparisons counts: between two lines of Python another thread may run.
 _TRIES = 3
 
 #: How long the first comparison may wait for what the device does already, and every later one.
@@ -21,7 +21,7 @@ _FIRST_PATIENCE_NS, _PATIENCE_NS = 1_000_000_000, 200_000
 #: A later comparison that took longer says less than what is known: clocks drift by some 20 us a second at most.
 _LONGEST_NS = 100_000
 
-#: Comparisons are at least so far apart, so that the error of one is a small part of what lies between two.
+#: Comparisons are at least this far apart, so that the error of one is a small part of what lies between two.
 _APART_NS = 100_000_000
 
 _SPINS = 50

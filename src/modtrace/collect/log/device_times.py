@@ -18,13 +18,13 @@ from .device_clock import DeviceClock
 from .listeners import Listener, Subscribers
 from .thread_log import ThreadLog
 
-#: Events of one device, at most. When so many wait, what follows has no times.
+#: At most this many events of one device wait. What follows has no times.
 _MOST_EVENTS = 65_536
 
-#: From so many events on, those that have passed are read when one is wanted, before another is made.
+#: Where this many events exist, those that have passed are read before another one is made.
 _MANY_EVENTS = 8_192
 
-#: The times of a step are given up when the device has passed no event for so long.
+#: The times of a step are given up when the device has passed no event for this long.
 _PATIENCE_S = 10.0
 
 

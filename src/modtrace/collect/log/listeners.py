@@ -179,12 +179,12 @@ class Subscribers:
         self._remove_hooks()
         with self._failing:
             self.has_failed = True  # the next user starts another tracker
-            told = list(self.failed)
-        for failed in told:
+            receivers = list(self.failed)
+        for failed in receivers:
             failed(error, named.shown if named is not None else "no module in particular")
 
 
-def tell_all(listeners: Sequence[Callable[_P, None]], *args: _P.args, **kwargs: _P.kwargs) -> None:
+def notify_all(listeners: Sequence[Callable[_P, None]], *args: _P.args, **kwargs: _P.kwargs) -> None:
     """Calls the listeners of one event. Each may add another one, or remove itself."""
     for listener in tuple(listeners):
         listener(*args, **kwargs)

@@ -50,6 +50,15 @@ def _parents(level: Ints) -> Ints:
     return parent
 
 
+def depths_of(parent: Ints) -> Ints:
+    """Returns how many calls enclose each call; -1 stands for no parent, and parents may come in any order."""
+    depth, above = np.zeros(len(parent), np.int64), parent
+    while (above >= 0).any():
+        depth += above >= 0
+        above = np.where(above >= 0, parent[above], -1)
+    return depth
+
+
 class OpenCalls:
     """The nesting of the calls of a running segment. Each event is read once, however often `follow` is called."""
 

@@ -3,6 +3,7 @@
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,7 +99,9 @@ class InsideCall(NamedTuple):
     @property
     def rank(self) -> int:
         """How many calls of the same module began in the segment before this one, in compiled code or outside of it."""
-        return self.segment.rank_inside(self)
+        # One that was not seen, as before there were taps, counts as one right behind the begin of the seen call.
+        place, begun = self.place or (self.nth, self.index + 1)
+        return place + bisect_left(self.segment.calls_of(self.module_id, begun), begun)
 
     def in_place_of(self, repeated: CallRef) -> "InsideCall":
         """Returns the call that this one repeats, if `repeated` is what the call that hooks saw repeats."""
@@ -302,13 +305,9 @@ class Segment:
             rank += self.inside.count_before(CallRef(self, index).counted_as, index)
         return rank
 
-    def rank_inside(self, call: InsideCall) -> int:
-        """Returns how many calls of the same module were in the segment before this one inside of compiled code.
-
-        A call that was not seen, as one before there were taps, counts as one right behind the begin of the seen call.
-        """
-        place, begun = call.place or (call.nth, call.index + 1)
-        return place + bisect_left(self._ranks(begun - 1)[1].get(call.module_id, ()), begun)
+    def calls_of(self, module_id: int, until: int) -> Sequence[int]:
+        """Returns the calls of a module, at least those before the call `until`."""
+        return self._ranks(until - 1)[1].get(module_id, ())
 
     def _ranks(self, last: int) -> tuple[list[int], dict[int, list[int]]]:
         """Returns what `_ranked` says, at least of the calls up to `last`."""

@@ -41,7 +41,6 @@ def find_data_calls(segments: Sequence[Segment], after_ns: int, root: Segment) -
     Args:
         segments: earlier outermost calls, in order.
         after_ns: calls that began before this time do not count.
-        root: the segment of the root's call.
     """
     wanted = _ids(root.handover.given) if root.handover is not None else set()
     at = len(segments)

@@ -6,7 +6,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -14,18 +14,7 @@ from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.module_copies import Attribute, leave_out_of_copies
 from ...torch_internals.modules import id_of_hooks, is_replica
 from ...torch_internals.patches import MISSING, replace
-
-
-class ScopeOpener(Protocol):
-    """Opens and closes scopes."""
-
-    def _enter_scope(
-        self, name: str, module: nn.Module | None, frame: types.FrameType, args: Any, kwargs: Any
-    ) -> Any: ...
-
-    def _enter_call(self, module: nn.Module, frame: types.FrameType, args: Any, kwargs: Any) -> Any: ...
-
-    def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None: ...
+from ..scopes.named_scopes import NamedScopes, OpenScope
 
 
 class Methods:
@@ -33,7 +22,7 @@ class Methods:
 
     def __init__(self) -> None:
         self._wraps: list[_Wrap] = []
-        self._opener: ScopeOpener | None = None
+        self._scopes: NamedScopes | None = None  # while they are wrapped
 
     def add(self, module: nn.Module, names: tuple[str, ...]) -> "Handle":
         """Follows more methods.
@@ -48,9 +37,9 @@ class Methods:
             raise TypeError(f"methods({type(module).__name__}): name at least one method, such as 'encode'")
         wraps = [_Wrap(module, name) for name in names]
         self._wraps = [wrap for wrap in self._wraps if wrap.ref() is not None] + wraps
-        if self._opener is not None:
+        if self._scopes is not None:
             for wrap in wraps:
-                wrap.start(self._opener)
+                wrap.start(self._scopes)
         return Handle(functools.partial(self.remove, wraps))
 
     def remove(self, wraps: "list[_Wrap]") -> None:
@@ -59,15 +48,15 @@ class Methods:
             wrap.stop()
         self._wraps = [wrap for wrap in self._wraps if wrap not in wraps]
 
-    def start(self, opener: ScopeOpener) -> None:
+    def start(self, scopes: NamedScopes) -> None:
         """Wraps all methods."""
-        self._opener = opener
+        self._scopes = scopes
         for wrap in self._wraps:
-            wrap.start(opener)
+            wrap.start(scopes)
 
     def stop(self) -> None:
         """Restores all methods."""
-        self._opener = None
+        self._scopes = None
         for wrap in reversed(self._wraps):
             wrap.stop()
 
@@ -102,30 +91,30 @@ class _Wrap:
         self.ref = weakref.ref(module)
         self.key = id(module)
         self.name = name
-        self.opener: ScopeOpener | None = None
+        self.scopes: NamedScopes | None = None
         self._wrapper: _Wrapper | None = None
 
-    def start(self, opener: ScopeOpener) -> None:
+    def start(self, scopes: NamedScopes) -> None:
         """Wraps the method."""
         module = self.ref()
         if module is None or self._wrapper is not None:
             return
-        self.opener = opener
+        self.scopes = scopes
         self._wrapper = _wrapper_of(module, self.name)
         self._wrapper.add(self)
 
     def stop(self) -> None:
         """Stops following the method."""
-        self.opener = None
+        self.scopes = None
         wrapper, self._wrapper = self._wrapper, None
         if wrapper is not None:
             wrapper.remove(self)
 
     def is_for(self, module: Any) -> bool:
         """Returns whether `module` has this method, or is a replica of the module that DataParallel made."""
-        mine = self.ref()
-        return module is mine or (
-            mine is not None and is_replica(module) and id_of_hooks(module) == id_of_hooks(mine)
+        original = self.ref()
+        return module is original or (
+            original is not None and is_replica(module) and id_of_hooks(module) == id_of_hooks(original)
         )
 
 
@@ -198,30 +187,27 @@ class _Wrapper:
             self._end()
         self._restore()
 
-    def _following(self, module: Any) -> "list[_Wrap]":
-        if is_replica(module):
-            return [wrap for wraps in self._followed.values() for wrap in wraps]
-        return self._followed.get(id(module), [])
-
     def run(self, function: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         """Calls the method in a scope of each tracker that follows it for this module."""
         frame = sys._getframe(2)
-        scopes: list[tuple[ScopeOpener, Any]] = []
+        following = self._followed.get(id(module), [])
+        if is_replica(module):
+            following = [wrap for wraps in self._followed.values() for wrap in wraps]
+        opened: list[tuple[NamedScopes, OpenScope | None]] = []
         try:
-            for wrap in self._following(module):
-                opener = wrap.opener
-                if opener is not None and wrap.is_for(module):
+            for wrap in following:
+                scopes = wrap.scopes
+                if scopes is not None and wrap.is_for(module):
                     if self._name == "forward":
-                        scopes.append((opener, opener._enter_call(module, frame, args, kwargs)))
+                        opened.append((scopes, scopes.enter_call(module, frame, args, kwargs)))
                     else:
-                        scopes.append(
-                            (opener, opener._enter_scope(f"{self._name}()", module, frame, args, kwargs))
-                        )
+                        scope = scopes.enter(f"{self._name}()", module, frame, args, kwargs)
+                        opened.append((scopes, scope))
             output = function(*args, **kwargs)
         except BaseException:
-            for opener, scope in reversed(scopes):
-                opener._leave_scope(scope, None, raised=True)
+            for scopes, scope in reversed(opened):
+                scopes.leave(scope, None, raised=True)
             raise
-        for opener, scope in reversed(scopes):
-            opener._leave_scope(scope, output, raised=False)
+        for scopes, scope in reversed(opened):
+            scopes.leave(scope, output, raised=False)
         return output

@@ -38,7 +38,7 @@ class RootLabels:
                 self._kept[module] = name
 
     def begin(self) -> None:
-        """Begins another `with` block, in which roots are labelled anew."""
+        """Begins another `with` block, in which roots get labels again."""
         self._labels = {}
 
     def label(self, root: NamedModule) -> str:

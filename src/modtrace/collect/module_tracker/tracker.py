@@ -3,9 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -14,13 +12,14 @@ from ...errors import MisuseError
 from ...recording.failure_reporter import warn_of_error
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
+from ..compile.hooks import compile_safe_hooks
 from ..log.call_context import ContextTree
 from ..log.listeners import Listener
 from ..names.given_models import roots_of
 from ..names.module_names import ModuleNames
 from ..scopes import process
 from ..scopes.locate import NOWHERE
-from ..scopes.named_scopes import NamedScopes
+from ..scopes.named_scopes import NamedScopes, OpenScope
 from ..scopes.tracker import ScopeTracker
 from ..steps.follower import StepFollower
 from .answers import Call, Where
@@ -68,7 +67,7 @@ class ModuleTracker:
         self._listener = _Listener(additions)
         self._depth = 0
         self._tracker: ScopeTracker | None = None  # while it is entered, and has not failed
-        self._scopes: NamedScopes | None = None  # like `_tracker`
+        self._scopes: NamedScopes | None = None  # while it is entered
         names = ModuleNames()
         #: Of the tracker's contexts, or, while it is not entered, of the last ones.
         self._names = StackNames(names, ContextTree(names), self._labels)
@@ -78,7 +77,7 @@ class ModuleTracker:
         if self._depth > 1:
             return self
         keep_out_of_dynamo(ModuleTracker.where, NamedScope.__enter__, NamedScope.__exit__)
-        keep_out_of_dynamo(ModuleTracker._enter_scope, ModuleTracker._enter_call, ModuleTracker._leave_scope)
+        keep_out_of_dynamo(NamedScopes.enter, NamedScopes.enter_call, NamedScopes.leave)
         self._listener.tracker = self
         try:
             tracker = process.acquire(self._listener, strict=self._strict)
@@ -90,7 +89,7 @@ class ModuleTracker:
             self._steps.start(tracker.subscribers, tracker.running_segments)
             self._tracker, self._scopes = tracker, NamedScopes(tracker)
             self._hooks.start(tracker)
-            self._methods.start(self)
+            self._methods.start(self._scopes)
         except BaseException:
             self._stop()
             raise
@@ -106,7 +105,7 @@ class ModuleTracker:
         self._depth = 0
         self._methods.stop()
         self._hooks.stop()
-        self._tracker = self._scopes = None
+        self._end()
         self._steps.stop()
         process.release(self._listener)
         self._listener.tracker = None
@@ -214,22 +213,8 @@ class ModuleTracker:
         """Removes every user hook."""
         self._hooks.clear()
 
-    @staticmethod
-    def compile_safe_hooks(
-        model: nn.Module,
-        pre_fw_hook: Callable[..., Any] | None = None,
-        post_fw_hook: Callable[..., Any] | None = None,
-        pre_bw_hook: Callable[..., Any] | None = None,
-        post_bw_hook: Callable[..., Any] | None = None,
-        module_filter: Callable[[str, nn.Module], bool] | None = None,
-    ) -> AbstractContextManager[None]:
-        """Returns hooks on the submodules of one model that run under `torch.compile(fullgraph=True)` without a break.
-
-        See `modtrace.collect.compile.hooks.compile_safe_hooks`. It needs no tracker that is entered.
-        """
-        from ..compile.hooks import compile_safe_hooks
-
-        return compile_safe_hooks(model, pre_fw_hook, post_fw_hook, pre_bw_hook, post_bw_hook, module_filter)
+    #: Hooks on the submodules of one model, which need no tracker that is entered.
+    compile_safe_hooks = staticmethod(compile_safe_hooks)
 
     # Code that runs no hook.
 
@@ -261,21 +246,6 @@ class ModuleTracker:
         """
         return self._methods.add(module, names)
 
-    def _enter_scope(
-        self, name: str, module: nn.Module | None, frame: FrameType, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        scopes = self._scopes
-        return None if scopes is None else scopes.enter(name, module, frame, args, kwargs)
-
-    def _enter_call(self, module: nn.Module, frame: FrameType, args: Any, kwargs: Any) -> Any:
-        scopes = self._scopes
-        return None if scopes is None else scopes.enter_call(module, frame, args, kwargs)
-
-    def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None:
-        scopes = self._scopes
-        if scopes is not None and scope is not None:
-            scopes.leave(scope, output, raised=raised)
-
     def _get_mod_name(self, module: nn.Module) -> str:
         """Returns the name of a module, known or not. `DebugMode` of torch 2.13 calls this method of its tracker."""
         known = self.get_known_fqn(module)
@@ -284,12 +254,18 @@ class ModuleTracker:
                 known = self._names.name_of(self._tracker.names.find(module, None, None))
         return known or type(module).__name__
 
+    def _end(self) -> None:
+        """Answers and opens nothing more."""
+        self._tracker = None
+        if self._scopes is not None:
+            self._scopes.is_stopped = True
+
     def _failed(self, error: Exception, where: str) -> None:
         self._methods.stop()
         self._hooks.stop()
         if self._tracker is None:
             return
-        self._tracker = self._scopes = None
+        self._end()
         if not self._strict:
             text = f"{where}: modtrace met an internal error and stopped tracking; the run goes on"
             warn_of_error(text, error, strict="ModuleTracker(strict=True)")
@@ -309,25 +285,27 @@ class NamedScope:
         self._tracker = tracker
         self._name = name
         self._module = module
-        self._entered: dict[int, list[Any]] = {}  # by thread
+        self._entered: dict[int, list[tuple[NamedScopes, OpenScope | None]]] = {}  # by thread
 
     def __enter__(self) -> "NamedScope":
         if is_dynamo_compiling():
             return self
-        if not self._tracker._depth:
+        scopes = self._tracker._scopes
+        if not self._tracker._depth or scopes is None:
             raise MisuseError(
                 f"scope({self._name!r}) outside of its `with ModuleTracker()` block: nothing is tracked there."
             )
-        opened = self._tracker._enter_scope(self._name, self._module, sys._getframe(1))
-        self._entered.setdefault(threading.get_ident(), []).append(opened)
+        opened = scopes.enter(self._name, self._module, sys._getframe(1))
+        self._entered.setdefault(threading.get_ident(), []).append((scopes, opened))
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if is_dynamo_compiling():
             return
-        opened = self._entered.get(threading.get_ident())
-        if opened:
-            self._tracker._leave_scope(opened.pop(), None, raised=kind is not None)
+        entered = self._entered.get(threading.get_ident())
+        if entered:
+            scopes, opened = entered.pop()
+            scopes.leave(opened, None, raised=kind is not None)
 
 
 class _Listener(Listener):
@@ -343,4 +321,4 @@ class _Listener(Listener):
 
     def forked(self) -> None:
         if self.tracker is not None:
-            self.tracker._tracker = self.tracker._scopes = None
+            self.tracker._end()

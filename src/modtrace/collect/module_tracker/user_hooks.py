@@ -73,16 +73,16 @@ class UserHooks(Listener):
         """Stops running the hooks."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            self._put(tracker, set(), None)
+            self._subscribe(tracker, set(), None)
 
     def _install(self) -> None:
         if self._tracker is not None:
             hooks = self._hooks
             events = {name for name, kind in (("entering", PRE_FW), ("leaving", POST_FW)) if hooks[kind]}
             outputs = any(hook.with_slots for hook in hooks[PRE_BW])
-            self._put(self._tracker, events, outputs if hooks[PRE_BW] or hooks[POST_BW] else None)
+            self._subscribe(self._tracker, events, outputs if hooks[PRE_BW] or hooks[POST_BW] else None)
 
-    def _put(self, tracker: ScopeTracker, events: set[str], outputs: bool | None) -> None:
+    def _subscribe(self, tracker: ScopeTracker, events: set[str], outputs: bool | None) -> None:
         """Subscribes only to the events that the hooks need, because an event without listeners costs nothing."""
         had_events, self._events = self._events, events
         had_outputs, self._outputs = self._outputs, outputs

@@ -119,7 +119,6 @@ class ModuleNames:
         """Returns the names of a module that is being entered. A module seen for the first time is named.
 
         Args:
-            module: the module that is entered.
             caller: the module that is calling it; None if it is outermost.
             frame: the Python frame of the call, which is read if there is no caller.
         """
@@ -165,8 +164,7 @@ class ModuleNames:
         """Returns the modules that hold a parameter. A tied parameter has several.
 
         Args:
-            parameter: the parameter.
-            learn: searches all modules anew first (1 us for each parameter).
+            learn: searches all modules again first (1 us for each parameter).
         """
         if learn:
             with self._lock:
@@ -210,7 +208,7 @@ class ModuleNames:
         """Names a module that was registered after its root was walked. Returns None if it is not registered."""
         for ancestor in dict.fromkeys((caller, caller.root)):
             if ancestor is not caller and self._dead_slot(module, caller) is not None:
-                return None  # made anew in each forward: no use in walking the whole root for it
+                return None  # each forward makes one: no use in walking the whole root for it
             owner = ancestor.module
             if owner is not None and any(descendant is module for descendant in descendants(owner)):
                 self._register_below(owner, ancestor)
@@ -243,7 +241,7 @@ class ModuleNames:
     def _rewrap(self, module: nn.Module) -> NamedModule | None:
         """Returns the name of a wrapper of the same class around the same module.
 
-        It is for a loop that calls `torch.compile(model)` anew in each step.
+        It is for a loop that calls `torch.compile(model)` in each step.
         """
         inner = next((inner for part, inner in module._modules.items() if is_wrapped(module, part)), None)
         known = None if inner is None else self._named.get(inner)
@@ -256,7 +254,7 @@ class ModuleNames:
     def _revive_root(self, module: nn.Module) -> NamedModule | None:
         """Returns the name of a dead root without parameters.
 
-        It is for a criterion that a loop makes anew in each step.
+        It is for a criterion that a loop makes in each step.
         """
         if module._modules or module._parameters:
             return None

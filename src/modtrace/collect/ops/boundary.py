@@ -196,7 +196,7 @@ class OpBoundary(Listener):
                         number = numbers[id(tensor)] = self._identify(tensor)
                     self.found.append(AtRoot(segment, f"output{slot}", number))
         if self._mode.ids.leaves:
-            self._mode.tell_leaves(log)
+            self._mode.report_leaves(log)
 
     def _identify(self, tensor: torch.Tensor) -> int:
         tensor, ids = _unwrapped(tensor), self._mode.ids

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..log.nesting import Ints
+from ..log.nesting import Ints, depths_of
 from .mode import ALLOCATED, LIVE_AFTER, LIVE_BEFORE
 from .rows import Columns, OpRows
 from .saved_memory import UNKNOWN
@@ -33,12 +33,7 @@ class CallTable:
 
     def innermost_first(self) -> list[tuple[int, int]]:
         """Returns every call with its enclosing call. Inner calls come before outer ones."""
-        depth = np.zeros(self.size, np.int64)
-        above = self._parents.copy()
-        while (above >= 0).any():
-            depth += above >= 0
-            above = np.where(above >= 0, self._parents[above], -1)
-        order = np.argsort(-depth, kind="stable").tolist()
+        order = np.argsort(-depths_of(self._parents), kind="stable").tolist()
         parents = self._parents.tolist()
         return [(row, parents[row]) for row in order if parents[row] >= 0]
 

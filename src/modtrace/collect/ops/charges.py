@@ -103,15 +103,7 @@ def _may_keep(found: JoinedOps) -> Bools:
 
 
 def _find_ops(rows: Ints, kept: _Kept, events: Ints, nodes: NodesOfOps, begins_function: Bools) -> Ints:
-    """Returns the op that is charged with each node; NO_OP if there is none.
-
-    Args:
-        rows: the ops of the thread.
-        kept: the thread's nodes that backwards have found, with the memory that they keep.
-        events: the events of all ops.
-        nodes: the nodes that ops have made.
-        begins_function: by op, whether it is the first in the forward of an autograd Function.
-    """
+    """Returns the op that is charged with each node; NO_OP if there is none."""
     op = np.full(len(kept.node), NO_OP)
     if not len(rows):
         return op

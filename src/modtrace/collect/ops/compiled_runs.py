@@ -79,7 +79,7 @@ class CompiledRuns:
 
     def _identify(self, values: Sequence[Any], wanted: Container[int], log: ThreadLog) -> list[int]:
         numbers = [self._number_of(value) if at in wanted else NO_TENSOR for at, value in enumerate(values)]
-        self._mode.tell_leaves(log)
+        self._mode.report_leaves(log)
         return numbers
 
     def _number_of(self, value: Any) -> int:

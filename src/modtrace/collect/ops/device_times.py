@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..log.device_times import DeviceEvent, DeviceTimes
-from ..steps.device_columns import EventPairs, find_times, put_times
+from ..steps.device_columns import EventPairs, add_time_columns, find_times
 from ..steps.step import Step
 from .schemas import OpSchema
 
@@ -41,4 +41,4 @@ class OpDeviceTimes:
         }
         times = find_times(columns["op_id"], events)
         if times is not None:
-            put_times(columns, times)
+            add_time_columns(columns, times)

@@ -79,7 +79,8 @@ class JoinedOps:
         for batch, first in zip(self.batches, self.firsts, strict=True):
             for begin, end, run in batch.runs():
                 last = found[-1] if found else None
-                if last is not None and last[1] == first + begin and _are_alike(last[2], run):
+                is_next = last is not None and last[1] == first + begin and last[2].thread == run.thread
+                if last is not None and is_next and last[2].node_thread == run.node_thread:
                     found[-1] = (last[0], first + end, run)
                 else:
                     found.append((first + begin, first + end, run))
@@ -138,8 +139,3 @@ def number_used(codes: Ints, count: int) -> tuple[Ints, Ints]:
 
 def _joined(parts: Sequence[Sequence[int]]) -> Ints:
     return np.concatenate([np.asarray(part, np.int64) for part in parts])
-
-
-def _are_alike(one: OpRun, other: OpRun) -> bool:
-    """Returns whether two runs are on the same thread, and their nodes were made on the same thread."""
-    return one.thread == other.thread and one.node_thread == other.node_thread

@@ -39,7 +39,7 @@ EVENT_WIDTH = 14
 RAISED = 1
 GRAD_MODE = 2
 ADDING = 4  # the engine adds gradients that meet ...
-NOT_ADDING = 8  # ... or not; neither: it cannot be told
+NOT_ADDING = 8  # ... or not; neither: it is not known
 CUSTOM_NODE = 16  # a backward op of an autograd Function of the user's
 PACKS = 64  # hooks pack what autograd saves: ops of theirs may run between an op's node and the op
 ACCUMULATES = 32  # the engine brings the gradient of a leaf to it
@@ -100,7 +100,7 @@ class OpMode(UnwrappedMode):
         self.before: list[Callable[[int, OpSchema, Any, Any], None]] = []
         self.after: list[Callable[[int, OpSchema, Any], None]] = []
         self.met: list[Callable[[int, torch.Tensor, ThreadLog], None]] = []
-        self.only_written: Collection[int] = ()  # see `tell_leaves`; while keepers are told
+        self.only_written: Collection[int] = ()  # see `report_leaves`; while keepers are notified
         self.is_running = False  # an op has been begun and not been noted yet
         self.is_off = False  # it only passes on
         self.has_failed = False
@@ -135,18 +135,17 @@ class OpMode(UnwrappedMode):
         self._where = self  # the next one says again where it is
         return events, op_runs
 
-    def tell_leaves(self, log: ThreadLog, only_written: Collection[int] = ()) -> None:
+    def report_leaves(self, log: ThreadLog, only_written: Collection[int] = ()) -> None:
         """Passes the leaves seen since the last call to the keepers.
 
         Args:
-            log: the log of this thread.
             only_written: those by `id` that the op does not read, because it writes to all of them (`out=`).
         """
         self.only_written = only_written
         leaves, self.ids.leaves = self.ids.leaves, []
-        for tell in self.met:
+        for met in self.met:
             for number, tensor in leaves:
-                tell(number, tensor, log)
+                met(number, tensor, log)
 
     def resized(self, stored: torch.UntypedStorage) -> None:
         """Receives a storage that Python code has resized."""
@@ -176,10 +175,10 @@ class OpMode(UnwrappedMode):
                 arguments = self.texts.add(schema, key)
             log = self._tracker.logs.current
             if ids.leaves:
-                self.tell_leaves(log, schema.only_written(kwargs or {}))
+                self.report_leaves(log, schema.only_written(kwargs or {}))
             at, node, flags = self._locate(log)
-            for tell in self.before:
-                tell(op, schema, args, kwargs or {})
+            for begins in self.before:
+                begins(op, schema, args, kwargs or {})
         except Exception as error:
             self.fail(error, f"the op {schema.name}")
             return schema.call(*args, **kwargs) if kwargs else schema.call(*args)
@@ -218,8 +217,8 @@ class OpMode(UnwrappedMode):
                 live, ids.live_bytes, node, ids.take_allocated(),
             )  # fmt: skip
             self.is_running = False
-            for notify in self.after:
-                notify(op, schema, output)
+            for ended in self.after:
+                ended(op, schema, output)
         except Exception as error:
             self.fail(error, f"the op {schema.name}")
         return output
@@ -257,11 +256,11 @@ class OpMode(UnwrappedMode):
         task = graph_task_id()
         at = len(log.contexts) - 1
         if where is None or log.task != task:
-            where, backward, node, more = self._look_around(log, task, flags)
+            where, backward, node, more = self._locate_elsewhere(log, task, flags)
             flags |= more
         else:
             if sys._getframe(2).f_code not in log.context.codes and not log.pinned:
-                where = self._look_at_frames(log, sys._getframe(2))
+                where = self._check_frames(log, sys._getframe(2))
                 at = len(log.contexts) - 1
             flags |= NOT_ADDING
         is_elsewhere = where is not self._where and not (type(where) is Location and where == self._where)
@@ -270,7 +269,7 @@ class OpMode(UnwrappedMode):
             self.op_runs.append(OpRun(len(self.events) // EVENT_WIDTH, where, backward, log.number))
         return at, node, flags
 
-    def _look_at_frames(self, log: ThreadLog, frame: FrameType) -> Any:
+    def _check_frames(self, log: ThreadLog, frame: FrameType) -> Any:
         """Returns what runs at the first op of a function in this context, because hooks miss a KeyboardInterrupt."""
         if is_in_module_call(frame):
             log.context.codes.add(frame.f_code)
@@ -278,7 +277,7 @@ class OpMode(UnwrappedMode):
             self._tracker.close_dead_calls(log, frame)
         return log.segment
 
-    def _look_around(self, log: ThreadLog, task: int, flags: int) -> tuple[Any, Any, int, int]:
+    def _locate_elsewhere(self, log: ThreadLog, task: int, flags: int) -> tuple[Any, Any, int, int]:
         """Returns location, backward, node number and flags of an op that runs outside of modules or in a backward."""
         tracker = self._tracker
         if task < 0:

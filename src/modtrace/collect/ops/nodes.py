@@ -65,7 +65,6 @@ class OpNodes:
         """Returns the nodes of ops.
 
         Args:
-            found: the ops.
             writes: by number of schema, whether the op writes to an argument.
             differentiable: by op, whether it may make a node at all.
             writes_into_view: returns whether the op of a row writes into a view, which adds one or two nodes after it.
@@ -96,7 +95,7 @@ class OpNodes:
         self._next[run.thread] = int(coming[-1])
         worked_for = events[:, NODE] != NO_NODE
         with_grad = (events[:, FLAGS] & GRAD_MODE) != 0
-        # Where more than one number has come there is more to it: a view that was made anew, a `CopySlices`.
+        # Where more than one number has come there is more to it: a view that was made again, a `CopySlices`.
         has_made = (coming == before + 1) & with_grad & differentiable
         may_follow = (coming > before + 1) & (coming <= before + 3) & with_grad & differentiable
         for at in np.flatnonzero(may_follow).tolist():

@@ -48,7 +48,6 @@ def _find_first_maker(batch: OpBatch, wanted: set[int], batches: Sequence[OpBatc
     """Returns the first op that has made what is in these storages, or was read for it; the number of ops if none was.
 
     Args:
-        batch: the ops.
         wanted: the storages. Those of what the ops read that have made them are added.
         batches: those in which the tensors that were read may have been seen first.
     """

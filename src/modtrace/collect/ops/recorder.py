@@ -53,16 +53,7 @@ class OpRecorder:
         *,
         device_times: bool = False,
     ) -> None:
-        """Creates a recorder, which sees nothing before `start()`.
-
-        Args:
-            tracker: the tracker of the process.
-            options: what is kept of each op.
-            sink: receives the rows.
-            sites: the site ids of the recording, which values use too.
-            reporter: receives failures and what is missed.
-            device_times: takes when a device works on each op.
-        """
+        """Creates a recorder, which sees nothing before `start()`."""
         self.mode = OpMode(tracker, reporter.ops_failed)
         self.early: list[OpBatch] = []  # that ran while no step was open
         self._tracker = tracker

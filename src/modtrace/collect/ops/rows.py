@@ -82,9 +82,7 @@ class OpTables:
         """Returns the rows of ended steps; None if they have no ops.
 
         Args:
-            steps: the ended steps.
             optimizer_ids: the call ids of the optimizer steps in these steps, in order.
-            sites: the site ids of the recording, for leaves.
         """
         batches: list[OpBatch] = [batch for step in steps for batch in step.ops]
         if not batches:

@@ -70,12 +70,12 @@ class SavedMemoryFinder(Listener):
         if self._has_failed or not self._is_wanted():
             return
         try:
-            self._look(backward, backward.outputs)
+            self._read_graph(backward, backward.outputs)
         except Exception as error:
             self._has_failed = True
             self._failed(error, "what a graph keeps for backward")
 
-    def _look(self, backward: Backward, outputs: Any) -> None:
+    def _read_graph(self, backward: Backward, outputs: Any) -> None:
         roots = root_nodes(outputs)
         owner = self._tracker.backwards.owner(backward.log, backward.task, roots[0]) if roots else None
         if owner is None:

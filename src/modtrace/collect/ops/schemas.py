@@ -64,13 +64,14 @@ class OpSchema:
         self.is_changing_view = _is_changing_view(func, self.name)
         self.is_differentiable = base_name(self.name) not in _NEVER_DIFFERENTIABLE
         self.is_uninitialized = base_name(self.name) in _UNINITIALIZED
-        self.is_view = declared is not None and any(_is_alias(returned) for returned in declared.returns)
         self.written = tuple(_written_arguments(self.name, arguments))
         self.writes = bool(self.written)
-        returns = [] if declared is None else [returned.alias_info for returned in declared.returns]
+        returned = [] if declared is None else [value.alias_info for value in declared.returns]
+        aliases = [alias for alias in returned if alias is not None]
+        self.is_view = any(not alias.is_write for alias in aliases)
         #: Torch does not count the writes of an op that does not return what it writes to, at least not in a mode.
         self.hides_writes = self.is_collective or (
-            self.writes and not any(alias is not None and alias.is_write for alias in returns)
+            self.writes and not any(alias.is_write for alias in aliases)
         )
         self.is_foreach = self.writes and self.name.startswith("aten._foreach_")
         self.out_names = tuple(argument.name for argument in arguments if argument.is_out)
@@ -118,10 +119,6 @@ def _written_arguments(name: str, arguments: list[Any]) -> Iterator[WrittenArgum
         alias = argument.alias_info
         if (alias is not None and alias.is_write) or argument.name in undeclared:
             yield WrittenArgument(argument.name if argument.kwarg_only else at, argument.name)
-
-
-def _is_alias(returned: Any) -> bool:
-    return returned.alias_info is not None and not returned.alias_info.is_write
 
 
 def _is_changing_view(func: Any, name: str) -> bool:

@@ -63,7 +63,7 @@ class FlushTimer:
             self._run, "modtrace-flush", without="steps are written when later ones end, and at the close"
         )
 
-    def tell(self, samples: int) -> None:
+    def count_waiting(self, samples: int) -> None:
         """Records that steps wait to be written, with the number of their measurements and ops."""
         if self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()

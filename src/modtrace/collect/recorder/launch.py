@@ -72,7 +72,6 @@ def warn_of_no_start(error: Exception, launch: Launch | None) -> str | None:
     A rank that ended would leave the others waiting for it, so it goes on even where the user could mend the error.
 
     Args:
-        error: what was raised.
         launch: the place of this process in its run, if it has been found.
 
     Returns:

@@ -16,7 +16,7 @@ from ...recording.triggers.watch import Asked
 from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import unseen
 from ...torch_internals.unseen_steps import UnseenSteps
-from ..log.listeners import Listener, Subscribers, tell_all
+from ..log.listeners import Listener, Subscribers, notify_all
 from ..log.thread_log import Backward, ThreadLog
 from .row_writer import Rows, StepHolder
 
@@ -64,7 +64,7 @@ class NonFiniteStop(Listener):
         self._unseen = UnseenSteps(
             compiled=self._compiled_step,
             traced=self._step_was_traced,
-            skipped=lambda _: self._may_skip(_is_skipped),
+            skipped=lambda _: self._may_skip(lambda: True),
         )
         self._used_in: int | None = None  # the last step in which an optimizer was given a closure
         self._has_warned = False
@@ -94,21 +94,24 @@ class NonFiniteStop(Listener):
         """Raises if the step has made values that are not finite. What a closure computes is seen when it has ended."""
         if self._flight_recorder is None:
             return
-        is_skipping = _tells_skip(optimizer)
-        self._may_skip(is_skipping or _is_stepping)
-        if is_skipping is None or is_skipping() is False:
-            self._look_at_open()
+        found_inf = getattr(
+            optimizer, "found_inf", None
+        )  # a GradScaler leaves it to a fused optimizer to skip
+        is_skipping = (lambda: False) if found_inf is None else partial(_is_true, found_inf)
+        self._may_skip(is_skipping)
+        if is_skipping() is False:
+            self._check_open()
 
     def closure_ended(self, optimizer: Any) -> None:
         """Raises if the closure has made values that are not finite."""
-        self._look_at_open()
+        self._check_open()
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """Notes the step in which an optimizer may have used values that nobody has looked at."""
         if has_closure:
             self._used_in = self._number()
 
-    def _look_at_open(self) -> None:
+    def _check_open(self) -> None:
         if self._flight_recorder is None or not self._flight_recorder.stops_runs:
             return
         with self._writing:
@@ -127,7 +130,7 @@ class NonFiniteStop(Listener):
         """Does what the hook of an optimizer does when it begins, which compiled code leaves out."""
         if self._subscribers is not None:
             with self._subscribers.guard(None):
-                tell_all(self._subscribers.before_optimizer, optimizer, has_closure)
+                notify_all(self._subscribers.before_optimizer, optimizer, has_closure)
 
     def _step_was_traced(self) -> None:
         if not self._has_warned and self._flight_recorder is not None and self._flight_recorder.stops_runs:
@@ -143,7 +146,7 @@ class NonFiniteStop(Listener):
         if self._flight_recorder is not None and number is not None:
             self._flight_recorder.may_skip(number, is_skipping)
 
-    def look_at_ended(self) -> None:
+    def check_ended(self) -> None:
         """Takes what was found in steps that have ended, for the next call of a module to raise."""
         if self._take_found() and self._subscribers is not None:
             self._subscribers.remove(self, "entering")
@@ -172,20 +175,6 @@ class NonFiniteStop(Listener):
         error = NonFiniteError(((finding.text or f"step {step}: {finding.reason}\n") + more).rstrip())
         self._raised = weakref.ref(error)
         raise error
-
-
-def _tells_skip(optimizer: Any) -> Callable[[], bool | None] | None:
-    """Returns what tells whether a fused optimizer skips its step, where a GradScaler leaves that to it."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return None if found_inf is None else partial(_is_true, found_inf)
-
-
-def _is_skipped() -> bool:
-    return True
-
-
-def _is_stepping() -> bool:
-    return False
 
 
 def _is_true(flag: Any) -> bool | None:

@@ -1,20 +1,26 @@
 """Collects the steps that have ended until they are written."""
 
+import threading
+from collections.abc import Sequence
+
 from ...recording.failure_reporter import FailureReporter
-from ...recording.options.schedule import StepRange
+from ...recording.options.schedule import ALL_STEPS, StepRange
 from ..compile.compilations import CompilationRecorder
 from ..steps.device_columns import count_device_events
 from ..steps.step import Step
 from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
-from .row_writer import let_go
+from .row_writer import free_step
 
-#: So many events of devices take as much memory as a measurement.
+#: This many events of devices take as much memory as a measurement.
 _EVENTS_OF_SAMPLE = 8
 
 
 class ReadySteps:
-    """The steps to record that have ended and are not written yet. Callers hold the lock of the tracker's events."""
+    """The steps to record that have ended and are not written yet.
+
+    Callers of `settle` and `take` hold the lock over the events of the tracker.
+    """
 
     def __init__(
         self,
@@ -23,6 +29,7 @@ class ReadySteps:
         compilations: CompilationRecorder,
         reporter: FailureReporter,
         selected: StepRange,
+        lock: threading.RLock,
     ) -> None:
         self.steps: list[Step] = []
         self.samples = 0  # their measurements and ops
@@ -32,6 +39,19 @@ class ReadySteps:
         self._compilations = compilations
         self._reporter = reporter
         self._selected = selected
+        self._lock = lock
+
+    def numbers_of(self, step: Step | None) -> Sequence[int]:
+        """Returns the possible numbers of a step that are to be recorded; None is the step of the running optimizer."""
+        with self._lock:
+            numbers = self._finder.possible_numbers(step or self._finder.training)
+        if self._selected == ALL_STEPS:
+            return numbers
+        return [number for number in numbers if number in self._selected]
+
+    def is_wanted(self, step: Step | None = None) -> bool:
+        """Returns whether a step may be one to record; None stands for the step of the running optimizer."""
+        return self._selected == ALL_STEPS or bool(self.numbers_of(step))
 
     def settle(self) -> None:
         """Takes the steps that have ended since this was last called."""
@@ -59,7 +79,7 @@ class ReadySteps:
             self.samples += sum(len(batch) for batch in step.ops)
             self.samples += count_device_events(step) // _EVENTS_OF_SAMPLE
         else:
-            let_go(step)
+            free_step(step)
 
     def take(self) -> list[Step]:
         """Removes and returns the steps."""

@@ -92,8 +92,6 @@ class RowWriter:
 
         Args:
             steps: ended steps, whose data are freed.
-            tracker: the tracker of the process.
-            ops: the recorder of ops; None if no ops are recorded.
             force: flushes the sink, also if there are no steps.
         """
         if self._with_device_times:
@@ -113,7 +111,7 @@ class RowWriter:
         if step_rows is not None:
             self._sink.write("steps", step_rows)
         for step in steps:
-            let_go(step)
+            free_step(step)
         self._memory.prune()
         if self._flight_recorder is not None and any(step.asked_for for step in steps):
             self._flight_recorder.ask_for()
@@ -162,7 +160,7 @@ class RowWriter:
             self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
 
 
-def let_go(step: Step) -> None:
+def free_step(step: Step) -> None:
     """Frees the data of a step that is written or not wanted."""
     free_values([step])
     free_scalars([step])

@@ -24,7 +24,6 @@ class SignalWatch:
         """Creates a watch, which receives nothing before `start()`.
 
         Args:
-            triggers: the triggers whose signals are handled.
             fire: called with a signal's name, on any thread.
         """
         self._triggers = triggers
@@ -55,7 +54,7 @@ class SignalWatch:
                 self._ours[trigger.number] = handler = partial(self._handle, trigger)
                 self._former[trigger.number] = _in_use(trigger.number, signal.signal(trigger.number, handler))
         self._thread = start_thread(
-            self._look, "modtrace-signals", without="signals are acted on when a step ends"
+            self._act_often, "modtrace-signals", without="signals are acted on when a step ends"
         )
 
     def stop(self) -> str | None:
@@ -86,7 +85,7 @@ class SignalWatch:
                 return
             self._fire(name)
 
-    def _look(self) -> None:
+    def _act_often(self) -> None:
         while not self._stopping.wait(_LOOK_EVERY_S):
             self.act()
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from ...torch_internals.autograd import graph_task_id
 from ..log.call_context import CallContext
-from ..log.listeners import tell_all
+from ..log.listeners import notify_all
 from ..log.thread_log import ThreadLog
 from ..names.module_names import NamedModule
 from .tracker import ScopeTracker
@@ -36,11 +36,14 @@ class NamedScopes:
 
     def __init__(self, tracker: ScopeTracker) -> None:
         self._tracker = tracker
+        self.is_stopped = False  # nothing is opened or closed any more
 
     def enter(
         self, name: str, module: nn.Module | None, frame: FrameType | None, args: Any = (), kwargs: Any = None
-    ) -> OpenScope:
-        """Begins a scope, and a call of its module unless one runs already."""
+    ) -> OpenScope | None:
+        """Begins a scope, and a call of its module unless one runs already. Returns None after the end."""
+        if self.is_stopped:
+            return None
         tracker = self._tracker
         scope = OpenScope(tracker.logs.current, module, args, kwargs or {})
         try:
@@ -61,7 +64,7 @@ class NamedScopes:
                 tracker.pause_stretch(scope.log)
                 self._opened(scope, tracker.enter_module(scope.log, module, frame))
         if scope.contexts:
-            self._tell_entered(scope)
+            self._report_entered(scope)
         with tracker.subscribers.guard(module):
             if named is not None:
                 self._enter_scope(scope, named, frame)
@@ -72,7 +75,7 @@ class NamedScopes:
         """Begins the call of a `forward` that was not called through its module. Returns None if it was."""
         tracker = self._tracker
         scope = OpenScope(tracker.logs.current, module, args, kwargs)
-        if scope.log.context.outermost == id(module):
+        if self.is_stopped or scope.log.context.outermost == id(module):
             return None
         try:
             with tracker.subscribers.guard(module):
@@ -80,16 +83,17 @@ class NamedScopes:
                 tracker.pause_stretch(scope.log)
                 self._opened(scope, tracker.enter_module(scope.log, module, frame))
             if scope.contexts:
-                self._tell_entered(scope)
+                self._report_entered(scope)
         except BaseException:
             self.leave(scope, None, raised=True)
             raise
         return scope
 
-    def leave(self, scope: OpenScope, output: Any, *, raised: bool) -> None:
+    def leave(self, scope: OpenScope | None, output: Any, *, raised: bool) -> None:
         """Ends a scope. `output` is what the code returned, if that is known."""
-        for context in reversed(scope.contexts):
-            self._leave_context(scope, context, output, raised)
+        if scope is not None and not self.is_stopped:
+            for context in reversed(scope.contexts):
+                self._leave_context(scope, context, output, raised)
 
     def _enter_scope(self, scope: OpenScope, named: NamedModule, frame: FrameType | None) -> None:
         log = scope.log
@@ -106,12 +110,12 @@ class NamedScopes:
         scope.contexts.append(context)
         scope.log.pinned.append(context)
 
-    def _tell_entered(self, scope: OpenScope) -> None:
+    def _report_entered(self, scope: OpenScope) -> None:
         """Reports the beginning of a module's call for which torch runs no hook."""
         assert scope.module is not None
         scope.log.given_kwargs = scope.kwargs
         try:
-            tell_all(self._tracker.subscribers.entering, scope.log, scope.module, scope.args)
+            notify_all(self._tracker.subscribers.entering, scope.log, scope.module, scope.args)
         finally:
             scope.log.given_kwargs = None
 
@@ -124,7 +128,7 @@ class NamedScopes:
         try:
             if is_open and not context.is_scope and scope.module is not None:
                 leaving = tracker.subscribers.leaving
-                tell_all(leaving, log, scope.module, scope.args, scope.kwargs, output, raised)
+                notify_all(leaving, log, scope.module, scope.args, scope.kwargs, output, raised)
         except BaseException:  # a user's hook
             output, raised = None, True
             raise

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ...torch_internals.call_frames import is_in_optimizer_step
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.unseen_steps import note_traced_step
-from ..log.listeners import Subscribers, tell_all
+from ..log.listeners import Subscribers, notify_all
 from ..log.thread_log import ThreadLogs
 
 
@@ -66,10 +66,10 @@ class OptimizerWatch:
             if starts and not is_in_optimizer_step(sys._getframe(2)):
                 starts.clear()
             if not starts:
-                tell_all(self._subscribers.before_optimizer, optimizer, _has_closure(args, kwargs))
+                notify_all(self._subscribers.before_optimizer, optimizer, _has_closure(args, kwargs))
             starts.append(time.perf_counter_ns())
             if len(starts) == 1:
-                tell_all(self._subscribers.optimizer_began, starts[0])
+                notify_all(self._subscribers.optimizer_began, starts[0])
                 if self._subscribers.closure_ended and _has_closure(args, kwargs):
                     return self._with_watched_closure(optimizer, args, kwargs)
         return None
@@ -86,7 +86,7 @@ class OptimizerWatch:
             if is_first:
                 is_first = False
                 with self._subscribers.guard(None):
-                    tell_all(self._subscribers.closure_ended, optimizer)
+                    notify_all(self._subscribers.closure_ended, optimizer)
             return returned
 
         keep_out_of_dynamo(watched, with_callees=False)
@@ -104,8 +104,8 @@ class OptimizerWatch:
                 return
             start = starts.pop()
             if not starts:
-                tell_all(self._subscribers.after_optimizer, optimizer, _has_closure(args, kwargs))
-                tell_all(self._subscribers.optimizer_ended, start, now, self._logs.current.number)
+                notify_all(self._subscribers.after_optimizer, optimizer, _has_closure(args, kwargs))
+                notify_all(self._subscribers.optimizer_ended, start, now, self._logs.current.number)
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

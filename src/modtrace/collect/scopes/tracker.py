@@ -22,7 +22,7 @@ from ..backward.recompute import classify, find_around
 from ..backward.watcher import BackwardWatcher
 from ..log.call_context import CallContext, ContextTree
 from ..log.device_times import DeviceTimes
-from ..log.listeners import Subscribers, tell_all
+from ..log.listeners import Subscribers, notify_all
 from ..log.segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
 from ..log.step_data import Handover
 from ..log.thread_log import ASIDE, ThreadLog, ThreadLogs
@@ -119,8 +119,8 @@ class ScopeTracker:
                 log.contexts.append(context.index)
                 log.times.append(clock())
             if entering:
-                for tell in tuple(entering):  # a hook may register another, or remove itself
-                    tell(log, module, args)
+                for notify in tuple(entering):  # a hook may register another, or remove itself
+                    notify(log, module, args)
 
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
             if compiling():
@@ -135,8 +135,8 @@ class ScopeTracker:
                 return
             if leaving:
                 try:
-                    for tell in tuple(leaving):
-                        tell(log, module, args, kwargs, output, False)
+                    for notify in tuple(leaving):
+                        notify(log, module, args, kwargs, output, False)
                 except BaseException:  # torch does not call us again for this call
                     log.seqs.append(sequence())
                     log.contexts.append(exit_raised)
@@ -148,8 +148,8 @@ class ScopeTracker:
             log.times.append(clock())
             log.context = context.above
             if returned:
-                for tell_returned in returned:
-                    tell_returned(log, context, output)
+                for notify_returned in returned:
+                    notify_returned(log, context, output)
 
         return enter, leave
 
@@ -218,7 +218,7 @@ class ScopeTracker:
                 frame, has_parameters=bool(segment.named.parameters), is_after_data=self._may_have_data
             )
         try:
-            tell_all(self.subscribers.segment_opened, segment, in_step)
+            notify_all(self.subscribers.segment_opened, segment, in_step)
             log.push(segment)
             log.spans.append(segment)
             self.append(log, context.index)
@@ -230,7 +230,7 @@ class ScopeTracker:
         if log.segment is segment:
             log.pop()
         log.spans = [span for span in log.spans if span is not segment]
-        tell_all(self.subscribers.segment_dropped, segment)
+        notify_all(self.subscribers.segment_dropped, segment)
 
     def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()
@@ -246,7 +246,7 @@ class ScopeTracker:
             kwargs = {}  # torch (2.13) leaves them out then
         if self.subscribers.leaving:
             try:
-                tell_all(self.subscribers.leaving, log, module, args, kwargs, output, raised)
+                notify_all(self.subscribers.leaving, log, module, args, kwargs, output, raised)
             except BaseException:  # a user's hook: torch does not call us again for this call
                 with self.subscribers.guard(module):
                     self.leave(log, None, raised=True)
@@ -263,10 +263,10 @@ class ScopeTracker:
         context = log.context
         self.append(log, EXIT_RAISED if raised else EXIT, seq, now)
         if not raised and not context.is_scope:
-            tell_all(self.subscribers.returned, log, context, output)
+            notify_all(self.subscribers.returned, log, context, output)
         if context.above is None:
             if not raised and not context.is_scope:
-                tell_all(self.subscribers.outermost_returned, log, output)
+                notify_all(self.subscribers.outermost_returned, log, output)
             self.close_segment(log, output)
         else:
             log.context = context.above
@@ -315,7 +315,7 @@ class ScopeTracker:
             watch_graph(segment, output, self._graph_reached)
         if segment.last_seq == segment.first_seq and not segment.with_grad:
             log.spans = [span for span in log.spans if span is not segment]  # under no_grad nothing is kept
-        tell_all(self.subscribers.segment_closed, segment)
+        notify_all(self.subscribers.segment_closed, segment)
         if log.scopes and log.segment is None and not segment.context.is_scope:
             for context in log.scopes:  # of the stretch that this call has interrupted
                 self.enter_context(log, context, None)

@@ -43,9 +43,7 @@ class StashCollector(Listener):
         """Stashes nothing before a module is registered.
 
         Args:
-            stash: makes a stash of an event.
             stashes: returns the list where stashes are kept.
-            strict: raises internal errors instead of warning.
             inside: stashes what modules return inside of compiled code too.
         """
         self.steps = StashSteps()
@@ -82,7 +80,7 @@ class StashCollector(Listener):
         self._registered = {}
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            self._let_go(tracker)
+            self._release(tracker)
             self.steps.stop()
         process.release(self)
 
@@ -107,7 +105,7 @@ class StashCollector(Listener):
             self.stop()
             raise
 
-    def _let_go(self, tracker: ScopeTracker) -> None:
+    def _release(self, tracker: ScopeTracker) -> None:
         graph_captures.unwatch(self)
         tracker.subscribers.remove(self, "leaving")
         inside, self._inside = self._inside, None
@@ -128,18 +126,18 @@ class StashCollector(Listener):
         segment = log.segment
         assert segment is not None
         call = CallRef(segment, segment.open_calls.innermost)
-        mine = self._registered_as(module)
-        for registered in mine:
+        of_module = self._registered_as(module)
+        for registered in of_module:
             self._keep(registered, call, False, output, args, kwargs)
-        with_gradient = [registered for registered in mine if registered.grad]
+        with_gradient = [registered for registered in of_module if registered.grad]
         if with_gradient:
             self._wait_for(with_gradient, call, output)
 
     def _returned_inside(self, module: nn.Module, call: InsideCall, output: Any) -> list[Registered] | None:
-        mine = self._registered_as(module)
-        for registered in mine:
+        of_module = self._registered_as(module)
+        for registered in of_module:
             self._keep(registered, call, False, output, (), {})
-        return [registered for registered in mine if registered.grad] or None
+        return [registered for registered in of_module if registered.grad] or None
 
     def _wait_for(self, registered: list[Registered], call: CallRef, output: Any) -> None:
         tracker, gradients = self._tracker, self._gradients
@@ -190,7 +188,7 @@ class StashCollector(Listener):
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
-        self._let_go(tracker)
+        self._release(tracker)
         if not self._strict:
             text = f"{where}: modtrace met an internal error and stashes nothing more; the run goes on"
             warn_of_error(text, error, strict="track(strict=True)")

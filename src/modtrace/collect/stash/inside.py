@@ -42,8 +42,6 @@ class InsideOutputs:
         """Taps nothing before `tap()`.
 
         Args:
-            tracker: the tracker of the process.
-            gradients: collects the gradients of each call.
             returned: receives the outputs; returns who wants their gradients, None if nobody does.
         """
         self._tracker = tracker

@@ -50,7 +50,7 @@ class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
                 counted.update(segment.forward_counts())
 
     def renumber(self, nth: npt.NDArray[np.int32], module_ids: Ints, segment: Segment, start: int) -> None:
-        """Numbers a segment's calls anew, whose rows begin at `start`: those inside of compiled code count too."""
+        """Numbers the calls of a segment, whose rows begin at `start`, with those inside of compiled code."""
         before = self._before.get(segment)
         if before is None or segment.phase != FORWARD:
             return
@@ -78,7 +78,6 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     """Returns the rows of ended steps, in one or more batches of columns.
 
     Args:
-        steps: ended steps in order, each with its number.
         memory: the `nth` of calls of earlier batches, to which those of these steps are added.
         with_backward: includes the rows of backward calls, if they were recorded.
     """

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..log.device_times import DeviceEvent, times_between
-from ..log.nesting import Ints
+from ..log.nesting import Ints, depths_of
 from .step import Step
 
 #: The events at the beginning and at the end of a call or an op, by its id.
@@ -50,7 +50,7 @@ def add_device_times(
         times = find_times(columns["call_id"], events)
         if times is not None:
             _cover_inner(times, _parents(columns))
-            put_times(columns, times)
+            add_time_columns(columns, times)
 
 
 def find_times(ids: Ints, events: Mapping[int, Any]) -> npt.NDArray[np.float64] | None:
@@ -61,7 +61,7 @@ def find_times(ids: Ints, events: Mapping[int, Any]) -> npt.NDArray[np.float64] 
     return times_between([began for began, _ in pairs], [ended for _, ended in pairs])
 
 
-def put_times(columns: dict[str, Any], times: npt.NDArray[np.float64]) -> None:
+def add_time_columns(columns: dict[str, Any], times: npt.NDArray[np.float64]) -> None:
     """Adds the columns; null where a time is not known."""
     for name, column in zip(("device_start_ns", "device_end_ns"), times, strict=True):
         unknown = np.isnan(column)
@@ -95,10 +95,7 @@ def _parents(columns: Mapping[str, Any]) -> Ints:
 def _cover_inner(times: npt.NDArray[np.float64], parent: Ints) -> None:
     """Extends the times of each call to those of the calls inside it. What is not known stays so."""
     unknown = np.isnan(times)
-    depth, above = np.zeros(len(parent), np.int64), parent
-    while (above >= 0).any():
-        depth += above >= 0
-        above = np.where(above >= 0, parent[above], -1)
+    depth = depths_of(parent)
     for level in range(int(depth.max(initial=0)), 0, -1):
         rows = np.flatnonzero(depth == level)
         np.fmin.at(times[0], parent[rows], times[0, rows])

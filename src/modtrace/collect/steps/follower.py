@@ -36,7 +36,6 @@ class StepFollower(Listener):
         Segments that run already, because another user has started the tracker, are included.
 
         Args:
-            subscribers: the listeners of the tracker.
             running: returns the running segments. It is called after subscribing, so a segment that another thread
                 opens in between is reported twice.
         """

@@ -54,9 +54,7 @@ class StepFinder:
         """Returns the step of an outermost call that begins.
 
         Args:
-            segment: the segment of the call.
             in_step: the call runs inside something that belongs to the open step.
-            now_ns: the present time.
         """
         if self._manual or in_step:
             step = self._join(segment, now_ns)

@@ -55,7 +55,8 @@ def find_slots(output: Any) -> list[Slot]:
     # Measured: 0.3 us for a tensor, 1.6 us for a tuple of three, 25 us for a ModelOutput with two cached layers.
     if type(output) is torch.Tensor:
         return [Slot("", output)]
-    if type(output) in (tuple, list) and _is_flat(output):
+    is_short = type(output) in (tuple, list) and len(output) <= len(_NUMBERS)
+    if is_short and _TENSOR_ONLY.issuperset(map(type, output)):
         return [Slot(name, tensor) for name, tensor in zip(_NUMBERS, output, strict=False)]
     search = _Search()
     try:
@@ -63,10 +64,6 @@ def find_slots(output: Any) -> list[Slot]:
     except _Full as full:
         search.found.append(Slot(full.slot, None, f"more than {full.limit}: the rest is left out"))
     return search.found
-
-
-def _is_flat(output: Any) -> bool:
-    return len(output) <= len(_NUMBERS) and _TENSOR_ONLY.issuperset(map(type, output))
 
 
 class _Full(Exception):
@@ -97,14 +94,14 @@ class _Search:
         while self.open:
             parts, container = self.open[-1]
             try:
-                self._go_on(parts)
+                self._search_innermost(parts)
             except _Full:
                 raise
             except Exception as error:  # code of the user's: a mapping that fails while it is read
                 self._add("", None, _failure(container, error))
                 self._leave()
 
-    def _go_on(self, parts: Iterator[tuple[str, Any]]) -> None:
+    def _search_innermost(self, parts: Iterator[tuple[str, Any]]) -> None:
         """Searches the innermost container, until it ends or a container in it is found."""
         for name, value in parts:
             kind = type(value)
@@ -115,11 +112,11 @@ class _Search:
                 continue
             if issubclass(kind, torch.Tensor):
                 self._add(name, value, None)
-            elif id(value) not in self.inside and self._look_into(name, value):
+            elif id(value) not in self.inside and self._open_container(name, value):
                 return
         self._leave()
 
-    def _look_into(self, name: str, value: Any) -> bool:
+    def _open_container(self, name: str, value: Any) -> bool:
         """Opens a container. Returns False if there is nothing to open."""
         try:
             parts = _reader_of(type(value))(value)

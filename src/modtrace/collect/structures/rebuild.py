@@ -17,7 +17,7 @@ _MAX_DEPTH = 100
 def rmap_tensor(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
     """Returns the same structure with `fn(tensor)` in place of each tensor.
 
-    Tuples and named tuples, lists, dicts with their keys, and dataclasses are built anew without running any code of
+    Tuples and named tuples, lists, dicts with their keys, and dataclasses are built without running any code of
     their classes. A dict of another class becomes a plain one, unless it is a dataclass too (a ModelOutput). Any other
     object stays the same, together with the tensors that it may hold.
     """
@@ -44,7 +44,6 @@ class GradientTree:
         """Builds the tree.
 
         Args:
-            output: what a module returned.
             slot_of: returns the position of a tensor's gradient among those given to `fill`; None if it has none.
         """
         if type(output) in (tuple, list):
@@ -167,10 +166,7 @@ def make_dataclass(kind: type[Any], items: Sequence[Any], keys: Sequence[Any], v
     """Creates a dataclass without calling `__init__`, which may check its arguments and gets no tensors here.
 
     Args:
-        kind: the class.
         items: the keys that it has as a dict: a ModelOutput of transformers is both.
-        keys: the names of its attributes.
-        values: the values of its attributes.
     """
     made: Any = kind.__new__(kind)  # type: ignore[call-overload]  # mypy takes it for that of `type`
     for key, value in zip(keys, values, strict=True):

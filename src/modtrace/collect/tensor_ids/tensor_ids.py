@@ -81,7 +81,9 @@ class Geometry(NamedTuple):
         """
         shape, dtype = _answer(tensor, "shape", tuple), _answer(tensor, "dtype", torch.dtype)
         layout, device = _answer(tensor, "layout", torch.layout), _answer(tensor, "device", torch.device)
-        geometry = cls(shape or (), None, dtype, layout, False, False, _reason(error))
+        # Addresses and counters in the text would make each a new geometry, which is kept for the whole run.
+        reason = shortened(re.sub(r"0x[0-9a-fA-F]+|\d+", "N", describe_error(error)))
+        geometry = cls(shape or (), None, dtype, layout, False, False, reason)
         return geometry, device, requires_grad_of(tensor)
 
     @property
@@ -101,11 +103,6 @@ def _answer(tensor: torch.Tensor, name: str, kind: type) -> Any:
     except Exception:  # a subclass of the user's may raise anything
         return None
     return answer if isinstance(answer, kind) else None
-
-
-def _reason(error: Exception) -> str | None:
-    # Addresses and counters in the text would make every tensor's geometry a new one, which is kept for the whole run.
-    return shortened(re.sub(r"0x[0-9a-fA-F]+|\d+", "N", describe_error(error)))
 
 
 class TensorIds:

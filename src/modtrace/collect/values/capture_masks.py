@@ -10,7 +10,7 @@ from torch import nn
 from ...measure.measurers.want import USUAL, Want
 from ...recording.module_path import join, path_below
 from ...recording.options.capture import Capture
-from ...recording.options.schedule import ALL_STEPS, Schedule, StepPredicate
+from ...recording.options.schedule import ALL_STEPS, StepPredicate
 from ...recording.role import ROLES
 from ..log.call_context import CallContext
 from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
@@ -46,7 +46,6 @@ class CaptureMasks:
 
         Args:
             captures: the captures; their positions are their bits.
-            names: the names of modules.
             fired: returns the last step in which a trigger has fired.
             raised: receives the name and the error of a user's function that has raised.
         """
@@ -60,7 +59,11 @@ class CaptureMasks:
         self._open_roles = [
             all(_means_everything(capture) for capture in captures if role in capture.roles) for role in ROLES
         ]
-        self._schedules = [_of_one_recording(capture.schedule) for capture in captures]
+        # A schedule's function is called again for this recording: its answers for another one may be wrong here.
+        schedules = (capture.schedule for capture in captures)
+        self._schedules = [
+            schedule.afresh() if isinstance(schedule, StepPredicate) else schedule for schedule in schedules
+        ]
         self._is_always = all(
             capture.schedule == ALL_STEPS and not capture.on_trigger for capture in captures
         )
@@ -210,11 +213,6 @@ def _want_of(capture: Capture) -> Want:
         lazy=capture.tensors == "lazy",
         functions=() if capture.function is None else (capture.function,),
     )
-
-
-def _of_one_recording(schedule: Schedule) -> Schedule:
-    """Returns a schedule that calls its function anew, because its answers for another recording may be wrong here."""
-    return schedule.afresh() if isinstance(schedule, StepPredicate) else schedule
 
 
 def _paths_of(context: CallContext) -> tuple[str, ...]:

@@ -53,19 +53,16 @@ class CompiledTaps(ValueSource):
         measuring: Measuring,
         measurer: CaptureMeasurer,
         roots: Iterable[nn.Module],
-        tell: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         """Taps the modules of the roots. Those of other models are tapped when the model is called first.
 
         Args:
-            measuring: what all sources measure with.
-            measurer: measures tensors.
-            roots: the models that are known.
-            tell: tells the user, once, what is to know about the run.
+            warn: tells the user, once, what is to know about the run.
         """
         super().__init__(measuring)
         self._measurer = measurer
-        self._tell = tell
+        self._warn = warn
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
         self._known: set[int] = set()  # their ids
@@ -122,7 +119,7 @@ class CompiledTaps(ValueSource):
             log = self._tracker.logs.current
             segment, named = log.segment, self._named(index)
             if segment is None and not self._is_abandoned:
-                self._tell(_OUTSIDE)
+                self._warn(_OUTSIDE)
             measured = None if segment is None else self._running.get(segment)
             if segment is None or measured is None or named is None or _is_wrapped(named, log.context.named):
                 return -1
@@ -130,7 +127,7 @@ class CompiledTaps(ValueSource):
             call = segment.call_inside(self._taps.number, named.module_id)
             number = self._awaited.add(call, measured.active)
             if any(map(rounds_less_than_eager, found.tensors)):
-                self._tell(_ROUNDING)
+                self._warn(_ROUNDING)
             mask = self._mask(named, OUTPUT) & measured.active
             is_known = found.same_as is not None and found.same_as == self._samples_of
             known = self._samples if is_known and self._samples else repeat(None)
@@ -172,7 +169,7 @@ class CompiledTaps(ValueSource):
             self._failed(error, path)
 
     def left_out(self) -> None:
-        self._tell(_IN_BODIES)
+        self._warn(_IN_BODIES)
 
     def _named(self, index: int) -> NamedModule | None:
         """Returns the names of a module; None if nothing is measured any more."""

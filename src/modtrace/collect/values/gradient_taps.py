@@ -107,7 +107,6 @@ def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> 
     """Registers again the hooks of taps below the outputs of a backward, and returns the handles.
 
     Args:
-        outputs: the outputs of the backward.
         measure: the function that the recorder's taps call; the taps of other recorders are ignored.
     """
     return [

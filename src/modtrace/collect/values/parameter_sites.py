@@ -74,11 +74,6 @@ def store(
     """Stores one measurement under each of its sites.
 
     Args:
-        measured: where it is stored.
-        found: the measurement.
-        role: the role of the sites.
-        sites: the sites of the parameter.
-        wanted: the captures that want it.
         below: appended to the slots, for something that belongs to a parameter.
     """
     for site in sites:

@@ -42,7 +42,7 @@ class ParameterTaps(ValueSource):
         """Looks at nothing before an optimizer steps.
 
         Args:
-            active: the captures that may look at the step which an optimizer belongs to now.
+            active: the captures that may measure_one at the step which an optimizer belongs to now.
         """
         super().__init__(measuring)
         self._active = active
@@ -84,7 +84,7 @@ class ParameterTaps(ValueSource):
             stepping = self._stepping[thread] = _Stepping(
                 MeasuredParameters(thread, OPTIMIZER, active), copied={}
             )
-            self._look_at_all(stepping, optimizer, self._look_before, has_closure)
+            self._measure_all(stepping, optimizer, self._measure_before, has_closure)
             self._settle()  # a parameter that is to be copied later would be written to now
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
@@ -95,10 +95,10 @@ class ParameterTaps(ValueSource):
         wanted = self._wanted[UPDATE] | self._wanted[OPTIMIZER_STATE]
         wanted |= self._wanted[PARAMETER_GRAD] if has_closure else 0
         if stepping.measured.active & wanted:
-            self._look_at_all(stepping, optimizer, self._look_after, has_closure)
+            self._measure_all(stepping, optimizer, self._measure_after, has_closure)
 
-    def _look_at_all(
-        self, stepping: "_Stepping", optimizer: Any, look: Callable[..., None], has_closure: bool
+    def _measure_all(
+        self, stepping: "_Stepping", optimizer: Any, measure_one: Callable[..., None], has_closure: bool
     ) -> None:
         measured = stepping.measured
         start_ns = time.perf_counter_ns()
@@ -110,9 +110,9 @@ class ParameterTaps(ValueSource):
                     stack.enter_context(torch.inference_mode(False))
                     stack.enter_context(torch.no_grad())
                 # An update is a tensor of its own: together they would take as much memory as the parameters.
-                with self._together() if look == self._look_before else nullcontext():
+                with self._together() if measure_one == self._measure_before else nullcontext():
                     for place, tensor in self._parameters_of(optimizer, measured.active):
-                        look(stepping, optimizer, place, tensor, has_closure)
+                        measure_one(stepping, optimizer, place, tensor, has_closure)
         except Exception as error:
             self._failed(error, f"the parameters of {type(optimizer).__name__}")
         measured.intervals += (start_ns, time.perf_counter_ns())
@@ -167,27 +167,27 @@ class ParameterTaps(ValueSource):
             known = self._optimizers[optimizer] = _Optimizer(f"optimizer#{number}." if number else "")
         return known
 
-    def _look_before(
+    def _measure_before(
         self, stepping: "_Stepping", optimizer: Any, place: "_Place", tensor: torch.Tensor, has_closure: bool
     ) -> None:
-        self._look_at(stepping, place, PARAMETER, tensor)
+        self._measure_at(stepping, place, PARAMETER, tensor)
         if not has_closure:
-            self._look_at_gradient(stepping, optimizer, place, tensor)
+            self._measure_gradient(stepping, optimizer, place, tensor)
         if place.masks[UPDATE][0]:
             stepping.copied[place.position] = id(tensor)
             self._before_of(optimizer, place.position).take(tensor)
 
-    def _look_after(
+    def _measure_after(
         self, stepping: "_Stepping", optimizer: Any, place: "_Place", tensor: torch.Tensor, has_closure: bool
     ) -> None:
         if has_closure:
-            self._look_at_gradient(stepping, optimizer, place, tensor)
+            self._measure_gradient(stepping, optimizer, place, tensor)
         if stepping.copied.get(place.position) == id(tensor):
-            self._look_at_update(stepping, optimizer, place, tensor)
+            self._measure_update(stepping, optimizer, place, tensor)
         if place.masks[OPTIMIZER_STATE][0]:
-            self._look_at_state(stepping, optimizer, place, tensor)
+            self._measure_state(stepping, optimizer, place, tensor)
 
-    def _look_at(
+    def _measure_at(
         self, stepping: "_Stepping", place: "_Place", role: str, tensor: torch.Tensor, below: str = ""
     ) -> Measurement | None:
         mask, wanted = place.masks[role]
@@ -198,13 +198,13 @@ class ParameterTaps(ValueSource):
         store(stepping.measured, found, role, place.sites, wanted, below)
         return found
 
-    def _look_at_gradient(
+    def _measure_gradient(
         self, stepping: "_Stepping", optimizer: Any, place: "_Place", tensor: torch.Tensor
     ) -> None:
         gradient = grad_of(tensor)
         if gradient is None:
             return
-        found = self._look_at(stepping, place, PARAMETER_GRAD, gradient)
+        found = self._measure_at(stepping, place, PARAMETER_GRAD, gradient)
         if found is not None and getattr(optimizer, "grad_scale", None) is not None:
             found.note = found.note or _SCALED
 
@@ -213,7 +213,7 @@ class ParameterTaps(ValueSource):
     def _before_of(self, optimizer: Any, position: _Position) -> Before:
         return self._known(optimizer).copies.setdefault(position, Before())
 
-    def _look_at_update(
+    def _measure_update(
         self, stepping: "_Stepping", optimizer: Any, place: "_Place", tensor: torch.Tensor
     ) -> None:
         mask, wanted = place.masks[UPDATE]
@@ -225,19 +225,19 @@ class ParameterTaps(ValueSource):
             nothing.shape, nothing.note, nothing.start_ns = moved.shape, moved.note, time.perf_counter_ns()
             store(stepping.measured, nothing, UPDATE, place.sites, wanted)
             return
-        found = self._look_at(stepping, place, UPDATE, moved.tensor)
+        found = self._measure_at(stepping, place, UPDATE, moved.tensor)
         if found is not None:
             found.shape, found.note = moved.shape, found.note or moved.note
 
     # What an optimizer keeps of a parameter.
 
-    def _look_at_state(
+    def _measure_state(
         self, stepping: "_Stepping", optimizer: Any, place: "_Place", parameter: torch.Tensor
     ) -> None:
         for slot, tensor, note in _state_of(optimizer, parameter):
             below = _dotted(slot)
             if tensor is not None:
-                self._look_at(stepping, place, OPTIMIZER_STATE, tensor, below)
+                self._measure_at(stepping, place, OPTIMIZER_STATE, tensor, below)
             else:
                 wanted = place.masks[OPTIMIZER_STATE][1]
                 store(stepping.measured, not_measured(note), OPTIMIZER_STATE, place.sites, wanted, below)

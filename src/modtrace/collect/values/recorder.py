@@ -48,10 +48,7 @@ class ValueRecorder:
         """Creates a recorder, which measures nothing before `start()`.
 
         Args:
-            captures: what is wanted.
-            sink: receives the rows and whole tensors.
             sites: the site ids of the recording, which ops use too.
-            reporter: receives failures.
             numbers: returns the possible numbers of a step that are to be recorded; None stands for the step of the
                 running optimizer.
             fired: returns the last step in which a trigger has fired.

@@ -49,8 +49,6 @@ def value_columns(
     """Returns the rows of ended steps; None if there are none. The calls of the steps must have their ids.
 
     Args:
-        steps: the ended steps.
-        sites: the site ids of the recording.
         memory: the `nth` of earlier calls.
         capture_masks: finds what is wanted in which step. More may have been measured while the number of a step was
             not known.
@@ -76,7 +74,7 @@ def value_columns(
     kinds = _kinds_of(samples)
     extras = [sample.extra for sample in samples]
     wants = _wants(extras, masks, step, capture_masks)
-    return {
+    columns: Columns = {
         "step": step,
         "phase": np.ma.masked_array(phase, phase < 0),
         "site_id": sites.get(module_id.tolist(), nth.tolist(), named.tolist()),
@@ -85,8 +83,11 @@ def value_columns(
         "order": _orders(step, np.array([id(sample) for sample in samples])),
         **kinds,
         **_statistics(samples),
-        **({} if wants is None else _extra_columns(kinds["note"], extras, wants)),
     }
+    if wants is not None:
+        columns["note"] = extra_notes(kinds["note"], extras, wants)
+        columns.update(extra_columns(extras, wants))
+    return columns
 
 
 def _kinds_of(samples: Sequence[Measurement]) -> Columns:
@@ -104,12 +105,6 @@ def _kinds_of(samples: Sequence[Measurement]) -> Columns:
     }
 
 
-def _extra_columns(
-    notes: Sequence[str | None], extras: Sequence[Extra | None], wants: Sequence[Want | None]
-) -> Columns:
-    return {"note": extra_notes(notes, extras, wants), **extra_columns(extras, wants)}
-
-
 def _without_repeats(parts: "list[ValuePart]") -> "list[ValuePart]":
     """Drops the gradients of a recompute's arguments if the repeated forward has rows for the same arguments.
 
@@ -118,12 +113,11 @@ def _without_repeats(parts: "list[ValuePart]") -> "list[ValuePart]":
     if not any(any(part.recomputed) for part in parts):
         return parts
     known = {site for part in parts for site, again in _call_sites(part) if not again}
-    return [_only_new(part, known) if any(part.recomputed) else part for part in parts]
-
-
-def _only_new(part: "ValuePart", known: set[tuple[Any, ...]]) -> "ValuePart":
-    here = [at for at, (site, again) in enumerate(_call_sites(part)) if not again or site not in known]
-    return _only(part, here)
+    for at, part in enumerate(parts):
+        if any(part.recomputed):
+            sites = enumerate(_call_sites(part))
+            parts[at] = _only(part, [row for row, (site, again) in sites if not again or site not in known])
+    return parts
 
 
 def _call_sites(part: "ValuePart") -> Iterable[tuple[tuple[Any, ...], bool]]:

@@ -147,7 +147,7 @@ class CallTaps(ValueSource):
             return
         start_ns = log.times[-1]
         event = len(log.contexts) - 1
-        self._look_at(SeenCall(measured, event, context, mark, grad_mark), output)
+        self._measure_values(SeenCall(measured, event, context, mark, grad_mark), output)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
@@ -162,7 +162,7 @@ class CallTaps(ValueSource):
         start_ns = time.perf_counter_ns()
         kwargs = log.kwargs_of(sys._getframe(2))
         event = len(log.contexts) - 1
-        self._look_at(SeenCall(measured, event, context, mark, grad_mark), args, kwargs)
+        self._measure_values(SeenCall(measured, event, context, mark, grad_mark), args, kwargs)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _marks(
@@ -190,24 +190,24 @@ class CallTaps(ValueSource):
             if masks.is_open(role) and masks.is_open(grad_role)
         }
 
-    def _look_at(self, seen: SeenCall, *values: Any) -> None:
+    def _measure_values(self, seen: SeenCall, *values: Any) -> None:
         """Measures all tensors in the arguments or outputs of a call, and registers hooks for the wanted gradients."""
         try:
             # Reading a shape would become part of what `torch.jit.trace` traces.
             with DisableTorchFunction() if tracing_state() is None else unseen():
                 for value in values:
                     if type(value) is torch.Tensor:  # most modules return one alone
-                        self._look_at_tensor(seen, "", value)
+                        self._measure_tensor(seen, "", value)
                     else:
                         for slot, tensor, note in find_slots(value):
                             if tensor is not None:
-                                self._look_at_tensor(seen, slot, tensor)
+                                self._measure_tensor(seen, slot, tensor)
                             elif seen.mark:
                                 seen.measured.sites += (not_measured(note), seen.event, slot, seen.mark)
         except Exception as error:
             self._failed(error, seen.context.path)
 
-    def _look_at_tensor(self, seen: SeenCall, slot: str, tensor: torch.Tensor) -> None:
+    def _measure_tensor(self, seen: SeenCall, slot: str, tensor: torch.Tensor) -> None:
         tap = self._tap_of(tensor, seen.measured)
         if seen.mark:
             want = self._capture_masks.want(seen.mark >> ROLE_BITS)
@@ -325,8 +325,6 @@ class CaptureMeasurer:
         """Creates a measurer.
 
         Args:
-            tracker: the tracker of the process.
-            capture_masks: finds what captures want.
             put: `Sink.put_tensor`.
             raised: receives the name and the error of a user's function that has raised.
         """

@@ -59,19 +59,18 @@ class KeptTensors:
 
         Args:
             extra: receives the tensor's reference, or a note why there is none.
-            tensor: the tensor.
             name: such as `blocks.0.attn.output[0]`.
             lazy: holds the tensor until `settle` if torch counts the writes to it; otherwise it is copied at once.
         """
         if self._is_stopped or extra.blob is not None or (lazy and id(extra) in self._held):
             return
         try:
-            ready = self._look_at(extra, tensor, name, lazy=lazy)
+            ready = self._prepare(extra, tensor, name, lazy=lazy)
         except Exception as error:  # a subclass of the user's, a device without memory
             extra.add_note(shortened(f"not kept: {type(error).__name__}"), _BLOB)
             return
         if ready is not None:
-            self._put_array(extra, ready, name)
+            self._write_array(extra, ready, name)
 
     def settle(self) -> None:
         """Passes all held tensors that are unchanged to the sink. Returns when no other thread does so either.
@@ -96,7 +95,7 @@ class KeptTensors:
 
     # On the way in.
 
-    def _look_at(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> torch.Tensor | None:
+    def _prepare(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> torch.Tensor | None:
         """Returns the tensor to pass to the sink now; None if it is held, or if there is nothing to pass."""
         if is_plain(tensor, self._plain):
             return self._now_or_later(extra, tensor, name, lazy=lazy)
@@ -147,13 +146,13 @@ class KeptTensors:
                 except Exception as error:
                     reason = f"not kept: {type(error).__name__}"
             if reason is None:
-                self._put_array(held.extra, own, held.name)
+                self._write_array(held.extra, own, held.name)
                 reason = held.why_not()  # another thread's tensor may be written to while it is copied
         if reason is not None:
             held.extra.blob = None
             held.extra.add_note(shortened(reason), _BLOB)
 
-    def _put_array(self, extra: Extra, tensor: torch.Tensor, name: str) -> None:
+    def _write_array(self, extra: Extra, tensor: torch.Tensor, name: str) -> None:
         try:
             array, shape = logical_array(tensor), tuple(tensor.shape)
         except Exception as error:  # a subclass of the user's
