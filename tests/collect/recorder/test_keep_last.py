@@ -256,9 +256,11 @@ def test_triggers_alone_write_every_step_and_leave_their_notes() -> None:
         training = Training(rec, Net())
         training.run(3, nan_at=2)
         assert rec._recorder is not None
-        assert rec._recorder.last_fired_step is None
+        flight_recorder = rec._recorder._flight_recorder
+        assert flight_recorder is not None
+        assert flight_recorder.last_fired_step is None
         training.run(1, nan_at=2)
-        assert rec._recorder.last_fired_step == 2  # as soon as the next step begins
+        assert flight_recorder.last_fired_step == 2  # as soon as the next step begins
     assert steps_of(rec) == [0, 1, 2, 3]
     assert [(each.step, each.kind) for each in rec.triggers] == [(2, "NonFinite")]
 

@@ -347,7 +347,7 @@ class Recorder(Listener):
     # Writing.
 
     def _flush_late(self) -> None:
-        """Writes ended steps on the timer's thread; with a flight recorder the step's end has, and files are flushed."""
+        """Writes ended steps on the timer's thread; a flight recorder has them already, and flushes its files."""
         self.flush(force=self._flight_recorder is not None)
 
     def _check_ended(self) -> bool:
