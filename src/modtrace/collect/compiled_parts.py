@@ -21,7 +21,7 @@ _MODULES = (
     (TENSOR_IDS, "modtrace.collect.tensor_ids._tensor_ids", "recording ops takes twice as long"),
 )
 
-_is_told = False
+_has_warned = False
 
 
 class MissingPart(NamedTuple):
@@ -52,15 +52,15 @@ def _problem_of(module: str) -> str | None:
 
 
 def warn_of_missing_parts(*, values: bool, ops: bool) -> None:
-    """Says once in a process that what is recorded takes longer than it has to."""
-    global _is_told
-    if _is_told:
+    """Warns once in a process that recording takes longer than it has to."""
+    global _has_warned
+    if _has_warned:
         return
     wanted = {KERNEL: values, TENSOR_IDS: ops}
     costs = [missing.cost for missing in find_missing_parts() if wanted[missing.part]]
     if not costs:
         return
-    _is_told = True
+    _has_warned = True
     warnings.warn(
         f"modtrace runs without all of its compiled parts: {costs[0]}. Install a C compiler, then modtrace again; "
         "`modtrace doctor` says what is missing.",

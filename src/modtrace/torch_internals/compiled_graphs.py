@@ -80,7 +80,7 @@ class GraphListener(RunListener, Protocol):
 
 
 class AOTAutogradPatch:
-    """Stands in front of the function that starts AOTAutograd."""
+    """Wraps the function that starts AOTAutograd."""
 
     def __init__(self, prepare: Callable[[Any, dict[str, Any]], AbstractContextManager[Any]]) -> None:
         """Creates a patch that does nothing before `start()`.
@@ -98,7 +98,7 @@ class AOTAutogradPatch:
         return self._restore is not None
 
     def start(self) -> None:
-        """Begins as soon as the program has called `torch.compile`; until then it does nothing."""
+        """Wraps it, once the program has called `torch.compile`; before that it does nothing."""
         common = sys.modules.get("torch._dynamo.backends.common")
         original = getattr(common, "aot_module_simplified", None)
         if self.is_on or original is None:
@@ -112,14 +112,14 @@ class AOTAutogradPatch:
         self._restore = replace(common, "aot_module_simplified", aot_module_simplified)
 
     def stop(self) -> None:
-        """Ends."""
+        """Restores the function."""
         restore, self._restore = self._restore, None
         if restore is not None:
             restore()
 
 
 class CompilerWatch:
-    """Tells a listener of each graph that a compiler was given, and of each run of what it has made of that.
+    """Notifies a listener of each graph that a compiler was given, and of each run of what was compiled from it.
 
     Compilers are wrapped as long as something watches. For wrapped ones AOTAutograd does not ask its cache, and
     inductor not that of its graphs, because what is in there has no graph any more. What inductor has built of C++ or

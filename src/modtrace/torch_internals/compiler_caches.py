@@ -18,7 +18,7 @@ class CachedGraphs:
     """
 
     def __init__(self, function: Callable[..., Any], key: str) -> None:
-        """Creates it, to be started.
+        """Creates a patch that does nothing before `start()`.
 
         Args:
             function: the function in Dynamo's graphs. It returns the tensors that it is given behind three arguments.
@@ -31,7 +31,7 @@ class CachedGraphs:
         keep_out_of_dynamo(CachedGraphs._wrap)  # a backward is compiled when it first runs
 
     def start(self) -> None:
-        """Begins, and imports Dynamo."""
+        """Wraps AOTAutograd, and imports Dynamo for that."""
         importlib.import_module("torch._dynamo.backends.common")
         self._patch.start()
 

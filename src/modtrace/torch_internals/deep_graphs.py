@@ -41,7 +41,7 @@ def is_cut_below(number: int) -> bool:
 
 
 def cut_below(node: Any, below: Any) -> None:
-    """Has next nodes of a node freed after it instead of inside of it, unless some are already.
+    """Makes the next nodes of a node be freed after it and not inside of it, unless that was done before.
 
     Args:
         below: what refers to the next nodes and to nothing else, such as `node.next_functions` or a list of nodes.

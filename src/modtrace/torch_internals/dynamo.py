@@ -86,7 +86,7 @@ def is_in_body(left_out: Callable[[], None]) -> bool:
 
 @contextmanager
 def nested_regions_traced_again() -> Iterator[None]:
-    """Has Dynamo trace each call of a function that is marked by `torch.compiler.nested_compile_region`, in the block.
+    """Makes Dynamo trace each call of a `torch.compiler.nested_compile_region` in the block.
 
     Otherwise it takes the graph of an earlier call and looks for the tensors below the arguments of this one. That
     gives the tensors of the earlier call (2.13) where a module is the `__self__` of a method in its `__dict__`. Graphs
@@ -359,12 +359,12 @@ def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:
     return f"{text.rstrip()}\nUser stack trace:\n{''.join(traceback.format_list(frames))}".rstrip()
 
 
-#: What Dynamo is to call.
+#: The functions that Dynamo calls.
 _callbacks: list[Callable[[Any], None]] = []
 
 
 def call_after_compilations(callback: Callable[[Any], None]) -> None:
-    """Has Dynamo call a function at the end of each compilation, before it keeps a record of it.
+    """Makes Dynamo call a function at the end of each compilation, before it keeps the record.
 
     It does nothing where Dynamo is not imported (which takes a second), or calls the function already:
     `torch._dynamo.reset()` forgets it.
@@ -378,7 +378,7 @@ def call_after_compilations(callback: Callable[[Any], None]) -> None:
 
 
 def no_more_calls_after_compilations(callback: Callable[[Any], None]) -> None:
-    """Takes back `call_after_compilations`."""
+    """Removes a function that `call_after_compilations` has registered."""
     listed = getattr(_callback_handler(), "end_callbacks", None)
     if listed is not None and callback in listed:
         listed.remove(callback)

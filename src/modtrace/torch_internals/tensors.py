@@ -33,7 +33,7 @@ dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys",
 
 
 def kind_of(tensor: torch.Tensor) -> int:
-    """Returns the dispatch keys of the tensor as a number; -1 if torch does not tell."""
+    """Returns the dispatch keys of the tensor as a number; -1 if torch does not provide them."""
     return -1 if dispatch_keys is None else int(dispatch_keys(tensor).raw_repr())
 
 
@@ -41,7 +41,7 @@ def kind_of(tensor: torch.Tensor) -> int:
 def plain_kinds(device: str = "cpu") -> tuple[int, ...]:
     """Returns the `kind_of` strided tensors on a type of device: ordinary ones, and those made in inference mode.
 
-    There are none where torch does not tell kinds.
+    There are none where torch does not provide kinds.
     """
     if dispatch_keys is None:
         return ()
@@ -117,7 +117,7 @@ def add_hook(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Any:
 
 
 class GradientHook:
-    """A hook on a tensor, which passes the tensor's gradient to a function, after itself."""
+    """A hook on a tensor, which calls a function with itself and with the tensor's gradient."""
 
     __slots__ = ("__weakref__", "handle", "receive")
 
@@ -194,7 +194,7 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 
 def count_write(tensor: torch.Tensor) -> None:
-    """Has autograd count a write to a tensor; not in inference mode, which counts none."""
+    """Makes autograd count a write to a tensor. In inference mode it counts none."""
     with suppress(Exception):  # a RuntimeError of torch's, or whatever a subclass of the user's raises
         torch.autograd.graph.increment_version(tensor)
 

@@ -32,7 +32,7 @@ class UnseenSteps:
         Args:
             compiled: called with the optimizer, and whether it is given a closure, before a call of
                 `torch.compile(optimizer.step)`. What it raises reaches the caller.
-            traced: called when Dynamo traces a step in other code, which calls `compiled` never.
+            traced: called when Dynamo traces a step in other code, which never calls `compiled`.
             skipped: called with the optimizer when a GradScaler has left out a step, because of its gradients.
         """
         self.compiled = compiled
@@ -40,7 +40,7 @@ class UnseenSteps:
         self.skipped = skipped
 
     def start(self) -> None:
-        """Begins to watch. A later call also watches compiled code if the compiler has been imported since."""
+        """Starts watching. A later call also watches compiled code if the compiler has been imported since."""
         if self not in _watching:
             _watching.append(self)
         frames = sys.modules.get("torch._dynamo.eval_frame")
@@ -48,7 +48,7 @@ class UnseenSteps:
         _wrap(torch.amp.GradScaler, "_maybe_opt_step", _see_skipped)
 
     def stop(self) -> None:
-        """Ends to watch, and restores what was replaced for that after the last watcher."""
+        """Stops watching. After the last watcher it restores what was replaced."""
         if self in _watching:
             _watching.remove(self)
         if not _watching:
@@ -124,7 +124,7 @@ def _first_of(args: Any, function: FunctionType) -> Any:
 
 
 def note_traced_step() -> None:
-    """Tells the watchers that Dynamo traces an optimizer's step, in code that Dynamo traces. It adds no node."""
+    """Notifies the watchers that Dynamo traces an optimizer's step, in code that Dynamo traces. It adds no node."""
     if is_dynamo_compiling():
         from torch._dynamo.comptime import (
             comptime,

@@ -67,7 +67,7 @@ class CompilationRecorder(Listener):
         self._failure: Exception | None = None  # not reported yet
 
     def start(self, tracker: ScopeTracker, runs: RunListener | None) -> None:
-        """Begins to listen. What was compiled before is not recorded.
+        """Starts listening. What was compiled before is not recorded.
 
         Args:
             runs: if ops are recorded, which records those inside too: receives each run of compiled code.
@@ -83,7 +83,7 @@ class CompilationRecorder(Listener):
             self._fail(error)
 
     def stop(self) -> None:
-        """Takes back what Dynamo was given, and reads what is left."""
+        """Removes our callback from Dynamo, and reads what is left."""
         try:
             if self._tracker is not None:
                 with self._lock:
@@ -101,7 +101,7 @@ class CompilationRecorder(Listener):
             self._ops.stop()
 
     def _watch(self) -> None:
-        """Has Dynamo call us, if the program has imported it since, or has reset it."""
+        """Registers our callback with Dynamo again after an import or a reset."""
         call_after_compilations(self._ended)
         if self._ops is not None:
             self._ops.watch()
@@ -132,7 +132,7 @@ class CompilationRecorder(Listener):
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Ends this after an internal error, which is reported later: Dynamo does not bear an exception here."""
+        """Ends this after an internal error, which is reported later: Dynamo does not expect an exception here."""
         self._leave()
         self._failure = error
 

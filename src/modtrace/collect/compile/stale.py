@@ -1,4 +1,4 @@
-"""Tells compiled code that has our hooks in it from compiled code without them."""
+"""Keeps compiled code that has our hooks in it apart from compiled code without them."""
 
 from contextlib import ExitStack
 from types import FunctionType, MethodType

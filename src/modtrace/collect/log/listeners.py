@@ -34,7 +34,7 @@ class Listener:
         """Receives an outermost call that an interrupt kept from beginning. Some listeners may not know the segment."""
 
     def backward_began(self, backward: Backward) -> None:
-        """A backward begins; its graph is still whole."""
+        """Receives a backward that begins, while its graph is whole."""
 
     def backward_ended(self, backward: Backward) -> None:
         """Receives a backward that has ended, with all that ran inside it."""
@@ -54,19 +54,19 @@ class Listener:
         """Receives the output of an outermost call of a module, just before its segment is closed."""
 
     def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
-        """An optimizer, called by no other, is about to step; its time begins only after this.
+        """Receives an optimizer that is about to step, unless another optimizer calls it. Its time begins after this.
 
         It may raise `NonFiniteError`, which keeps the optimizer from stepping.
         """
 
     def closure_ended(self, optimizer: Any) -> None:
-        """The closure that an optimizer was given has returned for the first time in this step.
+        """Receives the optimizer whose closure has returned for the first time in this step.
 
         The optimizer has changed nothing yet. It may raise `NonFiniteError`, which keeps it from that.
         """
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
-        """An optimizer, called by no other, has stepped."""
+        """Receives an optimizer that has stepped, unless another optimizer has called it."""
 
     # Every call. These methods may raise what a user's hook raises.
 

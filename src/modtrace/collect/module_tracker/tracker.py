@@ -1,4 +1,4 @@
-"""The tracker for users: tells which modules run in which phase, and runs hooks around each of them."""
+"""The tracker for users: which modules run in which phase, and hooks around each of them."""
 
 import sys
 import threading

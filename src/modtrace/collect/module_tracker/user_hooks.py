@@ -32,7 +32,7 @@ class UserHooks(Listener):
         self._tracker: ScopeTracker | None = None
         self._events: set[str] = set()  # to which it has subscribed
         self._outputs: bool | None = (
-            None  # whether outputs are recorded for it; None: it hears of no backward
+            None  # whether outputs are recorded for it; None: it receives no backward
         )
 
     def add(self, hooks: dict[str, Hook]) -> None:

@@ -132,7 +132,7 @@ class OpMode(UnwrappedMode):
         """Returns the ops that have run since the last call of this method."""
         events, op_runs = self.events, self.op_runs
         self.events, self.op_runs = [], []
-        self._where = self  # the next one says again where it is
+        self._where = self  # the next op records again where it is
         return events, op_runs
 
     def report_leaves(self, log: ThreadLog, only_written: Collection[int] = ()) -> None:

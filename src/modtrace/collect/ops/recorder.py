@@ -140,7 +140,7 @@ class OpRecorder:
         """
         self.mode.is_off = self.mode.has_failed = True
 
-    # What runs. Each is called with the lock over what the tracker tells.
+    # What runs. Each is called with the lock over the events of the tracker.
 
     def want(self, is_wanted: bool, active: Mask) -> None:
         """Sets whether ops are recorded from now on, and the captures for which their outputs are measured."""

@@ -59,7 +59,7 @@ def describe_run(options: dict[str, Any], launch: Launch | None = None) -> RunMe
 
 
 def _command() -> tuple[str, ...]:
-    """Returns what was run; in a notebook its path where Jupyter says it, and not the command line of the kernel."""
+    """Returns the command line; of a notebook its path, if Jupyter gives it, and not the command line of the kernel."""
     if os.path.basename("".join(sys.argv[:1])) in _KERNELS:
         notebook = os.environ.get("JPY_SESSION_NAME")  # of jupyter_server 2
         return (notebook,) if notebook else ()
@@ -146,7 +146,7 @@ _READERS: Mapping[str, Callable[[], Any]] = {
 
 
 def read_flags() -> dict[str, Any]:
-    """Returns each setting as a JSON value; None where this torch does not tell it. No device is initialized."""
+    """Returns each setting as a JSON value; None where this torch has none. No device is initialized."""
     return {name: _read(reader) for name, reader in _READERS.items()}
 
 

@@ -54,7 +54,7 @@ class FlushTimer:
 
     @property
     def has_thread(self) -> bool:
-        """False if the system had none for it: then nobody writes but who ends a step."""
+        """False if the system had none: then only the end of a step writes."""
         return self._thread is not None
 
     def start(self) -> None:

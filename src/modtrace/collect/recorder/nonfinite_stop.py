@@ -39,7 +39,7 @@ class OpenStep(NamedTuple):
 
 
 class NonFiniteStop(Listener):
-    """Looks at each step when its optimizer begins. What is found when a step has ended is raised by the next call."""
+    """Checks each step when its optimizer begins. What is found when a step has ended is raised by the next call."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class NonFiniteStop(Listener):
         read_open: Callable[[], OpenStep | None],
         numbers: Callable[[None], Sequence[int]],
     ) -> None:
-        """Creates a listener, which hears nothing before `start()`, and never anything if no trigger asks for it.
+        """Creates a listener, which receives nothing before `start()`, and nothing at all unless a trigger asks for it.
 
         Args:
             flight_recorder: the sink, if it checks triggers.
@@ -73,14 +73,14 @@ class NonFiniteStop(Listener):
         self._raised: weakref.ref[NonFiniteError] | None = None  # it holds frames, and these hold tensors
 
     def start(self, subscribers: Subscribers) -> None:
-        """Begins to listen, behind those that measure what an optimizer will use."""
+        """Starts listening, behind those that measure what an optimizer will use."""
         if self._flight_recorder is not None and self._flight_recorder.tells:
             self._subscribers = subscribers
             subscribers.add(self, "before_optimizer", "closure_ended", "after_optimizer", "backward_began")
             self._unseen.start()
 
     def stop(self) -> None:
-        """Ends to listen."""
+        """Stops listening."""
         if self._subscribers is not None:
             self._subscribers.remove(self)
             self._subscribers = None
@@ -107,7 +107,7 @@ class NonFiniteStop(Listener):
         self._check_open()
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
-        """Notes the step in which an optimizer may have used values that nobody has looked at."""
+        """Notes the step in which an optimizer may have used values that were not checked."""
         if has_closure:
             self._used_in = self._number()
 

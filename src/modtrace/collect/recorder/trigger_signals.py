@@ -96,7 +96,7 @@ class SignalWatch:
         if callable(former):
             former(number, frame)
         elif former == signal.SIG_DFL and not trigger.is_harmless:
-            raise SystemExit(128 + number)  # as a shell tells it
+            raise SystemExit(128 + number)  # as a shell reports it
 
 
 def _in_use(number: signal.Signals, handler: Any) -> Any:

@@ -98,7 +98,7 @@ class CaptureMasks:
                 found |= _want_of(capture)
             if found.stats < 2:
                 found = found._replace(channel_dim=USUAL.channel_dim)
-            found = self._wants[mask] = USUAL if found == USUAL else found  # so that `is` tells
+            found = self._wants[mask] = USUAL if found == USUAL else found  # so that `is` compares
         return found
 
     def chosen(self, mask: Mask) -> list[Capture]:

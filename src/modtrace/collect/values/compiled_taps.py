@@ -58,7 +58,7 @@ class CompiledTaps(ValueSource):
         """Taps the modules of the roots. Those of other models are tapped when the model is called first.
 
         Args:
-            warn: tells the user, once, what is to know about the run.
+            warn: warns the user, once for each text.
         """
         super().__init__(measuring)
         self._measurer = measurer

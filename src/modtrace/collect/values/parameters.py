@@ -39,7 +39,7 @@ class ParameterTaps(ValueSource):
     """Measures the parameters of an optimizer around each of its steps."""
 
     def __init__(self, measuring: Measuring, *, active: Callable[[], Mask]) -> None:
-        """Looks at nothing before an optimizer steps.
+        """Measures nothing before an optimizer steps.
 
         Args:
             active: the captures that may measure_one at the step which an optimizer belongs to now.

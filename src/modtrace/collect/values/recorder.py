@@ -162,8 +162,8 @@ class ValueRecorder:
         self._stop(sources)
         self._reporter.values_failed(error, where)
 
-    # What runs. Each is called with the lock over what the tracker tells. `failed` may empty the sources at any moment,
-    # on a thread that does not have the lock.
+    # What runs. Each is called with the lock over the events of the tracker. `failed` may empty the sources at any
+    # moment, on a thread that does not have the lock.
 
     def open(self, segment: Segment, active: Mask) -> None:
         """Starts measuring what runs in a segment, for the captures in `active`."""
@@ -209,7 +209,7 @@ class ValueRecorder:
     def take_segments(self, step: Step) -> None:
         """Assigns the measurements in the segments of an ended step to it, and releases the hooks on their tensors."""
         for segment in step.segments:
-            self.close(segment)  # another thread may be about to say so
+            self.close(segment)  # another thread may be about to do so
         sources = self._sources
         _add(step, (source.take_segment(segment) for source in sources for segment in step.segments))
         for source in sources:

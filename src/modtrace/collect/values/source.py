@@ -33,7 +33,7 @@ class ValueSource(Listener):
     """
 
     def __init__(self, measuring: Measuring) -> None:
-        """Looks at nothing before a segment is opened, a backward begins, or an optimizer steps."""
+        """Measures nothing before a segment is opened, a backward begins, or an optimizer steps."""
         self._tracker, self._sites, self._capture_masks = measuring[:3]
         self._measure, self._settle, self._failed, self._together = measuring[3:]
         self._is_abandoned = False
@@ -74,4 +74,4 @@ class ValueSource(Listener):
         self._is_abandoned = True
 
     def stop(self) -> None:
-        """Takes off every hook, and lets go of all that is held. Called after `abandon` of all sources."""
+        """Removes every hook, and drops all that is held. It is called after `abandon` of all sources."""
