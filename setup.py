@@ -27,6 +27,7 @@ _MORE_FLAGS = os.environ.get("MODTRACE_CFLAGS", "").split()
 _TENSOR_IDS = (
     "_tensor_ids_module",
     "_tensor_ids",
+    "_tensor_ids_type",
     "_argument_reader",
     "_geometries",
     "_storages",

@@ -29,7 +29,7 @@ typedef struct {
     uint32_t major, minor;
     void *previous;
     void *allocate, *from_tensor, *to_tensor;
-    ExchangeFunction look; /* may be NULL */
+    ExchangeFunction exchange; /* may be NULL */
     void *stream;
 } ExchangeTable;
 

@@ -4,7 +4,6 @@
    everything as it was, and a storage that dies meanwhile takes nothing away that is in use. */
 
 #include "_tensor_ids.h"
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,7 +30,7 @@ static int read_sight(TensorIds *self, PyObject *tensor, Sight *sight) {
     return -1;
 }
 
-static int look_for_offset(TensorIds *self, PyObject *tensor, Sight *sight) {
+static int read_offset(TensorIds *self, PyObject *tensor, Sight *sight) {
     sight->offset = to_int64(call_method(tensor, self->state->names[STORAGE_OFFSET]));
     return sight->offset == -1 && PyErr_Occurred() ? -1 : 0;
 }
@@ -138,7 +137,7 @@ static int64_t meet_new(TensorIds *self, PyObject *tensor, const Sight *sight) {
 
 /* Returns the number of a tensor that the quick look-up did not find. */
 static int64_t meet(TensorIds *self, PyObject *tensor, Sight *sight) {
-    if (look_for_offset(self, tensor, sight) < 0) return -1;
+    if (read_offset(self, tensor, sight) < 0) return -1;
     Storage *storage = find_storage(&self->storages, sight->stored);
     Shown *known = storage == NULL ? NULL : find_shown(storage, tensor, sight->offset, sight->geometry);
     if (known == NULL) return meet_new(self, tensor, sight);
@@ -160,8 +159,7 @@ static int64_t number_of(TensorIds *self, PyObject *tensor, Sight *sight) {
     return meet(self, tensor, sight);
 }
 
-/* Returns the number of a tensor, and reserves memory for a use of it; -1 with an exception. */
-static int64_t identify(TensorIds *self, PyObject *tensor, int64_t *geometry) {
+int64_t identify_tensor(TensorIds *self, PyObject *tensor, int64_t *geometry) {
     Sight sight;
     if (read_sight(self, tensor, &sight) < 0) return -1;
     int64_t number = number_of(self, tensor, &sight);
@@ -172,28 +170,17 @@ static int64_t identify(TensorIds *self, PyObject *tensor, int64_t *geometry) {
 }
 
 int read_tensor(TensorIds *self, PyObject *tensor) {
-    int64_t geometry, number = identify(self, tensor, &geometry);
+    int64_t geometry, number = identify_tensor(self, tensor, &geometry);
     if (number < 0) return -1;
     append_use(self, number, geometry);
     return 0;
 }
 
-static PyObject *ids_read(PyObject *self, PyObject *tensor) {
-    if (read_tensor((TensorIds *)self, tensor) < 0) return NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *ids_identify(PyObject *self, PyObject *tensor) {
-    int64_t geometry, number = identify((TensorIds *)self, tensor, &geometry);
-    return number < 0 ? NULL : PyLong_FromLongLong(number);
-}
-
-/* Returns the number of a tensor; -1 if it is new and would become a leaf, and with an exception. */
-static int64_t find_tensor(TensorIds *self, PyObject *tensor) {
+int64_t find_tensor(TensorIds *self, PyObject *tensor) {
     Sight sight;
     int64_t number = -1;
     if (read_sight(self, tensor, &sight) < 0) return -1;
-    if (look_for_offset(self, tensor, &sight) == 0) {
+    if (read_offset(self, tensor, &sight) == 0) {
         const Storage *storage = find_storage(&self->storages, sight.stored);
         const Shown *known = storage == NULL ? NULL : find_shown(storage, tensor, sight.offset, sight.geometry);
         if (known != NULL) number = known->tensor;
@@ -203,51 +190,27 @@ static int64_t find_tensor(TensorIds *self, PyObject *tensor) {
     return number;
 }
 
-static PyObject *ids_find(PyObject *self, PyObject *tensor) {
-    int64_t number = find_tensor((TensorIds *)self, tensor);
-    return number < 0 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(number);
-}
-
-static PyObject *ids_storage_of(PyObject *object, PyObject *tensor) {
-    TensorIds *self = (TensorIds *)object;
-    PyObject *stored = call_method(tensor, self->state->names[UNTYPED_STORAGE]);
-    if (stored == NULL) return NULL;
-    const Storage *storage = find_storage(&self->storages, stored);
-    Py_DECREF(stored);
-    return PyLong_FromLongLong(storage == NULL ? -1 : storage->number);
-}
-
 /* ---- Writing and making. */
 
-static PyObject *wrong_count(const char *name, Py_ssize_t wanted, Py_ssize_t given) {
-    return PyErr_Format(PyExc_TypeError, "TensorIds.%s() takes %zd arguments, not %zd", name, wanted, given);
-}
-
-static PyObject *ids_write(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    TensorIds *self = (TensorIds *)object;
-    if (count != 2) return wrong_count("write", 2, count);
-    int64_t op = PyLong_AsLongLong(args[1]);
-    if (op == -1 && PyErr_Occurred()) return NULL;
-    PyObject *stored = call_method(args[0], self->state->names[UNTYPED_STORAGE]);
-    if (stored == NULL) return NULL;
+int write_tensor(TensorIds *self, PyObject *tensor, int64_t op) {
+    PyObject *stored = call_method(tensor, self->state->names[UNTYPED_STORAGE]);
+    if (stored == NULL) return -1;
     int64_t size;
-    Storage *storage = read_size(self, stored, &size) < 0 ? NULL : meet_storage(self, args[0], stored, 0);
+    Storage *storage = read_size(self, stored, &size) < 0 ? NULL : meet_storage(self, tensor, stored, 0);
     if (storage != NULL) {
         note_write(storage, op);
         note_size(&self->storages, storage, size);
     }
     Py_DECREF(stored);
-    if (storage == NULL) return NULL;
-    Py_RETURN_NONE;
+    return storage == NULL ? -1 : 0;
 }
 
-static PyObject *ids_resized(PyObject *object, PyObject *stored) {
-    TensorIds *self = (TensorIds *)object;
+int note_resized(TensorIds *self, PyObject *stored) {
     int64_t size;
-    if (read_size(self, stored, &size) < 0) return NULL;
+    if (read_size(self, stored, &size) < 0) return -1;
     Storage *storage = find_storage(&self->storages, stored);
     if (storage != NULL) note_size(&self->storages, storage, size);
-    Py_RETURN_NONE;
+    return 0;
 }
 
 static int is_among(PyObject *tensor, PyObject *given) {
@@ -280,20 +243,15 @@ static int make_new(TensorIds *self, PyObject *tensor, const Sight *sight, int64
     return add_tensor(self, storage, tensor, sight, op, slot, bits) < 0 ? -1 : 0;
 }
 
-static PyObject *ids_make(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    TensorIds *self = (TensorIds *)object;
-    if (count != 4) return wrong_count("make", 4, count);
-    int64_t op = PyLong_AsLongLong(args[1]);
-    if (op == -1 && PyErr_Occurred()) return NULL;
+int make_tensor(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot_text, PyObject *given) {
     Sight sight;
-    if (read_sight(self, args[0], &sight) < 0) return NULL;
-    int64_t slot = slot_of(self, args[2]);
-    int done = slot < 0 ? -1 : is_passed_on(self, args[0], sight.stored, op, args[3]);
-    if (done == 0) done = look_for_offset(self, args[0], &sight);
-    if (done == 0) done = make_new(self, args[0], &sight, op, slot);
+    if (read_sight(self, tensor, &sight) < 0) return -1;
+    int64_t slot = slot_of(self, slot_text);
+    int done = slot < 0 ? -1 : is_passed_on(self, tensor, sight.stored, op, given);
+    if (done == 0) done = read_offset(self, tensor, &sight);
+    if (done == 0) done = make_new(self, tensor, &sight, op, slot);
     Py_DECREF(sight.stored);
-    if (done < 0) return NULL;
-    Py_RETURN_NONE;
+    return done;
 }
 
 /* Returns Python's description of an unreadable tensor: Geometry, device or None, requires_grad; owned. */
@@ -320,23 +278,14 @@ int note_unreadable(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slo
     return 0;
 }
 
-static PyObject *ids_note_unreadable(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    if (count != 4) return wrong_count("note_unreadable", 4, count);
-    int64_t op = PyLong_AsLongLong(args[1]);
-    if (op == -1 && PyErr_Occurred()) return NULL;
-    if (note_unreadable((TensorIds *)self, args[0], op, args[2], args[3]) < 0) return NULL;
-    Py_RETURN_NONE;
-}
-
-/* ---- Taking and forgetting. */
+/* ---- Taking. */
 
 static PyObject *rows_to_array(const TensorIds *self) {
     for (Py_ssize_t at = ROW_BITS; at < self->rows.count; at += ROW_WIDTH) self->rows.items[at] &= ~(int64_t)BIT_UNREAD;
     return column_to_array(&self->rows);
 }
 
-static PyObject *ids_take(PyObject *object, PyObject *Py_UNUSED(none)) {
-    TensorIds *self = (TensorIds *)object;
+PyObject *take_tensors(TensorIds *self) {
     PyObject *used = column_to_array(&self->used);
     PyObject *rows = used == NULL ? NULL : rows_to_array(self);
     PyObject *taken = rows == NULL ? NULL : Py_BuildValue("OOL", rows, used, (long long)self->first);
@@ -347,166 +296,3 @@ static PyObject *ids_take(PyObject *object, PyObject *Py_UNUSED(none)) {
     self->first = self->next;
     return taken;
 }
-
-static PyObject *ids_take_allocated(PyObject *object, PyObject *Py_UNUSED(none)) {
-    Storages *storages = &((TensorIds *)object)->storages;
-    int64_t allocated = storages->allocated_bytes;
-    storages->allocated_bytes = 0;
-    storages->lowest_bytes = storages->live_bytes;
-    return PyLong_FromLongLong(allocated);
-}
-
-static PyObject *ids_forget(PyObject *self, PyObject *Py_UNUSED(none)) {
-    forget_storages(&((TensorIds *)self)->storages);
-    Py_RETURN_NONE;
-}
-
-/* ---- The type. */
-
-static PyObject *shared(PyObject *object) {
-    Py_INCREF(object);
-    return object;
-}
-
-/* Reads the function in a capsule, or None, into `into`. Returns -1 with TypeError. */
-static int use_exchange(PyObject *capsule, ExchangeFunction *into) {
-    if (capsule == Py_None) return 0;
-    const ExchangeTable *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (table == NULL) return -1;
-    if (table->major == 1) *into = table->look;
-    return 0;
-}
-
-static PyObject *ids_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"geometry", "exchange", "exchanging", NULL};
-    PyObject *geometry, *exchange, *exchanging;
-    ExchangeFunction function = NULL;
-    State *state = PyType_GetModuleState(type);
-    if (state == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!:TensorIds", names, &geometry, &exchange, &PyTuple_Type,
-                                     &exchanging) ||
-        use_exchange(exchange, &function) < 0)
-        return NULL;
-    TensorIds *self = (TensorIds *)PyType_GenericAlloc(type, 0); /* all of it is 0 */
-    if (self == NULL) return NULL;
-    self->state = state;
-    self->storages.type = (PyTypeObject *)shared((PyObject *)state->life_type);
-    self->storages.attribute = PyUnicode_FromFormat("_modtrace_%p", (void *)self);
-    self->geometries.exchange = function;
-    self->geometries.exchanging = shared(exchanging);
-    self->geometries.make = shared(geometry);
-    self->geometries.all = PyList_New(0);
-    self->geometries.numbers = PyDict_New();
-    self->leaves = PyList_New(0);
-    self->devices = PyList_New(0);
-    self->device_numbers = PyDict_New();
-    self->slots = Py_BuildValue("[s]", "");
-    self->slot_numbers = Py_BuildValue("{si}", "", 0);
-    if (!PyErr_Occurred()) return (PyObject *)self;
-    Py_DECREF(self);
-    return NULL;
-}
-
-/* Where the objects are that it owns. */
-static const size_t OWNED[] = {
-    offsetof(TensorIds, storages.type), offsetof(TensorIds, storages.attribute), offsetof(TensorIds, leaves),
-    offsetof(TensorIds, geometries.make), offsetof(TensorIds, geometries.all), offsetof(TensorIds, geometries.numbers),
-    offsetof(TensorIds, geometries.exchanging), offsetof(TensorIds, devices), offsetof(TensorIds, device_numbers),
-    offsetof(TensorIds, slots), offsetof(TensorIds, slot_numbers),
-};
-
-enum { OWNED_COUNT = sizeof OWNED / sizeof *OWNED };
-
-static PyObject *owned(PyObject *object, int at) { return *(PyObject **)((char *)object + OWNED[at]); }
-
-/* References to storages are not visited, because they do not lead back here. Every cycle through this object
-   also goes through a list or a dictionary, which Python clears. */
-static int ids_traverse(PyObject *object, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(object));
-    for (int at = 0; at < OWNED_COUNT; at++) Py_VISIT(owned(object, at));
-    return 0;
-}
-
-static void ids_dealloc(PyObject *object) {
-    TensorIds *self = (TensorIds *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
-    forget_storages(&self->storages);
-    for (int at = 0; at < OWNED_COUNT; at++) Py_XDECREF(owned(object, at));
-    free(self->geometries.places);
-    free(self->rows.items);
-    free(self->used.items);
-    PyObject_GC_Del(object);
-    Py_DECREF(type);
-}
-
-#define GETTER(name, value) \
-    static PyObject *get_##name(PyObject *object, void *Py_UNUSED(closure)) { \
-        TensorIds *self = (TensorIds *)object; \
-        return value; \
-    }
-
-GETTER(used_count, PyLong_FromSsize_t(self->used.count))
-GETTER(live_bytes, PyLong_FromLongLong(self->storages.live_bytes))
-GETTER(lowest_bytes, PyLong_FromLongLong(self->storages.lowest_bytes))
-GETTER(next, PyLong_FromLongLong(self->next))
-GETTER(leaves, shared(self->leaves))
-GETTER(geometries, shared(self->geometries.all))
-GETTER(devices, shared(self->devices))
-GETTER(slots, shared(self->slots))
-
-static int set_leaves(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
-    TensorIds *self = (TensorIds *)object;
-    if (value == NULL || !PyList_Check(value)) {
-        PyErr_SetString(PyExc_TypeError, "TensorIds.leaves: give a list");
-        return -1;
-    }
-    PyObject *before = self->leaves;
-    self->leaves = shared(value);
-    Py_DECREF(before);
-    return 0;
-}
-
-static PyGetSetDef attributes[] = {
-    {"used_count", get_used_count, NULL, "The number of entries for uses since they were last taken.", NULL},
-    {"live_bytes", get_live_bytes, NULL, "The bytes of living storages that ops have allocated.", NULL},
-    {"lowest_bytes", get_lowest_bytes, NULL, "The least of live_bytes since the last call of take_allocated.", NULL},
-    {"next", get_next, NULL, "The number of the next tensor.", NULL},
-    {"leaves", get_leaves, set_leaves, "Tensors whose storages no op has made, with their numbers.", NULL},
-    {"geometries", get_geometries, NULL, "By number.", NULL},
-    {"devices", get_devices, NULL, "By number.", NULL},
-    {"slots", get_slots, NULL, "By number.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-#define FAST(function) (PyCFunction)(void (*)(void))function
-
-static PyMethodDef methods[] = {
-    {"take", ids_take, METH_NOARGS, "Returns the rows and uses since the last call, and the tensor of the first row."},
-    {"take_allocated", ids_take_allocated, METH_NOARGS, "Returns the bytes added to storages since the last call."},
-    {"forget", ids_forget, METH_NOARGS, "Forgets every storage, so that each tensor from now on is new."},
-    {"read", ids_read, METH_O, "read(tensor): records that an op reads a tensor."},
-    {"identify", ids_identify, METH_O, "identify(tensor): returns the number of a tensor that no op reads."},
-    {"find", ids_find, METH_O, "find(tensor): returns its number; -1 if it is new and would become a leaf."},
-    {"storage_of", ids_storage_of, METH_O, "storage_of(tensor): returns the number of its storage; -1 if it is new."},
-    {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): records that an op has written to a tensor."},
-    {"resized", ids_resized, METH_O, "resized(storage): records the size of a storage that may have been resized."},
-    {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): records that an op returns a tensor."},
-    {"note_unreadable", FAST(ids_note_unreadable), METH_FASTCALL,
-     "note_unreadable(tensor, op, slot, error): adds a tensor that raised an error when it was read."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot slots[] = {
-    {Py_tp_doc, "TensorIds(geometry, exchange, exchanging): numbers for tensors; the class Geometry, torch's capsule for DLPack's "
-                "exchange or None, and the classes of tensors for which it may be called."},
-    {Py_tp_new, ids_new},
-    {Py_tp_dealloc, ids_dealloc},
-    {Py_tp_traverse, ids_traverse},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, attributes},
-    {0, NULL},
-};
-
-PyType_Spec ids_spec = {"modtrace.collect._tensor_ids.TensorIds", sizeof(TensorIds), 0,
-                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};

@@ -156,8 +156,26 @@ typedef struct {
 
 extern PyType_Spec ids_spec;
 
-/* Records that an op reads a tensor. Returns -1 with an exception if nothing has changed. */
+/* Returns the number of a tensor, and reserves memory for a use of it; -1 with an exception. */
+int64_t identify_tensor(TensorIds *self, PyObject *tensor, int64_t *geometry);
+
+/* Returns the number of a tensor; -1 if it is new and would become a leaf, and with an exception. */
+int64_t find_tensor(TensorIds *self, PyObject *tensor);
+
+/* The functions below return -1 with an exception if nothing has changed. This one records that an op reads a tensor. */
 int read_tensor(TensorIds *self, PyObject *tensor);
+
+/* Records that an op has written to a tensor, and maybe resized its storage. */
+int write_tensor(TensorIds *self, PyObject *tensor, int64_t op);
+
+/* Records the size of a storage that may have been resized. */
+int note_resized(TensorIds *self, PyObject *stored);
+
+/* Records that an op returns a tensor; `given` are the op's arguments. */
+int make_tensor(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot, PyObject *given);
+
+/* Returns the rows and uses since the last call, and the tensor of the first row; NULL with an exception. */
+PyObject *take_tensors(TensorIds *self);
 
 /* Adds a row for a tensor that raised an error when it was read. */
 int note_unreadable(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot, PyObject *error);
