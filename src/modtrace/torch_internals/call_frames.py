@@ -149,7 +149,7 @@ def module_given_first(frame: FrameType) -> nn.Module | None:
 def module_of_method(frame: FrameType) -> nn.Module | None:
     """Returns the module whose method a frame runs.
 
-    It is the first argument, if that is named `self` or has the class of the code. Python 3.10 does not tell the class
+    It is the first argument, if that is named `self` or has the class of the code. Python 3.10 does not show the class
     in which code was written, so only `self` counts there. It takes 1 us for a method, else 0.5 us.
     """
     code = frame.f_code

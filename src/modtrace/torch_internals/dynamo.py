@@ -194,7 +194,7 @@ def is_making_graph() -> bool:
 
 
 def rounds_less_than_eager(tensor: torch.Tensor) -> bool:
-    """Returns whether inductor may keep such a tensor in float32 as long as nobody reads it."""
+    """Returns whether inductor may keep such a tensor in float32 as long as it is not read."""
     if tensor.dtype not in (torch.bfloat16, torch.float16):
         return False
     config: Any = sys.modules.get("torch._inductor.config")
@@ -251,7 +251,7 @@ _own_ops: deque[tuple[str, int, int]] = deque(maxlen=1000)
 
 
 def count_own_ops(count: int) -> None:
-    """Takes note of ops of ours in the graph that is being compiled: Dynamo's record does not tell them apart."""
+    """Counts our ops in the graph that is being compiled, because Dynamo's record does not distinguish them."""
     context: Any = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
     if context is not None:
         _own_ops.append((str(context.current_compile_id()), time.time_ns() // 1000, count))

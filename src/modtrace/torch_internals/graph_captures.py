@@ -70,7 +70,7 @@ class GraphCaptures:
                 self._wrapped = [_Wrapped(kind, self._begin, self._end) for kind in _graph_classes()]
 
     def unwatch(self, watcher: object) -> None:
-        """Restores the classes of torch if nobody else watches. It does nothing if `watcher` does not watch."""
+        """Restores the classes of torch if there is no other watcher. It does nothing if `watcher` does not watch."""
         with self._changed:
             self._watchers = [other for other in self._watchers if other is not watcher]
             if not self._watchers:

@@ -79,7 +79,7 @@ def leave_function_mode(mode: Any) -> None:
         torch._C._push_on_torch_function_stack(other)
 
 
-#: The flags that torch keeps besides the stack, which say whether a mode is on.
+#: The flags that torch keeps besides the stack, which show whether a mode is on.
 _MODE_FLAGS = (
     "_is_in_torch_dispatch_mode",
     "_is_in_non_infra_torch_dispatch_mode",

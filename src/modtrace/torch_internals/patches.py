@@ -11,8 +11,8 @@ MISSING: Any = object()
 def replace(holder: Any, name: str, new: Any) -> Callable[[], None]:
     """Sets an attribute of a Python module, a class or an object, and returns a function that restores it.
 
-    If other code has replaced the attribute since, that function leaves it: a wrapper of theirs around ours stays, and
-    ours then passes calls on. What a class or an object inherits is inherited again.
+    If other code has replaced the attribute since, that function leaves it: a wrapper around `new` stays, and `new`
+    has to pass calls on then. What a class or an object inherits is inherited again.
     """
     before = vars(holder).get(name, MISSING)
     # Of a model: its `__setattr__` would register what it is given.

@@ -27,7 +27,7 @@ device_of: Callable[[torch.Tensor], torch.device] = _Own.device.__get__
 #: The tensor that this one is a view of; None if it is no view.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own._base.__get__
 
-#: The set of dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`). Its 0.4 us tell whether a tensor is
+#: The dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`). It shows in 0.4 us whether a tensor is
 #: anything else than a strided one in CPU memory. None where torch lacks it.
 dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
 

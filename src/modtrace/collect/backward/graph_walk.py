@@ -105,7 +105,7 @@ def base_made_in(call: CallRef, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def will_run(node: Any) -> bool:
-    """Returns whether the running engine will run the node; True where torch cannot tell."""
+    """Returns whether the running engine will run the node; True where torch does not know."""
     if will_engine_execute is None:
         return True
     try:

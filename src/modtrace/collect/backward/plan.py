@@ -23,7 +23,7 @@ class EngineGraph(NamedTuple):
     """The nodes below the given roots, without those that only accumulate into a parameter."""
 
     nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
-    numbers: Ints  # theirs
+    numbers: Ints  # of these nodes
     edges: EdgesOfNodes
     pruned: bool  # the engine runs only what some inputs need
     roots: frozenset[int]  # the numbers of those where it begins

@@ -30,7 +30,7 @@ from .compiled_ops import CompiledOpRecorder
 
 @dataclass(eq=False)
 class _Compilation:
-    """A compilation, with what its record does not say."""
+    """A compilation, with what its record does not have."""
 
     record: CompileRecord
     call: CallRef | None = None  # that it held up, until it is written

@@ -144,7 +144,7 @@ class _TappedLast(threading.local):
         self.waiting: Sequence[list[tuple[torch.Tensor, str]]] = []
 
     def find(self, found: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Returns the call whose tensors these are, if nobody has written to them since."""
+        """Returns the call whose tensors these are, if they have not been written to since."""
         before = [(ref(), version) for ref, version in self.found]
         now = [(tensor, version_of(tensor)) for tensor in found]
         is_same = len(before) == len(now) and all(
@@ -240,7 +240,7 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
 
 @cache
 def _cached_graphs() -> CachedGraphs:
-    """Returns what lets compilers keep graphs with taps in their caches."""
+    """Returns the patch by which compilers keep graphs with taps in their caches."""
     return CachedGraphs(_tap_in_graph, sha256(Path(__file__).read_bytes()).hexdigest())
 
 

@@ -51,7 +51,7 @@ def _grouped_product(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Counts a grouped product. The groups divide the rows, the columns, or (if both are 2-D) the summed dimension.
 
     In the last case, no group sums over the whole dimension. Rows after the last offset are counted too, because the
-    shapes do not tell the offsets.
+    shapes do not show the offsets.
     """
     first, second = args[0], args[1]
     if len(first) == len(second) == 2:

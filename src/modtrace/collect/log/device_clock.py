@@ -18,7 +18,7 @@ _TRIES = 3
 #: How long the first comparison may wait for what the device does already, and every later one.
 _FIRST_PATIENCE_NS, _PATIENCE_NS = 1_000_000_000, 200_000
 
-#: A later comparison that took longer says less than what is known: clocks drift by some 20 us a second at most.
+#: A later comparison that took longer is less exact than what is known: clocks drift by at most 20 us a second.
 _LONGEST_NS = 100_000
 
 #: Comparisons are at least this far apart, so that the error of one is a small part of what lies between two.
@@ -109,7 +109,7 @@ class DeviceClock:
         return False
 
     def _take(self, found: list[_Comparison], *, longest_ns: int) -> None:
-        """Counts times from the event of the best comparison, and keeps what it says."""
+        """Counts times from the event of the best comparison, and keeps its times."""
         self._compared_ns = time.perf_counter_ns()
         found.sort(key=lambda comparison: comparison.length_ns)
         self._spare += [comparison.event for comparison in found[1:]]

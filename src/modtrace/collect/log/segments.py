@@ -310,7 +310,7 @@ class Segment:
         return self._ranks(until - 1)[1].get(module_id, ())
 
     def _ranks(self, last: int) -> tuple[list[int], dict[int, list[int]]]:
-        """Returns what `_ranked` says, at least of the calls up to `last`."""
+        """Returns `_ranked`, complete at least for the calls up to `last`."""
         if self._ranked is None:
             self._ranked = [], {}
         ranks, known = self._ranked

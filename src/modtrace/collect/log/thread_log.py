@@ -267,7 +267,7 @@ class Backward:
         self.outputs: Any = None  # what it began with, while it runs
         self.reached: dict[Segment, None] = {}  # in order
         self.reached_logs: set[ThreadLog] = set()
-        self.owners: Any = None  # of the nodes of its graph, while it runs and somebody asks
+        self.owners: Any = None  # of the nodes of its graph, while it runs and they are needed
         self.first_id = -1  # call_id of the first of its calls, given at the end
         self.first_seq = sequence_nr()
         #: What has been made before on the thread that waits has smaller numbers.
@@ -282,7 +282,9 @@ class Backward:
         self.marks_made = False  # nodes that it makes on threads of the engine's own are marked with those
         self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
         self.context = log.context
-        self.marks_additions = False  # hooks tell the engine's adding up of gradients from the work of nodes
+        self.marks_additions = (
+            False  # hooks distinguish the engine's sums of gradients from the work of nodes
+        )
         self.adding_for = -1  # the number of the node that has just done its own work ...
         #: ... and the innermost call that holds all calls whose gradients meet there.
         self.adding_in: CallRef | None = None

@@ -1,1 +1,1 @@
-"""`ModuleTracker`: tells which modules run now, and runs the user's hooks around every forward and backward."""
+"""`ModuleTracker`: which modules run now, and the user's hooks around every forward and backward."""

@@ -32,7 +32,7 @@ GLOBAL = "Global"
 
 
 class ModuleTracker:
-    """Tells which modules run, forward and backward: a context manager that can replace two of PyTorch's.
+    """Answers which modules run, forward and backward: a context manager that can replace two of PyTorch's.
 
     It has all features of `torch.utils.module_tracker.ModuleTracker` and of
     `torch.distributed._tools.mod_tracker.ModTracker`, at a twentieth of their cost. It registers two global module

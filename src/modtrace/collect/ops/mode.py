@@ -42,7 +42,7 @@ ADDING = 4  # the engine adds gradients that meet ...
 NOT_ADDING = 8  # ... or not; neither: it is not known
 CUSTOM_NODE = 16  # a backward op of an autograd Function of the user's
 PACKS = 64  # hooks pack what autograd saves: ops of theirs may run between an op's node and the op
-ACCUMULATES = 32  # the engine brings the gradient of a leaf to it
+ACCUMULATES = 32  # the engine passes the gradient of a leaf to it
 
 NO_NODE = -1
 

@@ -25,7 +25,7 @@ class NodesOfOps(NamedTuple):
     forward_op: Ints  # of a backward op: the one that made the node
     made: Ints  # that the op has made: a backward op may make one, too (`create_graph`)
     before: Ints  # the number that came next before the op: what has come since is of the op, or of what is around it
-    is_unclear: npt.NDArray[np.bool_]  # it may have made one, and nothing tells which
+    is_unclear: npt.NDArray[np.bool_]  # it may have made one, and it is not known which
 
 
 class _Made(NamedTuple):

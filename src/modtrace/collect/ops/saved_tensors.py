@@ -29,7 +29,7 @@ _MOST_ATTRIBUTES = 1_000
 class SavedTensor(NamedTuple):
     """A storage that a node keeps."""
 
-    storage: Any  # tells storages apart as long as the graph lives
+    storage: Any  # identifies the storage as long as the graph lives
     size_bytes: int  # of the whole storage, however little of it the node needs
     is_leaf: bool  # it is the memory of a parameter, or of another leaf that requires grad
     weak: Any = None  # a weak reference to the storage, without a callback

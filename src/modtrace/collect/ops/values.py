@@ -65,7 +65,7 @@ class OpValues:
     """Measures ops for one recorder. It runs inside a dispatch mode, where no function mode sees it."""
 
     def __init__(self, tracker: ScopeTracker, mode: OpMode, values: ValueRecorder) -> None:
-        self.active = values.captures_for()  # the captures that may look at what runs now
+        self.active = values.captures_for()  # the captures that may want what runs now
         self._tracker = tracker
         self._mode = mode
         self._capture_masks = values.capture_masks

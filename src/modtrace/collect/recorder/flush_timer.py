@@ -103,7 +103,7 @@ class FlushTimer:
     def _must_run_here(self) -> bool:
         if threading.current_thread() is not threading.main_thread():
             return True  # Python runs the handlers of signals on the main thread alone
-        # A handler may call `rec.dump()` while we hold a lock, for which the thread would wait for ever. RLock tells
+        # A handler may call `rec.dump()` while we hold a lock, for which the thread would wait for ever. RLock shows
         # who holds it by a method that threading.Condition calls too (CPython 3.10 to 3.14).
         return any(lock._is_owned() for lock in self._locks)  # type: ignore[attr-defined]
 

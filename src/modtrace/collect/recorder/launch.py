@@ -75,7 +75,7 @@ def warn_of_no_start(error: Exception, launch: Launch | None) -> str | None:
         launch: the place of this process in its run, if it has been found.
 
     Returns:
-        a mark that says so; None, without a warning, if the error is to be raised.
+        a mark; None, without a warning, if the error is to be raised.
     """
     if not isinstance(error, ModtraceError):
         text = "modtrace met an internal error when it began to record; the run goes on, unrecorded"

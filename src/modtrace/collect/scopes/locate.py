@@ -32,7 +32,7 @@ class Location(NamedTuple):
     phase: str | None
     known: bool = True
     parameter: torch.Tensor | None = None  # whose gradient is being accumulated
-    accumulation: bool | None = None  # the engine adds gradients that meet; None: cannot tell without events
+    accumulation: bool | None = None  # the engine adds gradients that meet; None: not known without events
     nested_in: CallRef | None = None  # ... of a leaf in a backward that a node of this call runs
     met_in: CallRef | None = None  # ... those of different calls: the innermost one that holds them all
     numbered_by: int | None = None  # the thread that gave the running node its number

@@ -75,7 +75,7 @@ class OptimizerWatch:
         return None
 
     def _with_watched_closure(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments with a closure that tells when it has returned for the first time."""
+        """Returns the arguments with a closure that notifies listeners when it has returned for the first time."""
         closure = args[1] if len(args) > 1 else kwargs["closure"]
         is_first = True
 

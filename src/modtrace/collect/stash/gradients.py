@@ -21,7 +21,7 @@ from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree
 
-#: In place of a watch's number: the gradient comes from inside of compiled code, and nothing says whether it will.
+#: In place of a watch's number: the gradient comes from inside of compiled code, and it is not known whether it will.
 COMES_PERHAPS = -1
 
 

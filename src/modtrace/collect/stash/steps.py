@@ -12,7 +12,7 @@ from ..log.thread_log import Backward
 from ..steps.follower import StepFollower
 from .stash import Stash
 
-#: Number of segments with stashes at which settled ones are looked for.
+#: At this number of segments with stashes, those whose labels are final are dropped.
 _PRUNE_AT = 32
 
 

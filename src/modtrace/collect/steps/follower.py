@@ -54,7 +54,7 @@ class StepFollower(Listener):
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             step = self._steps[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
-            self._finder.leave(segment)  # nobody asks in which step something begins inside it
+            self._finder.leave(segment)  # the step of what begins inside it is not needed
             self._finder.take_ended()
             if len(step.segments) > _FOLD_AT:
                 step.fold()

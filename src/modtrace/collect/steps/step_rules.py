@@ -139,7 +139,7 @@ class StepFinder:
         return range(first, last + 1 + (step is not None and step.may_be_divided()))
 
     def _steps_before(self, step: Step | None) -> int:
-        """Returns how many pending steps began before one; all of them for None. It is looked for from the end."""
+        """Returns how many pending steps began before one; all of them for None. The search begins at the end."""
         pending = len(self._pending)
         steps = () if step is None else zip(range(pending - 1, -1, -1), reversed(self._pending), strict=True)
         return next((before for before, other in steps if other is step), pending)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-#: Limits of what is found and visited. If there is more, one last entry with a note says so.
+#: Limits of what is found and visited. If there is more, one last entry has a note.
 MAX_FOUND = 10_000
 MAX_VISITED = 100_000
 
@@ -25,12 +25,12 @@ MAX_SLOT_CHARACTERS = 16_000_000
 #: 1,000,000 token ids beside the logits take 20 ms and do not hide them.
 _MAX_PLAIN = 1_000_000
 
-#: The `repr` of a key is cut to this, in the middle: the end tells long keys apart.
+#: The `repr` of a key is cut to this, in the middle: the end distinguishes long keys.
 _MAX_KEY = 80
 
 
 class Slot(NamedTuple):
-    """A tensor and the key path to it. If there is no tensor, the note says what was not searched there."""
+    """A tensor and the key path to it. If there is no tensor, the note names what was not searched there."""
 
     slot: str
     tensor: torch.Tensor | None
@@ -40,7 +40,7 @@ class Slot(NamedTuple):
 #: The contents of a container: for each value, how it is reached, and the value.
 _Parts = Iterable[tuple[str, Any]]
 
-#: Returns a container's parts, None if it has none, or a note that says why it is not searched.
+#: Returns a container's parts, None if it has none, or a note with the reason why it is not searched.
 _Reader = Callable[[Any], "_Parts | str | None"]
 
 

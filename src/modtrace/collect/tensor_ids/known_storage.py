@@ -9,7 +9,7 @@ NO_OP = -1
 #: Python objects of tensors that are remembered for one version of a storage.
 _OBJECTS_KEPT = 64
 
-#: The size of a storage that does not tell it as a number.
+#: The size of a storage that does not give it as a number.
 UNKNOWN_SIZE = -1
 
 _NONE = -1
@@ -79,7 +79,7 @@ class KnownStorage:
 
 
 class StorageLife:
-    """An attribute of a storage, which dies with it; `_storages.c` says why it is not a weak reference."""
+    """An attribute of a storage, which dies with it; `_storages.c` explains why it is no weak reference."""
 
     __slots__ = ("_owner", "_storage")
 

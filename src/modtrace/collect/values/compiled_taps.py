@@ -66,7 +66,7 @@ class CompiledTaps(ValueSource):
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
         self._known: set[int] = set()  # their ids
-        self._awaited = AwaitedCalls()  # each with the captures that may look at its step
+        self._awaited = AwaitedCalls()  # each with the captures that may want its step
         #: What was measured last, of which module and call; and the gradient that was. Often a part returns the same.
         self._samples: Sequence[Measurement | None] = ()
         self._samples_of: tuple[int, int] | None = None

@@ -35,7 +35,7 @@ class MeasuredOutputs:
         self.segment = segment
         #: The marks of tensors and of their gradients, by the role code of the tensors, where every call has the same.
         self.marks = marks
-        self.active = active  # the captures that may look at its step
+        self.active = active  # the captures that may want its step
         self.thread: int = segment.log.number
         self.sites: Sites = []
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
@@ -118,7 +118,7 @@ class _MeasuredInPhase:
     def __init__(self, thread: int, phase: str, active: Mask) -> None:
         self.thread = thread
         self.phase = phase
-        self.active = active  # the captures that may look at its step
+        self.active = active  # the captures that may want its step
         self.sites: Sites = []
         self.intervals: list[int] = []
 
@@ -142,7 +142,7 @@ class MeasuredParameters(_MeasuredInPhase):
 
 
 def not_measured(note: str | None) -> Measurement:
-    """Returns the measurement of a tensor that could not be read; the note says why."""
+    """Returns the measurement of a tensor that could not be read; the note gives the reason."""
     nothing = Measurement(None, -1, (), None, note)
     nothing.start_ns = time.perf_counter_ns()
     return nothing

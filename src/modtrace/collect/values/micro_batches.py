@@ -40,7 +40,7 @@ class MicroBatchTaps(ValueSource):
         self._wanted = self._capture_masks.in_micro_batches
         self._on_gradient = self._measure_gradient  # bound once: each hook refers to it
         self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
-        #: By whose call, with the captures that look at it.
+        #: By the call, with the captures that want it.
         self._needed: IdentityMap[Segment, tuple[set[int], Mask]] = IdentityMap()
         #: Of ended steps, whose graphs may live. A run that never goes backward must not gather them.
         self._left: IdentityMap[Segment, Mask] = IdentityMap()
@@ -70,7 +70,9 @@ class MicroBatchTaps(ValueSource):
         living = list(self._left.items())
         if not living:
             return
-        of_module: dict[NamedModule, tuple[Segment, Mask]] = {}  # somebody may keep the graph of every step
+        of_module: dict[
+            NamedModule, tuple[Segment, Mask]
+        ] = {}  # the program may keep the graph of every step
         for segment, active in living:
             _, others = of_module.get(segment.named, (segment, 0))
             of_module[segment.named] = segment, active | others
@@ -97,7 +99,7 @@ class MicroBatchTaps(ValueSource):
         free_rows(self._of_backward.values())
         self._of_backward = {}
 
-    # Hooks. A tensor hook, not one of its AccumulateGrad node: to keep that node alive, somebody would have to hold it,
+    # Hooks. A tensor hook, not one of its AccumulateGrad node: to keep that node alive, it would have to be held,
     # and `torch.utils.swap_tensors` (`Module.to`) refuses a parameter whose node lives.
 
     def _hook_those_of(self, segment: Segment, active: Mask) -> set[int]:
@@ -193,10 +195,10 @@ class _GradientHook(GradientHook):
     ) -> None:
         super().__init__(receive)
         self.sites = sites
-        self.active = active  # the captures that may look at the step
+        self.active = active  # the captures that may want the step
         #: Those of the parameter: `swap_tensors` gives it others, without hooks.
         self.insides: int | None = None
-        self.was_first = False  # whether nobody but recorders had ever hooked the parameter
+        self.was_first = False  # whether only recorders have ever hooked the parameter
 
     def is_on(self, parameter: torch.Tensor) -> bool:
         """Returns whether the hook is on this parameter. An earlier parameter may have had the same `id`."""

@@ -132,7 +132,7 @@ class ParameterTaps(ValueSource):
     def _find_places(
         self, known: "_Optimizer", optimizer: Any, given: Sequence[torch.Tensor], active: Mask
     ) -> bool:
-        """Finds the places of all parameters. Returns False if nobody owns one: somebody may in the next step."""
+        """Finds the places of all parameters. Returns False if no module owns one: one may in the next step."""
         groups = enumerate(optimizer.param_groups)
         positions = [(number, at) for number, group in groups for at in range(len(group["params"]))]
         owners_of_all = self._owners_of(given)
@@ -147,12 +147,12 @@ class ParameterTaps(ValueSource):
         return all(owners_of_all)
 
     def _owners_of(self, parameters: Sequence[torch.Tensor]) -> list[list[ParameterOwner]]:
-        """Returns the owners of each parameter. If one has none, others may have more: all are looked for, once."""
+        """Returns the owners of each parameter. If one has none, others may have more: all are searched for, once."""
         owners_of = self._tracker.names.owners_of
         found = [owners_of(parameter) for parameter in parameters]
         if all(found):
             return found
-        owners_of(parameters[0], learn=True)  # what nobody owns is never found
+        owners_of(parameters[0], learn=True)  # one that no module owns is never found
         return [owners_of(parameter) for parameter in parameters]
 
     def _place_at(self, position: _Position, sites: list[ParameterSite], active: Mask) -> "_Place":
@@ -261,7 +261,7 @@ class _Optimizer:
     """The properties of an optimizer that are remembered from step to step."""
 
     def __init__(self, prefix: str) -> None:
-        self.prefix = prefix  # tells its unowned parameters from those of others
+        self.prefix = prefix  # distinguishes its unowned parameters from those of others
         self.copies: dict[_Position, Before] = {}
         #: Captures, names and parameters, which are not kept alive, that the rest was found for. None: find it again.
         self.key: tuple[Mask, int, int, list[int]] | None = None

@@ -59,7 +59,7 @@ class ValueRecorder:
         self._sources: tuple[ValueSource, ...] = ()  # while they work
         #: The sources that the tracker calls, also after measuring has failed.
         self._listeners: tuple[ValueSource, ...] = ()
-        self._active: dict[Segment, Mask] = {}  # of open segments: the captures that may look at their steps
+        self._active: dict[Segment, Mask] = {}  # of open segments: the captures that may want their steps
         self._captures = tuple(captures)
         self._sink = sink
         self._sites = sites

@@ -301,7 +301,7 @@ def _statistics(samples: Sequence[Measurement]) -> Columns:
     for rows, here in group_by_rows(samples):
         table[here] = rows.read([samples[at].row for at in here])
     empty = table[:, 0] == 0
-    finite = table[:, 5] + table[:, 6] == 0  # nobody has written the index of the first then
+    finite = table[:, 5] + table[:, 6] == 0  # the index of the first has not been written then
     null = {"min": empty, "max": empty, "first_index": finite | (table[:, FIRST_INDEX] < 0)}
     columns: Columns = {}
     for column, name in enumerate(_STATISTICS):

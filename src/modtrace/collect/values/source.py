@@ -20,8 +20,8 @@ class Measuring(NamedTuple):
     sites: ParameterSites
     capture_masks: CaptureMasks
     measure: Measure  # as some captures ask; the name that it is given is for whole tensors
-    settle: Callable[[], None]  # copies what is to be copied before somebody writes to it
-    failed: Callable[[Exception, str], None]  # receives an error of ours, and where it came
+    settle: Callable[[], None]  # copies what is to be copied before it is written to
+    failed: Callable[[Exception, str], None]  # receives an internal error, and where it was raised
     together: Callable[[], AbstractContextManager[None]]  # measures all tensors at the end of a block
 
 

@@ -135,7 +135,7 @@ class CallTaps(ValueSource):
             measured.handles = handles
 
     # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
-    # for its gradient. Inputs that a module has returned, and nobody has written to since, are not measured again.
+    # for its gradient. Inputs that a module has returned, and that were not written to since, are not measured again.
 
     def returned(self, log: ThreadLog, context: CallContext, output: Any) -> None:
         segment = log.segment
