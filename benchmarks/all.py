@@ -25,7 +25,6 @@ PARTS = {
     "tensors": ("whole tensors, in memory and to the disk", 1),
     "ops": ("recording every op, beside other tracers", 8),
     "graph": ("the graph of 200,000 ops: building, drawing, exporting", 3),
-    "layout": ("the layout of many nodes", 1),
     "report": ("the page of a large report in Chromium", 4),
     "planted": ("whom each tool names for planted NaN and infinities", 1),
     "compare": ("whom each tool names where two runs part", 3),

@@ -1,4 +1,4 @@
-"""Measures how long it takes to build, fold, show, draw, lay out and export the graph of 200,000 ops.
+"""Measures how long it takes to build, fold, show, draw and export the graph of 200,000 ops.
 
     python benchmarks/graph.py [--quick] [--repeats 3]
 
@@ -60,9 +60,7 @@ def rows(data: RecordingData, shown: ModelGraph, folder: Path) -> list[Row]:
         Row("view, folded", fresh, lambda graph: graph.fold().view),
         Row("view, blocks collapsed", fresh, lambda graph: graph.collapse("blocks.*").view),
         Row("without views", fresh, lambda graph: graph.without_views()),
-        Row("layout", same, lambda graph: graph.layout()),
         Row("DOT", same, lambda graph: graph.render_dot()),
-        Row("GraphML", same, lambda graph: graph.write_graphml(folder / "graph.graphml")),
         Row("Model Explorer", same, lambda graph: graph.write_model_explorer(folder / "graph.json")),
     ]
 

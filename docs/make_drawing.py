@@ -59,7 +59,6 @@ ABOUT = {
     "analysis/values": "histories, statistics",
     "analysis/graph": "nodes, edges, layers",
     "analysis/graph_view": "what is visible of it",
-    "analysis/layout": "where boxes stand",
     "analysis/timeline": "lanes and spans",
     "analysis/provenance": "who made a NaN",
     "analysis/alignment": "which rows of two runs are the same",
@@ -70,7 +69,7 @@ ABOUT = {
     "views/html": "tables and reports",
     "views/dot": "pictures of graphs",
     "views/plot": "plots of values",
-    "views/formats": "Perfetto, GraphML, ...",
+    "views/formats": "Perfetto, Model Explorer",
 }
 
 #: What lies in the folder of a layer that also has packages.

@@ -48,7 +48,7 @@ RECORDED = {
     "rec.first_nonfinite(); rec.op_table(); rec.memory_table(); rec.paths(); rec.history(); rec.frame('values')",
     "written": "with modtrace.record(model, ops=True) as rec: train()\n"
     "rec.write('copy.modtrace'); print(modtrace.open_recording('copy.modtrace'))\n"
-    "rec.write_timeline('t.json'); rec.graph().write_dot('g.dot'); rec.graph().write_graphml('g.graphml')",
+    "rec.write_timeline('t.json'); rec.graph().write_dot('g.dot'); rec.graph().write_model_explorer('g.json')",
     "plotted": "with modtrace.record(model) as rec: train()\nrec.write_plot('p.png')",
     "tracked": "with modtrace.ModuleTracker() as tracker: train()",
     "stashed": "with modtrace.track(model) as tracker: train()\ntracker.to_frame()",
@@ -66,7 +66,7 @@ ARGUMENTS = {
     "ops": "run.modtrace",
     "memory": "run.modtrace",
     "paths": "run.modtrace",
-    "graph": "run.modtrace -o graph.graphml",
+    "graph": "run.modtrace -o graph.json",
     "view": "run.modtrace -o run.html",
     "timeline": "run.modtrace -o run.trace.json",
     "plot": "run.modtrace -o run.png",

@@ -102,7 +102,6 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "values": {"tables"},
         "graph": {"tables"},
         "graph_view": {"graph", "tables"},
-        "layout": {"graph_view", "graph", "tables"},
         "timeline": {"ops", "tables"},
         "alignment": {"tables"},
         "provenance": {"values", "graph", "alignment", "tables"},

@@ -45,7 +45,6 @@ ARGUMENTS = [
     "memory run.modtrace --ops",
     "paths run.modtrace",
     "graph run.modtrace -o graph.dot --color time",
-    "graph run.modtrace -o graph.graphml --tensors",
     "timeline run.modtrace -o run.trace.json --op-flows",
     "plot run.modtrace -o plot.png",
     "plot run.modtrace --json",

@@ -58,9 +58,6 @@ IN_ENGLISH = {
 
 #: Retired words that mean something else in a folder or in files whose paths begin so.
 MEANS_SOMETHING_ELSE = {
-    ("analysis/layout/", "place"): "where a box stands in a picture",
-    ("analysis/layout/", "places"): "where boxes stand in a picture",
-    ("analysis/layout/", "spread"): "the verb: lines are spread over a side of a box",
     ("analysis/graph_view/", "crossing"): "an edge that crosses the border of a layer",
     ("cli/children", "words"): "the words of a command line",
     ("measure/_fingerprint", "words"): "64 bits of memory",

@@ -1,10 +1,13 @@
 """How a `ModelGraph` shows itself, and which files it writes."""
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import networkx
 import pytest
 
 from builders import RecordingBuilder
@@ -86,12 +89,22 @@ def test_png_has_the_pixels_of_an_inch_that_are_asked_for(graph: ModelGraph, tmp
     assert widths[1] == pytest.approx(2 * widths[0], abs=2)
 
 
-def test_graphml_has_every_node_and_edge(graph: ModelGraph, tmp_path: Path):
-    graph.write_graphml(tmp_path / "step.graphml")
-    root = ElementTree.parse(tmp_path / "step.graphml").getroot()
-    space = "{http://graphml.graphdrawing.org/xmlns}"
-    assert len([*root.iter(f"{space}edge")]) == 9
-    assert len([*root.iter(f"{space}node")]) >= 8
+def test_lines_of_the_page_make_a_networkx_graph(graph: ModelGraph, tmp_path: Path):
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    [lines] = re.findall(r"## networkx\n.*?```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"graph": graph, "networkx": networkx}
+    exec(lines, names)
+    network = names["network"]
+    assert [*network] == [node.key for node in graph.nodes]
+    assert network.number_of_edges() == len(graph.edges) == 9
+    networkx.write_graphml(network, tmp_path / "step.graphml")
+    assert networkx.read_graphml(tmp_path / "step.graphml").nodes == network.nodes
+
+
+def test_graphml_is_refused_with_what_takes_its_place(graph: ModelGraph, tmp_path: Path):
+    with pytest.raises(ModtraceError, match=r"docs/export\.md \(networkx\) makes a networkx\.DiGraph"):
+        graph.write_graphml(tmp_path / "step.graphml")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_model_explorer_gets_every_node(graph: ModelGraph, tmp_path: Path):
@@ -111,7 +124,7 @@ def test_number_that_is_not_there_is_an_error(graph: ModelGraph, tmp_path: Path)
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("write", ["write_dot", "write_graphml", "write_model_explorer"])
+@pytest.mark.parametrize("write", ["write_dot", "write_model_explorer"])
 def test_file_that_cannot_be_written_is_an_error(graph: ModelGraph, tmp_path: Path, write: str):
     with pytest.raises(ModtraceError, match=r"missing/step: cannot be written: No such file or directory"):
         getattr(graph, write)(tmp_path / "missing" / "step")

@@ -13,9 +13,7 @@ def test_quick_run_prints_every_row() -> None:
         "view, folded",
         "view, blocks collapsed",
         "without views",
-        "layout",
         "DOT",
-        "GraphML",
         "Model Explorer",
     ]
     assert all(row.endswith(" s") for row in rows)

@@ -25,7 +25,7 @@ COMMANDS = {
     "graph": "graph run",
     "picture": "graph run -o a.dot",
     "timeline": "timeline run -o a.json",
-    "export": "export run -o a.graphml",
+    "export": "export run -o a.dot",
     "nonfinite": "nonfinite run",
 }
 TABLES = ("show", "show slots", "ops", "ops by name", "ops by call", "memory", "paths")

@@ -16,12 +16,12 @@ ARGUMENTS = {
     "memory": ("", "ops"),
     "paths": ("", "ops"),
     "graph": ("", "calls"),
-    "graph -o": ("-o a.graphml", "calls"),
+    "graph -o": ("-o a.json", "calls"),
     "timeline": ("", "calls"),
     "timeline --ops": ("--ops", "ops"),
     "plot": ("-o a.png", "values"),
     "export": ("-o a.trace.json", "calls"),
-    "export graph": ("-o a.graphml", "calls"),
+    "export graph": ("-o a.json", "calls"),
     "nonfinite": ("", "values"),
 }
 EACH_COMMAND = pytest.mark.parametrize("command", ARGUMENTS)

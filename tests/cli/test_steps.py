@@ -83,7 +83,7 @@ def test_step_that_is_not_there_names_those_that_are(
         (["graph"], "step"),
         (["timeline", "-o", "a.json"], "steps"),
         (["plot", "--kind", "histogram"], "steps"),
-        (["export", "-o", "a.graphml"], ""),
+        (["export", "-o", "a.dot"], ""),
     ],
 )
 def test_every_command_with_a_step_takes_words(

@@ -54,7 +54,7 @@ ARGUMENTS = [
     "paths run.modtrace",
     "paths run.modtrace --modules --json",
     "graph run.modtrace -o graph.dot --color time",
-    "graph run.modtrace -o graph.graphml --tensors",
+    "graph run.modtrace -o graph.json --tensors",
     "graph run.modtrace --json",
     "view run.modtrace -o run.html",
     "timeline run.modtrace -o run.trace.json --op-flows",
@@ -64,7 +64,6 @@ ARGUMENTS = [
     "export run.modtrace -o run.parquet",
     "export run.modtrace -o run.csv",
     "export run.modtrace -o export.trace.json",
-    "export run.modtrace -o export.graphml",
     "export run.modtrace -o explorer.json --format model-explorer",
     "export run.modtrace -o export.dot",
     "nonfinite run.modtrace",
@@ -90,7 +89,7 @@ def make():
 
 def _ask_graph(graph: Any) -> Any:
     small = graph.collapse(depth=1).fold().without_views()
-    return len(graph.nodes), len(graph.edges), graph.columns, small.layout(), small.render_dot()
+    return len(graph.nodes), len(graph.edges), graph.columns, small.render_dot()
 
 
 def _numbers(tensor: Any) -> Any:

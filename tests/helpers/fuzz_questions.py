@@ -60,7 +60,7 @@ ANSWERS: dict[str, Ask] = {
     "paths": _of_recording(lambda rec: rec.paths(phase="backward").modules()),
     "graph": _of_recording(lambda rec: str(rec.graph())),
     "folded graph": _of_recording(lambda rec: str(rec.graph().without_views().fold().collapse(depth=1))),
-    "graph with tensors": _of_recording(lambda rec: rec.graph(step=_last_step(rec)).with_tensors().layout()),
+    "graph with tensors": _of_recording(lambda rec: str(rec.graph(step=_last_step(rec)).with_tensors())),
     "tensors": _of_recording(_tensors),
     "write": _copy,
 }
@@ -124,7 +124,6 @@ COMMANDS: dict[str, Ask] = {
         ("plot", "RUN", "--json", "--kind", "histogram", "--step", "1"),
         ("export", "RUN", "--format", "csv", "-o", _TO),
         ("export", "RUN", "--format", "parquet", "-o", _TO),
-        ("export", "RUN", "--format", "graphml", "-o", _TO),
         ("export", "RUN", "--format", "model-explorer", "-o", _TO + ".json"),
         ("export", "RUN", "--format", "trace", "-o", _TO),
     ]

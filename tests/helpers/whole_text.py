@@ -2,7 +2,6 @@
 
 from modtrace.analysis.graph_view.records import GraphView
 from modtrace.analysis.timeline.timeline import Timeline
-from modtrace.views.formats.graphml import iterate_graphml
 from modtrace.views.formats.model_explorer import iterate_model_explorer
 from modtrace.views.formats.perfetto import iterate_perfetto
 
@@ -10,11 +9,6 @@ from modtrace.views.formats.perfetto import iterate_perfetto
 def render_perfetto(timeline: Timeline) -> str:
     """The text of a trace."""
     return "".join(iterate_perfetto(timeline))
-
-
-def render_graphml(view: GraphView) -> str:
-    """The text of a graph in GraphML."""
-    return "".join(iterate_graphml(view))
 
 
 def render_model_explorer(view: GraphView, name: str) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from ..recording.protocols import RecordingData
 from ..surface import choose_phrase, name_argument
 
 if TYPE_CHECKING:
-    from ..analysis.layout.layout import Layout
     from ..views.dot.style import GraphStyle
 
 _Path = str | os.PathLike[str]
@@ -83,7 +82,7 @@ class ModelGraph:
 
     @cached_property
     def view(self) -> GraphView:
-        """The visible part, which layouts and exports take."""
+        """The visible part, which pictures and exports take."""
         choice, graph = self._choice, self._graph
         closed = np.zeros(len(graph.layers), bool)
         closed[list(choice.closed)] = True
@@ -221,12 +220,6 @@ class ModelGraph:
 
     # Showing it.
 
-    def layout(self) -> "Layout":
-        """Returns the positions of everything that is visible, in execution order."""
-        from ..analysis.layout.layout import lay_out
-
-        return lay_out(self.view)
-
     def render_dot(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
         """Returns the picture as a text in the DOT language of Graphviz.
 
@@ -276,15 +269,11 @@ class ModelGraph:
 
         write_png(self.view, path, style=style, overlay=color, dpi=dpi)
 
-    def write_graphml(self, path: _Path) -> None:
-        """Writes the visible part as GraphML.
+    def write_graphml(self, path: _Path) -> NoReturn:
+        """Raises ModtraceError, which names what to do instead."""
+        from ..views.common.graph_summary import NO_GRAPHML
 
-        Raises:
-            ModtraceError: the file cannot be written.
-        """
-        from ..views.formats.graphml import write_graphml
-
-        write_graphml(self.view, path)
+        raise ModtraceError(f"{NO_GRAPHML}.")
 
     def write_model_explorer(self, path: _Path) -> None:
         """Writes the visible part for Google's Model Explorer, in which open layers can be opened and closed.

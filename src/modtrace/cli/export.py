@@ -9,7 +9,7 @@ import click
 from ..recording.phase import PHASES
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import errors_told
-from .export_formats import FORMATS, ExportOptions, check_options, find_format
+from .export_formats import FORMATS, ExportOptions, FormatName, check_options, find_format
 from .output import tell, tell_marks, wrap
 from .steps import AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
@@ -19,7 +19,7 @@ _ABOUT = "\n".join(f"  {name}: {each.about}" for name, each in FORMATS.items())
 
 @click.command(epilog=f"\b\nFormats:\n{_ABOUT}")
 @click.argument("run")
-@click.option("--format", "name", type=click.Choice(list(FORMATS)), help="Default: what PATH ends in.")
+@click.option("--format", "name", type=FormatName(), help="Default: what PATH ends in.")
 @click.option(
     "-o", "--output", "path", type=click.Path(path_type=Path), required=True, help="Where to write."
 )

@@ -4,10 +4,12 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ..recording.protocols import RecordingData
+from ..views.common.graph_summary import NO_GRAPHML
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +74,22 @@ FORMATS: dict[str, ExportFormat] = {
     "model-explorer": _of_graph(
         "model_explorer", ".json", about="the graph of one step with its numbers, for Google's Model Explorer"
     ),
-    "graphml": _of_graph(
-        "graphml", ".graphml", about="the graph of one step, for networkx, igraph, Gephi and yEd"
-    ),
     "svg": _of_graph("svg", ".svg", about="a picture of the graph of one step, as modtrace graph draws it"),
     "png": _of_graph("png", ".png", about="the same as pixels"),
     "dot": _of_graph("dot", ".dot", ".gv", about="the same in the language of Graphviz"),
 }
+
+
+class FormatName(click.Choice[str]):
+    """The name of a format on the command line."""
+
+    def __init__(self) -> None:
+        super().__init__(list(FORMATS))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "graphml":
+            self.fail(f"{NO_GRAPHML}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def find_format(name: str | None, path: Path) -> str:
@@ -92,6 +103,8 @@ def find_format(name: str | None, path: Path) -> str:
     for known, each in FORMATS.items():
         if path.name.lower().endswith(each.suffixes):
             return known
+    if path.suffix.lower() == ".graphml":
+        raise click.UsageError(f"{path}: {NO_GRAPHML}.")
     raise click.UsageError(f"{path}: its name tells no format. Give --format, one of: {', '.join(FORMATS)}")
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from ..analysis.graph_view.records import GraphView
 from ..analysis.timeline.timeline import build_timeline
 from ..api.graph import graph_of
 from ..api.model_graph import ModelGraph
@@ -11,7 +10,7 @@ from ..recording.protocols import RecordingData
 from ..store.csv_tables import write_csv as write_tables
 from ..store.parquet import write_parquet as write_rank
 from ..store.reader import FolderReader, open_ranks
-from ..views.formats import graphml, model_explorer
+from ..views.formats import model_explorer
 from ..views.formats.perfetto import write_perfetto
 from .export_formats import ExportOptions
 from .readable import at_depth
@@ -37,17 +36,12 @@ def write_trace(data: RecordingData, path: Path, options: ExportOptions) -> None
     write_perfetto(build_timeline(data, steps=steps), path)
 
 
-def write_graphml(data: RecordingData, path: Path, options: ExportOptions) -> None:
-    """Writes the graph, with all layers open unless a depth is given."""
-    graphml.write_graphml(_view(data, options), path)
-
-
 def write_model_explorer(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
-    """Writes the graph, as for GraphML, and the node data beside it.
+    """Writes the graph, with all layers open unless a depth is given, and the node data beside it.
 
     If the path is not a regular file, only the graph is written.
     """
-    view = _view(data, options)
+    view = at_depth(_part(data, options), options.depth, is_drawn=False)[0].view
     model_explorer.write_model_explorer(view, path)
     if not path.is_file():
         return []
@@ -72,10 +66,6 @@ def write_png(data: RecordingData, path: Path, options: ExportOptions) -> None:
 def _drawn(data: RecordingData, options: ExportOptions) -> ModelGraph:
     """Returns the graph as `modtrace graph` draws it: equal modules folded, without view ops, at a legible depth."""
     return at_depth(_part(data, options).without_views().fold(), options.depth, is_drawn=True)[0]
-
-
-def _view(data: RecordingData, options: ExportOptions) -> GraphView:
-    return at_depth(_part(data, options), options.depth, is_drawn=False)[0].view
 
 
 def _part(data: RecordingData, options: ExportOptions) -> ModelGraph:

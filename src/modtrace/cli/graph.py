@@ -11,7 +11,13 @@ from ..api.model_graph import ModelGraph
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.common.columns import printable
-from ..views.common.graph_summary import describe_counts, explain_no_ops, render_graph, render_graph_json
+from ..views.common.graph_summary import (
+    NO_GRAPHML,
+    describe_counts,
+    explain_no_ops,
+    render_graph,
+    render_graph_json,
+)
 from ..views.common.numbers import format_bytes
 from .factory import errors_of_call, load_factory, names_model
 from .output import find_terminal, misuse_told, print_text, tell, wrap
@@ -25,7 +31,6 @@ _WRITERS: dict[str, Callable[..., None]] = {
     ".png": ModelGraph.write_png,
     ".dot": ModelGraph.write_dot,
     ".gv": ModelGraph.write_dot,
-    ".graphml": ModelGraph.write_graphml,
     ".json": ModelGraph.write_model_explorer,
 }
 _DRAWN = frozenset({".svg", ".png", ".dot", ".gv"})
@@ -127,6 +132,8 @@ def graph(
 def _find_writer(path: Path | None) -> Callable[..., None] | None:
     if path is None:
         return None
+    if path.suffix.lower() == ".graphml":
+        raise click.BadParameter(f"{path}: {NO_GRAPHML}.", param_hint="--output")
     if path.suffix.lower() not in _WRITERS:
         raise click.BadParameter(
             f"{path}: its name tells no format; it may end in {', '.join(_WRITERS)}", param_hint="--output"

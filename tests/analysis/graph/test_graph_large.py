@@ -3,12 +3,10 @@
 import sys
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from helpers.large_graphs import record_blocks, record_calls, record_chain, record_nested
 from helpers.typed_graphs import box_lines, edge_lines
-from modtrace.analysis.layout.layout import Layout
 from modtrace.api.graph import graph_of
 from modtrace.api.model_graph import ModelGraph
 
@@ -45,7 +43,6 @@ def test_modules_5000_deep():
     assert [each.box for each in graph.boxes] == list(range(-1, 4_999))
     assert [each.depth for each in graph.boxes] == list(range(5_000))
     assert_drawn(graph)
-    assert_inside(graph, graph.layout())
     assert repr(graph.fold()) == repr(graph)  # none of them has a sibling
     assert len(graph.collapse(depth=4_000).boxes) == 4_000
     assert repr(graph.collapse(depth=0).expand("m.m")) == "<ModelGraph: 6 nodes, 5 edges>"
@@ -68,7 +65,6 @@ def test_200000_ops():
     assert repr(graph) == f"<ModelGraph: 200002 nodes, {200_001 + skips - both} edges>"
     assert len(graph.boxes) == 2 + 2_000 * 6
     assert sum(each.flops or 0 for each in graph.nodes) == 512 * 200_000
-    assert_inside(graph, graph.layout())
     assert graph.render_dot().count("\n") > 400_000
 
 
@@ -94,26 +90,7 @@ def test_200000_ops_are_seen_at_any_depth():
 
 
 def assert_drawn(graph: ModelGraph) -> None:
-    """Every node is in the picture, and stands below what it reads unless it is folded."""
+    """The first node, the middle one and the last are in the picture, and edges lead on unless they are loops."""
     text = graph.render_dot()
-    assert all(f"n{at} " in text for at in (0, len(graph.nodes) // 2, len(graph.nodes) - 1))
-    layout = graph.layout()
-    assert len(layout.nodes) == len(graph.nodes)
-    assert len(layout.first_point) == len(graph.edges) + 1
-    straight = [(each.source, each.target) for each in graph.edges if not each.is_loop]
-    source, target = np.array(straight).T
-    assert (layout.nodes.y[source] < layout.nodes.y[target]).all()
-
-
-def assert_inside(graph: ModelGraph, layout: Layout) -> None:
-    """Every node stands in its box."""
-    boxes = np.array([each.box for each in graph.nodes])
-    [inside] = np.nonzero(boxes >= 0)
-    around = boxes[inside]
-    node, box = layout.nodes, layout.boxes
-    for low, size, begin, extent in (
-        (node.x, node.width, box.x, box.width),
-        (node.y, node.height, box.y, box.height),
-    ):
-        assert (low[inside] >= begin[around]).all()
-        assert (low[inside] + size[inside] <= begin[around] + extent[around]).all()
+    assert all(f"n{number} " in text for number in (0, len(graph.nodes) // 2, len(graph.nodes) - 1))
+    assert all(edge.source < edge.target for edge in graph.edges if not edge.is_loop)

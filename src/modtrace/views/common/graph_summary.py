@@ -10,6 +10,12 @@ from .columns import Text, render_lines
 from .headline import describe_head
 from .numbers import to_json
 
+#: The answer to those who ask for GraphML, which was a format once.
+NO_GRAPHML = (
+    "GraphML is no longer written. docs/export.md (networkx) makes a networkx.DiGraph of rec.graph() in five lines, "
+    "and networkx.write_graphml writes that"
+)
+
 #: What kinds are called where their names say too little.
 _NOUNS = {"earlier": ("tensor", " from outside")}
 

@@ -1,1 +1,1 @@
-"""Writes files for other viewers: Perfetto, GraphML and Model Explorer."""
+"""Writes files for other viewers: Perfetto and Model Explorer."""
