@@ -102,7 +102,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "values": {"tables"},
         "graph": {"tables"},
         "graph_view": {"graph", "tables"},
-        "timeline": {"ops", "tables"},
+        "timeline": {"tables"},
         "alignment": {"tables"},
         "provenance": {"values", "graph", "alignment", "tables"},
         "divergence": {"alignment", "graph", "tables"},

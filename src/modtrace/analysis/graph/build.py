@@ -6,9 +6,10 @@ import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
-from ..tables.columns import Column, Rows, column_of, take
+from ..tables.columns import Column, Rows, take
 from ..tables.device_times import has_device_times, on_device
 from ..tables.inside import with_inside
+from ..tables.op_flow import find_ops_with_tensors
 from ..tables.ops import StepOps, read_step_ops
 from .columns import CONTAINER, LAYER_KINDS, NONE, Graph, LayerBoxes, Layers, Nodes
 from .costs import MeasuredValues, numbers_of_layers, read_measured
@@ -38,7 +39,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     has_ops = len(ops) > 0 or bool(data.meta.options.get("ops"))
     busy = np.unique(ops.call[ops.call >= 0])
     if has_ops:
-        ops = ops.take(np.flatnonzero(_has_tensors(data, ops) & part.of_ops(ops)))
+        ops = ops.take(np.flatnonzero(find_ops_with_tensors(data, ops.op_id) & part.of_ops(ops)))
     tree = build_layers(
         ops.placed, _kept_calls(ops, part, busy if has_ops else None), ops.phase, ops.start_ns
     )
@@ -66,13 +67,6 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         tensors=replace(tensors, producer=new[tensors.producer]),
         device_times=has_device_times(ops.placed.calls),
     )
-
-
-def _has_tensors(data: RecordingData, ops: StepOps) -> Column:
-    """Returns whether each op reads or returns a tensor. Marks of the profiler do neither."""
-    reading = column_of(data.table("uses"), "consumer_op")
-    making = column_of(data.table("tensors"), "producer_op")
-    return np.asarray(np.isin(ops.op_id, reading) | np.isin(ops.op_id, making))
 
 
 def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording import role
-from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..tables.calls import Calls
-from ..tables.columns import Column, Rows, column_of, columns_at, find_rows, take
-from ..tables.values import PlacedValues
+from ..tables.columns import Column, Rows, columns_at, find_rows, take
+from ..tables.values import read_measured_values
 from .columns import NONE, Numbers
 from .layers import LayerTree
 
@@ -59,22 +58,19 @@ class MeasuredValues:
 
 def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
     """Returns the statistics of a step."""
-    columns = ["step", "site_id", "call_id", "op_id", "count", "sumsq", "nan_count", "inf_count"]
-    table = data.table("values").select(columns)
-    kept = column_of(table, "step") == step if step is not None else np.zeros(table.num_rows, bool)
-    table = table.filter(from_numpy(kept & to_numpy(table["count"].is_valid())))
-    values = PlacedValues(data=data, table=table)
+    values = read_measured_values(data, step)
+    stats = values.stats
     is_call = values.is_of(role.OUTPUT, role.GRAD_OUTPUT)
     return MeasuredValues(
-        op_id=np.where(is_call, NONE, column_of(table, "op_id")),
-        call_id=np.where(is_call, column_of(table, "call_id"), NONE),
-        site=column_of(table, "site_id"),
+        op_id=np.where(is_call, NONE, values.op_id),
+        call_id=np.where(is_call, values.call_id, NONE),
+        site=values.site_id,
         is_gradient=values.is_of(role.GRAD_OUTPUT),
         is_op_output=values.is_of(role.OP_OUTPUT),
-        nonfinite=column_of(table, "nan_count") + column_of(table, "inf_count"),
-        infinite=column_of(table, "inf_count"),
-        count=column_of(table, "count"),
-        sumsq=column_of(table, "sumsq").astype(np.float64),
+        nonfinite=stats.nan_count + stats.inf_count,
+        infinite=stats.inf_count,
+        count=stats.count,
+        sumsq=stats.sumsq,
     )
 
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recording import role
-from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
-from ..tables.columns import Column, Rows, column_of, find_rows
-from ..tables.sites import Site, read_sites
+from ..tables.columns import Column, Rows, find_rows
+from ..tables.ops import name_ops
+from ..tables.sites import Site, name_roots_of_modules, read_sites
 from ..tables.tensors import Tensors
 from .columns import BUFFER, CONSTANT, EARLIER, INPUT, LAYER_KINDS, NODE_KINDS, NONE, PARAMETER, PHASE
 from .layers import LayerTree, common_layer
@@ -63,19 +63,23 @@ def find_leaves(
     sites = read_sites(data)
     kinds, names, roots = _name_sites(data, list(sites.values()))
     at = find_rows(np.array([*sites], np.int64), site).tolist()
-    made_by = column_of(tensors.table, "producer_op")[tensor]  # need not be in the graph
-    earlier = _name_ops(data, np.where(site < 0, made_by, NONE))
-    unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
-    found = [
-        (kinds[row], names[row]) if row >= 0 else (INPUT, given[each]) if each in given else other
-        for row, other, each in zip(at, unnamed, tensor.tolist(), strict=True)
-    ]
-    kind = np.array([NODE_KINDS.index(each) for each, _ in found], np.int8)
+    made_by = np.where(site < 0, tensors.producer_op[tensor], NONE)
+    described = []
+    for row, number, op, name in zip(
+        at, tensor.tolist(), made_by.tolist(), name_ops(data, made_by), strict=True
+    ):
+        if row >= 0:
+            described.append((kinds[row], names[row]))
+        elif number in given:
+            described.append((INPUT, given[number]))
+        else:
+            described.append((EARLIER, name or EARLIER) if op >= 0 else (CONSTANT, CONSTANT))
+    kind = np.array([NODE_KINDS.index(leaf_kind) for leaf_kind, _ in described], np.int8)
     reader = by_time[first]
     return Leaves(
         tensor=tensor,
         kind=kind,
-        name=[name for _, name in found],
+        name=[name for _, name in described],
         root=[roots[row] if row >= 0 else "" for row in at],
         site=site,
         time_ns=readers.time_ns[reader],
@@ -83,30 +87,15 @@ def find_leaves(
     )
 
 
-def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
-    """Returns the names of ops; None for -1."""
-    ops = data.table("ops")
-    rows = find_rows(column_of(ops, "op_id"), op_id)
-    known = (
-        ops["name"].take(from_numpy(np.maximum(rows, 0))).to_pylist() if ops.num_rows else [""] * len(rows)
-    )
-    names = [name if row >= 0 else EARLIER for name, row in zip(known, rows.tolist(), strict=True)]
-    return [name if op >= 0 else None for name, op in zip(names, op_id.tolist(), strict=True)]
-
-
 def _name_sites(data: RecordingData, sites: list[Site]) -> tuple[list[str], list[str], list[str]]:
     """Returns the kind of leaf, the name and, if the recording has several roots, the root of each site."""
-    modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
-    roots = {
-        number: row["name"] or row["type"] for number, row in modules.items() if row["parent_id"] is None
-    }
-    shown = {number: roots.get(row["root_id"], "") for number, row in modules.items() if len(roots) > 1}
+    roots = name_roots_of_modules(data)
     kinds = [_KIND_OF_ROLE.get(site.role or "", CONSTANT) for site in sites]
     names = [
         (site.name if kind in (PARAMETER, BUFFER) else site.slot) or kind
         for site, kind in zip(sites, kinds, strict=True)
     ]
-    return kinds, names, [shown.get(-1 if site.module_id is None else site.module_id, "") for site in sites]
+    return kinds, names, [roots.get(-1 if site.module_id is None else site.module_id, "") for site in sites]
 
 
 def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: LayerTree) -> Rows:

@@ -5,21 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from ..tables.columns import (
-    Column,
-    Rows,
-    column_of,
-    columns_at,
-    dictionary_codes,
-    find_rows,
-    join_columns,
-    take,
-)
+from ..tables.columns import Column, Rows, columns_at, find_rows, join_columns, take
 from ..tables.op_flow import OpFlow
-from ..tables.ops import PlacedCalls, StepOps
+from ..tables.ops import PlacedCalls, StepOps, read_op_details
 from .columns import NODE_KINDS, NONE, OP, OUTPUT, NodeColumns, Nodes, Numbers
 from .costs import MeasuredValues, empty_numbers
 from .layers import LayerTree
@@ -80,11 +70,10 @@ def blank_table(kind: int, when: int, layer: Rows) -> NodeTable:
 def tabulate_ops(
     data: RecordingData, ops: StepOps, layer: Rows, flow: OpFlow, measured: MeasuredValues
 ) -> NodeTable:
-    rows = find_rows(column_of(data.table("ops"), "op_id"), ops.op_id)
-    table = data.table("ops").select(["args", "is_view", "forward_op_id"]).take(from_numpy(rows))
-    args, texts = dictionary_codes(table["args"])
+    """Returns a node for each op."""
+    details = read_op_details(data, ops.op_id)
     outputs = measured.take(measured.is_op_output)
-    forward = find_rows(ops.op_id, column_of(table, "forward_op_id"))
+    forward = find_rows(ops.op_id, details.forward_op_id)
     return replace(
         blank_table(_OP, AT, layer),
         name=ops.name,
@@ -92,8 +81,8 @@ def tabulate_ops(
         phase=ops.phase,
         op_id=ops.op_id,
         tensor=flow.first_returned,
-        args=args,
-        is_view=column_of(table, "is_view").astype(bool),
+        args=details.args,
+        is_view=details.is_view,
         repeats=np.where(forward >= 0, forward, _find_originals(ops)),
         start_ns=ops.start_ns,
         raised=ops.raised.astype(bool),
@@ -106,7 +95,7 @@ def tabulate_ops(
             **outputs.sum_at(find_rows(ops.op_id, outputs.op_id), len(ops)),
         ),
         names=ops.names,
-        argument_texts=texts,
+        argument_texts=details.argument_texts,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.columns import LAYER_KINDS, LEAF_KINDS, NODE_KINDS, NONE, OPTIMIZER_STEP, Graph
-from ..tables.columns import Column, Rows, column_of, count_before
+from ..tables.columns import Column, Rows, count_before
 from ..tables.tensors import Tensors
 from .fold import Folding
 from .signatures import number_columns
@@ -100,7 +100,7 @@ def _name_tensors(tensors: Tensors, node_for: Rows) -> Rows:
     """
     made = np.flatnonzero(tensors.producer >= 0)
     producer, slot = tensors.producer[made], tensors.slot[made].astype(np.int64)
-    storage = column_of(tensors.table, "storage")[made].astype(np.int64)
+    storage = tensors.storage[made].astype(np.int64)
     storage = np.where(storage >= 0, storage, -2 - made)
     place = number_columns(np.stack([producer, slot]))
     memory = number_columns(np.stack([place, storage - storage.min(initial=0)]))

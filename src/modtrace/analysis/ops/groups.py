@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ..tables.columns import Rows
-from ..tables.ops import NO_PLACE_NAMES, PlacedCalls, PlaceName, StepOps
+from ..tables.ops import NO_PLACE_NAMES, PlacedCalls, PlaceName, StepOps, call_name
 from .sums import sum_by
 
 GroupedBy = Literal["module", "op", "call"]
@@ -44,11 +44,6 @@ def group_ops(ops: StepOps, by: GroupedBy) -> Grouping:
     if by not in GROUPED_BY:
         raise ValueError(f"by={by!r}: give one of {', '.join(map(repr, GROUPED_BY))}")
     return _GROUPERS[by](ops)
-
-
-def call_name(place: PlaceName, nth: int | None) -> str:
-    """Returns `path` for the first call of a module in the step, `path@1` for the second."""
-    return f"{place.name}@{nth}" if nth is not None and nth > 0 else place.name
 
 
 def _by_module(ops: StepOps) -> Grouping:

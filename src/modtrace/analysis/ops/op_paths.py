@@ -10,8 +10,7 @@ import numpy as np
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import ShownStep
-from ..tables.ops import StepOps, read_step_ops
-from .groups import call_name
+from ..tables.ops import StepOps, call_name, read_step_ops
 
 
 class OpPath(NamedTuple):

@@ -6,9 +6,9 @@ import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..graph.columns import Graph
+from ..tables.call_names import name_calls
 from ..tables.columns import Column, Rows, column_of, dictionary_codes, find_rows
 from ..timeline.arrange import SPAN_KINDS
-from ..timeline.names import name_calls
 from ..timeline.timeline import Timeline
 from .limits import GraphCut
 from .modules import Place
@@ -138,7 +138,7 @@ def _find_modules(data: RecordingData, call_id: Column, op_id: Column, index: Ma
     """Returns the row of the module in whose call each span ran, or which it is."""
     ops = data.table("ops").select(["op_id", "call_id"])
     of_op = np.append(column_of(ops, "call_id"), NONE)[find_rows(column_of(ops, "op_id"), op_id)]
-    named = name_calls(data.table("modules"), data.table("calls"))
+    named = name_calls(data)
     places = (index.get(place, NONE) for place in zip(named.roots, named.paths, strict=True))
     of_call = np.append(np.array([*places, NONE], np.int64)[named.place], NONE)
     call_id = np.where(call_id >= 0, call_id, np.where(of_op >= 0, of_op, _NO_ID))

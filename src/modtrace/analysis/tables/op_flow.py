@@ -199,6 +199,13 @@ def read_op_flow(
     )
 
 
+def find_ops_with_tensors(data: RecordingData, op_id: Column) -> Bools:
+    """Returns which ops read or return a tensor. Marks of the profiler do neither."""
+    reading = column_of(data.table("uses"), "consumer_op")
+    making = column_of(data.table("tensors"), "producer_op")
+    return np.asarray(np.isin(op_id, reading) | np.isin(op_id, making))
+
+
 def _read_tensors(table: pa.Table, is_wanted: Bools, producer: Rows) -> Tensors:
     if not is_wanted.all():
         table, producer = table.filter(from_numpy(is_wanted)), producer[is_wanted]

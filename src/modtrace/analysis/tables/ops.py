@@ -13,7 +13,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, iterate_levels, read_calls
 from .chosen_step import ShownStep, choose_step
-from .columns import Column, Rows, column_of, dictionary_codes, find_rows, phase_codes
+from .columns import Bools, Column, Rows, column_of, dictionary_codes, find_rows, phase_codes
 from .device_times import durations_on_device
 from .inside import with_inside
 from .placement import Module, Placer, merge_wrappers, name_roots, place_calls
@@ -154,6 +154,37 @@ def read_step_ops(
     return _to_columns(table, placed, step=shown, recorded=recorded.num_rows > 0, only_phase=only)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpDetails:
+    """Further columns of ops."""
+
+    args: Column  # codes of `argument_texts`; -1 for none
+    argument_texts: tuple[str, ...]  # JSON templates
+    is_view: Bools
+    forward_op_id: Column  # of a backward op; -1 for none
+
+
+def read_op_details(data: RecordingData, op_id: Column) -> OpDetails:
+    """Returns what a recording has of some of its ops beside what `StepOps` has."""
+    table = data.table("ops").select(["args", "is_view", "forward_op_id"])
+    table = table.take(from_numpy(find_rows(column_of(data.table("ops"), "op_id"), op_id)))
+    args, texts = dictionary_codes(table["args"])
+    return OpDetails(
+        args=args,
+        argument_texts=texts,
+        is_view=column_of(table, "is_view").astype(bool),
+        forward_op_id=column_of(table, "forward_op_id"),
+    )
+
+
+def name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
+    """Returns the name of each op of a recording, of any step; None if it has no such op."""
+    ops = data.table("ops")
+    rows = find_rows(column_of(ops, "op_id"), op_id)
+    names: list[str | None] = ops["name"].take(from_numpy(np.ma.masked_less(rows, 0))).to_pylist()
+    return names
+
+
 def has_ops(data: RecordingData) -> bool:
     """Returns whether any op was recorded."""
     return bool(data.table("ops").num_rows)
@@ -255,6 +286,11 @@ def _find_where(call_id: Column, call: Rows, phase: Column, placed: PlacedCalls)
     alone = np.where(phase == PHASES.index(OPTIMIZER), OPTIMIZERS, OUTSIDE)
     alone = np.where(call_id >= 0, UNRECORDED, alone)
     return np.where(call >= 0, placed.where[call], alone) if len(placed.calls) else alone
+
+
+def call_name(place: PlaceName, nth: int | None) -> str:
+    """Returns `path` for the first call of a module in the step, `path@1` for the second."""
+    return f"{place.name}@{nth}" if nth is not None and nth > 0 else place.name
 
 
 def bare_name(op: str) -> str:

@@ -20,6 +20,13 @@ class Site(NamedTuple):
         return join(self.path, self.slot)
 
 
+def name_roots_of_modules(data: RecordingData) -> dict[int, str]:
+    """Returns the name of the root of each module, by the id of the module; nothing if there is only one root."""
+    modules = data.table("modules").select(["module_id", "root_id", "name", "type", "parent_id"]).to_pylist()
+    roots = {row["module_id"]: row["name"] or row["type"] for row in modules if row["parent_id"] is None}
+    return {row["module_id"]: roots.get(row["root_id"], "") for row in modules if len(roots) > 1}
+
+
 def read_sites(data: RecordingData) -> dict[int, Site]:
     """Returns the sites by their ids, in the order of the table."""
     modules = data.table("modules").select(["module_id", "path"]).to_pylist()

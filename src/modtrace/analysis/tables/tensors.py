@@ -37,6 +37,11 @@ class Tensors:
         return column_of(self.table, "site_id")
 
     @cached_property
+    def producer_op(self) -> Column:
+        """The id of the op that made each tensor, which need not be one of those asked for; -1 for none."""
+        return column_of(self.table, "producer_op")
+
+    @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of each tensor."""
         return [tuple(shape) for shape in self.table["shape"].to_pylist()]

@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.statistics.moments import StatColumns, read_statistics
+from ...recording.statistics.moments import RAW, StatColumns, read_statistics
 from .calls import NO_MODULE, Calls, iterate_levels
 from .columns import (
     Bools,
@@ -50,6 +51,11 @@ class PlacedValues:
     def call_id(self) -> Column:
         """The call of each row; of a gradient the forward call. -1 for none."""
         return column_of(self.table, "call_id")
+
+    @cached_property
+    def op_id(self) -> Column:
+        """The op that returned the tensor of each row; -1 for none."""
+        return column_of(self.table, "op_id")
 
     @cached_property
     def site(self) -> Rows:
@@ -147,6 +153,32 @@ class PlacedValues:
     @cached_property
     def _slot(self) -> tuple[Column, tuple[str, ...]]:
         return text_codes(self.data.table("sites")["slot"])
+
+
+#: The columns of most analyses: lists and texts are not copied.
+_NUMBERS = ("step", "site_id", "call_id", "op_id", "phase", "order", "numel", *RAW)
+
+
+def read_measured_values(data: RecordingData, step: int | None) -> PlacedValues:
+    """Returns the rows of a step whose statistics were measured, with the columns that have numbers."""
+    table = data.table("values").select(_NUMBERS)
+    kept = np.zeros(table.num_rows, bool) if step is None else column_of(table, "step") == step
+    kept &= to_numpy(table["count"].is_valid())
+    return PlacedValues(data=data, table=table.filter(from_numpy(kept)))
+
+
+def find_notes(data: RecordingData, call_id: Column) -> tuple[Column, tuple[str, ...]]:
+    """Returns the first note on the outputs of each call, as codes and their texts; -1 for none."""
+    values = data.table("values").select(["call_id", "op_id", "phase", "note"])
+    noted = to_numpy(values["note"].is_valid()) & to_numpy(values["op_id"].is_null())
+    values = values.filter(from_numpy(noted))
+    values = values.filter(from_numpy(phase_codes(values["phase"]) != PHASES.index(BACKWARD)))
+    codes, texts = dictionary_codes(values["note"])
+    row = find_rows(call_id, column_of(values, "call_id"))
+    notes = np.full(len(call_id), -1, np.int64)
+    known = np.flatnonzero(row >= 0)[::-1]  # of several for one call the first is written last
+    notes[row[known]] = codes[known]
+    return notes, texts
 
 
 def find_first_values(data: RecordingData) -> dict[int, tuple[float, ...]]:

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ..tables.calls import Calls
-from ..tables.columns import Column, Rows, column_of, dictionary_codes, find_rows, phase_codes, take
-from .names import CallNames, find_notes, name_calls
+from ..tables.call_names import CallNames, name_calls
+from ..tables.columns import Column, Rows, find_rows, take
+from ..tables.rows import TableRows, read_rows
+from ..tables.values import find_notes
 from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
 
 #: The lane of each code of PHASES.
@@ -42,16 +41,15 @@ class OpSpans:
 
 def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
     """Returns the spans of the calls in the given steps."""
-    table = data.table("calls")
-    named = name_calls(data.table("modules"), table)
-    calls, kept = named.calls, np.isin(column_of(table, "step"), list(steps))
+    named = name_calls(data)
+    calls, table = named.calls, read_rows(data, "calls", steps)
+    kept = np.isin(calls.call_id, table["call_id"])
     rows = np.flatnonzero(kept)
-    table = table.filter(from_numpy(kept))
-    parent, thread = _renumber(calls.parent, kept), column_of(table, "thread")
+    parent, thread = _renumber(calls.parent, kept), table["thread"]
     is_on_thread = thread == np.append(thread, -1)[parent]  # each thread has lanes of its own
     spans = SpanRows(
         name=Detail("name", named.name[rows], named.names),
-        step=column_of(table, "step"),
+        step=table["step"],
         thread=thread,
         lane=_LANE_OF_PHASE[calls.phase[rows]],
         start_ns=calls.start_ns[rows],
@@ -59,11 +57,11 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
         ended=calls.ended[rows],
         parent=np.where(is_on_thread, parent, -1),
         row_id=calls.call_id[rows],
-        details=_tell_calls(named, rows, table, find_notes(data.table("values"), calls.call_id[rows])),
+        details=_describe_calls(named, rows, table, find_notes(data, calls.call_id[rows])),
     )
     return CallRows(
         spans=spans,
-        on_device=spans.on_device(column_of(table, "device_start_ns"), column_of(table, "device_end_ns")),
+        on_device=spans.on_device(table["device_start_ns"], table["device_end_ns"]),
         call_id=calls.call_id[rows],
         origin=_renumber(calls.repeats, kept),
         phase=calls.phase[rows],
@@ -76,22 +74,29 @@ def _renumber(refers: Rows, kept: Column) -> Rows:
     return number[refers[kept]]
 
 
-def _tell_calls(
-    named: CallNames, rows: Rows, table: pa.Table, notes: tuple[Column, tuple[str, ...]]
+def _describe_calls(
+    named: CallNames, rows: Rows, table: TableRows, notes: tuple[Column, tuple[str, ...]]
 ) -> tuple[Detail, ...]:
-    calls: Calls = named.calls
-    place = named.place[rows]
+    overhead_ns, place = named.calls.overhead_ns[rows], named.place[rows]
     roots = [Detail("root", place, named.roots)] if len(set(named.roots)) > 1 else []
     return (
         Detail("type", place, named.types),
         *roots,
-        Detail("phase", calls.phase[rows], PHASES),
-        Detail("step", column_of(table, "step")),
+        Detail("phase", named.calls.phase[rows], PHASES),
         *(
-            Detail(each, column_of(table, each))
-            for each in ("nth", "flops", "allocated_bytes", "peak_bytes", "saved_bytes", "raised", "compiled")
+            Detail(name, table[name])
+            for name in (
+                "step",
+                "nth",
+                "flops",
+                "allocated_bytes",
+                "peak_bytes",
+                "saved_bytes",
+                "raised",
+                "compiled",
+            )
         ),
-        Detail("overhead_ns", np.where(calls.overhead_ns[rows] > 0, calls.overhead_ns[rows], -1)),
+        Detail("overhead_ns", np.where(overhead_ns > 0, overhead_ns, -1)),
         Detail("note", *notes),
     )
 
@@ -101,36 +106,31 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
 
     An op is inside its call if it ran on the call's thread and during the call.
     """
-    table = data.table("ops")
-    table = table.filter(from_numpy(np.isin(column_of(table, "step"), list(steps))))
-    phase, start_ns, ended = (
-        phase_codes(table["phase"]),
-        column_of(table, "start_ns"),
-        to_numpy(table["end_ns"].is_valid()),
-    )
-    end_ns = np.where(ended, column_of(table, "end_ns"), start_ns)
-    call = find_rows(calls.call_id, column_of(table, "call_id"))
-    parent, lane = _put(call, column_of(table, "thread"), phase, start_ns, end_ns, calls.spans)
+    table = read_rows(data, "ops", steps)
+    start_ns, ended = table["start_ns"], table.is_known("end_ns")
+    end_ns = np.where(ended, table["end_ns"], start_ns)
+    call = find_rows(calls.call_id, table["call_id"])
+    parent, lane = _find_lanes(call, table["thread"], table.phase, start_ns, end_ns, calls.spans)
     spans = SpanRows(
-        name=Detail("name", *dictionary_codes(table["name"])),
-        step=column_of(table, "step"),
-        thread=column_of(table, "thread"),
+        name=Detail("name", *table.codes("name")),
+        step=table["step"],
+        thread=table["thread"],
         lane=lane,
         start_ns=start_ns,
         end_ns=end_ns,
         ended=ended,
         parent=parent,
-        row_id=column_of(table, "op_id"),
-        details=_tell_ops(table, phase, call, calls.spans.name),
+        row_id=table["op_id"],
+        details=_describe_ops(table, call, calls.spans.name),
     )
     return OpSpans(
         spans=spans,
-        on_device=spans.on_device(column_of(table, "device_start_ns"), column_of(table, "device_end_ns")),
-        origin=find_rows(column_of(table, "op_id"), column_of(table, "forward_op_id")),
+        on_device=spans.on_device(table["device_start_ns"], table["device_end_ns"]),
+        origin=find_rows(table["op_id"], table["forward_op_id"]),
     )
 
 
-def _put(
+def _find_lanes(
     call: Rows, thread: Column, phase: Column, start_ns: Column, end_ns: Column, calls: SpanRows
 ) -> tuple[Rows, Column]:
     """Returns the call in which each op is drawn, and its lane."""
@@ -143,35 +143,34 @@ def _put(
     return np.where(inside, call, -1), lane
 
 
-def _tell_ops(table: pa.Table, phase: Column, call: Rows, names: Detail) -> tuple[Detail, ...]:
+def _describe_ops(table: TableRows, call: Rows, names: Detail) -> tuple[Detail, ...]:
     of_call = np.append(names.values, -1)[call]
     return (
         Detail("call", of_call, names.dictionary),
-        Detail("phase", phase, PHASES),
+        Detail("phase", table.phase, PHASES),
         *(
-            Detail(each, column_of(table, each))
-            for each in ("step", "nth", "flops", "bytes_read", "bytes_written", "saved_bytes", "raised")
+            Detail(name, table[name])
+            for name in ("step", "nth", "flops", "bytes_read", "bytes_written", "saved_bytes", "raised")
         ),
     )
 
 
 def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[SpanRows]) -> SpanRows:
     """Returns the spans of the given steps. A step whose end was not recorded begins with the first span inside it."""
-    table = data.table("steps")
-    table = table.filter(from_numpy(np.isin(column_of(table, "step"), list(steps))))
-    open_steps, open_start_ns = _find_open(column_of(table, "step"), inside)
+    table = read_rows(data, "steps", steps)
+    open_steps, open_start_ns = _find_open(table["step"], inside)
     missing = np.full(len(open_steps), -1)
-    kind, kinds = dictionary_codes(table["kind"])
-    step = np.concatenate([column_of(table, "step"), open_steps])
-    overhead_ns = column_of(table, "overhead_ns")
+    kind, kinds = table.codes("kind")
+    step = np.concatenate([table["step"], open_steps])
+    overhead_ns = table["overhead_ns"]
     return SpanRows(
         name=Detail("name", np.arange(len(step)), tuple(f"step {each}" for each in step.tolist())),
         step=step,
         thread=np.full(len(step), -1),
         lane=np.full(len(step), LANE_KINDS.index(STEPS)),
-        start_ns=np.concatenate([column_of(table, "start_ns"), open_start_ns]),
-        end_ns=np.concatenate([column_of(table, "end_ns"), missing]),
-        ended=np.arange(len(step)) < table.num_rows,
+        start_ns=np.concatenate([table["start_ns"], open_start_ns]),
+        end_ns=np.concatenate([table["end_ns"], missing]),
+        ended=np.arange(len(step)) < len(table),
         parent=np.full(len(step), -1, np.int64),
         row_id=step,
         details=(

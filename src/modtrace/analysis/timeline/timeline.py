@@ -9,8 +9,9 @@ from ...recording.options.schedule import ALL_STEPS, StepRange
 from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import name_steps
-from ..tables.columns import Column, Rows, column_of
+from ..tables.columns import Column, Rows
 from ..tables.ops import has_ops
+from ..tables.rows import find_recorded_steps, read_rows
 from .arrange import SPAN_KINDS, Arranged, Lane, Spans, arrange
 from .rows import CallRows, OpSpans, read_call_rows, read_op_rows, read_step_rows
 from .spans import join_rows
@@ -98,8 +99,7 @@ def build_timeline(
 
 
 def _choose(data: RecordingData, steps: StepRange) -> tuple[int, ...]:
-    columns = [column_of(data.table(name), "step") for name in ("steps", "calls", "ops")]
-    known = np.unique(np.concatenate(columns)).tolist()
+    known = find_recorded_steps(data)
     wanted = tuple(step for step in known if step in steps)
     if not wanted and steps != ALL_STEPS:
         is_one = steps.stop == steps.start + 1
@@ -112,8 +112,8 @@ def _lacks_backward(data: RecordingData, calls: CallRows, steps: Sequence[int]) 
     asked = data.meta.options.get("backward_times") or has_ops(data)
     if asked or np.any(calls.phase == PHASES.index(BACKWARD)):
         return False
-    table = data.table("steps").select(["step", "kind"]).to_pylist()
-    return any(row["kind"] == "train" for row in table if row["step"] in set(steps))
+    kind, kinds = read_rows(data, "steps", steps).codes("kind")
+    return "train" in {kinds[code] for code in kind.tolist() if code >= 0}
 
 
 def _find_flows(calls: CallRows, ops: OpSpans | None, arranged: Arranged) -> Flows:

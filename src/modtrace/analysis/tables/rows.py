@@ -1,0 +1,49 @@
+"""Reads rows of a recording's tables, such as those of some steps, as columns of numpy."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.protocols import RecordingData
+from .columns import ArrowTable, Bools, Column, column_of, phase_codes, text_codes
+
+
+class TableRows:
+    """Rows of a table. A column is read when it is asked for."""
+
+    def __init__(self, table: ArrowTable) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, name: str) -> Column:
+        """Returns a column of numbers; -1 for null."""
+        return column_of(self._table, name)
+
+    def codes(self, name: str) -> tuple[Column, tuple[str, ...]]:
+        """Returns a column of texts as codes, and the texts; -1 for null."""
+        return text_codes(self._table[name])
+
+    @property
+    def phase(self) -> Column:
+        """Codes of `PHASES`; -1 for null."""
+        return phase_codes(self._table["phase"])
+
+    def is_known(self, name: str) -> Bools:
+        """Returns in which rows a column is not null."""
+        return np.asarray(to_numpy(self._table[name].is_valid()))
+
+
+def read_rows(data: RecordingData, name: str, steps: Collection[int]) -> TableRows:
+    """Returns the rows of a table that are of some steps."""
+    table = data.table(name)
+    return TableRows(table.filter(from_numpy(np.isin(column_of(table, "step"), list(steps)))))
+
+
+def find_recorded_steps(data: RecordingData) -> list[int]:
+    """Returns the numbers of all steps of which there is a row, in order."""
+    columns = [column_of(data.table(name), "step") for name in ("steps", "calls", "ops")]
+    steps: list[int] = np.unique(np.concatenate(columns)).tolist()
+    return steps
