@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 
 import numpy as np
-import numpy.typing as npt
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
@@ -13,8 +12,8 @@ from ...recording.statistics.tier2 import read_tier2
 from ...recording.suggestions import first_few
 from ...surface import choose_phrase, name_argument
 from ..tables.columns import column_of
-from .history_statistics import Cells, group_rows, merge_tier2_cells
-from .selection import SelectedValues, Selection, select_values
+from .history_statistics import group_rows, merge_tier2_cells
+from .selection import Selection, select_values
 
 #: The bins with two bounds: bin k holds magnitudes from `2**(k - 127)`; what is below is in bin 0, above in bin 255.
 LOWEST = -126
@@ -43,49 +42,39 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
     """
     if step is not None:
         selection = replace(selection, steps=step if isinstance(step, Integral) else [step])
-    found = select_values(data, selection)
-    measured = _is_measured(found)
+    selected = select_values(data, selection)
+    measured = to_numpy(selected.table["histogram"].is_valid())
     if not measured.any():
         raise ValueError(_describe_none(data, selection, "steps" if step is None else "step"))
-    found = found.filter(measured)
-    cells = group_rows(found)
+    selected = selected.filter(measured)
+    cells = group_rows(selected)
     sites = np.unique(cells.site)
     if step is None and len(sites) > 1:
-        names = first_few([found.names[site] for site in sites], 5)
+        names = first_few([selected.names[site] for site in sites], 5)
         one_step = choose_phrase(python="step=", command_line="--step")
         raise ValueError(
             f"{name_argument('path', selection.path)} means {len(sites)} sites ({names}), "
             "and a histogram over steps is of one. "
             f"Give its path, or {one_step} for all of them in one step."
         )
-    return _shares(found, cells, selection.role)
-
-
-def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:
-    measured: npt.NDArray[np.bool_] = to_numpy(found.table["histogram"].is_valid())
-    return measured
+    merged = merge_tier2_cells(read_tier2(selected.table), cells)
+    with np.errstate(all="ignore"):
+        return Exponents(
+            steps=tuple(cells.step.tolist()),
+            sites=tuple(selected.names[site] for site in cells.site.tolist()),
+            shares=merged.histogram[merged.histogram_row] / merged.stats.count[:, None],
+            zero=merged.zero_fraction,
+            nonfinite=merged.stats.nonfinite / merged.stats.count,
+            role=selection.role,
+        )
 
 
 def _describe_none(data: RecordingData, selection: Selection, argument: str) -> str:
     """Returns the reason why there is no histogram: none was recorded, or only in other steps."""
-    found = select_values(data, replace(selection, steps=None))
-    steps = np.unique(column_of(found.table, "step")[_is_measured(found)]).tolist()
+    table = select_values(data, replace(selection, steps=None)).table
+    steps = np.unique(column_of(table, "step")[to_numpy(table["histogram"].is_valid())]).tolist()
     if not steps:
         capture = choose_phrase(python="Capture(stats=2)", command_line="modtrace record --capture stats=2")
         return f"no histograms were recorded of these tensors. Record them with {capture}."
-    named = first_few(steps, 8)
-    given = name_argument(argument, selection.steps)
-    return f"{given}: no histogram was recorded there; there are some in steps {named}"
-
-
-def _shares(found: SelectedValues, cells: Cells, role: str) -> Exponents:
-    merged = merge_tier2_cells(read_tier2(found.table), cells)
-    with np.errstate(all="ignore"):
-        return Exponents(
-            steps=tuple(cells.step.tolist()),
-            sites=tuple(found.names[site] for site in cells.site.tolist()),
-            shares=merged.histogram[merged.histogram_row] / merged.stats.count[:, None],
-            zero=merged.zero_fraction,
-            nonfinite=merged.stats.nonfinite / merged.stats.count,
-            role=role,
-        )
+    named = name_argument(argument, selection.steps)
+    return f"{named}: no histogram was recorded there; there are some in steps {first_few(steps, 8)}"

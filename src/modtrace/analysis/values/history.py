@@ -1,6 +1,5 @@
 """Builds the history of one statistic, step by step and site by site."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import Numbers
 from ...surface import name_argument
-from ..tables.columns import Rows, find_rows
+from ..tables.columns import find_rows
 from .history_statistics import count_nonfinite, group_rows, is_measured, to_stat
 from .selection import Selection, select_values
 
@@ -53,18 +52,18 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
     if stat == RELATIVE:
         return _relative_history(data, selection)
     known = to_stat(stat)
-    found = select_values(data, selection)
-    found = found.filter(is_measured(known, found.table))
-    cells = group_rows(found)
+    selected = select_values(data, selection)
+    selected = selected.filter(is_measured(known, selected.table))
+    cells = group_rows(selected)
     steps = np.unique(cells.step)
-    at = (np.searchsorted(steps, cells.step), cells.site)
-    shape = (len(steps), len(found.names))
+    cell = (np.searchsorted(steps, cells.step), cells.site)
+    shape = (len(steps), len(selected.names))
     values, measured, nonfinite = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
-    values[at], measured[at] = known.compute(found, cells), True
-    nonfinite[at] = count_nonfinite(found, cells) > 0
+    values[cell], measured[cell] = known.compute(selected, cells), True
+    nonfinite[cell] = count_nonfinite(selected, cells) > 0
     return History(
         steps=steps,
-        sites=found.names,
+        sites=selected.names,
         values=values,
         stat=stat,
         role=selection.role,
@@ -81,17 +80,10 @@ def _relative_history(data: RecordingData, selection: Selection) -> History:
         )
     updates = build_history(data, "l2", selection)
     parameters = build_history(data, "l2", replace(selection, role=PARAMETER))
-    below = _aligned(parameters, updates.steps, updates.sites)
+    column_of_site = {name: column for column, name in enumerate(parameters.sites)}
+    rows = find_rows(parameters.steps, updates.steps).tolist()
+    columns = [column_of_site.get(name, -1) for name in updates.sites]
+    padded = np.pad(parameters.values, ((0, 1), (0, 1)), constant_values=np.nan)  # row and column -1
     with np.errstate(all="ignore"):
-        values = updates.values / below
+        values = updates.values / padded[np.ix_(rows, columns)]
     return replace(updates, values=values, stat=RELATIVE)
-
-
-def _aligned(history: History, steps: Rows, sites: Sequence[str]) -> Numbers:
-    """Returns the values at other steps and sites; NaN where there are none."""
-    column_of_site = {name: column for column, name in enumerate(history.sites)}
-    rows = find_rows(history.steps, steps).tolist()
-    columns = [column_of_site.get(name, -1) for name in sites]
-    padded = np.pad(history.values, ((0, 1), (0, 1)), constant_values=np.nan)  # -1: nothing
-    aligned: Numbers = padded[np.ix_(rows, columns)]
-    return aligned

@@ -2,24 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from ...errors import DamagedRecordingError
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.json_text import parse_json
 from ...recording.statistics.known import OF_FORMATS, QUANTILE, STATISTICS
-from ...recording.statistics.moments import DERIVED, RAW, Counts, Numbers, StatColumns, read_statistics
+from ...recording.statistics.moments import DERIVED, RAW, Counts, Numbers, read_statistics
 from ...recording.statistics.number_formats import FORMATS
 from ...recording.statistics.tier2 import Tier2Columns, read_tier2
 from ...recording.statistics.tier2_merge import merge_groups
 from ...recording.suggestions import did_you_mean
 from ...surface import choose_phrase, name_argument
-from ..tables.columns import Rows, column_of
+from ..tables.columns import ArrowTable, Bools, Rows, column_of
 from .selection import SelectedValues
 
 
@@ -61,17 +59,6 @@ def merge_tier2_cells(tier2: Tier2Columns, cells: Cells) -> Tier2Columns:
     return merge_groups(tier2, np.split(cells.rows, cells.first[1:]) if len(cells.first) else [])
 
 
-def merge_statistics(stats: StatColumns, cells: Cells) -> StatColumns:
-    """Returns the statistics of each cell over all numbers of its rows, by the rules of `StatColumns.merge`."""
-    merged: dict[str, Any] = {each.name: getattr(stats, each.name)[cells.single] for each in fields(stats)}
-    for cell, rows in cells.several():
-        together = stats.merge(rows)
-        for name, column in merged.items():
-            value = getattr(together, name)
-            column[cell] = np.nan if value is None else value
-    return StatColumns(**merged)
-
-
 _USER = "user"
 
 
@@ -90,49 +77,48 @@ def to_stat(name: str) -> Stat:
     Raises:
         ValueError: there is none; the message lists the known names.
     """
-    tier_1 = choose_phrase(
-        python="values='stats' or Capture(stats=1)", command_line="modtrace record --values stats"
-    )
-    tier_2 = choose_phrase(
-        python="values=modtrace.Capture(stats=2)", command_line="modtrace record --capture stats=2"
-    )
+    kind, _, argument = str(name).partition(":")
     if name in (*RAW, *DERIVED):
-        return Stat(name, "count", lambda found, cells: _usual(name, found, cells), tier_1)
-    if name in STATISTICS or _is_asked_of_histogram(name):
-        return Stat(name, "zero_count", lambda found, cells: _tier2(name, found, cells), tier_2)
-    if name == _USER or name.startswith(f"{_USER}:"):
-        in_python = choose_phrase(
-            python="Capture(function=...)", command_line="Capture(function=...) in Python"
+        how = choose_phrase(
+            python="values='stats' or Capture(stats=1)", command_line="modtrace record --values stats"
         )
-        return Stat(name, _USER, lambda found, cells: _of_user(name, found, cells), in_python)
-    given = name_argument("stat", name)
-    of, _, asked = str(name).partition(":")
-    if asked and of in OF_FORMATS:
-        raise ValueError(f"{given}: no such number format; there are: {', '.join(FORMATS)}")
-    if asked and of == QUANTILE:
-        raise ValueError(f"{given}: give a part between 0 and 1, as in quantile:0.99")
+        return Stat(name, "count", lambda found, cells: _compute_usual(name, found, cells), how)
+    is_of_histogram = kind in OF_FORMATS and argument in FORMATS
+    if name in STATISTICS or is_of_histogram or (kind == QUANTILE and _is_part(argument)):
+        how = choose_phrase(
+            python="values=modtrace.Capture(stats=2)", command_line="modtrace record --capture stats=2"
+        )
+        return Stat(name, "zero_count", lambda found, cells: _compute_tier2(name, found, cells), how)
+    if kind == _USER:
+        how = choose_phrase(python="Capture(function=...)", command_line="Capture(function=...) in Python")
+        return Stat(name, _USER, lambda found, cells: _compute_user(name, found, cells), how)
+    named = name_argument("stat", name)
+    if argument and kind in OF_FORMATS:
+        raise ValueError(f"{named}: no such number format; there are: {', '.join(FORMATS)}")
+    if argument and kind == QUANTILE:
+        raise ValueError(f"{named}: give a part between 0 and 1, as in quantile:0.99")
     hint = did_you_mean(name, stat_names())
-    raise ValueError(f"{given}: there is no such statistic.{hint} There are: {', '.join(stat_names())}")
+    raise ValueError(f"{named}: there is no such statistic.{hint} There are: {', '.join(stat_names())}")
 
 
 def stat_names() -> list[str]:
     """Returns the names of all statistics. A part in capitals stands for a value."""
-    asked = [*(f"{each}:FORMAT" for each in OF_FORMATS), f"{QUANTILE}:PART", f"{_USER}:KEY"]
-    return [*STATISTICS, "relative", _USER, *asked]
+    of_formats = (f"{kind}:FORMAT" for kind in OF_FORMATS)
+    return [*STATISTICS, "relative", _USER, *of_formats, f"{QUANTILE}:PART", f"{_USER}:KEY"]
 
 
-def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
+def is_measured(stat: Stat, values: ArrowTable) -> Bools:
     """Returns which rows have a statistic.
 
     Raises:
         ValueError: none of them has.
     """
-    measured: npt.NDArray[np.bool_] = to_numpy(values[stat.column].is_valid())
+    measured: Bools = to_numpy(values[stat.column].is_valid())
     if not measured.any():
         notes = sorted({note for note in values["note"].to_pylist() if note})
         why = f" Of these tensors it says: {'; '.join(notes[:3])}." if notes else ""
-        given = name_argument("stat", stat.name)
-        raise ValueError(f"{given} was not measured here. Record it with {stat.how}.{why}")
+        named = name_argument("stat", stat.name)
+        raise ValueError(f"{named} was not measured here. Record it with {stat.how}.{why}")
     return measured
 
 
@@ -142,17 +128,14 @@ def count_nonfinite(found: SelectedValues, cells: Cells) -> Counts:
     return np.add.reduceat(counts, cells.first) if len(cells.first) else counts
 
 
-def _usual(name: str, found: SelectedValues, cells: Cells) -> Numbers:
-    column: Any = getattr(merge_statistics(read_statistics(found.table), cells), name)
-    return np.asarray(column, np.float64)
-
-
-# Of tier 2.
-
-
-def _is_asked_of_histogram(name: str) -> bool:
-    of, _, asked = name.partition(":")
-    return (of in OF_FORMATS and asked in FORMATS) or (of == QUANTILE and _is_part(asked))
+def _compute_usual(name: str, found: SelectedValues, cells: Cells) -> Numbers:
+    """Returns a statistic of each cell over all numbers of its rows, by the rules of `StatColumns.merge`."""
+    stats = read_statistics(found.table)
+    column = np.asarray(getattr(stats.take(cells.single), name), np.float64)
+    for cell, rows in cells.several():
+        value = getattr(stats.merge(rows), name)
+        column[cell] = np.nan if value is None else value
+    return column
 
 
 def _is_part(text: str) -> bool:
@@ -162,35 +145,28 @@ def _is_part(text: str) -> bool:
         return False
 
 
-def _tier2(name: str, found: SelectedValues, cells: Cells) -> Numbers:
+def _compute_tier2(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     merged = merge_tier2_cells(read_tier2(found.table), cells)
-    of, _, asked = name.partition(":")
-    if of == QUANTILE:
-        low, high = merged.quantile(float(asked))
+    kind, _, argument = name.partition(":")
+    if kind == QUANTILE:
+        low, high = merged.quantile(float(argument))
         return np.sqrt(low * high)  # the middle of a power of two; 0 where it may be 0
-    if of == "overflow":
-        return merged.overflow_fraction(asked).low
-    if of == "dynamic_range":
+    if kind == "overflow":
+        return merged.overflow_fraction(argument).low
+    if kind == "dynamic_range":
         return merged.dynamic_range.low
-    return _column(merged, of, asked)
-
-
-def _column(merged: Tier2Columns, of: str, asked: str) -> Numbers:
-    if asked:
-        numbers: Numbers = getattr(merged, f"{of}_fraction")(asked)
+    if argument:
+        numbers: Numbers = getattr(merged, f"{kind}_fraction")(argument)
         return numbers
-    column = np.asarray(getattr(merged, of), np.float64)
-    return np.where(column < 0, np.nan, column) if of in _COUNTED else column
-
-
-#: Where they are not known, -1 stands for them.
-_COUNTED = ("zero_count", "argmax")
+    column = np.asarray(getattr(merged, kind), np.float64)
+    is_unknown = (column < 0) & (kind in ("zero_count", "argmax"))  # for these -1 stands for not known
+    return np.where(is_unknown, np.nan, column)
 
 
 # What the user's own functions returned.
 
 
-def _of_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
+def _compute_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     several = cells.several()
     if several:
         cell, rows = several[0]
@@ -204,7 +180,7 @@ def _of_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
         )
     texts = found.table[_USER].take(from_numpy(cells.single)).to_pylist()
     keys = name.split(":")[1:]
-    return np.array([_number(_parse_user(text), keys) for text in texts], np.float64)
+    return np.array([_read_number(_parse_user(text), keys) for text in texts], np.float64)
 
 
 def _parse_user(text: str | None) -> Any:
@@ -216,23 +192,16 @@ def _parse_user(text: str | None) -> Any:
         ) from error
 
 
-def _number(value: Any, keys: Sequence[str]) -> float:
+def _read_number(value: Any, keys: Sequence[str]) -> float:
     """Returns the number below the keys; NaN if there is none. A list with one element counts as the element."""
-    for key in keys:
-        value = _below(_only(value), key)
-    value = _only(value)
+    for key in (*keys, None):
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(value, dict) and key is not None:
+            value = value.get(key)
+        elif key is not None:
+            is_place = isinstance(value, list) and key.isdecimal() and int(key) < len(value)
+            value = value[int(key)] if is_place else None
     try:
         return float(value) if isinstance(value, (int, float)) else math.nan
     except OverflowError:  # an integer beyond 1.8e308
         return math.copysign(math.inf, value)
-
-
-def _only(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
-def _below(value: Any, key: str) -> Any:
-    if isinstance(value, dict):
-        return value.get(key)
-    is_place = isinstance(value, list) and key.isdecimal() and int(key) < len(value)
-    return value[int(key)] if is_place else None

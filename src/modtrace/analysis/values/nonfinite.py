@@ -1,12 +1,11 @@
 """Finds the first NaN and infinite values."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...errors import NothingRecordedError
 from ...recording.meta import HELD
@@ -37,7 +36,7 @@ FIRST_SEEN = "first seen"
 OVERFLOW = "overflow"
 EXP_OVERFLOW = "exp overflow"
 
-#: In the options of a recording: the triggers that look at all that was measured of modules, whatever they do then.
+#: In the options of a recording: the triggers that check all that was measured of modules, whatever they do then.
 _WATCH_ALL = {repr(NonFiniteTrigger(then=each)) for each in (None, *THEN)}
 
 _COLUMNS = [
@@ -61,12 +60,12 @@ class Aftermath:
     #: Whether the loss of that step was not finite; None: it is not known which tensor it is.
     loss: bool | None
     gradients: int  # parameters whose gradients were not finite in that step ...
-    measured_gradients: int  # ... of so many
+    measured_gradients: int  # ... of this many
     #: The first step that used parameters which were not finite; None: none is known.
     parameters_step: int | None
     last_parameters_step: int | None  # the last step whose parameters were measured; None: there is none
     skipped: int = 0  # steps without an optimizer at the end of the recording, if that is too often ...
-    trained: int = 0  # ... of so many
+    trained: int = 0  # ... of this many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +83,14 @@ class NonFinite:
     follows: str | None = None  # the phase that ran last before it in the step; None: none did
     step: int
     micro_batch: int | None = None  # of a step with several backwards: which it belongs to, from 0 ...
-    micro_batches: int = 1  # ... of so many
+    micro_batches: int = 1  # ... of this many
     role: str | None  # what the tensor is: output, grad_output, parameter, parameter_grad, op_output, ...
     slot: str  # where the tensor is in what was returned, given or owned: "[0]", "['logits']", "weight"; "" for all
     #: producer: an op made them; source: what no op had made held them; first seen: an op returned them, and what made
     #: them is not known. None where only modules were recorded.
     kind: str | None = None
-    source: str | None = (
-        None  # of a parameter, also one that an optimizer's op wrote, its path; else what holds them
-    )
+    #: Of a parameter, also one that an optimizer's op wrote, its path; else what holds them.
+    source: str | None = None
     #: FILE:LINE; of an op that the engine runs in backward that of its forward op. None if it is not known.
     source_line: str | None = None
     has_lines: bool = False  # such lines were recorded
@@ -100,9 +98,8 @@ class NonFinite:
     count: int  # NaN and infinite together
     nan_count: int
     inf_count: int
-    are_negative: bool = (
-        False  # the infinite ones are all -inf; False too where NaN beside them hides their signs
-    )
+    #: The infinite ones are all -inf; False too where NaN beside them hides their signs.
+    are_negative: bool = False
     numel: int
     first_index: tuple[int, ...] | None = None  # of the first of those elements; None where it is not known
     inputs: tuple[str, ...] = ()  # each tensor that the op read: its shape, its range, and what made it
@@ -134,7 +131,7 @@ class Measured:
     nonfinite: int = 0  # rows with NaN or infinite values, meant or not
     recorded_steps: int = 0  # measured or not
     chosen_steps: str | None = None  # START:STOP[:EVERY] of those that were to be recorded; None: all
-    held: str | None = None  # what became of steps that were looked at as they ended, and were not written
+    held: str | None = None  # what became of steps that were checked as they ended, and were not written
 
 
 def count_measured(data: RecordingData) -> Measured:
@@ -145,12 +142,13 @@ def count_measured(data: RecordingData) -> Measured:
     unwritten = int(np.isin(note, [code for code, text in enumerate(notes) if text == NOTHING_WRITTEN]).sum())
     steps = np.unique(column_of(values, "step")).tolist()
     chosen = str(data.meta.options.get("steps", ALL_STEPS))
+    is_bad = (column_of(values, "nan_count") > 0) | (column_of(values, "inf_count") > 0)
     return Measured(
         tensors=values.num_rows - unmeasured,
         unmeasured=unmeasured - unwritten,
         steps=len(steps),
         last_step=steps[-1] if steps else None,
-        nonfinite=int(((column_of(values, "nan_count") > 0) | (column_of(values, "inf_count") > 0)).sum()),
+        nonfinite=int(is_bad.sum()),
         recorded_steps=len(np.unique(column_of(data.table("steps"), "step"))),
         chosen_steps=None if chosen == str(ALL_STEPS) else chosen,
         held=_find_held(data),
@@ -160,7 +158,7 @@ def count_measured(data: RecordingData) -> Measured:
 def _find_held(data: RecordingData) -> str | None:
     """Returns what became of the steps of a run in which no step was written, as none held such values.
 
-    A recording with `keep_last` looks at each step when it ends. None if it did not, or if steps were written.
+    A recording with `keep_last` checks each step when it ends. None if it did not, or if steps were written.
     """
     meta = data.meta
     watched = bool(meta.options.get("values")) and not _WATCH_ALL.isdisjoint(meta.options.get("triggers", ()))
@@ -171,11 +169,17 @@ def _find_held(data: RecordingData) -> str | None:
 
 def describe_row(data: RecordingData, number: int) -> NonFinite:
     """Returns what is known of the values of one row of `values`, and of the parameters of its module in its step."""
-    values = PlacedValues(data=data, table=data.table("values").select(_COLUMNS).slice(number, 1))
-    [row] = values.table.to_pylist()
-    site = _find_row(data.table("sites"), "site_id", row["site_id"]) or {}
+    value = PlacedValues(data=data, table=data.table("values").select(_COLUMNS).slice(number, 1))
+    [row] = value.table.to_pylist()
+    sites = data.table("sites").slice(int(value.site[0]), 1).to_pylist() if value.site[0] >= 0 else []
+    site = sites[0] if sites else {}
     modules = merge_wrappers(data.table("modules").to_pylist())
-    root, path = _find_place(values, row["step"], modules)
+    placer = Placer(modules)
+    [place] = value.find_places(read_calls(data.table("calls"), row["step"], also=value.call_id), placer)
+    root, path = None, None
+    if place != NOWHERE:
+        module, path = placer.places[place].module, placer.places[place].path
+        root = name_roots(placer.places).get(module.root_id, "")
     role, slot = site.get("role"), site.get("slot", "")
     is_parameter = role == PARAMETER
     return NonFinite(
@@ -198,7 +202,7 @@ def describe_row(data: RecordingData, number: int) -> NonFinite:
 
 
 def require_measured(data: RecordingData) -> None:
-    """Refuses a recording in which no tensor has statistics, and none was looked at and dropped.
+    """Refuses a recording in which no tensor has statistics, and none was checked and dropped.
 
     Raises:
         NothingRecordedError: there is none; the message says why.
@@ -220,36 +224,14 @@ def read_first_index(row: Mapping[str, Any]) -> tuple[int, ...] | None:
     index, shape = row["first_index"], row["shape"]
     if index is None or index >= math.prod(shape):
         return None
-    return tuple(int(each) for each in np.unravel_index(index, shape))
+    return tuple(int(number) for number in np.unravel_index(index, shape))
 
 
 def describe_counts(nan_count: int, inf_count: int, *, are_negative: bool = False) -> str:
     """Returns a description of the counts: `3 NaN, 1 inf`."""
     inf = "-inf" if are_negative else "inf"
     counts = [f"{nan_count} NaN" if nan_count else "", f"{inf_count} {inf}" if inf_count else ""]
-    return ", ".join(each for each in counts if each)
-
-
-def _find_row(table: pa.Table, column: str, wanted: int | None) -> Mapping[str, Any] | None:
-    """Returns the row with an id, or None."""
-    if wanted is None:
-        return None
-    rows = np.flatnonzero(column_of(table, column) == wanted)
-    if not len(rows):
-        return None
-    found: list[Mapping[str, Any]] = table.slice(int(rows[0]), 1).to_pylist()
-    return found[0]
-
-
-def _find_place(row: PlacedValues, step: int, modules: Mapping[int, Module]) -> tuple[str | None, str | None]:
-    """Returns the root's name and the path of the place at which the row's module was called."""
-    placer = Placer(modules)
-    calls = read_calls(row.data.table("calls"), step, also=row.call_id)
-    [at] = row.find_places(calls, placer)
-    if at == NOWHERE:
-        return None, None
-    place = placer.places[at]
-    return name_roots(placer.places).get(place.module.root_id, ""), place.path
+    return ", ".join(filter(None, counts))
 
 
 def _describe_weights(
@@ -258,26 +240,17 @@ def _describe_weights(
     """Returns a sentence that names parameters of the module which were not finite either; None if there are none."""
     if module_id is None or module_id not in modules:
         return None
-    found = list(_nonfinite_parameters(modules[module_id], step, data, modules))
-    if not found:
-        return None
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"the weights it used hold non-finite values: {', '.join(found[:_NAMED])}{more}"
-
-
-def _nonfinite_parameters(
-    module: Module, step: int, data: RecordingData, modules: Mapping[int, Module]
-) -> Iterator[str]:
-    values = data.table("values")
+    module, values = modules[module_id], data.table("values")
     slots = {
         site["site_id"]: site["slot"]
         for site in data.table("sites").select(["site_id", "module_id", "role", "slot"]).to_pylist()
         if site["role"] == PARAMETER and modules.get(site["module_id"]) is module
     }
     rows = nonfinite_rows(values)
-    is_own = np.isin(column_of(values, "site_id")[rows], list(slots)) & (
-        column_of(values, "step")[rows] == step
-    )
-    for row in values.select(["site_id", "nan_count", "inf_count"]).take(rows[is_own]).to_pylist():
-        counts = describe_counts(row["nan_count"], row["inf_count"])
-        yield f"{join(module.path, slots[row['site_id']])} ({counts})"
+    is_own = np.isin(column_of(values, "site_id"), list(slots)) & (column_of(values, "step") == step)
+    bad = [
+        f"{join(module.path, slots[row['site_id']])} ({describe_counts(row['nan_count'], row['inf_count'])})"
+        for row in values.select(["site_id", "nan_count", "inf_count"]).take(rows[is_own[rows]]).to_pylist()
+    ]
+    more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    return f"the weights it used hold non-finite values: {', '.join(bad[:_NAMED])}{more}" if bad else None

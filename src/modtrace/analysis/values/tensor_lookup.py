@@ -5,14 +5,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...recording.arrow.arrays import from_numpy
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
-from ..tables.columns import column_of
+from ..tables.columns import ArrowTable, column_of
 from ..tables.values import PlacedValues
 from .selection import Selection, in_steps, kept_values, select_values
 
@@ -44,42 +42,38 @@ def find_tensors(
     return ((step, data.tensor(blob)) for blob, step in dict(zip(blobs, steps, strict=True)).items())
 
 
-def _rows_of_site(data: RecordingData, site: str | int, selection: Selection) -> pa.Table:
+def _rows_of_site(data: RecordingData, site: str | int, selection: Selection) -> ArrowTable:
     """Returns the rows of one site, in one slot."""
     selection = replace(selection, kept=True)
     if not isinstance(site, str):
-        return _rows_of_id(kept_values(data), _to_id(site), selection)
-    found = select_values(data, replace(selection, path=site))
-    if len(found.names) > 1:
+        return _rows_of_id(kept_values(data), site, selection)
+    selected = select_values(data, replace(selection, path=site))
+    if len(selected.names) > 1:
         raise ValueError(
-            f"tensor({site!r}): {len(found.names)} sites are meant: {first_few(found.names)}. "
+            f"tensor({site!r}): {len(selected.names)} sites are meant: {first_few(selected.names)}. "
             "Give the path of one, or slot=."
         )
-    return found.table
+    return selected.table
 
 
-def _to_id(site: object) -> int:
+def _rows_of_id(values: ArrowTable, site: object, selection: Selection) -> ArrowTable:
     try:
-        return operator.index(site)  # type: ignore[arg-type]  # whatever it is
+        site_id = operator.index(site)  # type: ignore[arg-type]  # whatever it is
     except TypeError:
         raise TypeError(f"tensor({site!r}): give the path of a module or parameter, or a site_id") from None
-
-
-def _rows_of_id(values: pa.Table, site_id: int, selection: Selection) -> pa.Table:
-    rows = values.filter(pc.equal(values["site_id"], site_id))
+    ids = column_of(values, "site_id")
+    rows = values.filter(from_numpy(ids == site_id))
     if not rows.num_rows:
-        there = sorted(set(values["site_id"].to_pylist()))
-        raise ValueError(
-            f"tensor({site_id}): no tensor of this site_id was kept; there are: {first_few(there)}"
-        )
+        known = first_few(np.unique(ids).tolist())
+        raise ValueError(f"tensor({site_id}): no tensor of this site_id was kept; there are: {known}")
     steps = column_of(rows, "step")
     return rows.filter(from_numpy(in_steps(steps, np.ones(len(steps), bool), selection)))
 
 
-def _describe_several(data: RecordingData, rows: pa.Table, site: str | int) -> str:
+def _describe_several(data: RecordingData, rows: ArrowTable, site: str | int) -> str:
     """Returns a description of what distinguishes the tensors, and of the argument that selects one."""
     which = f"tensor({site!r})"
-    steps = sorted(set(rows["step"].to_pylist()))
+    steps = np.unique(column_of(rows, "step")).tolist()
     if len(steps) > 1:
         return f"{which}: tensors of {len(steps)} steps were kept: {first_few(steps)}. Give step=."
     calls = np.unique(PlacedValues(data=data, table=rows).nth).tolist()
