@@ -149,8 +149,9 @@ gpu-check: env  ## check recordings on a CUDA device, and print what they cost t
 	@$(BIN)/python benchmarks/gpu_check.py
 	@$(BIN)/python benchmarks/gpu.py
 
-size: env  ## print the lines of code of each package, and how long functions are
+size: env  ## print how large each package is, how long functions are, and how many files compare passes
 	$(BIN)/python benchmarks/code_size.py
+	$(BIN)/python benchmarks/call_path.py
 
 soak: env  ## run the long tests
 	$(BIN)/python -m pytest -m soak

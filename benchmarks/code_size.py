@@ -1,4 +1,4 @@
-"""How much code the package has, without blank lines, comments and docstrings: `make size`."""
+"""How many lines each package has, all and those of code alone, and how long functions are: `make size`."""
 
 import argparse
 import ast
@@ -63,18 +63,20 @@ def package_of(path: Path, root: Path) -> str:
 
 
 def size_table(root: Path) -> str:
-    """The lines of code of each package, and their sum."""
-    lines, files = Counter[str](), Counter[str]()
-    for path in sorted(each for each in root.rglob("*") if each.suffix in (".py", ".pyi", ".c", ".h")):
+    """The lines of each package, all of them and those of code, and their sums."""
+    every, code, files = Counter[str](), Counter[str](), Counter[str]()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".pyi", ".c", ".h")):
         package = package_of(path, root)
-        lines[package] += len(code_lines(path))
+        every[package] += len(path.read_text(encoding="utf-8").splitlines())
+        code[package] += len(code_lines(path))
         files[package] += 1
     rows = [
-        *((each, files[each], lines[each]) for each in sorted(lines)),
-        ("sum", files.total(), lines.total()),
+        *((package, files[package], every[package], code[package]) for package in sorted(files)),
+        ("sum", files.total(), every.total(), code.total()),
     ]
     return "\n".join(
-        f"{package:<24} {count:>5} files {size:>7,} lines of code" for package, count, size in rows
+        f"{package:<24} {count:>5} files {total:>7,} lines {size:>7,} of code"
+        for package, count, total, size in rows
     )
 
 

@@ -1,4 +1,4 @@
-"""What counts as a line of code."""
+"""What counts as a line, and what as one of code."""
 
 from pathlib import Path
 
@@ -41,8 +41,8 @@ def test_blank_lines_comments_and_docstrings_are_no_code(tmp_path: Path) -> None
     done = run_benchmark("code_size.py", str(tmp_path))
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "alone.py                     1 files       1 lines of code",
-        "things                       2 files       9 lines of code",
-        "sum                          3 files      10 lines of code",
+        "alone.py                     1 files       1 lines       1 of code",
+        "things                       2 files      24 lines       9 of code",
+        "sum                          3 files      25 lines      10 of code",
         "1 functions of Python, median 2 lines of code, longest 2 (thing.py:run)",
     ]
