@@ -136,7 +136,7 @@ class ModelGraph:
         if self._folding is not None:
             alike = np.isin(self._folding.layer, self._folding.layer[list(opened)])
             opened.update(np.flatnonzero(alike).tolist())
-        return self._with(closed=tuple(each for each in self._choice.closed if each not in opened))
+        return self._with(closed=tuple(layer for layer in self._choice.closed if layer not in opened))
 
     def fold(self) -> "ModelGraph":
         """Shows equal, numbered siblings (`layers.0` to `layers.31`) as one layer, `×32`.

@@ -78,7 +78,7 @@ def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
         busy: the calls in which ops ran, shown or not. None: no ops were recorded, and all calls are kept.
     """
     calls, where = ops.placed.calls, ops.placed.where
-    is_place = np.array([*part.has_places([each.path for each in ops.placed.places]), part.paths is None])
+    is_place = np.array([*part.has_places([place.path for place in ops.placed.places]), part.paths is None])
     kept = calls.in_step.astype(bool) & part.has_phase(calls.phase) & is_place[np.maximum(where, -1)]
     if busy is not None:
         kept[busy[calls.parent[busy] >= 0]] = False
@@ -101,7 +101,7 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
     compiled = take(is_compiled | is_compiled[placed.origin], at) > 0
     repeats = np.where(at >= 0, repeats, _find_containers(tree))
     return Layers(
-        **{each.name: getattr(tree, each.name) for each in fields(LayerBoxes)},
+        **{field.name: getattr(tree, field.name) for field in fields(LayerBoxes)},
         nth=take(placed.column("nth")[placed.origin], at),
         call_id=take(calls.call_id, at),
         repeats=repeats,

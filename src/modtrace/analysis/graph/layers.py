@@ -152,20 +152,20 @@ class _Growing:
         order = self._pre_order()
         new = np.full(len(order) + 1, NONE, np.int64)
         new[order] = np.arange(len(order))
-        layers = [self._layers[each] for each in order]
-        parent = new[np.array([each.parent for each in layers], np.int64)]
+        layers = [self._layers[number] for number in order]
+        parent = new[np.array([layer.parent for layer in layers], np.int64)]
         return LayerTree(
             parent=parent,
             last=find_last(parent),
-            depth=np.array([each.depth for each in layers], np.int32),
-            kind=np.array([each.kind for each in layers], np.int8),
-            phase=np.array([each.phase for each in layers], np.int8),
-            place=np.array([each.place for each in layers], np.int64),
-            call=np.array([each.call for each in layers], np.int64),
-            start_ns=np.array([each.start_ns for each in layers], np.int64),
+            depth=np.array([layer.depth for layer in layers], np.int32),
+            kind=np.array([layer.kind for layer in layers], np.int8),
+            phase=np.array([layer.phase for layer in layers], np.int8),
+            place=np.array([layer.place for layer in layers], np.int64),
+            call=np.array([layer.call for layer in layers], np.int64),
+            start_ns=np.array([layer.start_ns for layer in layers], np.int64),
             places=tuple(self._place_names),
             of_call=new[np.array(self._of_call, np.int64)],
-            of_phase=new[np.array([self._of_phase.get(each, NONE) for each in range(len(PHASES))])],
+            of_phase=new[np.array([self._of_phase.get(phase, NONE) for phase in range(len(PHASES))])],
         )
 
     def _pre_order(self) -> list[int]:

@@ -15,7 +15,7 @@ from .costs import MeasuredValues, empty_numbers
 from .layers import LayerTree
 from .leaves import Leaves, outermost_phase
 
-_OP, _OUTPUT = (NODE_KINDS.index(each) for each in (OP, OUTPUT))
+_OP, _OUTPUT = (NODE_KINDS.index(kind) for kind in (OP, OUTPUT))
 #: The order at one time: a leaf comes before the op that reads it, an output after it.
 BEFORE, AT, AFTER = range(3)
 
@@ -34,7 +34,7 @@ class NodeTable(NodeColumns):
         del columns["when"]
         return Nodes(
             order=rank[rows],
-            root=np.array([codes.get(each, NONE) for each in self.root], np.int64)[rows],
+            root=np.array([codes.get(root, NONE) for root in self.root], np.int64)[rows],
             numbers=self.numbers.take(rows),
             names=self.names,
             roots=tuple(codes),
@@ -122,7 +122,7 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
     return replace(
         blank_table(NONE, BEFORE, leaves.layer),
         kind=leaves.kind,
-        name=np.array([codes[each] for each in leaves.name], np.int64),
+        name=np.array([codes[name] for name in leaves.name], np.int64),
         root=leaves.root,
         tensor=leaves.tensor,
         start_ns=leaves.time_ns,
@@ -149,7 +149,7 @@ def tabulate_outputs(flow: OpFlow, ops: StepOps, tree: LayerTree) -> NodeTable:
 def _roots_of(call: Rows, ops: StepOps) -> list[str]:
     """Returns the root of each call if the recording has several; else ""."""
     places = ops.placed.places
-    if len({each.root for each in places} - {None}) < 2:
+    if len({place.root for place in places} - {None}) < 2:
         return [""] * len(call)
     return [places[where].root or "" if where >= 0 else "" for where in ops.placed.where[call].tolist()]
 
@@ -162,12 +162,12 @@ def ends_of(placed: PlacedCalls) -> Column:
 
 def join_tables(parts: Sequence[NodeTable]) -> NodeTable:
     """Joins several tables. Only the first one's `repeats` and `args` may refer to anything."""
-    starts = np.cumsum([0, *(len(each.names) for each in parts)])
+    starts = np.cumsum([0, *(len(part.names) for part in parts)])
     name = np.concatenate([each.name + start for each, start in zip(parts, starts, strict=False)])
     return NodeTable(
         **join_columns(parts) | {"name": name},
-        root=[each for part in parts for each in part.root],
-        numbers=Numbers(**join_columns([each.numbers for each in parts])),
-        names=tuple(name for each in parts for name in each.names),
+        root=[root for part in parts for root in part.root],
+        numbers=Numbers(**join_columns([part.numbers for part in parts])),
+        names=tuple(name for part in parts for name in part.names),
         argument_texts=parts[0].argument_texts,
     )

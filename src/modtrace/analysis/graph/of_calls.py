@@ -49,9 +49,9 @@ def _is_innermost(tree: LayerTree) -> Column:
 def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
     """Returns a node in each of the layers `rows`, for the layer's call."""
     calls, call = ops.placed.calls, tree.call[rows]
-    types = tuple(dict.fromkeys(each.type or each.name for each in tree.places))
+    types = tuple(dict.fromkeys(place.type or place.name for place in tree.places))
     codes = {name: code for code, name in enumerate(types)}
-    of_place = np.array([codes[each.type or each.name] for each in tree.places], np.int64)
+    of_place = np.array([codes[place.type or place.name] for place in tree.places], np.int64)
     return replace(
         blank_table(_CALL, AT, rows),
         name=of_place[tree.place[rows]],

@@ -31,29 +31,29 @@ class Part:
         """Returns which of these codes of PHASES are in the part."""
         if self.phases is None:
             return np.ones(len(phase), bool)
-        return np.isin(phase, [PHASES.index(each) for each in self.phases])
+        return np.isin(phase, [PHASES.index(name) for name in self.phases])
 
     def has_places(self, paths: Sequence[str | None]) -> list[bool]:
         """Returns which of these paths are in the part; None is the path of no module."""
         if self.paths is None:
             return [True] * len(paths)
         around = {path: path_and_above(path) for path in set(paths) if path is not None}
-        named = {each for each in {*chain(*around.values())} if self.paths.selects(each)}
+        named = {path for path in {*chain(*around.values())} if self.paths.selects(path)}
         return [path is not None and not named.isdisjoint(around[path]) for path in paths]
 
     def of_ops(self, ops: StepOps) -> Column:
         """Returns which of the ops are in the part."""
-        places = self.has_places([each.path for each in ops.placed.places])
+        places = self.has_places([place.path for place in ops.placed.places])
         none = self.paths is None
         is_place = np.array([*places, none], bool)
         kept = self.has_phase(ops.phase) & is_place[np.where(ops.where >= 0, ops.where, -1)]
-        names = np.array([self.has_op(each) for each in ops.names], bool)
+        names = np.array([self.has_op(name) for name in ops.names], bool)
         return np.asarray(kept & names[ops.name]) if len(names) else kept
 
     def has_op(self, name: str) -> bool:
         """Returns whether an op of this name is in it."""
         return self.ops is None or any(
-            fnmatchcase(each, glob) for glob in self.ops for each in forms_of_op(name)
+            fnmatchcase(form, glob) for glob in self.ops for form in forms_of_op(name)
         )
 
 

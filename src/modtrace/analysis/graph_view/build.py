@@ -29,7 +29,7 @@ from .pausing import without_collection
 from .records import LAYER, GraphView, ViewBox, ViewNode
 
 _PHASE, _OP, _INPUT = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP), NODE_KINDS.index(INPUT)
-_IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
+_IS_NAMED_AS_OP = [kind in (OP, EARLIER) for kind in NODE_KINDS]
 
 
 @without_collection()
@@ -132,7 +132,7 @@ class _Visible:
             else:
                 made.append(self._tensor_node(item, made[number[self._maker[item]]]))
         if self._maker:  # what `_foreach_add_` makes has no slots
-            keys = distinct(each.key for each in made)
+            keys = distinct(node.key for node in made)
             made = [each._replace(key=key) for each, key in zip(made, keys, strict=True)]
         return tuple(made)
 
@@ -147,7 +147,7 @@ class _Visible:
             rows.tolist(),
             self._box_of[layers.parent[rows]].tolist(),
             _numbers_of(twin, number),
-            *(each[rows].tolist() for each in columns),
+            *(column[rows].tolist() for column in columns),
             _number_tuples(self._layer_numbers.take(rows)),
             strict=True,
         )
@@ -166,10 +166,10 @@ class _Visible:
         sums = _sum_numbers(nodes.numbers, self.items.node_for).take(rows)
         keys = self._node_keys
         twin = np.append(self.items.of_node, NONE)[nodes.repeats[rows]]
-        places = [*(layers.places[each] for each in layers.place.tolist()), None]
+        places = [*(layers.places[place] for place in layers.place.tolist()), None]
         nth = [*layers.nth.tolist(), NONE]
         compiled = [*layers.compiled.tolist(), False]
-        labels = [_shorten(each) for each in nodes.names]
+        labels = [_shorten(name) for name in nodes.names]
         columns = (
             nodes.layer, nodes.kind, nodes.name, nodes.phase, nodes.tensor, nodes.args, nodes.start_ns, nodes.raised
         )  # fmt: skip
@@ -178,7 +178,7 @@ class _Visible:
             self._box_of[nodes.layer[rows]].tolist(),
             _numbers_of(twin, number),
             repeats[rows].tolist(),
-            zip(*(each[rows].tolist() for each in columns), strict=True),
+            zip(*(column[rows].tolist() for column in columns), strict=True),
             _number_tuples(sums),
             strict=True,
         )
@@ -210,7 +210,7 @@ class _Visible:
 
 
 #: What a box has in common with a node that is a closed layer.
-_COMMON = [each for each in ViewBox._fields if each in ViewNode._fields and each != "kind"]
+_COMMON = [field for field in ViewBox._fields if field in ViewNode._fields and field != "kind"]
 
 
 def _numbers_of(items: Rows, number: Rows) -> list[int]:
@@ -262,5 +262,5 @@ def _number_tuples(numbers: Numbers) -> Iterable[tuple[Any, ...]]:
     rms: Sequence[float | None] = [
         root if has else None for root, has in zip(np.sqrt(mean).tolist(), has_mean.tolist(), strict=True)
     ]
-    known = ([None if each < 0 else each for each in column.tolist()] for column in counted)
+    known = ([None if value < 0 else value for value in column.tolist()] for column in counted)
     return zip(numbers.duration_ns.tolist(), *known, rms, strict=True)

@@ -14,7 +14,7 @@ from .keys import paths_of_layers
 def near_paths(graph: Graph, paths: PathFilter) -> str:
     """Returns the end of a sentence about a pattern that matches no module of the graph; empty if all match."""
     there = list(dict.fromkeys(own[0] for own in paths_of_layers(graph, None) if own))
-    return "".join(name_nearest(each.pattern.text, there) for each in unmatched(paths, there)[:1])
+    return "".join(name_nearest(pattern.pattern.text, there) for pattern in unmatched(paths, there)[:1])
 
 
 def near_part(whole: Graph, part: Part) -> str:
@@ -25,9 +25,9 @@ def near_part(whole: Graph, part: Part) -> str:
 
 def _near_ops(graph: Graph, globs: Sequence[str]) -> str:
     is_op = graph.nodes.kind == NODE_KINDS.index(OP)
-    names = sorted({graph.nodes.names[each] for each in np.unique(graph.nodes.name[is_op]).tolist()})
+    names = sorted({graph.nodes.names[code] for code in np.unique(graph.nodes.name[is_op]).tolist()})
     for glob in globs:
-        if not any(Part(ops=(glob,)).has_op(each) for each in names):
-            hint = did_you_mean(glob.strip("*"), [form for each in names for form in forms_of_op(each)])
+        if not any(Part(ops=(glob,)).has_op(name) for name in names):
+            hint = did_you_mean(glob.strip("*"), [form for name in names for form in forms_of_op(name)])
             return f".{hint}" if hint else f"; there are: {first_few(names)}"
     return ""

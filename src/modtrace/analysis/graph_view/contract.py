@@ -17,7 +17,7 @@ def without_views(graph: Graph) -> Graph:
     new = np.full(len(nodes) + 1, NONE, np.int64)
     new[kept] = np.arange(len(kept))
     edges = edges.take(np.flatnonzero(new[edges.target] >= 0))
-    is_leaf = np.append(np.isin(nodes.kind, [NODE_KINDS.index(each) for each in LEAF_KINDS]), True)
+    is_leaf = np.append(np.isin(nodes.kind, [NODE_KINDS.index(kind) for kind in LEAF_KINDS]), True)
     maker = np.append(base, NONE)[graph.tensors.producer]
     return replace(
         graph,

@@ -69,7 +69,7 @@ def _split(graph: Graph, siblings: Sequence[int], signatures: Sequence[int]) -> 
     """Yields the longest runs of equal siblings that are numbered upwards, or downwards in a backward."""
     run: list[int] = []
     direction = 0
-    numbers = [_number(graph, each) for each in siblings]
+    numbers = [_number(graph, sibling) for sibling in siblings]
     for each, number in zip([*siblings, NONE], [*numbers, None], strict=True):
         last = _number(graph, run[-1]) if run else None
         step = 0 if number is None or last is None else number - last
@@ -103,8 +103,8 @@ class _LeavingEdges:
 
     def is_closed(self, run: Run) -> bool:
         """Returns whether nothing outside of the run is on a path from one of its layers to another."""
-        first = min(int(self._graph.first_node[each]) for each in run.layers)
-        end = max(int(self._graph.end_node[each]) for each in run.layers)
+        first = min(int(self._graph.first_node[layer]) for layer in run.layers)
+        end = max(int(self._graph.end_node[layer]) for layer in run.layers)
         order = self._graph.nodes.order
         latest = int(order[first:end].max(initial=NONE))
         met: set[int] = set()
@@ -115,7 +115,7 @@ class _LeavingEdges:
             outside = (reached < first) | (reached >= end)
             new = {*reached[outside & (order[reached] < latest)].tolist()} - met
             met |= new
-            edges = [self._edges(each, each + 1) for each in new]
+            edges = [self._edges(node, node + 1) for node in new]
             reached = self._target[np.concatenate(edges)] if edges else reached[:0]
         return True
 

@@ -11,7 +11,7 @@ from .fold import Folding
 from .signatures import number_columns
 
 _OPTIMIZER_STEP = LAYER_KINDS.index(OPTIMIZER_STEP)
-_LEAVES = [NODE_KINDS.index(each) for each in LEAF_KINDS]
+_LEAVES = [NODE_KINDS.index(kind) for kind in LEAF_KINDS]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class Items:
         np.minimum.at(times, self.of_node, 2 * graph.nodes.order + 1)
         is_leaf = np.isin(graph.nodes.kind, _LEAVES) & (self.of_node >= self.first_node)
         reads = np.flatnonzero(is_leaf[graph.edges.source])
-        source, target = (self.of_node[each[reads]] for each in (graph.edges.source, graph.edges.target))
+        source, target = (self.of_node[end[reads]] for end in (graph.edges.source, graph.edges.target))
         np.minimum.at(times, source, times[target] - 1)
         return times
 

@@ -29,10 +29,10 @@ def _layer_key(graph: Graph, kind: int, phase: int, place: int, nth: int) -> str
 def name_layers(graph: Graph, folding: Folding | None) -> tuple[list[str], list[str]]:
     """Returns the name and the label of each layer, such as `layers.0..31.attn` (in a folded run) and `attn`."""
     layers = graph.layers
-    places = [layers.places[each] for each in layers.place.tolist()]
-    names, labels = [each.name for each in places], [each.label for each in places]
+    places = [layers.places[place] for place in layers.place.tolist()]
+    names, labels = [place.name for place in places], [place.label for place in places]
     for run in folding.runs if folding else ():
-        numbers = sorted(int(places[each].label) for each in run.layers)
+        numbers = sorted(int(places[layer].label) for layer in run.layers)
         old, label = names[run.first], f"{numbers[0]}..{numbers[-1]}"
         new = f"{old.removesuffix(labels[run.first])}{label}"
         labels[run.first] = label
@@ -62,16 +62,16 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
     """
     nodes = graph.nodes
     around = [*layers, "outside"]  # the layer -1
-    is_leaf = [each in LEAF_KINDS for each in NODE_KINDS]
-    kinds = [f"{each}:" if each != OP else "" for each in NODE_KINDS]
+    is_leaf = [kind in LEAF_KINDS for kind in NODE_KINDS]
+    kinds = [f"{kind}:" if kind != OP else "" for kind in NODE_KINDS]
     columns = (nodes.layer, nodes.kind, nodes.root, nodes.name, nodes.nth)
-    roots = [*(f"{each}/" for each in nodes.roots), ""]  # the root -1
+    roots = [*(f"{root}/" for root in nodes.roots), ""]  # the root -1
     names = nodes.names
     return distinct(
         f"{kinds[kind]}{roots[root]}{names[name]}"
         if is_leaf[kind]
         else f"{around[layer]}/{kinds[kind]}{roots[root]}{names[name]}{f'#{nth}' if nth > 0 else ''}"
-        for layer, kind, root, name, nth in zip(*(each.tolist() for each in columns), strict=True)
+        for layer, kind, root, name, nth in zip(*(column.tolist() for column in columns), strict=True)
     )
 
 

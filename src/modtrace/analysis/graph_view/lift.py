@@ -62,6 +62,6 @@ def _to_view(graph: Graph, columns: Sequence[Column]) -> tuple[ViewEdge, ...]:
             outputs[made] if tensor >= 0 and made >= 0 else "",
         )
         for source, target, tensor, slot, count, time_ns, is_loop, is_into, made in zip(
-            *(each.tolist() for each in columns), strict=True
+            *(column.tolist() for column in columns), strict=True
         )
     )

@@ -103,4 +103,4 @@ class GraphView:
     @cached_property
     def phases(self) -> tuple[str, ...]:
         """The phases of the visible items, in the order in which they began."""
-        return tuple(dict.fromkeys(each.phase for each in self.nodes if each.phase))
+        return tuple(dict.fromkeys(node.phase for node in self.nodes if node.phase))

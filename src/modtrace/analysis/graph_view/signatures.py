@@ -20,11 +20,11 @@ def sign_layers(graph: Graph) -> list[int]:
     own_end = np.searchsorted(graph.nodes.layer, np.arange(len(layers)), side="right").tolist()
     edges, edge_first = _edges_by_layer(graph)
     children = group_children(layers.parent)
-    places = [layers.places[each] for each in layers.place.tolist()]
+    places = [layers.places[place] for place in layers.place.tolist()]
     known: dict[Hashable, int] = {}
     signatures = [NONE] * len(layers)
     for at in range(len(layers) - 1, -1, -1):
-        inside = tuple((places[each].label, signatures[each]) for each in children.get(at, ()))
+        inside = tuple((places[child].label, signatures[child]) for child in children.get(at, ()))
         signature = (
             places[at].type,
             int(layers.kind[at]),
@@ -40,13 +40,13 @@ def _sign_nodes(graph: Graph) -> Column:
     """Numbers the nodes by kind, name, arguments and outputs. Nodes that agree in these have the same number."""
     nodes = graph.nodes
     codes: dict[str, int] = {}
-    full = np.array([codes.setdefault(each, len(codes)) for each in nodes.names], np.int64)
+    full = np.array([codes.setdefault(name, len(codes)) for name in nodes.names], np.int64)
     short = np.array(
-        [codes.setdefault(each.rpartition(".")[2], len(codes)) for each in nodes.names], np.int64
+        [codes.setdefault(name.rpartition(".")[2], len(codes)) for name in nodes.names], np.int64
     )
     shapes: dict[Hashable, int] = {}
     described = zip(graph.tensors.shapes, graph.tensors.dtypes, strict=True)
-    shape = np.array([*(shapes.setdefault(each, len(shapes)) for each in described), NONE], np.int64)
+    shape = np.array([*(shapes.setdefault(tensor, len(shapes)) for tensor in described), NONE], np.int64)
     name = (
         np.where(np.isin(nodes.kind, _OWNED), short[nodes.name], full[nodes.name])
         if len(nodes)

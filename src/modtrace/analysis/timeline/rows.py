@@ -164,7 +164,7 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
     step = np.concatenate([table["step"], open_steps])
     overhead_ns = table["overhead_ns"]
     return SpanRows(
-        name=Detail("name", np.arange(len(step)), tuple(f"step {each}" for each in step.tolist())),
+        name=Detail("name", np.arange(len(step)), tuple(f"step {number}" for number in step.tolist())),
         step=step,
         thread=np.full(len(step), -1),
         lane=np.full(len(step), LANE_KINDS.index(STEPS)),
@@ -183,8 +183,8 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
 
 def _find_open(known: Column, inside: Sequence[SpanRows]) -> tuple[Column, Column]:
     """Returns the steps that have spans but no recorded end, and the beginning of the first span of each."""
-    step = np.concatenate([each.step for each in inside])
-    start_ns = np.concatenate([each.start_ns for each in inside])
+    step = np.concatenate([rows.step for rows in inside])
+    start_ns = np.concatenate([rows.start_ns for rows in inside])
     rows = np.flatnonzero(~np.isin(step, known))
     rows = rows[np.argsort(start_ns[rows], kind="stable")]
     found, first = np.unique(step[rows], return_index=True)

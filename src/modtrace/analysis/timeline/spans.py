@@ -78,13 +78,13 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
         parts: the spans of each kind.
         parents: for each part, the index of the part that contains its parents.
     """
-    firsts = [0, *accumulate(len(each) for each in parts)]
+    firsts = [0, *accumulate(len(part) for part in parts)]
     parent = [
         np.where(each.parent < 0, -1, each.parent + firsts[part])
         for each, part in zip(parts, parents, strict=True)
     ]
     return SpanRows(
-        name=_join([each.name for each in parts]),
+        name=_join([part.name for part in parts]),
         details=tuple(_join_details(parts)),
         **join_columns(parts) | {"parent": np.concatenate(parent)},
     )
@@ -92,8 +92,8 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
 
 def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
     """Returns each detail for the spans of all parts. Spans of parts that lack it have no value."""
-    like = {each.name: each for part in parts for each in part.details}
-    told = [{each.name: each for each in part.details} for part in parts]
+    like = {detail.name: detail for part in parts for detail in part.details}
+    told = [{detail.name: detail for detail in part.details} for part in parts]
     return [
         _join([known.get(name) or each.nothing(len(part)) for known, part in zip(told, parts, strict=True)])
         for name, each in like.items()
@@ -103,10 +103,10 @@ def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
 def _join(details: Sequence[Detail]) -> Detail:
     """Joins the values of one detail."""
     if details[0].dictionary is None:
-        return Detail(details[0].name, np.concatenate([each.values for each in details]))
+        return Detail(details[0].name, np.concatenate([detail.values for detail in details]))
     dictionary: list[str] = []
     values = []
-    for each in details:
-        values.append(np.where(each.values < 0, -1, each.values + len(dictionary)))
-        dictionary += each.dictionary or ()
+    for detail in details:
+        values.append(np.where(detail.values < 0, -1, detail.values + len(dictionary)))
+        dictionary += detail.dictionary or ()
     return Detail(details[0].name, np.concatenate(values), tuple(dictionary))

@@ -74,7 +74,7 @@ class Text:
 
 
 def _in_style(text: str, style: str) -> str:
-    codes = ";".join(_STYLES[each] for each in style.split())
+    codes = ";".join(_STYLES[part] for part in style.split())
     return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
 
 
@@ -112,12 +112,15 @@ class Column:
 
 def text_column(title: str, texts: Iterable[str | None]) -> Column:
     """Returns a column of names, which may hold control characters; a cell is empty where there is None."""
-    return Column(title, [Text(printable(each or "")) for each in texts], right=False)
+    return Column(title, [Text(printable(text or "")) for text in texts], right=False)
 
 
 def printable(text: str) -> str:
     """Returns the text with control characters escaped, so that a name cannot control the terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 class Markup(Protocol):
@@ -145,12 +148,12 @@ class FittedColumns:
     @property
     def titles(self) -> set[str]:
         """The titles of the columns that are shown."""
-        return {each.title for each in self.shown}
+        return {column.title for column in self.shown}
 
 
 def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Iterable[str]) -> FittedColumns:
     """Returns the columns; while they are wider than `width`, `dispensable` titles are left out in turn."""
-    widths = [each.width + len(_GAP) for each in columns]
+    widths = [column.width + len(_GAP) for column in columns]
     needed = sum(widths) - len(_GAP)
     too_many = 0 if width is None else needed - width
     left_out: set[str] = set()
@@ -159,8 +162,8 @@ def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Itera
             break
         left_out.add(title)
         too_many -= sum(own for each, own in zip(columns, widths, strict=True) if each.title == title)
-    shown = [each for each in columns if each.title not in left_out]
-    in_order = dict.fromkeys(each.title for each in columns if each.title in left_out)
+    shown = [column for column in columns if column.title not in left_out]
+    in_order = dict.fromkeys(column.title for column in columns if column.title in left_out)
     return FittedColumns(shown, tuple(in_order), needed)
 
 
@@ -184,7 +187,7 @@ def render_tables(
     """Returns the lines of the head, the tables and the rest of the lines, with an empty line between them."""
     parts = [
         render_lines(head, color=color, width=width),
-        *(render_fitted(each, width=width, color=color) for each in tables),
+        *(render_fitted(table, width=width, color=color) for table in tables),
         render_lines(rest, color=color, width=width),
     ]
     return "\n".join(part for part in parts if part)

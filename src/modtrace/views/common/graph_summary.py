@@ -47,7 +47,7 @@ def describe_counts(view: GraphView) -> str:
     """Returns the size of the visible part: `12 layers, 30 ops, 8 parameters; 61 edges`."""
     if not view.nodes:
         return "nothing ran in this part of the step" if view.step else "nothing was recorded"
-    counts = Counter(each.kind for each in view.nodes)
+    counts = Counter(node.kind for node in view.nodes)
     order = sorted(counts, key=lambda kind: (kind != LAYER, kind != "op", kind))
     parts = [_count(kind, counts[kind]) for kind in order]
     return f"{', '.join(parts)}; {count_of(len(view.edges), 'edge')}"
@@ -66,7 +66,7 @@ def render_graph_json(view: GraphView) -> str:
         "marks": view.marks,
     }
     rows = {
-        name: [to_json(each._asdict()) for each in records]
+        name: [to_json(record._asdict()) for record in records]
         for name, records in (("nodes", view.nodes), ("edges", view.edges), ("boxes", view.boxes))
     }
     return json.dumps(head | rows) + "\n"

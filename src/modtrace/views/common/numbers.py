@@ -57,7 +57,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: to_json(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_json(each) for each in value]
+        return [to_json(part) for part in value]
     return to_json_number(value)
 
 
@@ -90,7 +90,7 @@ def format_gflops_rate(flops: int, time_ns: int) -> str:
 
 def sum_known(*numbers: int | None) -> int | None:
     """Returns the sum; None if one of the numbers is not known."""
-    known = [each for each in numbers if each is not None]
+    known = [number for number in numbers if number is not None]
     return sum(known) if len(known) == len(numbers) else None
 
 

@@ -134,7 +134,7 @@ class Scale:
         if not values:
             return cls(None, None, False, 1.0)
         low, high = min(values), max(values)
-        least = min((each for each in values if each > 0), default=1)
+        least = min((value for value in values if value > 0), default=1)
         return cls(low, high, low >= 0 and high > _LARGE_RATIO * least, float(least))
 
     def position(self, value: Number) -> float:
@@ -169,8 +169,8 @@ def readable_on(fill: str) -> str:
 
 def luminance(color: str) -> float:
     """Returns the relative luminance as WCAG 2 defines it: 0 for black, 1 for white."""
-    shares = (each / 255 for each in _channels(color))
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in shares]
+    shares = (channel / 255 for channel in _channels(color))
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 

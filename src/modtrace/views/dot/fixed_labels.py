@@ -61,7 +61,7 @@ class _Block(NamedTuple):
 
     @property
     def height(self) -> int:
-        return sum(each.height for each in self.lines)
+        return sum(line.height for line in self.lines)
 
 
 class FixedLabels:
@@ -111,7 +111,7 @@ class FixedLabels:
     def _write(self, found: re.Match[str]) -> str:
         self._seen.append(_attributes_of(found[1]))
         block = self._blocks[int(found[2])]
-        if len(self._seen) < sum(len(each.runs) for each in block.lines):  # so many marks stand for it
+        if len(self._seen) < sum(len(line.runs) for line in block.lines):  # so many marks stand for it
             return ""
         seen, self._seen = self._seen, []
         return "".join(_write_block(block, seen))
@@ -183,7 +183,7 @@ class _Reader:
         return _Line(runs, align, int(1.1 * size + 1))  # as `dot` does
 
     def _room(self, lines: Sequence[_Line]) -> int:
-        width = max(each.width() for each in lines)
+        width = max(line.width() for line in lines)
         return math.ceil(max(width, width * _WIDEST - self._margin))
 
 
@@ -226,7 +226,7 @@ def _write_line(line: _Line, looks: Sequence[dict[str, str]], ends: tuple[float,
     """Returns a line as one text; what its parts have in common is said once."""
     anchor = _ANCHORS.get(line.align, "middle")
     x = {"start": ends[0], "end": ends[1]}.get(anchor, sum(ends) / 2)
-    common = dict(set.intersection(*(set(each.items()) for each in looks)))
+    common = dict(set.intersection(*(set(look.items()) for look in looks)))
     parts = [
         _write_part(text, {name: value for name, value in look.items() if name not in common})
         for (text, _), look in zip(line.runs, looks, strict=True)

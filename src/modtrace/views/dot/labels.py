@@ -43,7 +43,7 @@ def render_label(node: ViewNode, mark: str = "") -> Html:
         text = _render_path(title_of(node), _suffix(node, mark))
     else:
         text = _render_text(" ".join(filter(None, (title_of(node), _suffix(node)))), _shape_line(node))
-    badges = [f'<font color="white" point-size="8"><b> {each} </b></font>' for each in _badges(node)]
+    badges = [f'<font color="white" point-size="8"><b> {badge} </b></font>' for badge in _badges(node)]
     return stack([text, *badges], [None, *[RED] * len(badges)]) if badges else text
 
 

@@ -29,8 +29,8 @@ class Sides:
         self.of_node = _find_sides(view)
         self.rows = list(find_rows(view, self.of_node))
         self._mirrors = FORWARD in view.phases
-        self._box = [each.box for each in view.nodes]
-        ranked = [each for each in view.edges if self._is_inside(each)]
+        self._box = [node.box for node in view.nodes]
+        ranked = [edge for edge in view.edges if self._is_inside(edge)]
         self._has_start = self._find_below_starts(ranked)
         self._holds = self._hold_loose(view, ranked) if self._mirrors else {}
 
@@ -82,8 +82,8 @@ def _find_sides(view: GraphView) -> list[str]:
 
     A node without a phase is on the side of the last node that it reads, and a leaf on that of its reader.
     """
-    known = [each.phase for each in view.nodes]
-    is_free = [each.phase is None and each.kind not in LEAF_KINDS for each in view.nodes]
+    known = [node.phase for node in view.nodes]
+    is_free = [node.phase is None and node.kind not in LEAF_KINDS for node in view.nodes]
     readers: dict[int, int] = {}
     for edge in view.edges:
         readers.setdefault(edge.source, edge.target)
@@ -174,7 +174,7 @@ def choose_edges(view: GraphView, sides: Sequence[str]) -> Iterator[DrawnEdge]:
             yield DrawnEdge(edge)
         else:
             bundles[side] = _bundle(side, bundles[side], edge) if side in bundles else edge
-    yield from (DrawnEdge(each, is_bundle=True) for each in bundles.values())
+    yield from (DrawnEdge(bundle, is_bundle=True) for bundle in bundles.values())
 
 
 def _bundle(side: str, before: ViewEdge, edge: ViewEdge) -> ViewEdge:

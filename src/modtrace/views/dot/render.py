@@ -93,7 +93,7 @@ class _Writer:
     def _graph(self, *, has_rows: bool) -> dict[str, Any]:
         found = self._style.graph(self._view)
         notes = [*([] if self._view.has_ops else [NO_OPS_IN_PICTURE]), *self._view.marks]
-        lines = [escape_html(each) for each in notes] + ([self._overlay.legend()] if self._overlay else [])
+        lines = [escape_html(note) for note in notes] + ([self._overlay.legend()] if self._overlay else [])
         if lines:
             given = [to_html(found["label"])] if found.get("label") else []
             found = found | {"label": stack([*given, *lines])}
@@ -162,7 +162,7 @@ class _Writer:
 
     def _between_boxes(self, edge: ViewEdge) -> dict[str, Any]:
         """Returns attributes that make an edge end at the borders of the outermost boxes."""
-        boxes = (self._view.nodes[each].box for each in (edge.source, edge.target))
+        boxes = (self._view.nodes[end].box for end in (edge.source, edge.target))
         ends = zip(("ltail", "lhead"), boxes, strict=True)
         return {name: f"cluster_b{self._outermost[box]}" for name, box in ends if box >= 0}
 
@@ -174,7 +174,7 @@ def _columns(columns: Sequence[Sequence[int]]) -> Iterator[str]:
     points = " -> ".join(f"o{at}" for at in range(len(columns)))
     yield f'  {{ rank=min; node [style=invis label="" width=0 height=0 margin=0]; {points} [style=invis weight=1] }}\n'
     for at, nodes in enumerate(columns):
-        yield f"  o{at} -> {{ {'; '.join(f'n{each}' for each in nodes)} }} [style=invis weight=1]\n"
+        yield f"  o{at} -> {{ {'; '.join(f'n{node}' for node in nodes)} }} [style=invis weight=1]\n"
 
 
 def _swap_ends(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -41,12 +41,12 @@ def _thousandths(text: str, bold: bool, monospaced: bool) -> int:
     known = {} if monospaced else _WIDTHS[bold]
     usual, capital = (_MONOSPACED, _MONOSPACED) if monospaced else (_USUAL, _CAPITAL)
     total = 0
-    for each in text:
-        letter = unicodedata.normalize("NFD", each)[0]  # é is as wide as e
+    for character in text:
+        letter = unicodedata.normalize("NFD", character)[0]  # é is as wide as e
         if letter in known:
             total += known[letter]
-        elif unicodedata.east_asian_width(each) in "WF":
+        elif unicodedata.east_asian_width(character) in "WF":
             total += _IDEOGRAPH
-        elif unicodedata.category(each) not in _WITHOUT_WIDTH:
-            total += capital if each.isupper() else usual
+        elif unicodedata.category(character) not in _WITHOUT_WIDTH:
+            total += capital if character.isupper() else usual
     return total

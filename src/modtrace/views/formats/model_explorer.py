@@ -44,7 +44,7 @@ def connect(view: GraphView) -> Wires:
     one output.
     """
     outputs: list[dict[tuple[_Shape, str | None], int]] = [
-        {} if each.shape is None else {(each.shape, each.dtype): 0} for each in view.nodes
+        {} if node.shape is None else {(node.shape, node.dtype): 0} for node in view.nodes
     ]
     incoming: list[list[Input]] = [[] for _ in view.nodes]
     for edge in view.edges:
@@ -103,7 +103,7 @@ def write_node_data(view: GraphView, path: str | os.PathLike[str]) -> list[Path]
         ModtraceError: one of them cannot be written.
     """
     graph = Path(path)
-    files = {each: graph.with_name(f"{graph.stem}.{each}.json") for each in NODE_DATA}
+    files = {number: graph.with_name(f"{graph.stem}.{number}.json") for number in NODE_DATA}
     for name, file in files.items():
         write_pieces(iterate_node_data(view, graph.stem, name), file)
     return list(files.values())

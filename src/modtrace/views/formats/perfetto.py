@@ -56,7 +56,7 @@ def count_events(timeline: Timeline) -> int:
 def iterate_perfetto(timeline: Timeline) -> Iterator[str]:
     """Yields the text of the trace in pieces."""
     yield f'{{"displayTimeUnit":"ns",\n"otherData":{render_compact(_other_data(timeline))},\n"traceEvents":[\n'
-    yield _SEPARATOR.join(render_compact(each) for each in _metadata(timeline))
+    yield _SEPARATOR.join(render_compact(event) for event in _metadata(timeline))
     writer = _SpanWriter(timeline)
     for first in range(0, len(timeline.spans), _ROWS_AT_ONCE):
         yield _SEPARATOR + _SEPARATOR.join(writer.write(first, first + _ROWS_AT_ONCE))
@@ -120,7 +120,7 @@ class _SpanWriter:
         self._spans = timeline.spans
         self._pid = timeline.rank
         self._names = [json.dumps(name) for name in timeline.spans.names]
-        self._args = [_ArgWriter(each) for each in timeline.spans.details]
+        self._args = [_ArgWriter(detail) for detail in timeline.spans.details]
         flows = timeline.flows
         rows = np.concatenate([flows.source, flows.target])
         self._order = np.argsort(rows, kind="stable")
@@ -131,8 +131,8 @@ class _SpanWriter:
         """Yields the events of the spans from `first` to `end - 1`."""
         spans = self._spans
         columns = (spans.kind, spans.lane, spans.start_ns, spans.duration_ns, spans.name)
-        rows = zip(*(each[first:end].tolist() for each in columns), strict=True)
-        args = zip(*(each.write(first, end) for each in self._args), strict=True)
+        rows = zip(*(column[first:end].tolist() for column in columns), strict=True)
+        args = zip(*(arg.write(first, end) for arg in self._args), strict=True)
         # Where arrows begin or end. Arrow n begins at end n; the numbers of all targets are higher.
         begin, stop = np.searchsorted(self._rows, [first, end]).tolist()
         ends = zip(self._rows[begin:stop].tolist(), self._order[begin:stop].tolist(), strict=True)
@@ -162,17 +162,17 @@ class _ArgWriter:
         self._key = json.dumps(detail.name)
         self._texts: Sequence[str] | None = None
         if detail.dictionary is not None:  # the last stands for -1
-            self._texts = [*(f"{self._key}:{json.dumps(each)}," for each in detail.dictionary), ""]
+            self._texts = [*(f"{self._key}:{json.dumps(text)}," for text in detail.dictionary), ""]
 
     def write(self, first: int, end: int) -> list[str]:
         """Returns the texts for the rows from `first` to `end - 1`."""
         values, key = self._values[first:end], self._key
         if self._texts is not None:
             texts = self._texts
-            return [texts[each] for each in values.tolist()]
+            return [texts[value] for value in values.tolist()]
         if values.dtype == bool:
-            return [f"{key}:true," if each else "" for each in values.tolist()]
-        return [f"{key}:{each}," if each >= 0 else "" for each in values.tolist()]
+            return [f"{key}:true," if value else "" for value in values.tolist()]
+        return [f"{key}:{value}," if value >= 0 else "" for value in values.tolist()]
 
 
 def _to_us(time_ns: int) -> str:

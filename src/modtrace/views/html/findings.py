@@ -48,4 +48,4 @@ def _tell(finding: ReportFinding) -> tuple[str, list[str]]:
 
 
 def _lines(text: str) -> list[str]:
-    return [each.strip() for each in text.splitlines()]
+    return [line.strip() for line in text.splitlines()]

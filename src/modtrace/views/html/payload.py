@@ -42,14 +42,14 @@ def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
         "format": "modtrace report",
         "version": VERSION,
         "title": report.title,
-        "about": [list(each) for each in report.about],
+        "about": [list(line) for line in report.about],
         "notes": list(report.notes),
         "shown_step": report.shown_step,
         "dictionaries": dictionaries,
         "tables": tables,
-        "lanes": [vars(each) for each in report.lanes],
+        "lanes": [vars(lane) for lane in report.lanes],
         "dimensions": [{"name": name, "values": list(each)} for name, each in report.dimensions.items()],
-        "findings": [describe_finding(each) for each in report.findings],
+        "findings": [describe_finding(finding) for finding in report.findings],
     }
     return values, bytes(numbers)
 

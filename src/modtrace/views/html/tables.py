@@ -20,7 +20,7 @@ class HtmlMarkup:
 
     def render_columns(self, columns: Sequence[Column]) -> str:
         """Returns a table, of its rows the first `MAX_ROWS`, and a line that says what is not shown."""
-        shown = [each for each in columns if each.title not in self._without]
+        shown = [column for column in columns if column.title not in self._without]
         rows = list(zip(*(column.cells for column in shown), strict=True))
         titles = "".join(f"<th{_align(each)}>{html.escape(each.title)}</th>" for each in shown)
         body = "\n".join(f"<tr>{_render_cells(shown, row)}</tr>" for row in rows[:MAX_ROWS])
@@ -32,7 +32,7 @@ class HtmlMarkup:
 
     def render_lines(self, lines: Sequence[Text]) -> str:
         """Returns a line each."""
-        return "".join(f"<div>{_render_text(each)}</div>\n" for each in lines)
+        return "".join(f"<div>{_render_text(line)}</div>\n" for line in lines)
 
 
 def render_page(content: str) -> str:

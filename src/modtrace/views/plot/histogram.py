@@ -150,7 +150,7 @@ def _draw_ticks(axis: "Axis", powers: _Powers) -> None:
     first, last = map(int, powers.bounds)
     every = next(each for each in (1, 2, 4, 8, 16, 32) if (last - first) / each <= 10)
     inside = range(first + powers.zero, last + 1 - powers.nonfinite)
-    ticks = {float(each): f"$2^{{{each}}}$" for each in inside if each % every == 0}
+    ticks = {float(power): f"$2^{{{power}}}$" for power in inside if power % every == 0}
     ticks |= powers.names
     axis.set_ticks(list(ticks), labels=list(ticks.values()))
     for label, text in zip(axis.get_ticklabels(), ticks.values(), strict=True):
@@ -178,7 +178,7 @@ def _ends_of(powers: _Powers) -> list[_End]:
     room = _ROOM * (last - first)
     seen: list[_End] = []
     for name, (smallest, largest) in _FORMATS.items():
-        line = len({each.line for each in seen})
+        line = len({power.line for power in seen})
         if first < smallest < last:
             seen.append(_End(smallest, f"smallest normal {name}", line, smallest - first < room))
         if first < largest < last:
@@ -208,23 +208,23 @@ def _name_ends_above(ax: "Axes", powers: _Powers) -> int:
     Each format has a line of text.
     """
     ends = _ends_of(powers)
-    for each in ends:
+    for end in ends:
         ax.annotate(
-            each.name,
-            (each.power, 1),
+            end.name,
+            (end.power, 1),
             xycoords=("data", "axes fraction"),
-            xytext=(0, 3 + _LINE_POINTS * each.line),
+            xytext=(0, 3 + _LINE_POINTS * end.line),
             textcoords="offset points",
-            ha="left" if each.is_above else "right",
+            ha="left" if end.is_above else "right",
             va="bottom",
             size="x-small",
             arrowprops={
                 "arrowstyle": "-",
                 "linewidth": 0.8,
-                "relpos": (0 if each.is_above else 1, 0),
+                "relpos": (0 if end.is_above else 1, 0),
                 "shrinkA": 0,
                 "shrinkB": 0,
             },
             annotation_clip=False,
         )
-    return _LINE_POINTS * len({each.line for each in ends})
+    return _LINE_POINTS * len({end.line for end in ends})

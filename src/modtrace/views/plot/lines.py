@@ -151,8 +151,8 @@ def _move_apart(heights: list[float], gap: float) -> list[float]:
     order = np.argsort(heights, kind="stable").tolist()
     piles: list[list[int]] = []
     middles: list[float] = []
-    for each in order:
-        pile, middle = [each], heights[each]
+    for number in order:
+        pile, middle = [number], heights[number]
         while piles and middle - middles[-1] < gap * (len(pile) + len(piles[-1])) / 2:
             pile = [*piles.pop(), *pile]
             middles.pop()
@@ -169,7 +169,7 @@ def _move_apart(heights: list[float], gap: float) -> list[float]:
 def _middle_of(pile: list[int], heights: list[float], gap: float) -> float:
     """Returns the middle of a pile of names, so that it is inside the axes."""
     half = gap * (len(pile) - 1) / 2
-    return float(np.clip(np.mean([heights[each] for each in pile]), half, max(half, 1 - half)))
+    return float(np.clip(np.mean([heights[line] for line in pile]), half, max(half, 1 - half)))
 
 
 def _name_on_bar(ax: "Axes", history: History) -> None:

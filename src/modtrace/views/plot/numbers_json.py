@@ -16,7 +16,7 @@ def render_plotted_json(found: History | Exponents, *, marks: Sequence[str] = ()
 
     What was not measured is null; `marks` say what is missing from the recording.
     """
-    told = {each.name: getattr(found, each.name) for each in fields(found)}
+    told = {field.name: getattr(found, field.name) for field in fields(found)}
     if isinstance(found, History):
         told["values"] = np.where(found.measured, told["values"], None)
     told = {name: to_json(each.tolist()) if hasattr(each, "tolist") else each for name, each in told.items()}

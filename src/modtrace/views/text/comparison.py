@@ -142,7 +142,7 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
 
 def _describe_reshaped(found: Comparison) -> Iterator[Text]:
     """Yields which outputs were not compared as their shapes differ; none where models return the same shapes."""
-    if not any(each.outermost for each in found.reshaped):
+    if not any(pair.outermost for pair in found.reshaped):
         return
     each, others = found.reshaped[0], len(found.reshaped) - 1
     shapes = [f"{list(each.shape)}", f"{list(each.shape_b)}"]
@@ -377,8 +377,8 @@ def _name_one(each: Named) -> str:
 def _count_unmatched(side: OneSided) -> str:
     counts = [
         (len(side.modules), "module"),
-        (sum(each.count for each in side.calls), "call"),
-        (sum(each.count for each in side.ops), "op"),
-        (sum(each.count for each in side.tensors), "tensor"),
+        (sum(call.count for call in side.calls), "call"),
+        (sum(op.count for op in side.ops), "op"),
+        (sum(tensor.count for tensor in side.tensors), "tensor"),
     ]
     return ", ".join(count_of(count, noun, format_count) for count, noun in counts if count)

@@ -87,7 +87,7 @@ def render_growth_and_places(
         width: the width of the terminal, in characters. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
-    if any(each.error for each in found.growth):
+    if any(growth.error for growth in found.growth):
         yield _render_growth(found, width=width, color=color)
     tables = {
         "places that made a difference": found.divergences,
@@ -98,7 +98,7 @@ def render_growth_and_places(
     shown: set[str] = set()
     for title, places in titled.items():
         text, titles = _render_places(title, places, name, number, top=top, width=width, color=color)
-        shown |= titles | {each.kind for each in places[:top]}
+        shown |= titles | {place.kind for place in places[:top]}
         yield text
     if titled:
         yield render_lines(_explain(shown), color=color, width=width)
@@ -109,7 +109,7 @@ def render_growth_and_places(
 
 def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str:
     shown, unknown = _choose_points(found.growth), _name_unknown(found)
-    finite = [each.error for each in found.growth if 0 < each.error < math.inf]
+    finite = [growth.error for growth in found.growth if 0 < growth.error < math.inf]
     low = math.floor(math.log10(min([*finite, *(each.noise for each in shown if each.noise)], default=1e-7)))
     high = max(math.ceil(math.log10(max(finite, default=1.0))), low + 1)
     columns = [
@@ -118,7 +118,7 @@ def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str
     ]
     names = _cut_all([printable(each.name) for each in shown], columns, width)
     return render_columns(
-        [Column("growth", [Text(each) for each in names], right=False), *columns], color=color
+        [Column("growth", [Text(name) for name in names], right=False), *columns], color=color
     )
 
 
@@ -174,7 +174,7 @@ def _render_places(
     names = [printable(name(each)) for each in shown]
     least = Column("place", [Text("." * min(_WHOLE_NAME, max(map(len, names))))])
     fitted = fit_columns([least, *columns], width, _DISPENSABLE)
-    kept = [each for each in columns if each.title in fitted.titles]
+    kept = [column for column in columns if column.title in fitted.titles]
     place = Column("place", [Text(each) for each in _cut_all(names, kept, width)], right=False)
     table = render_fitted(replace(fitted, shown=[place, *kept]), width=width, color=color)
     head = render_lines([Text(title, "bold")], color=color, width=width)
@@ -194,4 +194,4 @@ def _cut_all(names: Sequence[str], beside: Sequence[Column], width: int | None) 
         return list(names)
     room = max(width - sum(each.width + _GAP for each in beside), _SHORTEST_NAME)
     begin = room // 3
-    return [each if len(each) <= room else f"{each[:begin]}…{each[begin + 1 - room :]}" for each in names]
+    return [name if len(name) <= room else f"{name[:begin]}…{name[begin + 1 - room :]}" for name in names]

@@ -77,7 +77,7 @@ def describe_reason(reason: Reason) -> list[str]:
         f"{_cut(reason.reason)}{_format_values(reason.values)}",
         f"{_TO_DO}{_cut(reason.advice)}" if reason.advice else "",
     ]
-    return [each for each in lines if each]
+    return [line for line in lines if line]
 
 
 def _format_times(reason: Reason) -> str:
@@ -93,7 +93,7 @@ def _format_values(values: Sequence[str]) -> str:
     if not values:
         return ""
     more = len(values) - _SHOWN_VALUES
-    shown = ", then ".join(printable(each)[:_LONGEST_VALUE] for each in values[:_SHOWN_VALUES])
+    shown = ", then ".join(printable(value)[:_LONGEST_VALUE] for value in values[:_SHOWN_VALUES])
     return f": it was {shown}{f' and {more} more' if more > 0 else ''}"
 
 
@@ -116,17 +116,20 @@ def _cut(text: str) -> str:
 def region_columns(regions: Sequence[CompiledRegion]) -> list[Column]:
     """Returns the columns of the table of compiled regions, in the order in which they were first compiled."""
     longest = sorted(regions, key=lambda each: -each.took_ns)[:_SHOWN_REGIONS]
-    regions = [each for each in regions if each in longest]
+    regions = [region for region in regions if region in longest]
     columns = [
-        Column("region", [Text(printable(each.module or "(no module)")) for each in regions], right=False),
-        Column("function", [Text(_place_of(each)) for each in regions], right=False),
         Column(
-            "compiled", [Text(f"{each.compilations}x" if each.compilations else "not") for each in regions]
+            "region", [Text(printable(region.module or "(no module)")) for region in regions], right=False
         ),
-        Column("ops", [Text(_format_ops(each.ops)) for each in regions]),
-        Column("guards", [Text(str(each.guards or "")) for each in regions]),
-        Column("backwards", [Text(f"{each.backwards}x" if each.backwards else "") for each in regions]),
-        Column("compiling", [Text(format_time(each.took_ns)) for each in regions]),
+        Column("function", [Text(_place_of(region)) for region in regions], right=False),
+        Column(
+            "compiled",
+            [Text(f"{region.compilations}x" if region.compilations else "not") for region in regions],
+        ),
+        Column("ops", [Text(_format_ops(region.ops)) for region in regions]),
+        Column("guards", [Text(str(region.guards or "")) for region in regions]),
+        Column("backwards", [Text(f"{region.backwards}x" if region.backwards else "") for region in regions]),
+        Column("compiling", [Text(format_time(region.took_ns)) for region in regions]),
     ]
     return [column for column in columns if any(column.cells)]
 
@@ -151,9 +154,9 @@ def describe_rest(found: Compilations) -> Iterator[Text]:
     if len(found.regions) > _SHOWN_REGIONS:
         yield Text(f"{len(found.regions) - _SHOWN_REGIONS} more regions, all of them with --json", "yellow")
     alike: dict[tuple[bool, tuple[str, ...]], list[Inside]] = defaultdict(list)
-    for each in found.inside:
-        below = tuple(_below(each.region, path) for path in each.modules)
-        alike[each.measured, below].append(each)
+    for op in found.inside:
+        below = tuple(_below(op.region, path) for path in op.modules)
+        alike[op.measured, below].append(op)
     for regions in list(alike.values())[:_SHOWN_MODULES]:
         more = f" (and alike in {count_of(len(regions) - 1, 'more region')})" if len(regions) > 1 else ""
         first = regions[0]

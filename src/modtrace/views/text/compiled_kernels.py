@@ -55,15 +55,16 @@ def describe_region(region: CompiledInside) -> list[str]:
 
 def describe_regions(regions: Sequence[CompiledInside], top: int | None) -> Iterator[Text]:
     """Yields a line for each region, and one for rows that are not shown."""
-    for each in regions:
-        fused = sum(kernel.is_fused for kernel in each.kernels)
+    for region in regions:
+        fused = sum(kernel.is_fused for kernel in region.kernels)
         kernels = f", fused into {count_of(fused, 'kernel')}; times inside are not known" if fused else _ALONE
         yield Text(
-            f"inside of {printable(each.name)}, compiled in step {each.step}: {count_of(each.forward_ops, 'op')} of "
-            f"forward and {each.backward_ops} of backward{kernels}",
+            f"inside of {printable(region.name)}, compiled in step {region.step}: "
+            f"{count_of(region.forward_ops, 'op')} of "
+            f"forward and {region.backward_ops} of backward{kernels}",
             "dim",
         )
-    hidden = sum(len(each.kernels) for each in regions if each.is_fused) - (top or 0)
+    hidden = sum(len(region.kernels) for region in regions if region.is_fused) - (top or 0)
     if top is not None and hidden > 0:
         yield Text(f"{count_of(hidden, 'more row')} of compiled code", "dim")
 

@@ -203,7 +203,7 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
         verb = "first seen at" if found.kind == FIRST_SEEN else "made by"
         yield f"{verb} {forms_of_op(op)[-1]}{backward}{where}, {size}"
     yield from _explain(found)
-    yield from (f"read {each}" for each in found.inputs)
+    yield from (f"read {input_value}" for input_value in found.inputs)
     if found.chain:
         hidden = len(found.chain) - _LINKS
         more = [f"{hidden} more"] if hidden > 0 else []
@@ -226,9 +226,9 @@ def _explain(found: NonFinite) -> Iterator[str]:
         yield f"{found.cause}: {found.hint}" if found.cause else found.hint
     if found.remedy:
         yield f"try: {found.remedy}"
-    for each in found.growth:
-        figures = ", ".join(f"{step}: {number:.4g}" for step, number in each.figures)
-        yield f"{_GROWN.get(each.of, each.of)} grew, by step: {figures}"
+    for growth in found.growth:
+        figures = ", ".join(f"{step}: {number:.4g}" for step, number in growth.figures)
+        yield f"{_GROWN.get(growth.of, growth.of)} grew, by step: {figures}"
 
 
 def _describe_after(found: NonFinite) -> Iterator[str]:

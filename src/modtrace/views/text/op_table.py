@@ -94,19 +94,19 @@ def _columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
     by_phase = [*(row.sums for row in rows), table.sums]
     columns = [
         *_name_columns(table, rows),
-        Column("ops", [Text(str(each.ops)) for each in sums]),
+        Column("ops", [Text(str(total.ops)) for total in sums]),
         Column(
             "device time" if table.device_times else "time",
-            [Text(format_time(each.time_ns)) for each in sums],
+            [Text(format_time(total.time_ns)) for total in sums],
         ),
         Column(
             "%", [Text("" if row.share is None else format_share(row.share), "dim") for row in rows] + _END
         ),
-        *(Column(name, [_time_cell(each.phase(name)) for each in by_phase]) for name in _phases(table)),
-        Column("flops", [_flops_cell(each) for each in sums]),
-        Column("GFLOP/s", [Text(format_gflops_rate(each.flops, each.time_ns), "dim") for each in sums]),
-        Column("read", [_bytes_cell(each.bytes_read, each) for each in sums]),
-        Column("written", [_bytes_cell(each.bytes_written, each) for each in sums]),
+        *(Column(name, [_time_cell(own.phase(name)) for own in by_phase]) for name in _phases(table)),
+        Column("flops", [_flops_cell(total) for total in sums]),
+        Column("GFLOP/s", [Text(format_gflops_rate(total.flops, total.time_ns), "dim") for total in sums]),
+        Column("read", [_bytes_cell(total.bytes_read, total) for total in sums]),
+        Column("written", [_bytes_cell(total.bytes_written, total) for total in sums]),
         Column("allocated", [_allocated_cell(row) for row in rows] + _END),
         Column("", [_notes(table, row) for row in rows] + _END, right=False),
     ]
@@ -129,7 +129,7 @@ def _name_cell(row: OpRow) -> Text:
 
 
 def _describe_busiest(table: OpTable, row: OpRow) -> str | None:
-    roots = {each.busiest_root for each in table.rows} - {None}
+    roots = {row.busiest_root for row in table.rows} - {None}
     prefix = f"{row.busiest_root}: " if len(roots) > 1 and row.busiest_root else ""
     return f"{prefix}{row.busiest}"
 

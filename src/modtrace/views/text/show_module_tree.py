@@ -238,11 +238,11 @@ def _times_of(row: _Row, phase: str) -> PhaseTimes:
 
 
 def _phase_columns(title: str, times: Sequence[PhaseTimes]) -> list[Column]:
-    totals = [format_time(each.total_ns) if each.calls or each.total_ns else "" for each in times]
-    shares = ["" if each.share is None else format_share(each.share) for each in times]
+    totals = [format_time(own.total_ns) if own.calls or own.total_ns else "" for own in times]
+    shares = ["" if own.share is None else format_share(own.share) for own in times]
     return [
         Column(title, [Text(total) for total in totals]),
-        Column("self", [Text(format_time(each.self_ns) if each.calls else "", "dim") for each in times]),
+        Column("self", [Text(format_time(own.self_ns) if own.calls else "", "dim") for own in times]),
         Column("%", [Text(share, "dim") for share in shares]),
     ]
 
@@ -275,7 +275,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
 
 def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     """Returns what the tables do not show: the optimizer, the time outside of modules, and how columns are read."""
-    titles = {title for each in tables for title in each.titles}
+    titles = {title for table in tables for title in table.titles}
     lines = [] if tree.compilations is None else list(describe_rest(tree.compilations))
     if tree.optimizer.calls:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))

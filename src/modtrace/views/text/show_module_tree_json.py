@@ -24,17 +24,19 @@ def render_module_tree_json(tree: ModuleTree) -> str:
     JSON has no numbers that are not finite; they are written "NaN", "Infinity" and "-Infinity", which Python's
     `float()` and JavaScript's `Number()` read.
     """
-    head = {each.name: _to_json(getattr(tree, each.name)) for each in fields(tree) if each.name != "roots"}
+    head = {
+        field.name: _to_json(getattr(tree, field.name)) for field in fields(tree) if field.name != "roots"
+    }
     head["types"] = _to_json(build_type_table(tree))
     return f'{json.dumps(head)[:-1]}, "roots": {_render_nodes(tree.roots)}}}\n'
 
 
 def _to_json(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
-        names = (*(each.name for each in fields(value)), *_DERIVED.get(type(value), ()))
+        names = (*(field.name for field in fields(value)), *_DERIVED.get(type(value), ()))
         return {name: _to_json(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
-        return [_to_json(each) for each in value]
+        return [_to_json(part) for part in value]
     return to_json_number(value)
 
 
@@ -51,9 +53,9 @@ def _render_nodes(roots: Sequence[ModuleNode]) -> str:
             parts.append(item)
             continue
         own = {
-            each.name: _to_json(getattr(item, each.name))
-            for each in fields(item)
-            if each.name not in ("children", "members")
+            field.name: _to_json(getattr(item, field.name))
+            for field in fields(item)
+            if field.name not in ("children", "members")
         }
         parts.append(f'{json.dumps(own)[:-1]}, "children": ')
         waiting += ["]}", *_with_commas(item.children), "["]

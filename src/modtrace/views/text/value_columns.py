@@ -34,22 +34,22 @@ def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Colu
         for short, stat in (("rms", "rms"), ("max", "abs_max"))
     ]
     ratios = [row.gradient_to_parameter if isinstance(row, ValueSummary) else None for row in rows]
-    return [*columns, Column("grad/param", [_number(each) for each in ratios])]
+    return [*columns, Column("grad/param", [_number(ratio) for ratio in ratios])]
 
 
 def describe_nonfinite(values: ValueSummary | None) -> Iterator[Text]:
     """Yields notes on a module: which of its tensors are not finite, and whether some inside it are not."""
     if values is None:
         return
-    for each in values.nonfinite:
-        yield Text(f"{each.kind}: {describe_counts(each.nan_count, each.inf_count)}", _NONFINITE_STYLE)
+    for tensor in values.nonfinite:
+        yield Text(f"{tensor.kind}: {describe_counts(tensor.nan_count, tensor.inf_count)}", _NONFINITE_STYLE)
     if values.nonfinite_inside:
         yield Text(NONFINITE_INSIDE, _NONFINITE_STYLE)
 
 
 def shown_slots(values: ValueSummary | None) -> Sequence[SlotValues]:
     """Returns the slots that are worth a line: all but the only slot of a plain tensor."""
-    return [each for each in values.slots if each.slot or len(values.slots) > 1] if values else ()
+    return [slot for slot in values.slots if slot.slot or len(values.slots) > 1] if values else ()
 
 
 def _cell(stats: Stats | None, stat: str) -> Text:
