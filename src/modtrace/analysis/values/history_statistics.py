@@ -131,11 +131,13 @@ def count_nonfinite(found: SelectedValues, cells: Cells) -> Counts:
 def _compute_usual(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     """Returns a statistic of each cell over all numbers of its rows, by the rules of `StatColumns.merge`."""
     stats = read_statistics(found.table)
-    column = np.asarray(getattr(stats.take(cells.single), name), np.float64)
+    merged = stats.take(cells.single)
     for cell, rows in cells.several():
-        value = getattr(stats.merge(rows), name)
-        column[cell] = np.nan if value is None else value
-    return column
+        together = stats.merge(rows)
+        for raw in RAW:
+            value = getattr(together, raw)
+            getattr(merged, raw)[cell] = np.nan if value is None else value
+    return np.asarray(getattr(merged, name), np.float64)
 
 
 def _is_part(text: str) -> bool:
