@@ -125,11 +125,7 @@ class GradientHook:
 
     def __init__(self, receive: Callable[[Any, Any], None]) -> None:
         self.receive = receive
-        self.handle: Any = None  # None: it is not registered
-
-    def hook(self, tensor: torch.Tensor) -> None:
-        """Registers the hook; see `add_hook`."""
-        self.handle = add_hook(tensor, self)
+        self.handle: Any = None  # of `add_hook`; None: it is not registered
 
     def unhook(self) -> None:
         """Removes the hook, if it is registered."""

@@ -25,8 +25,6 @@ class ReadySteps:
     def __init__(
         self,
         finder: StepFinder,
-        values: ValueRecorder,
-        compilations: CompilationRecorder,
         reporter: FailureReporter,
         selected: StepRange,
         lock: threading.RLock,
@@ -35,8 +33,6 @@ class ReadySteps:
         self.samples = 0  # their measurements and ops
         self.ended = 0  # steps so far, those that are not selected included
         self._finder = finder
-        self._values = values
-        self._compilations = compilations
         self._reporter = reporter
         self._selected = selected
         self._lock = lock
@@ -53,26 +49,26 @@ class ReadySteps:
         """Returns whether a step may be one to record; None stands for the step of the running optimizer."""
         return self._selected == ALL_STEPS or bool(self.numbers_of(step))
 
-    def settle(self) -> None:
-        """Takes the steps that have ended since this was last called."""
+    def settle(self, values: ValueRecorder, compilations: CompilationRecorder) -> None:
+        """Takes the steps that have ended since this was last called, with their values and compilations."""
         ended = self._finder.take_ended()
         if not ended:
             return
         first = self.ended
         try:
-            self._values.take_backward(ended[-1], None)
-            self._values.settle_kept()
+            values.take_backward(ended[-1], None)
+            values.settle_kept()
             for step in ended:
-                self._settle_step(step)
+                self.ended += 1
+                values.take_segments(step)
+                compilations.settle(step, has_calls=step.number in self._selected)
+                self._add(step)
         except BaseException as error:
             if not isinstance(error, Exception):  # raised by the handler of a signal
                 self._reporter.interrupted(error, first)
             raise
 
-    def _settle_step(self, step: Step) -> None:
-        self.ended += 1
-        self._values.take_segments(step)
-        self._compilations.settle(step, has_calls=step.number in self._selected)
+    def _add(self, step: Step) -> None:
         if step.number in self._selected:
             self.steps.append(step)
             self.samples += sum(len(measured.sites) // measured.width for measured in step.values)

@@ -69,12 +69,13 @@ class Recorder(Listener):
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
         sink = self._sink = CheckedSink(sink, self._reporter)
         self._sites = SiteIds()
+        self._ready = ReadySteps(self._finder, self._reporter, steps, self._lock)
         self._values = ValueRecorder(
             values,
             sink,
             self._sites,
             self._reporter,
-            numbers=lambda step: self._ready.numbers_of(step),
+            numbers=self._ready.numbers_of,
             fired=lambda: None if flight_recorder is None else flight_recorder.last_fired_step,
             inside=inside,
         )
@@ -85,9 +86,6 @@ class Recorder(Listener):
             flight_recorder,
             with_backward=self.wants_backward_events,
             with_device_times=device_times,
-        )
-        self._ready = ReadySteps(
-            self._finder, self._values, self._writer.compilations, self._reporter, steps, self._lock
         )
         self._op_options = ops
         self._ops: OpRecorder | None = None
@@ -194,7 +192,7 @@ class Recorder(Listener):
         with self._lock:
             self._take_ops(self._finder.current)
             self._finder.end_step()
-            self._ready.settle()
+            self._ready.settle(self._values, self._writer.compilations)
         self._check_ended()
         self._nonfinite.raise_found()
 
@@ -236,7 +234,7 @@ class Recorder(Listener):
             first = self.steps_ended
             try:
                 with self._lock:
-                    self._ready.settle()
+                    self._ready.settle(self._values, self._writer.compilations)
                     ready = self._ready.take()
                     first = next((step.number for step in ready if step.number is not None), first)
                     if self._flight_recorder is None or force:
@@ -278,7 +276,7 @@ class Recorder(Listener):
             step = self._finder.enter(segment, in_step, now_ns)
             if self._ops is not None:
                 self._ops.enter_step(last, step, segment)
-            self._ready.settle()
+            self._ready.settle(self._values, self._writer.compilations)
         if self._check_ended() and step.start_ns == now_ns:
             step.start_ns = time.perf_counter_ns()  # looking at the one before is not its time
         if not self._values.is_measuring and self._ops is None:

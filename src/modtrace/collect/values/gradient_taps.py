@@ -9,7 +9,7 @@ import torch
 from ...measure.measurers.measurer import Measurement
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling
-from ...torch_internals.tensors import GradientHook, output_nr_of
+from ...torch_internals.tensors import GradientHook, add_hook, output_nr_of
 from ..backward.graph_walk import edges_to_written_bases, node_of, root_nodes, walk_graph
 from ..log.segments import Segment
 from .capture_masks import ROLE_BITS, Mask
@@ -29,7 +29,7 @@ class GradientTap(GradientHook):
     output_nr: int
 
     def __init__(self, segment: Segment, measure: "Callable[[GradientTap, Any], None]") -> None:
-        super().__init__(measure)
+        self.receive, self.handle = measure, None  # as the base class does, without a call of it
         self.segment = segment
         #: The exit of the call that returned the tensor first, or the entry of one that was given it.
         self.event = -1
@@ -70,7 +70,7 @@ class GradientTap(GradientHook):
 
     def hook(self, tensor: torch.Tensor) -> None:
         """Registers the hook, which receives the gradient of the tensor from now on."""
-        super().hook(tensor)
+        self.handle = add_hook(tensor, self)
         node = node_of(tensor)
         if node is not None:
             self.output_nr = output_nr_of(tensor)

@@ -15,6 +15,7 @@ from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import (
     GradientHook,
+    add_hook,
     forget_removed_hooks,
     insides_of,
     is_leaf,
@@ -141,7 +142,7 @@ class MicroBatchTaps(ValueSource):
             hook, is_first = _GradientHook(sites, active, self._on_gradient), not was_hooked(parameter)
             hook.insides = insides_of(parameter)
             try:
-                hook.hook(parameter)
+                hook.handle = add_hook(parameter, hook)
             except Exception:  # of a subclass of the user's: its micro-batches have no rows
                 return
             hook.was_first = is_first or hook.stands_behind_ours()
