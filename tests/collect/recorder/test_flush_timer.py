@@ -165,8 +165,8 @@ def test_what_the_thread_raises_is_raised_where_it_was_asked_for(error: Exceptio
 
 
 def test_handler_that_dumps_in_the_middle_of_our_own_work_does_not_wait_for_ever(monkeypatch):
-    def settle(ready: ReadySteps) -> None:
-        original(ready)
+    def settle(ready: ReadySteps, *args: Any) -> None:
+        original(ready, *args)
         if len(fired) < 3:
             fired.append(ready.ended)
             signal.raise_signal(signal.SIGALRM)

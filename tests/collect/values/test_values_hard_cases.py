@@ -26,10 +26,10 @@ def test_interrupt_while_an_outermost_call_begins_costs_that_call_alone(monkeypa
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     opened, original = itertools.count(), ReadySteps.settle
 
-    def settle(self):
+    def settle(self, *args):
         if next(opened) == 20:
             raise KeyboardInterrupt
-        original(self)
+        original(self, *args)
 
     with modtrace.record(model) as rec:
         monkeypatch.setattr(ReadySteps, "settle", settle)
