@@ -19,7 +19,7 @@ from ..recording.statistics.moments import nonfinite_rows, sites_of_roles
 from ..recording.suggestions import count_of
 from ..recording.triggers.step_conditions import NonFiniteFinding, Use
 from ..recording.triggers.step_tables import StepData
-from ..recording.triggers.watch import Asked
+from ..recording.triggers.watch import TriggerFinding
 from ..surface import choose_phrase, speak, surface_now
 from ..views.text.nonfinite import describe_made, describe_place, render_nonfinite
 
@@ -75,18 +75,18 @@ class NonFiniteReports:
         text = "modtrace met an internal error while it looked for NaN, and looks no more; the run goes on, recorded"
         warn_of_error(text, error, strict=choose_phrase(python="record(strict=True)", command_line=""))
 
-    def tell(self, asked: Asked) -> None:
+    def report(self, finding: TriggerFinding) -> None:
         """Prints a report, unless its place was reported before or the step before had such values, too."""
-        if asked.step not in self._steps[-1:]:
-            self._steps.append(asked.step)
-        place, reason, text = asked.finding
-        if not asked.is_new or place in self._places:
+        if finding.step not in self._steps[-1:]:
+            self._steps.append(finding.step)
+        place, reason, text = finding.finding
+        if not finding.is_new or place in self._places:
             return
         self._places.add(place)
         if len(self._places) > _MOST_REPORTS:
             self._untold += 1
         else:
-            _print(text or f"non-finite values in step {asked.step}: {reason}\n")
+            _print(text or f"non-finite values in step {finding.step}: {reason}\n")
 
     def close(self) -> None:
         """Prints the number of steps with NaN or infinite values, if there were several."""

@@ -39,8 +39,8 @@ def pieces_of(array: Raw, order: str) -> Iterator[Raw]:
         order: "C" for row-major, "K" for that in which they are in memory.
     """
     flags = ["external_loop", "buffered"]
-    with np.nditer(array, flags, [["readonly", "contig"]], order=order, buffersize=CHUNK) as found:  # type: ignore[call-overload]
-        for some in found:
+    with np.nditer(array, flags, [["readonly", "contig"]], order=order, buffersize=CHUNK) as chunks:  # type: ignore[call-overload]
+        for some in chunks:
             for start in range(0, len(some), CHUNK):  # memory that needs no buffer is one piece
                 yield some[start : start + CHUNK]
 
@@ -74,7 +74,7 @@ def index_in_shape(shape: Sequence[int], once: Sequence[int], index: int) -> int
     """Returns the row-major index in `shape` of an element of `once`, which has size 1 in each expanded dimension."""
     if shape == once:
         return index
-    found = 0
+    whole_index = 0
     for size, at in zip(shape, np.unravel_index(index, once), strict=True):
-        found = found * size + int(at)
-    return found
+        whole_index = whole_index * size + int(at)
+    return whole_index

@@ -58,7 +58,7 @@ def find_plain(tensor: torch.Tensor) -> Plain:
             return Plain(None, shape_of(tensor) if shape is None else shape, reason)
         if shape is None:
             shape = shape_of(tensor)
-        inner = _look_inside(tensor)
+        inner = _unwrap(tensor)
         if inner is None:
             reason = why_unread(tensor) if tensor.is_conj() or tensor.is_neg() else None
             if reason is not None:
@@ -114,17 +114,17 @@ def _is_understood(tensor: torch.Tensor) -> bool:
     return known or _parts_of_subclass(tensor) is not None or _has_memory(tensor)
 
 
-def _look_inside(tensor: torch.Tensor) -> _Inner | None:
+def _unwrap(tensor: torch.Tensor) -> _Inner | None:
     """Returns the next tensor inside; None if this tensor holds the numbers itself."""
     return (
-        _look_inside_transform(tensor)
-        or _look_inside_known_subclass(tensor)
-        or _look_inside_layout(tensor)
-        or _look_inside_subclass(tensor)
+        _unwrap_transform(tensor)
+        or _unwrap_known_subclass(tensor)
+        or _unwrap_layout(tensor)
+        or _unwrap_subclass(tensor)
     )
 
 
-def _look_inside_transform(tensor: torch.Tensor) -> _Inner | None:
+def _unwrap_transform(tensor: torch.Tensor) -> _Inner | None:
     if not is_functorch_tensor(tensor):
         return None
     below = batched_below(tensor)
@@ -133,7 +133,7 @@ def _look_inside_transform(tensor: torch.Tensor) -> _Inner | None:
     return _Inner(wrapped_by_functorch(tensor), None)
 
 
-def _look_inside_known_subclass(tensor: Any) -> _Inner | None:
+def _unwrap_known_subclass(tensor: Any) -> _Inner | None:
     if is_instance_of(tensor, *_DTENSOR):
         return _Inner(local_part(tensor), "DTensor: the part on this rank")
     if is_instance_of(tensor, *_MASKED):
@@ -145,7 +145,7 @@ def _look_inside_known_subclass(tensor: Any) -> _Inner | None:
     return None
 
 
-def _look_inside_layout(tensor: Any) -> _Inner | None:
+def _unwrap_layout(tensor: Any) -> _Inner | None:
     if tensor.is_nested:
         if tensor.layout is torch.jagged:
             values, holes = jagged_parts(tensor)
@@ -162,7 +162,7 @@ def _look_inside_layout(tensor: Any) -> _Inner | None:
     return None
 
 
-def _look_inside_subclass(tensor: torch.Tensor) -> _Inner | None:
+def _unwrap_subclass(tensor: torch.Tensor) -> _Inner | None:
     part = _parts_of_subclass(tensor) if has_own_dispatch(type(tensor)) else None
     return None if part is None else _Inner(part[1], f"{type(tensor).__name__}: its {part[0]}")
 

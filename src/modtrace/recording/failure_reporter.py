@@ -33,7 +33,7 @@ class FailureReporter:
         self._writing = writing
         self._step = step
         self._late_marks: list[str] = []  # to be written with the next rows
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._has_failed = False
         self._refused_tables: set[str] = set()  # of which values were left out
 
@@ -124,19 +124,19 @@ class FailureReporter:
 
     def user_raised(self, what: str, error: Exception) -> None:
         """Reports that a function of the user's has raised. The lock over the tracker's events may be held."""
-        said = describe_error(error)
-        self._late_marks.append(f"{what} raised in step {self._step()}: {said}")
+        reason = describe_error(error)
+        self._late_marks.append(f"{what} raised in step {self._step()}: {reason}")
         warnings.warn(
-            f"{what} raised {said}. The run and the recording go on, without what it was asked for.",
+            f"{what} raised {reason}. The run and the recording go on, without what it was asked for.",
             ModtraceWarning,
             stacklevel=2,
         )
 
-    def tell(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
         """Warns once of what the user should know of the run, and marks it. The tracker's lock may be held."""
-        if text in self._told:
+        if text in self._warned:
             return
-        self._told.add(text)
+        self._warned.add(text)
         self._late_marks.append(text)
         warnings.warn(text, ModtraceWarning, stacklevel=2)
 

@@ -175,11 +175,11 @@ def _path_fault(path: str, kind: str, own: Mapping[str, Sequence[str]]) -> str |
 
 def check_nothing_left(plain: Results, other: Results) -> Check:
     """Checks that another run has left torch, the model and the generators as the plain run has."""
-    found = [*differences(plain.surroundings, other.surroundings), *other.changes]
+    changed = [*differences(plain.surroundings, other.surroundings), *other.changes]
     if plain.generators is not None and other.generators is not None:
-        found += [f"the generator of {name}" for name in other.generators.differing(plain.generators)]
-    if found:
-        return _failed("nothing left behind", f"{found[0]} is not what an unrecorded run leaves")
+        changed += [f"the generator of {name}" for name in other.generators.differing(plain.generators)]
+    if changed:
+        return _failed("nothing left behind", f"{changed[0]} is not what an unrecorded run leaves")
     return _passed("nothing left behind", "hooks, modes, generators and the model are as before")
 
 

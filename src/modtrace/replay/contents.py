@@ -43,9 +43,9 @@ def digest(tensor: torch.Tensor) -> bytes | None:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if plain.device.type != "cpu":
         plain = plain.cpu()
-    found = hashlib.blake2b(repr(tuple(plain.shape)).encode(), digest_size=_DIGEST_BYTES)
-    found.update(_bytes_of(plain))
-    return found.digest()
+    hashed = hashlib.blake2b(repr(tuple(plain.shape)).encode(), digest_size=_DIGEST_BYTES)
+    hashed.update(_bytes_of(plain))
+    return hashed.digest()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -20,7 +20,7 @@ class GeneratorStates:
             self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
             self._cpu = torch.get_rng_state()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Sets the generators to these states."""
         with aside():
             torch.set_rng_state(self._cpu)
@@ -51,9 +51,9 @@ class AllGenerators:
         with aside():
             self._held = [(item, item.get_state()) for item in held if type(item) is torch.Generator]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Sets all of the generators to these states."""
-        self.torch.put_back()
+        self.torch.restore()
         random.setstate(self.python)
         numpy: Any = sys.modules.get("numpy")
         if numpy and self._numpy is not None:
@@ -64,9 +64,9 @@ class AllGenerators:
 
     def differing(self, other: "AllGenerators") -> list[str]:
         """Returns the names of the generators whose states differ."""
-        found = [] if self.torch == other.torch else ["torch"]
-        found += [] if self.python == other.python else ["random"]
-        return found + ([] if repr(self._numpy) == repr(other._numpy) else ["numpy.random"])
+        names = [] if self.torch == other.torch else ["torch"]
+        names += [] if self.python == other.python else ["random"]
+        return names + ([] if repr(self._numpy) == repr(other._numpy) else ["numpy.random"])
 
 
 @contextmanager
@@ -76,4 +76,4 @@ def generators_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        before.put_back()
+        before.restore()

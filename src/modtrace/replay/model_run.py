@@ -27,7 +27,9 @@ class Results:
     outputs: dict[str, bytes] = field(default_factory=dict)  # of outputs, and of buffers after the run
     gradients: dict[str, bytes] = field(default_factory=dict)
     generators: AllGenerators | None = None  # their states after the run
-    surroundings: dict[str, Any] = field(default_factory=dict)  # what it has left behind (`look_around`)
+    surroundings: dict[str, Any] = field(
+        default_factory=dict
+    )  # what it has left behind (`read_surroundings`)
     modules: set[tuple[str, str]] = field(default_factory=set)  # paths and class names after the run
     unchecked: list[tuple[str, str]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)  # what differs after everything has been restored
@@ -58,12 +60,12 @@ def run_model(
             output = model(*own_args, **own_kwargs)
             if backward:
                 _run_backward(output, results)
-        results.surroundings = look_around(model)
+        results.surroundings = read_surroundings(model)
         results.modules = modules_of(model)
         _keep_results(model, output, (own_args, own_kwargs), results)
         del output
     finally:
-        state.put_back()
+        state.restore()
     results.changes = state.differences()
     return results
 
@@ -76,8 +78,8 @@ def modules_of(model: nn.Module) -> set[tuple[str, str]]:
 def _run_backward(output: Any, results: Results) -> None:
     """Runs backward from `output.loss` if there is one, else from the sum of all outputs that require a gradient."""
     with DisableTorchFunction():
-        found = tensors_in(output)
-    targets = _targets(output, found)
+        outputs = tensors_in(output)
+    targets = _targets(output, outputs)
     if not targets:
         results.unchecked.append(("backward", "no output with real numbers requires a gradient"))
         return
@@ -120,20 +122,20 @@ def _bits(tensor: torch.Tensor | None) -> bytes:
         return _NO_BITS
 
 
-def look_around(model: nn.Module) -> dict[str, Any]:
+def read_surroundings(model: nn.Module) -> dict[str, Any]:
     """Returns, by name, what a recording must leave as an unrecorded run leaves it."""
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         **hooks_and_modes(),
         "the tracker of the process": id(process.current()),
         "grad mode": torch.is_grad_enabled(),
         "the default dtype": torch.get_default_dtype(),
     }
     for path, module in model.named_modules():
-        found[f"hooks on the module {path!r}"] = _hooks(module, MODULE_HOOKS)
-        found[f"the mode (training or not) of the module {path!r}"] = module.training
+        state[f"hooks on the module {path!r}"] = _hooks(module, MODULE_HOOKS)
+        state[f"the mode (training or not) of the module {path!r}"] = module.training
     for path, parameter in model.named_parameters():
-        found[f"hooks on the parameter {path!r}"] = _hooks(parameter, TENSOR_HOOKS)
-    return found
+        state[f"hooks on the parameter {path!r}"] = _hooks(parameter, TENSOR_HOOKS)
+    return state
 
 
 def differences(plain: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
@@ -146,7 +148,7 @@ def _hooks(owner: Any, names: tuple[str, ...]) -> list[str]:
 
     Hooks that a model registers in its first call get other ids in each run.
     """
-    found = [hook for name in names for hook in (getattr(owner, name, None) or {}).values()]
+    hooks = [hook for name in names for hook in (getattr(owner, name, None) or {}).values()]
     return [
-        f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook))}" for hook in found
+        f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook))}" for hook in hooks
     ]

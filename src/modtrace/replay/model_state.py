@@ -33,9 +33,9 @@ class ModelState:
     ) -> None:
         self._modules = [ModuleState(module) for module in model.modules()]
         held = [value for module in self._modules for value in module.contents()]
-        given = [tensor for _, tensor in tensors_in([list(args), dict(kwargs)])]
-        given += [value for value in held if is_tensor(value)]
-        tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *given)}
+        all_tensors = [tensor for _, tensor in tensors_in([list(args), dict(kwargs)])]
+        all_tensors += [value for value in held if is_tensor(value)]
+        tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *all_tensors)}
         self._tensors = [
             TensorState(tensor, with_content=clones_parameters or not isinstance(tensor, nn.Parameter))
             for tensor in tensors.values()
@@ -52,26 +52,26 @@ class ModelState:
         for state in self._uncopied.pop(_storage_key(tensor), ()):
             state.keep()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restores everything. If one part fails or an interrupt comes, the other parts are restored nevertheless."""
         with ExitStack() as stack:
-            stack.callback(self._generators.put_back)
+            stack.callback(self._generators.restore)
             for tensor in self._tensors:
-                stack.callback(tensor.put_back)
+                stack.callback(tensor.restore)
             for module in self._modules:
-                stack.callback(module.put_back)
+                stack.callback(module.restore)
             torch.set_grad_enabled(self._grad_mode)
 
     def clear_gradients(self) -> None:
-        """Clears all gradients, so that the next backward starts without any; `put_back` restores the user's."""
+        """Clears all gradients, so that the next backward starts without any; `restore` restores the user's."""
         for tensor in self._tensors:
             if tensor.tensor.is_leaf:
                 tensor.tensor.grad = None
 
     def differences(self) -> list[str]:
         """Returns descriptions of what has changed since the state was saved."""
-        found = [module.difference() for module in self._modules]
-        return [text for text in found if text] + [
+        changes = [module.difference() for module in self._modules]
+        return [text for text in changes if text] + [
             f"the content of a tensor of shape {tuple(tensor.tensor.shape)}"
             for tensor in self._tensors
             if not tensor.is_as_it_was()
@@ -89,31 +89,31 @@ def copy_arguments(
         the positional and the keyword arguments, and the reason why they could not be copied (None if they
         were; otherwise they are the user's own).
     """
-    given: Any = [list(args), dict(kwargs)]
+    arguments: Any = [list(args), dict(kwargs)]
     memo: dict[int, Any] = {}
     with aside():
-        for _, tensor in tensors_in(given):
+        for _, tensor in tensors_in(arguments):
             memo[id(tensor)] = (
                 tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
             )
-    memo.update((id(module), module) for module in _modules_in(given))
+    memo.update((id(module), module) for module in _modules_in(arguments))
     try:
-        copied_args, copied_kwargs = copy.deepcopy(given, memo)
+        copied_args, copied_kwargs = copy.deepcopy(arguments, memo)
     except Exception as error:
         return args, kwargs, f"{type(error).__name__}: {error}"
     return copied_args, copied_kwargs, None
 
 
 def _modules_in(values: Iterable[Any]) -> list[nn.Module]:
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for value in values:
         if isinstance(value, nn.Module):
-            found.append(value)
+            modules.append(value)
         elif isinstance(value, (list, tuple)):
-            found += _modules_in(value)
+            modules += _modules_in(value)
         elif isinstance(value, dict):
-            found += _modules_in(value.values())
-    return found
+            modules += _modules_in(value.values())
+    return modules
 
 
 def is_tensor(value: Any) -> bool:
@@ -161,7 +161,7 @@ class ModuleState:
         """Yields the attributes, and what the containers among them hold."""
         return within(self._attributes.values())
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restores the attributes and the contents of their containers."""
         own = vars(self._module)
         for name in [name for name in own if name not in self._attributes]:
@@ -184,12 +184,12 @@ class ModuleState:
 
 def within(values: Iterable[Any]) -> Iterator[Any]:
     """Yields the values and all that the containers among them hold, each object once."""
-    pending, seen = [*values], set[int]()
+    pending, visited = [*values], set[int]()
     while pending:
         value = pending.pop()
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         yield value
         if type(value) in _ENTERED:
             parts = value.values() if isinstance(value, dict) else value

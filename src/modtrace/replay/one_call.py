@@ -97,7 +97,7 @@ def try_call(
     except Exception as raised:
         error = raised
     finally:
-        state.put_back()
+        state.restore()
     place = None if error is None else find_failing_place(data)
     if error is not None and place is not None and hasattr(error, "add_note"):  # Python 3.11
         error.add_note(f"modtrace: raised in {place}")
@@ -189,13 +189,13 @@ class WriteGuard(UnwrappedMode):
 
 def _written(schema: OpSchema, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """Yields the tensors that an op writes to. The schema of a collective does not say; all its tensors are yielded."""
-    given: list[Any] = [args, kwargs]
+    arguments: list[Any] = [args, kwargs]
     if not schema.is_collective:
-        given = [
+        arguments = [
             args[write.key]
             if isinstance(write.key, int) and write.key < len(args)
             else kwargs.get(write.name)
             for write in schema.written
         ]
-    for tensor, _ in tensors_in(given, ""):
+    for tensor, _ in tensors_in(arguments, ""):
         yield tensor

@@ -50,13 +50,15 @@ class Replayer:
         Raises:
             ReplayFault: the results differ.
         """
-        given = own_memory(inputs, kept.written) if self._copy_writes else list(inputs)
-        shown = [tensor.detach() for tensor in given]  # an op may change the shape or memory of its arguments
+        arguments = own_memory(inputs, kept.written) if self._copy_writes else list(inputs)
+        shown = [
+            tensor.detach() for tensor in arguments
+        ]  # an op may change the shape or memory of its arguments
         try:
-            output = call_op(kept, given)
+            output = call_op(kept, arguments)
         except Exception as error:
-            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise ReplayFault(f"{op} does not run again on what is recorded: {said}") from error
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise ReplayFault(f"{op} does not run again on what is recorded: {reason}") from error
         returned = {slot: tensor for tensor, slot in tensors_in(output, "")}
         for made in kept.outputs:  # memory that the op leaves uninitialised
             if made.content is not None and made.slot in returned:
@@ -71,8 +73,10 @@ class Replayer:
         returned = {
             slot: copy_of(storage) for slot, storage in kept.storages.items() if isinstance(slot, str)
         }
-        given = [copy_of(kept.storages[at]) if at in kept.storages else None for at in range(len(op.reads))]
-        self._remember(op, returned, given)
+        arguments = [
+            copy_of(kept.storages[at]) if at in kept.storages else None for at in range(len(op.reads))
+        ]
+        self._remember(op, returned, arguments)
 
     def release(self, op: RecordedOp) -> None:
         """Frees the contents that no later op reads."""
@@ -135,7 +139,7 @@ def call_op(kept: KeptOp, tensors: Sequence[torch.Tensor]) -> Any:
     """Runs an op on other tensors, with the grad mode and the random numbers it had when it was recorded."""
     args, kwargs = kept.template.fill(tensors)
     if kept.generators is not None:
-        GeneratorStates.put_back(kept.generators)
+        GeneratorStates.restore(kept.generators)
     mode: AbstractContextManager[Any] = torch.set_grad_enabled(kept.grad_mode)
     with mode, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the op has already given its warnings when it was recorded

@@ -40,7 +40,7 @@ class TensorState:
         with aside():
             return not self._has_moved() and self._has_its_bits()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restores the tensor."""
         with aside():
             if self._alias is not None and self._has_moved():
@@ -48,10 +48,10 @@ class TensorState:
             if self._content is not None and self._alias is not None and not self._has_its_bits():
                 _once(self._alias).copy_(self._content)
         if self.tensor.is_leaf:
-            self._put_back_leaf()  # last: torch checks a gradient against its tensor
+            self._restore_leaf()  # last: torch checks a gradient against its tensor
         set_version(self.tensor, self._version)
 
-    def _put_back_leaf(self) -> None:
+    def _restore_leaf(self) -> None:
         self.tensor.grad = self._grad
         if self.tensor.requires_grad is not self._requires_grad:
             self.tensor.requires_grad_(self._requires_grad)

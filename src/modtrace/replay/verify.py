@@ -65,13 +65,13 @@ def verify(
     plain, again = (run_model(model, args, kwargs) for _ in range(2))
     recorded = record_run(model, args, kwargs)
     with generators_kept(), aside(), without_autocast():
-        found = _prove(recorded, model, seed)
+        proof = _prove(recorded, model, seed)
     passed, unsteady = _compare_runs(plain, again, recorded.results, lambda: run_model(model, args, kwargs))
     return replace(
-        found,
+        proof,
         is_deterministic=not unsteady,
-        checks=(*([] if unsteady else [_STEADY]), *found.checks, *passed),
-        unchecked=(*unsteady, *found.unchecked, *recorded.results.unchecked),
+        checks=(*([] if unsteady else [_STEADY]), *proof.checks, *passed),
+        unchecked=(*unsteady, *proof.unchecked, *recorded.results.unchecked),
     )
 
 
@@ -96,14 +96,14 @@ def _prove(run: RecordedRun, model: nn.Module, seed: int) -> Verification:
 
 def _obstacles(graph: RecordedGraph, keep: OpKeep) -> list[tuple[str, str]]:
     """Returns the ops that cannot run again, grouped by name, each with the reason."""
-    found: Counter[tuple[str, str]] = Counter()
+    obstacles: Counter[tuple[str, str]] = Counter()
     for number in graph.ops:
         kept = keep.ops.get(number)
         if kept is not None and kept.obstacle is not None:
-            found[kept.name, kept.obstacle] += 1
+            obstacles[kept.name, kept.obstacle] += 1
         elif kept is not None and not kept.has_returned:
-            found[kept.name, "it raised an exception when it was recorded"] += 1
-    return [(f"replay of {count} {name}", why) for (name, why), count in found.items()]
+            obstacles[kept.name, "it raised an exception when it was recorded"] += 1
+    return [(f"replay of {count} {name}", why) for (name, why), count in obstacles.items()]
 
 
 def _compiled(run: RecordedRun) -> list[tuple[str, str]]:
@@ -120,7 +120,7 @@ def _compare_runs(
     Returns:
         the checks, and what already differs between two unrecorded runs.
     """
-    found: list[Check] = []
+    results: list[Check] = []
     unsteady: list[tuple[str, str]] = []
     for compare in (checks.check_outputs, checks.check_gradients, checks.check_nothing_left):
         own, ours = compare(plain, again), compare(plain, recorded)
@@ -128,7 +128,7 @@ def _compare_runs(
             more = (compare(plain, run_again()) for _ in range(_MORE_RUNS))
             own = next((comparison for comparison in more if not comparison.passed), own)
         if own.passed:
-            found.append(ours)
+            results.append(ours)
         else:
             unsteady.append((own.name, f"two unrecorded runs differ already: {own.why}"))
-    return found, unsteady
+    return results, unsteady

@@ -114,8 +114,8 @@ def _check(path: Path, known: Sequence[str]) -> None:
         raise RecordingExistsError(
             f"{path}: a file is here already, and the export is a folder. Give another path."
         )
-    seen = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-    if seen and known[-1] not in seen and not seen <= set(known):
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    if names and known[-1] not in names and not names <= set(known):
         raise RecordingExistsError(
             f"{path}: a folder that is no export is here already ({describe_content(path)}). "
             "Give another path."

@@ -65,7 +65,7 @@ def create_rank_folder(
         raise
     except OSError as error:
         if overwrite and meta.world_size == 1:
-            _put_back(path)
+            _restore_replaced(path)
         raise RecordingError(
             f"{path}: cannot write a recording here: {error.strerror or error}. Give another path."
         ) from error
@@ -78,7 +78,7 @@ def _alone_in(path: Path) -> Iterator[None]:
     A file does it that only one process can make: locks of the system do not work on every network's file system.
     """
     lock = path / STARTING
-    seen, since_s = 0, time.monotonic()
+    modified_ns, since_s = 0, time.monotonic()
     while True:
         _make_folder(path)
         try:
@@ -90,8 +90,8 @@ def _alone_in(path: Path) -> Iterator[None]:
             time.sleep(_LOOK_AFTER_S)
         with contextlib.suppress(FileNotFoundError):
             made = lock.stat().st_mtime_ns
-            if made != seen:
-                seen, since_s = made, time.monotonic()
+            if made != modified_ns:
+                modified_ns, since_s = made, time.monotonic()
             elif time.monotonic() - since_s > _STARTED_AFTER_S:
                 lock.unlink()
     try:
@@ -137,10 +137,10 @@ def undo_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         if is_only_rank:
-            _put_back(path)
+            _restore_replaced(path)
 
 
-def _put_back(path: Path) -> None:
+def _restore_replaced(path: Path) -> None:
     """Puts back what was to be replaced, where no rank has a folder; deletes the folder if nothing is left in it."""
     with contextlib.suppress(OSError):
         if rank_folders(path):

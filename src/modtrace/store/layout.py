@@ -20,8 +20,8 @@ def rank_folder(path: Path, rank: int, attempt: int = 0) -> Path:
 
 def rank_folders(path: Path) -> list[Path]:
     """Returns the existing folders of ranks, by rank and then by attempt."""
-    found = [folder for folder in path.iterdir() if is_rank_folder(folder)]
-    return sorted(found, key=lambda folder: (folder.name[:10], len(folder.name), folder.name))
+    folders = [folder for folder in path.iterdir() if is_rank_folder(folder)]
+    return sorted(folders, key=lambda folder: (folder.name[:10], len(folder.name), folder.name))
 
 
 def is_rank_folder(path: Path) -> bool:

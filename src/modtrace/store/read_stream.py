@@ -85,10 +85,10 @@ def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -
     """Returns the stream, which reads only the columns of the schema."""
     source = pa.BufferReader(pa.py_buffer(data[: messages.stop]))
     try:
-        there = ipc.read_schema(source)
-        at = [number for number, name in enumerate(there.names) if name in wanted.names]
+        file_schema = ipc.read_schema(source)
+        at = [number for number, name in enumerate(file_schema.names) if name in wanted.names]
         for number in at:
-            _check_type(there.field(number), wanted.field(there.names[number]).type)
+            _check_type(file_schema.field(number), wanted.field(file_schema.names[number]).type)
         source.seek(0)
         return ipc.open_stream(source, options=ipc.IpcReadOptions(included_fields=at))
     except LookupError as error:

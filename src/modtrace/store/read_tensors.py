@@ -87,13 +87,13 @@ class TensorFiles:
             files: the number of files that were made. None if it is not known; then files up to the last existing one
                 are checked.
         """
-        there = {shard_number(file) for file in shard_files(self._folder)}
+        numbers = {shard_number(file) for file in shard_files(self._folder)}
         if files is None:
-            files = max((*there, *map(shard_number, index_files(self._folder))), default=-1) + 1
-        gone = (number for number in range(files) if number not in there)
+            files = max((*numbers, *map(shard_number, index_files(self._folder))), default=-1) + 1
+        gone = (number for number in range(files) if number not in numbers)
         named = list(islice(gone, _MOST_NAMED))
         yield from (f"{shard_file(self._folder, number).name} is missing" for number in named)
-        more = files - sum(number < files for number in there) - len(named)
+        more = files - sum(number < files for number in numbers) - len(named)
         if more:
             yield f"{more} more files of whole tensors are missing"
 
@@ -244,6 +244,6 @@ def _is_cut(file: Path) -> bool:
     """Returns whether the file ends before its tensors do, as far as the first bytes of the header tell."""
     with open_regular(file) as fd:
         size, front = os.fstat(fd).st_size, bytes(read_range(file, fd, 0, 512))
-    found = _DATA_BYTES.search(front)
+    match = _DATA_BYTES.search(front)
     base = LENGTH_BYTES + int.from_bytes(front[:LENGTH_BYTES], "little")
-    return found is None or size < base + int(found[1])
+    return match is None or size < base + int(match[1])

@@ -84,8 +84,8 @@ def index_files(folder: Path) -> list[Path]:
 
 def shard_files(folder: Path) -> list[Path]:
     """Returns all files of tensors in a rank's folder, in order."""
-    found = [file for file in folder.iterdir() if is_shard_name(file.name)]
-    return sorted(found, key=lambda file: (len(file.name), file.name))
+    files = [file for file in folder.iterdir() if is_shard_name(file.name)]
+    return sorted(files, key=lambda file: (len(file.name), file.name))
 
 
 def header_bytes(name: str, dtype: str, shape: Sequence[int]) -> int:

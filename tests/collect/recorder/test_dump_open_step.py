@@ -277,7 +277,7 @@ def test_steps_that_are_still_to_come_leave_room_for_themselves() -> None:
     assert data.table("steps")["step"].to_pylist() == [3, 4]
     write_step(sink, 5, 0)
     assert data.table("steps")["step"].to_pylist() == [3, 4]
-    sink.ask_for()
+    sink.request_step()
     write_step(sink, 6, 0)
     write_step(sink, 7, 0)
     assert data.table("steps")["step"].to_pylist() == [3, 4, 5, 6]
@@ -291,7 +291,7 @@ def test_more_steps_to_come_than_are_held_leave_the_last_of_them() -> None:
     assert data.table("steps").num_rows == 0
     for step in (3, 4):
         write_step(sink, step, 0)
-    sink.ask_for()
+    sink.request_step()
     write_step(sink, 5, 0)
     assert data.table("steps")["step"].to_pylist() == [4, 5]
 
@@ -303,7 +303,7 @@ def test_tensors_that_a_dropped_step_has_made_are_there_for_the_open_one_alone()
     for step, read in enumerate([[], [0], [1], [2], [3]]):
         if step == 3:
             sink.fire("dump", "", 0, coming=[3])
-            sink.ask_for()
+            sink.request_step()
         sink.write("tensors", {"tensor_id": [step, 100 + step]})
         sink.write(
             "uses", {"consumer_op": [step] * len(read), "slot": ["self"] * len(read), "tensor_id": read}
@@ -318,7 +318,7 @@ def test_tensors_that_a_dropped_step_has_made_are_there_for_the_open_one_alone()
 def test_mark_counts_the_steps_that_were_to_be_written_at_once() -> None:
     data, sink = sink_with(8, keep=4, max_bytes=1)  # the last step stays, however large it is
     sink.fire("dump", "", 0, coming=[8])
-    sink.ask_for()
+    sink.request_step()
     write_step(sink, 8, 0)
     assert data.table("steps")["step"].to_pylist() == [7, 8]
     assert data.meta.marks == ("only 1 of the last 3 steps before step 8 fitted into max_bytes=1",)

@@ -147,7 +147,7 @@ def test_step_whose_end_is_interrupted_anywhere_is_whole_or_marked() -> None:
 
 def test_step_that_was_open_in_a_dump_and_whose_end_is_interrupted_anywhere_is_whole_or_marked() -> None:
     def end_asked_for(sink: FlightRecorder) -> None:
-        sink.ask_for()
+        sink.request_step()
         write_step(sink, 3)
 
     assert_whole_or_marked(end_asked_for, {0, 1, 2})

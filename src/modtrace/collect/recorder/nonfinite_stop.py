@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import ModtraceWarning, NonFiniteError
 from ...recording.triggers.step_conditions import NonFiniteFinding
-from ...recording.triggers.watch import Asked
+from ...recording.triggers.watch import TriggerFinding
 from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import unseen
 from ...torch_internals.unseen_steps import UnseenSteps
@@ -69,12 +69,12 @@ class NonFiniteStop(Listener):
         self._used_in: int | None = None  # the last step in which an optimizer was given a closure
         self._has_warned = False
         self._stopped_in: int | None = None  # the last step in which the run was stopped
-        self._found: Asked | None = None  # in a step that has ended, to be raised
+        self._found: TriggerFinding | None = None  # in a step that has ended, to be raised
         self._raised: weakref.ref[NonFiniteError] | None = None  # it holds frames, and these hold tensors
 
     def start(self, subscribers: Subscribers) -> None:
         """Starts listening, behind those that measure what an optimizer will use."""
-        if self._flight_recorder is not None and self._flight_recorder.tells:
+        if self._flight_recorder is not None and self._flight_recorder.finds_origin:
             self._subscribers = subscribers
             subscribers.add(self, "before_optimizer", "closure_ended", "after_optimizer", "backward_began")
             self._unseen.start()

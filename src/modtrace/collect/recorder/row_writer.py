@@ -10,7 +10,7 @@ from ...recording.failure_reporter import FailureReporter
 from ...recording.protocols import Sink
 from ...recording.triggers.step_conditions import NonFiniteFinding
 from ...recording.triggers.trigger_kinds import OnSignal
-from ...recording.triggers.watch import Asked
+from ...recording.triggers.watch import TriggerFinding
 from ..compile.compilations import CompilationRecorder
 from ..log.device_times import DeviceTimes
 from ..ops.recorder import OpRecorder
@@ -36,14 +36,14 @@ class StepHolder(Protocol):
     def held_steps(self) -> int:
         """The number of steps that wait for a trigger."""
 
-    def ask_for(self) -> None:
+    def request_step(self) -> None:
         """Marks the step whose rows come next to be written, with the held steps before it."""
 
     def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
         """Writes the held steps. `coming` are steps that belong to them and have not ended."""
 
     @property
-    def tells(self) -> bool:
+    def finds_origin(self) -> bool:
         """True if a trigger asks what made non-finite values."""
 
     def may_skip(self, step: int, is_skipping: Callable[[], bool | None]) -> None:
@@ -53,7 +53,7 @@ class StepHolder(Protocol):
     def stops_runs(self) -> bool:
         """True if a trigger may stop the run."""
 
-    def take_stops(self) -> Sequence[Asked]:
+    def take_stops(self) -> Sequence[TriggerFinding]:
         """Returns the findings in ended steps that should stop the run. Each is returned once."""
 
     def find_in_open(self, batches: Rows) -> NonFiniteFinding | None:
@@ -75,7 +75,7 @@ class RowWriter:
     ) -> None:
         """Creates a writer. `with_backward` includes the rows of backward calls."""
         self.compilations = CompilationRecorder(sink, reporter)
-        self.scalars = Scalars(reporter.tell)
+        self.scalars = Scalars(reporter.warn_once)
         self._with_backward = with_backward
         self._with_device_times = with_device_times
         self._sink = sink
@@ -114,7 +114,7 @@ class RowWriter:
             free_step(step)
         self._memory.prune()
         if self._flight_recorder is not None and any(step.asked_for for step in steps):
-            self._flight_recorder.ask_for()
+            self._flight_recorder.request_step()
         if steps or force:
             self._sink.end_step(time.perf_counter_ns(), force=True)
 
@@ -152,7 +152,7 @@ class RowWriter:
         device_times.read(event for step in steps for event in device_events(step))
         if device_times.failure is not None:
             why = describe_error(device_times.failure)
-            self._reporter.tell(f"a device gives no more times, which are null from then on: {why}")
+            self._reporter.warn_once(f"a device gives no more times, which are null from then on: {why}")
 
     def _write_modules(self, tracker: ScopeTracker) -> None:
         self._names_revision, modules = tracker.names.rows_since(self._names_revision)

@@ -92,7 +92,7 @@ class ValueRecorder:
             LossTaps(measuring),
         )
         if self._inside:
-            self._sources += (CompiledTaps(measuring, self.measurer, roots, self._reporter.tell),)
+            self._sources += (CompiledTaps(measuring, self.measurer, roots, self._reporter.warn_once),)
         self._listeners = self._sources
         graph_captures.add(self)
         wants_inputs = capture_masks.of_role(INPUT) | capture_masks.of_role(GRAD_INPUT)

@@ -93,8 +93,8 @@ class _Nvrtc:
             "nvrtcCreateProgram",
         )
         try:
-            given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-            if self._library.nvrtcCompileProgram(program, len(options), given):
+            arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            if self._library.nvrtcCompileProgram(program, len(options), arguments):
                 raise CompilationError(self._read(program, "nvrtcGetProgramLog").decode(errors="replace"))
             is_machine_code = any("=sm_" in option for option in options)
             return self._read(program, "nvrtcGetCUBIN" if is_machine_code else "nvrtcGetPTX")

@@ -140,8 +140,8 @@ def _sketch_rows(rows: _Rows) -> torch.Tensor:
     negative = (
         tables.signs[of_chunk][..., None] >> lane ^ _mix(definition.CHUNK_SIGNS, chunk)[..., None] >> buckets
     )
-    found = _take(rows, (block * LANES - rows.places[:, None])[..., None] + lane)
-    return torch.where((negative & 1).to(torch.bool), -found, found).sum(dim=(0, 1))
+    numbers = _take(rows, (block * LANES - rows.places[:, None])[..., None] + lane)
+    return torch.where((negative & 1).to(torch.bool), -numbers, numbers).sum(dim=(0, 1))
 
 
 def _take(rows: _Rows, at: torch.Tensor) -> torch.Tensor:
@@ -151,8 +151,8 @@ def _take(rows: _Rows, at: torch.Tensor) -> torch.Tensor:
         elements = elements.to(torch.float32)
     numbers = elements.to(torch.float64)
     length = numbers.shape[1]
-    found = numbers.gather(1, at.clamp(0, length - 1).flatten(1)).view_as(at)
-    return torch.where((at >= 0) & (at < length) & found.isfinite(), found, 0.0)
+    gathered = numbers.gather(1, at.clamp(0, length - 1).flatten(1)).view_as(at)
+    return torch.where((at >= 0) & (at < length) & gathered.isfinite(), gathered, 0.0)
 
 
 class _Tables(NamedTuple):

@@ -159,8 +159,8 @@ def _plan_tier2(tensor: torch.Tensor, form: Format, parts: Sequence[str], want: 
     inner = prod(once_shape[dim % len(shape) + 1 :]) * form.parts if has_channels else 0
     numbers = once.numel() * form.parts
     task = Task(dense.data_ptr(), numbers, repeats, form.parts, 0, channels=channels, inner=inner)
-    found = tuple(part for part in (HISTOGRAM, CHANNEL_MAX) if part in parts)
-    held = found if has_channels else (HISTOGRAM,)
+    wanted_parts = tuple(part for part in (HISTOGRAM, CHANNEL_MAX) if part in parts)
+    held = wanted_parts if has_channels else (HISTOGRAM,)
     return _Planned(held, dense, task, partial(_read_tier2, held, shape, once_shape, dim))
 
 

@@ -78,10 +78,10 @@ def _replace(extras: Iterable[Extra], fetched: Mapping[int, torch.Tensor | Excep
     for extra in extras:
 
         def read(tensor: torch.Tensor, extra: Extra = extra) -> Any:
-            found = fetched.get(id(tensor))
-            if isinstance(found, torch.Tensor):
-                return found.numpy() if found.dim() and found.dtype in _OF_ARRAYS else found.tolist()
-            reason = BEING_CAPTURED if found is None else type(found).__name__
+            result = fetched.get(id(tensor))
+            if isinstance(result, torch.Tensor):
+                return result.numpy() if result.dim() and result.dtype in _OF_ARRAYS else result.tolist()
+            reason = BEING_CAPTURED if result is None else type(result).__name__
             extra.add_note(f"not read from {tensor.device}: {reason}")
             return None
 
@@ -119,11 +119,11 @@ def _fetch(waiting: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | Exce
     for number, tensor in waiting.items():
         key = (tensor.device, tensor.dtype, tuple(tensor.shape))
         alike.setdefault(key, []).append((number, tensor))
-    found: dict[int, torch.Tensor | Exception] = {}
+    fetched: dict[int, torch.Tensor | Exception] = {}
     for group in alike.values():
         try:
             read = torch.stack([tensor for _, tensor in group]).cpu().unbind()
-            found.update(zip((number for number, _ in group), read, strict=True))
+            fetched.update(zip((number for number, _ in group), read, strict=True))
         except Exception as error:  # a device that has failed
-            found.update(dict.fromkeys((number for number, _ in group), error))
-    return found
+            fetched.update(dict.fromkeys((number for number, _ in group), error))
+    return fetched

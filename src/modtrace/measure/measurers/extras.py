@@ -167,16 +167,16 @@ def _measure_device(tensor: torch.Tensor, parts: list[str], want: Want, extra: E
 
 def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> None:
     try:
-        found = measure()
+        result = measure()
     except Exception as error:
-        found = describe_error(error)
-    if isinstance(found, str):
+        result = describe_error(error)
+    if isinstance(result, str):
         for missing in (HASH, SKETCH) if part == _FINGERPRINT else (part,):
-            extra.note_absence(missing, found, want)
+            extra.note_absence(missing, result, want)
     elif part == _FINGERPRINT:
-        extra.hash, extra.sketch = found
+        extra.hash, extra.sketch = result
     else:
-        extra.put(part, found, want)
+        extra.put(part, result, want)
 
 
 _ON_HOST: dict[str, Callable[[Raw, Format, Want], Any]] = {

@@ -67,11 +67,11 @@ class Measurer:
                 by_thread = self._together.by_thread
                 launches = by_thread.get(threading.get_ident()) if by_thread else None
                 batches = None if launches is None else launches.moment_batches
-                found: Measurement | None = self._launcher.measure(
+                launched: Measurement | None = self._launcher.measure(
                     tensor, batches
                 )  # None: not contiguous, say
-                if found is not None:
-                    return found
+                if launched is not None:
+                    return launched
             measure = self._plain.get(kind_of(tensor))
             # While `torch.jit.trace` runs, reading a shape would become part of the trace.
             if measure is not None and not is_uninitialized(tensor) and tracing_state() is None:

@@ -112,11 +112,11 @@ def _generators_kept(device: torch.device) -> Iterator[None]:
 def _forget_frames(error: BaseException) -> None:
     """Drops the frames of an error and of its causes, which would keep all their tensors alive."""
     pending: list[BaseException | None] = [error]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while pending:
         each = pending.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
+        if each is not None and id(each) not in visited:
+            visited.add(id(each))
             each.__traceback__ = None
             pending += [each.__cause__, each.__context__]
 

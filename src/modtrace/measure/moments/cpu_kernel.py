@@ -154,8 +154,8 @@ def first_nonfinite(array: Raw, form: Format) -> int:
     start = 0
     for block in blocks(once.shape, CHUNK):
         raw = in_row(once[block])
-        found = np.flatnonzero(~np.isfinite(to_floats(raw, form)))
-        if len(found):
-            return index_in_whole(array, once, (start + int(found[0])) // form.parts, form.parts)
+        nonfinite = np.flatnonzero(~np.isfinite(to_floats(raw, form)))
+        if len(nonfinite):
+            return index_in_whole(array, once, (start + int(nonfinite[0])) // form.parts, form.parts)
         start += len(raw)
     return -1

@@ -322,8 +322,8 @@ def _gather(blocks: Sequence[Table], rows: Sequence[int]) -> Table:
     numbers = np.array(rows)
     table = np.empty((len(numbers), width))
     for at in np.unique(numbers // block_rows).tolist():
-        here = numbers // block_rows == at
-        table[here] = blocks[at][numbers[here] % block_rows]
+        is_of_block = numbers // block_rows == at
+        table[is_of_block] = blocks[at][numbers[is_of_block] % block_rows]
     return table
 
 

@@ -44,12 +44,12 @@ def tier2_on_device(tensor: torch.Tensor) -> DeviceTier2:
         return _of_nothing(tensor.device)
     once, repeats = once_each(tensor)
     parts = 2 if tensor.is_complex() else 1
-    start, found = 0, []
+    start, pieces = 0, []
     for numbers in _chunks(torch.view_as_real(once) if parts == 2 else once):
-        found.append(_measure(numbers, start))
+        pieces.append(_measure(numbers, start))
         start += numbers.numel()
     sumabs, zeros, sum4, histogram, largest, argmax = (
-        torch.stack(results) for results in zip(*found, strict=True)
+        torch.stack(results) for results in zip(*pieces, strict=True)
     )
     # `argmax[...]` would wait for the index.
     index = argmax.gather(0, largest.argmax().reshape(1)).reshape(()) // parts
@@ -73,10 +73,10 @@ def channel_max_on_device(tensor: torch.Tensor, dim: int) -> torch.Tensor | str:
     largest = torch.zeros(once.shape[axis], dtype=torch.float32, device=tensor.device)
     others = [other for other in range(numbers.dim()) if other != axis]
     for block in blocks(numbers.shape, _CHUNK):
-        found = _to_floats(numbers[block]).abs()
-        found = torch.amax(found, dim=others) if others else found
+        magnitudes = _to_floats(numbers[block]).abs()
+        magnitudes = torch.amax(magnitudes, dim=others) if others else magnitudes
         of_block = largest[block[axis]]
-        torch.maximum(of_block, found.to(torch.float32), out=of_block)
+        torch.maximum(of_block, magnitudes.to(torch.float32), out=of_block)
     return largest.expand(tensor.shape[axis]) if once.shape[axis] < tensor.shape[axis] else largest
 
 
@@ -86,10 +86,10 @@ def sample_on_device(tensor: torch.Tensor, k: int) -> torch.Tensor:
     places = torch.arange(min(numel, k), device=tensor.device)
     if numel > k:
         places = place_in_parts(places, numel, k)
-    found = tensor[_unravel(places, shape)] if shape else tensor.reshape(1)[places]
+    elements = tensor[_unravel(places, shape)] if shape else tensor.reshape(1)[places]
     if tensor.is_complex():
-        found = torch.view_as_real(found)
-    return found.to(torch.float32).reshape(-1)
+        elements = torch.view_as_real(elements)
+    return elements.to(torch.float32).reshape(-1)
 
 
 def _of_nothing(device: torch.device) -> DeviceTier2:
@@ -153,10 +153,10 @@ def _count_exponents(bits: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
 
 def _index_in(tensor: torch.Tensor, once: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Returns the index of an element of `once` in the expanded tensor; that of its first copy."""
-    found = torch.zeros_like(index)
+    whole_index = torch.zeros_like(index)
     for size, at in zip(tensor.shape, _unravel(index, once.shape), strict=True):
-        found = found * size + at
-    return found
+        whole_index = whole_index * size + at
+    return whole_index
 
 
 def _unravel(index: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:

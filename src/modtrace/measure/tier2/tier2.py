@@ -62,10 +62,14 @@ def tier2_array(array: Raw, form: Format) -> RawTier2:
     if not array.size:
         return RawTier2(0.0, 0, 0.0, None, np.zeros(BINS, np.int64))
     once, repeats = without_repeats(array)
-    found = _measure(once, form)
-    argmax = index_in_whole(array, once, found.argmax // form.parts, form.parts)
+    measured = _measure(once, form)
+    argmax = index_in_whole(array, once, measured.argmax // form.parts, form.parts)
     return RawTier2(
-        found.sumabs * repeats, found.zeros * repeats, found.sum4 * repeats, argmax, found.histogram * repeats
+        measured.sumabs * repeats,
+        measured.zeros * repeats,
+        measured.sum4 * repeats,
+        argmax,
+        measured.histogram * repeats,
     )
 
 
@@ -153,11 +157,11 @@ def _measure_piece(raw: Raw, form: Format) -> _Piece:
         raw = to_floats(raw, form)
     if tier2_into is None:
         return _measure_with_numpy(raw)
-    found = np.empty(BINS + 5, np.int64)
-    tier2_into(address_of(raw), raw.size, kind_of_floats(raw) if kind is None else kind, address_of(found))
-    zeros, argmax = found[BINS : BINS + 2].tolist()
-    sumabs, sum4, largest = found[BINS + 2 :].view(np.float64).tolist()
-    return _Piece(raw.size, found[:BINS], zeros, argmax, sumabs, sum4, largest)
+    results = np.empty(BINS + 5, np.int64)
+    tier2_into(address_of(raw), raw.size, kind_of_floats(raw) if kind is None else kind, address_of(results))
+    zeros, argmax = results[BINS : BINS + 2].tolist()
+    sumabs, sum4, largest = results[BINS + 2 :].view(np.float64).tolist()
+    return _Piece(raw.size, results[:BINS], zeros, argmax, sumabs, sum4, largest)
 
 
 def _join(one: _Piece, other: _Piece) -> _Piece:
@@ -227,8 +231,8 @@ def _largest_of_channels(array: Raw, form: Format, axis: int) -> Channels:
         if largest is None:
             largest = np.zeros(array.shape[axis], bits.dtype)
         sizes = [extent.stop - extent.start for extent in block]
-        found = _largest_of_runs(bits.reshape(prod(sizes[:axis]), sizes[axis], prod(sizes[axis + 1 :])))
-        np.maximum(largest[block[axis]], found, out=largest[block[axis]])
+        of_block = _largest_of_runs(bits.reshape(prod(sizes[:axis]), sizes[axis], prod(sizes[axis + 1 :])))
+        np.maximum(largest[block[axis]], of_block, out=largest[block[axis]])
     assert largest is not None
     floats = to_floats(largest.view(form.raw), form) if is_float else largest.view(f"f{largest.itemsize}")
     return np.asarray(floats.astype(np.float32))
@@ -238,8 +242,8 @@ def _largest_of_runs(bits: Bits) -> Bits:
     """Returns the largest magnitude of each channel of `[outer, channels, inner]`."""
     outer, channels, inner = bits.shape
     if 1 < inner < _SHORT_RUN:
-        found = _largest_of_rows(bits.reshape(outer, channels * inner)).reshape(channels, inner)
-        together: Bits = reduce(np.maximum, found.T)  # `max(axis=1)` of pairs takes ten times as long
+        of_rows = _largest_of_rows(bits.reshape(outer, channels * inner)).reshape(channels, inner)
+        together: Bits = reduce(np.maximum, of_rows.T)  # `max(axis=1)` of pairs takes ten times as long
         return together
     if inner == 1:
         return _largest_of_rows(bits.reshape(outer, channels))
@@ -252,15 +256,15 @@ def _largest_of_rows(bits: Bits) -> Bits:
     if together < 2:
         return _compare(bits[:, :, None])
     whole = rows - rows % together
-    found = _compare(bits[:whole].reshape(whole // together, together * channels, 1))
-    largest: Bits = found.reshape(together, channels).max(axis=0)
+    of_groups = _compare(bits[:whole].reshape(whole // together, together * channels, 1))
+    largest: Bits = of_groups.reshape(together, channels).max(axis=0)
     return largest if whole == rows else np.maximum(largest, _compare(bits[whole:, :, None]))
 
 
 def _compare(bits: Bits) -> Bits:
     if largest_into is None:
         return np.asarray(np.maximum.reduce(bits & np.iinfo(bits.dtype).max, axis=(0, 2)))
-    found = np.empty(bits.shape[1], bits.dtype)
+    largest = np.empty(bits.shape[1], bits.dtype)
     outer, channels, inner = bits.shape
-    largest_into(address_of(bits), outer, channels, inner, bits.itemsize, address_of(found))
-    return found
+    largest_into(address_of(bits), outer, channels, inner, bits.itemsize, address_of(largest))
+    return largest

@@ -20,10 +20,12 @@ def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
     Raises:
         ValueError: the columns do not fit the table.
     """
-    given = to_columns(table, columns)
-    rows = len(next(iter(given.values())))
+    converted = to_columns(table, columns)
+    rows = len(next(iter(converted.values())))
     fields = schema(table)
-    arrays = [given[field.name] if field.name in given else absent_column(field, rows) for field in fields]
+    arrays = [
+        converted[field.name] if field.name in converted else absent_column(field, rows) for field in fields
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
@@ -45,13 +47,13 @@ def to_columns(table: str, columns: Mapping[str, Any], *, with_nulls: bool = Fal
     if len(set(map(len, columns.values()))) > 1:
         lengths = {name: len(values) for name, values in columns.items()}
         raise ValueError(f"columns of table {table!r} are of different lengths: {lengths}")
-    given = {}
+    converted = {}
     for name, column in wanted.items():
         if name in columns:
-            given[name] = _checked(column, columns[name], with_nulls=with_nulls)
+            converted[name] = _checked(column, columns[name], with_nulls=with_nulls)
         elif column.is_phase and not column.nullable:
             raise ValueError(f"{column.title}: must be given")
-    return given
+    return converted
 
 
 def null_misfits(table: str, columns: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -31,12 +31,12 @@ class CheckedSink:
         Raises:
             ValueError: the columns do not fit the table, or with `strict` a value breaks a rule of it.
         """
-        given, faults = check_rows(table, columns)
+        accepted, faults = check_rows(table, columns)
         if faults:
-            steps = given["step"].to_pylist() if "step" in given else ()
+            steps = accepted["step"].to_pylist() if "step" in accepted else ()
             self._reporter.rows_refused(table, faults, min(steps, default=None))
-        if given and len(next(iter(given.values()))):
-            self._sink.write(table, given)
+        if accepted and len(next(iter(accepted.values()))):
+            self._sink.write(table, accepted)
 
 
 def check_rows(table: str, columns: Mapping[str, Any]) -> tuple[dict[str, pa.Array], list[str]]:
@@ -50,24 +50,24 @@ def check_rows(table: str, columns: Mapping[str, Any]) -> tuple[dict[str, pa.Arr
     faults: list[str] = []
     fields = schema(table)
     try:
-        given = to_columns(table, columns)
+        converted = to_columns(table, columns)
     except ValueError as error:
         if not columns or not columns.keys() <= {*fields.names}:
             raise
-        given = to_columns(table, null_misfits(table, columns), with_nulls=True)
+        converted = to_columns(table, null_misfits(table, columns), with_nulls=True)
         faults.append(str(error))
-    given_schema = pa.schema([fields.field(name) for name in given])
+    given_schema = pa.schema([fields.field(name) for name in converted])
     while bad := next(
-        find_bad_rows(table, pa.Table.from_arrays([*given.values()], schema=given_schema)), None
+        find_bad_rows(table, pa.Table.from_arrays([*converted.values()], schema=given_schema)), None
     ):
-        used = _only_used(given[bad.column])
-        if used is not given[bad.column]:
-            given[bad.column] = used  # a word of its dictionary was wrong, which no row may have
+        used = _only_used(converted[bad.column])
+        if used is not converted[bad.column]:
+            converted[bad.column] = used  # a word of its dictionary was wrong, which no row may have
             continue
         row = int(np.argmax(bad.rows))
         faults.append(f"{table}.{bad.column} of row {row} {bad.describe(row)}")
-        given = _without(table, given, bad)
-    return given, faults
+        converted = _without(table, converted, bad)
+    return converted, faults
 
 
 def _without(table: str, given: Mapping[str, pa.Array], bad: BadRows) -> dict[str, pa.Array]:

@@ -144,9 +144,9 @@ class Capture:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r}: give True or False")
         for name in ("where", "function"):
-            given = getattr(self, name)
-            if given is not None and not callable(given):
-                raise TypeError(f"{name}={given!r}: give a function")
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"{name}={value!r}: give a function")
 
     def _check_sense(self) -> None:
         if self.ops and OP_OUTPUT not in self.roles:
@@ -177,20 +177,22 @@ class Capture:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the capture's arguments as JSON values for meta.json; functions are given by their names."""
-        said: dict[str, Any] = {"roles": list(self.roles), "stats": self.stats}
-        said |= {name: given for name, given in self.paths.to_json().items() if given is not None}
+        arguments: dict[str, Any] = {"roles": list(self.roles), "stats": self.stats}
+        arguments |= {
+            name: patterns for name, patterns in self.paths.to_json().items() if patterns is not None
+        }
         if self.steps is not None:
-            said["steps"] = str(self.schedule)
+            arguments["steps"] = str(self.schedule)
         for name in ("on_trigger", "hash", "sketch", "sample", "tensors", "micro_batches"):
             if getattr(self, name):
-                said[name] = getattr(self, name)
+                arguments[name] = getattr(self, name)
         for name in ("types", "ops"):
             if getattr(self, name):
-                said[name] = [_name_of(item) for item in getattr(self, name)]
+                arguments[name] = [_name_of(item) for item in getattr(self, name)]
         for name in ("where", "function"):
             if getattr(self, name) is not None:
-                said[name] = _name_of(getattr(self, name))
-        return said
+                arguments[name] = _name_of(getattr(self, name))
+        return arguments
 
 
 def to_captures(
@@ -225,14 +227,14 @@ def to_captures(
                 command_line="with --capture say include and exclude there: --capture 'include=...'",
             )
         )
-    given = values if isinstance(values, (list, tuple)) else (values,)
-    if not given:
+    entries = values if isinstance(values, (list, tuple)) else (values,)
+    if not entries:
         raise ValueError(f"values={values!r}: give at least one Capture, or None to measure nothing")
-    if len(given) > _MOST_CAPTURES:
-        there = choose_phrase(python="values holds", command_line="there are")
-        raise ValueError(f"{there} {len(given)} captures, and {_MOST_CAPTURES} are the most")
+    if len(entries) > _MOST_CAPTURES:
+        subject = choose_phrase(python="values holds", command_line="there are")
+        raise ValueError(f"{subject} {len(entries)} captures, and {_MOST_CAPTURES} are the most")
     captures: list[Capture] = []
-    for entry in given:
+    for entry in entries:
         captures += (
             _usual(None, None, ops) if isinstance(entry, str) and entry == STATS else (_one(entry, ops),)
         )
@@ -246,7 +248,7 @@ def to_json(captures: Sequence[Capture]) -> dict[str, Any]:
     first, *others = captures
     usual = _usual(first.include, first.exclude, ops=bool(others))
     if list(usual) == list(captures):
-        chosen = {name: given for name, given in first.paths.to_json().items() if given is not None}
+        chosen = {name: patterns for name, patterns in first.paths.to_json().items() if patterns is not None}
         return {"values": STATS, **chosen}
     return {"values": [capture.to_json() for capture in captures]}
 
@@ -287,20 +289,20 @@ def _checked_roles(given: Any) -> tuple[str, ...]:
 
 
 def _checked_ops(given: Any) -> tuple[str, ...]:
-    found = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
-    if not all(isinstance(name, str) for name in found):
+    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not all(isinstance(name, str) for name in names):
         raise TypeError(
             f"ops={given!r}: give names of ops or globs such as 'aten.*softmax*', or a list of those"
         )
-    return found
+    return names
 
 
 def _checked_types(given: Any) -> tuple[type | str, ...]:
-    found = tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (given,)
-    for kind in found:
+    kinds = tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (given,)
+    for kind in kinds:
         if not isinstance(kind, (str, type)):
             raise TypeError(f"types: {kind!r} is neither a class nor the name of one")
-    return found
+    return kinds
 
 
 def _name_of(given: Any) -> str:

@@ -27,8 +27,8 @@ def parse_capture(text: str) -> "Capture | str":
     if text.strip() == STATS:
         return STATS
     if not text.strip():
-        given = name_argument("capture", text)
-        raise ValueError(f"{given} says nothing: give words such as 'roles=output stats=2', or 'stats'")
+        argument = name_argument("capture", text)
+        raise ValueError(f"{argument} says nothing: give words such as 'roles=output stats=2', or 'stats'")
     try:
         with speak(_name_word):
             return Capture(**_read_options(text))

@@ -88,10 +88,10 @@ def to_path_filter(
 
 def unmatched(path_filter: PathFilter, paths: Collection[str]) -> list[Unmatched]:
     """Returns the patterns that match none of the paths, those of `include` first."""
-    given = [("include", pattern) for pattern in path_filter.include or ()]
-    given += [("exclude", pattern) for pattern in path_filter.exclude]
+    patterns = [("include", pattern) for pattern in path_filter.include or ()]
+    patterns += [("exclude", pattern) for pattern in path_filter.exclude]
     return [
-        Unmatched(argument, pattern) for argument, pattern in given if not _any_matches((pattern,), paths)
+        Unmatched(argument, pattern) for argument, pattern in patterns if not _any_matches((pattern,), paths)
     ]
 
 
@@ -198,15 +198,15 @@ def _read_glob(where: str, glob: str) -> re.Pattern[str]:
 
 def _translate(glob: str) -> str:
     """Returns the regular expression for a glob. It always matches in polynomial time."""
-    found: list[str] = []
+    parts: list[str] = []
     at = 0
     while at < len(glob):
         if glob[at] in "*[":
             text, at = (_stars if glob[at] == "*" else _class)(glob, at)
         else:
             text, at = "[^.]" if glob[at] == "?" else re.escape(glob[at]), at + 1
-        found.append(text)
-    return "".join(found)
+        parts.append(text)
+    return "".join(parts)
 
 
 def _stars(glob: str, at: int) -> tuple[str, int]:
@@ -232,19 +232,19 @@ def _class(glob: str, at: int) -> tuple[str, int]:
 
 
 def _members(glob: str, start: int, end: int) -> str:
-    found: list[str] = []
+    parts: list[str] = []
     at = start
     while at < end:
         if glob[at + 1] == "-" and at + 2 < end:
             low, high = glob[at], glob[at + 2]
             if low > high:
                 raise _BadGlob(f"the range {low}-{high} at position {at} is the wrong way round")
-            found.append(f"{_escaped(low)}-{_escaped(high)}")
+            parts.append(f"{_escaped(low)}-{_escaped(high)}")
             at += 3
         else:
-            found.append(_escaped(glob[at]))
+            parts.append(_escaped(glob[at]))
             at += 1
-    return "".join(found)
+    return "".join(parts)
 
 
 def _escaped(character: str) -> str:

@@ -68,13 +68,17 @@ def _parse(text: str) -> tuple[int | None, ...]:
 
 def _checked(parts: tuple[int | None, ...], given: object) -> StepRange:
     start, stop, every = (*parts, None)[:3]
-    found = StepRange(start or 0, stop, 1 if every is None else every)
-    if found.start < 0 or found.every < 1 or (found.stop is not None and found.stop <= found.start):
+    step_range = StepRange(start or 0, stop, 1 if every is None else every)
+    if (
+        step_range.start < 0
+        or step_range.every < 1
+        or (step_range.stop is not None and step_range.stop <= step_range.start)
+    ):
         raise ValueError(
             f"{name_argument('steps', given)} holds no step: START counts from 0, STOP lies beyond it, "
             "EVERY is at least 1"
         )
-    return found
+    return step_range
 
 
 class Schedule(Protocol):
@@ -118,13 +122,13 @@ class StepPredicate:
         assert isinstance(number, int)
         known = self._known.get(number)
         if known is None:
-            known = self._ask(number)
+            known = self._choose_step(number)
             if len(self._known) >= _REMEMBERED:
                 self._known.pop(next(iter(self._known)), None)  # another thread may have been faster
             self._known[number] = known
         return known
 
-    def _ask(self, number: int) -> bool:
+    def _choose_step(self, number: int) -> bool:
         try:
             return bool(self._choose(number))
         except Exception as error:

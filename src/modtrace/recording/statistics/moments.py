@@ -189,8 +189,8 @@ def nonfinite_rows(values: pa.Table, sites: pa.Table | None = None) -> npt.NDArr
         values: the table, or some of its rows.
         sites: the table that says at which sites infinities are often intended, where only NaN count then.
     """
-    found = [offset + rows for offset, rows, _ in _scan_nonfinite(values, sites)]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    batches = [offset + rows for offset, rows, _ in _scan_nonfinite(values, sites)]
+    return np.concatenate(batches) if batches else np.empty(0, np.int64)
 
 
 def holds_nonfinite(values: pa.Table, sites: pa.Table) -> bool:

@@ -159,9 +159,9 @@ class Tier2Columns:
             surely = counts[:, end:].sum(axis=1) + self.stats.inf_count[rows]
             near = counts[:, end - 1]
             ends = np.stack([self.stats.max[rows], -self.stats.min[rows]])  # meaningless if there is a NaN
-            seen = ((ends > largest) & (ends < LOWER_EDGES[end])).sum(axis=0)
+            beyond = ((ends > largest) & (ends < LOWER_EDGES[end])).sum(axis=0)
             perhaps = np.where((ends <= largest).all(axis=0), 0, near)
-            return surely + np.minimum(seen, near), surely + perhaps
+            return surely + np.minimum(beyond, near), surely + perhaps
 
         return Bounds(*divide(self._of_histograms(measure, 2), self.stats.count))
 
@@ -172,13 +172,13 @@ class Tier2Columns:
 
     def _of_histograms(self, measure: Callable[[Counts, Counts], Any], width: int) -> Numbers:
         """Calls `measure` with the histograms and indices of some rows at a time; rows without histograms are NaN."""
-        found = np.full((width, len(self.histogram_row)), np.nan)
+        results = np.full((width, len(self.histogram_row)), np.nan)
         rows = np.flatnonzero(self.histogram_row >= 0)
         for start in range(0, len(rows), _ROWS):
             some = rows[start : start + _ROWS]
             with np.errstate(all="ignore"):
-                found[:, some] = measure(self.histogram[self.histogram_row[some]], some)
-        return found
+                results[:, some] = measure(self.histogram[self.histogram_row[some]], some)
+        return results
 
 
 def read_tier2(values: pa.Table) -> Tier2Columns:

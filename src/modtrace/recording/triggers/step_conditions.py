@@ -80,7 +80,7 @@ class StepRows(NamedTuple):
     scalars: Mapping[str, Sequence[float]]
     names: SiteNames
     data: StepData
-    ask_use: Callable[[], Use]  # what becomes of its gradients; it may wait for a device
+    find_use: Callable[[], Use]  # what becomes of its gradients; it may wait for a device
 
 
 #: Returns the reason why a condition is true in a step, "" if it is false, and None if nothing that it checks was
@@ -127,15 +127,15 @@ class _Selected:
         self._mask = np.zeros(0, bool)
         self._revision = -1
 
-    def rows(self, seen: StepRows) -> _Rows:
+    def rows(self, step: StepRows) -> _Rows:
         """Returns the indices of the selected rows among those measured."""
-        if seen.measured is None:
+        if step.measured is None:
             return np.zeros(0, np.int64)
-        if self._revision != seen.names.revision:
-            self._mask, self._revision = seen.names.select(self._selection), seen.names.revision
-        site_id = seen.measured.site_id
+        if self._revision != step.names.revision:
+            self._mask, self._revision = step.names.select(self._selection), step.names.revision
+        site_id = step.measured.site_id
         if len(site_id) and int(site_id.max()) >= len(self._mask):
-            self._mask = np.append(self._mask, seen.names.select(self._selection, len(self._mask)))
+            self._mask = np.append(self._mask, step.names.select(self._selection, len(self._mask)))
         return np.flatnonzero(self._mask[site_id])
 
 
@@ -163,58 +163,58 @@ class IsNonFinite:
         self._with_ops = trigger.roles is not None
         self._with_scalars = trigger.roles is None and trigger.include is None
 
-    def __call__(self, seen: StepRows) -> str | None:
+    def __call__(self, step: StepRows) -> str | None:
         self.finding = None
-        rows = self._selected.rows(seen)
-        if seen.measured is not None and not self._with_ops:
-            is_of_op = seen.measured.is_of_op
+        rows = self._selected.rows(step)
+        if step.measured is not None and not self._with_ops:
+            is_of_op = step.measured.is_of_op
             if self._find is not None and is_of_op.any():
-                return self._find_origin(seen, self._find) or self._scalars_in(seen)
+                return self._find_origin(step, self._find) or self._scalars_in(step)
             rows = rows[~is_of_op[rows]]
-        found = self._of_tensors(seen, rows)
-        if found and self._find is not None:
-            found = self._find_first_tensor(seen, rows, self._find)
-        found = found or self._scalars_in(seen)
-        is_known = len(rows) or (self._with_scalars and seen.scalars)
-        return found if is_known else None
+        reason = self._of_tensors(step, rows)
+        if reason and self._find is not None:
+            reason = self._find_first_tensor(step, rows, self._find)
+        reason = reason or self._scalars_in(step)
+        is_known = len(rows) or (self._with_scalars and step.scalars)
+        return reason if is_known else None
 
-    def _find_origin(self, seen: StepRows, find: Finder) -> str:
+    def _find_origin(self, step: StepRows, find: Finder) -> str:
         """Returns which op made the values, or which tensor held them before any op read it."""
-        columns = {} if seen.measured is None else seen.measured.columns
+        columns = {} if step.measured is None else step.measured.columns
         if columns and (columns["nan_count"] + columns["inf_count"]).any():
             selects = self._selection.paths.selects
-            self.finding = find(seen.data, selects, use=seen.ask_use())
+            self.finding = find(step.data, selects, use=step.find_use())
         return "" if self.finding is None else self.finding.reason
 
-    def _find_first_tensor(self, seen: StepRows, rows: _Rows, find: Finder) -> str:
+    def _find_first_tensor(self, step: StepRows, rows: _Rows, find: Finder) -> str:
         """Returns which of the selected tensors was the first."""
-        values = seen.data.table("values")
-        sites = np.unique(seen.measured.site_id[rows]) if seen.measured is not None else rows
+        values = step.data.table("values")
+        sites = np.unique(step.measured.site_id[rows]) if step.measured is not None else rows
         is_selected = np.isin(to_numpy(values["site_id"]), sites)
-        data = seen.data.with_values(values.filter(from_numpy(is_selected)))
-        self.finding = find(data, lambda *_: True, use=seen.ask_use())
+        data = step.data.with_values(values.filter(from_numpy(is_selected)))
+        self.finding = find(data, lambda *_: True, use=step.find_use())
         return "" if self.finding is None else self.finding.reason
 
-    def _scalars_in(self, seen: StepRows) -> str:
-        for name, values in seen.scalars.items() if self._with_scalars else ():
+    def _scalars_in(self, step: StepRows) -> str:
+        for name, values in step.scalars.items() if self._with_scalars else ():
             wrong = [value for value in values if not np.isfinite(value)]
             if wrong and "loss" in name.lower():  # of a metric, 0 / 0 is no finding
-                found = f"{LOGGED}{name} is {wrong[0]}"
-                self.finding = self.finding or NonFiniteFinding(found.partition(" ")[0], found, "")
-                return found
+                reason = f"{LOGGED}{name} is {wrong[0]}"
+                self.finding = self.finding or NonFiniteFinding(reason.partition(" ")[0], reason, "")
+                return reason
         return ""
 
-    def _of_tensors(self, seen: StepRows, rows: _Rows) -> str:
-        if seen.measured is None:
+    def _of_tensors(self, step: StepRows, rows: _Rows) -> str:
+        if step.measured is None:
             return ""
-        nan_count, inf_count = seen.measured.columns["nan_count"], seen.measured.columns["inf_count"]
+        nan_count, inf_count = step.measured.columns["nan_count"], step.measured.columns["inf_count"]
         wrong = rows[nan_count[rows] + inf_count[rows] > 0]
         if not len(wrong):
             return ""
         first = wrong[0]
         counts = {"NaN": int(nan_count[first]), "inf": int(inf_count[first])}
         held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        return f"{seen.names.describe(int(seen.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
+        return f"{step.names.describe(int(step.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
 
 
 class Judged(NamedTuple):
@@ -238,26 +238,26 @@ def _judge_by_band(last: StepBand, keys: Sequence[object], values: npt.NDArray[n
     return Judged(band.is_outside, f"is outside of {bounds} (its last {band.steps[first]} steps)")
 
 
-def _check_sites(stat: str, selected: _Selected, judge: _Judge, seen: StepRows) -> str | None:
+def _check_sites(stat: str, selected: _Selected, judge: _Judge, step: StepRows) -> str | None:
     """A condition on a statistic of tensors, with one number for each site and step."""
-    rows = selected.rows(seen)
-    if seen.measured is not None and stat in names_of(SUMS):
-        rows = rows[seen.measured.columns["zero_count"][rows] >= 0]
-    if seen.measured is None or not len(rows):
+    rows = selected.rows(step)
+    if step.measured is not None and stat in names_of(SUMS):
+        rows = rows[step.measured.columns["zero_count"][rows] >= 0]
+    if step.measured is None or not len(rows):
         return None
-    sites, columns = merge_sites(seen.measured.site_id[rows], _take(seen.measured.columns, rows))
+    sites, columns = merge_sites(step.measured.site_id[rows], _take(step.measured.columns, rows))
     values = _statistic(stat, columns)
     judged = judge(sites.tolist(), values)
     wrong = np.flatnonzero(judged.is_wrong)
     if not len(wrong):
         return ""
-    place = seen.names.describe(int(sites[wrong[0]]))
+    place = step.names.describe(int(sites[wrong[0]]))
     return f"{place}: {stat} {values[wrong[0]]:g} {judged.why}{_and_more(wrong)}"
 
 
-def _check_scalar(stat: str, judge: _Judge, seen: StepRows) -> str | None:
+def _check_scalar(stat: str, judge: _Judge, step: StepRows) -> str | None:
     """A condition on a logged number, of which the last one in the step counts."""
-    logged = seen.scalars.get(stat.removeprefix(LOGGED))
+    logged = step.scalars.get(stat.removeprefix(LOGGED))
     if not logged:
         return None
     judged = judge([stat], np.array(logged[-1:], np.float64))

@@ -33,9 +33,9 @@ class _Trigger:
     """Base of the triggers. Its `repr`, which recordings show, lists only arguments that differ from the defaults."""
 
     def __repr__(self) -> str:
-        given = ((field, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
-        told = (f"{field.name}={value!r}" for field, value in given if value != field.default)
-        return f"{type(self).__name__}({', '.join(told)})"
+        values = ((field, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
+        shown = (f"{field.name}={value!r}" for field, value in values if value != field.default)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -203,12 +203,12 @@ def to_triggers(
         ValueError: a trigger can never fire, because nothing that it checks is measured, or nothing is held that it
             could write.
     """
-    asked: list[Trigger] = []
+    implied: list[Trigger] = []
     if on_nonfinite is not None:
-        asked = [NonFinite(then=_check_then(on_nonfinite, "on_nonfinite"))]
+        implied = [NonFinite(then=_check_then(on_nonfinite, "on_nonfinite"))]
     if given is None:
-        given = [NonFinite()] if keep_last is not None and not asked else []
-    triggers = (*(given if isinstance(given, (list, tuple)) else (given,)), *asked)
+        given = [NonFinite()] if keep_last is not None and not implied else []
+    triggers = (*(given if isinstance(given, (list, tuple)) else (given,)), *implied)
     for trigger in triggers:
         if not isinstance(trigger, TRIGGERS):
             names = ", ".join(kind.__name__ for kind in TRIGGERS)
@@ -231,13 +231,13 @@ def _check_then_of(trigger: Trigger, keep_last: int | None, captures: Sequence[C
     then = trigger.then if isinstance(trigger, NonFinite) else None
     if then is None:
         return
-    said = name_argument("on_nonfinite", then)
+    argument = name_argument("on_nonfinite", then)
     if then == DUMP and keep_last is None:
         how = choose_phrase(python="keep_last=20", command_line="--keep-last 20")
-        raise ValueError(f"{said} writes the steps that are held, and none are: give {how}")
+        raise ValueError(f"{argument} writes the steps that are held, and none are: give {how}")
     if not captures:
         nothing = choose_phrase(python="values=None", command_line="--values none")
-        raise ValueError(f"{said} looks at what is measured, and {nothing} measures nothing")
+        raise ValueError(f"{argument} looks at what is measured, and {nothing} measures nothing")
 
 
 def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
@@ -253,10 +253,10 @@ def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
         return
     if not captures:
         raise ValueError(f"triggers={trigger!r} looks at what is measured, and values=None measures nothing")
-    said = f"roles={roles[0]!r}" if len(roles) == 1 else f"roles={list(roles)!r}"
+    roles_text = f"roles={roles[0]!r}" if len(roles) == 1 else f"roles={list(roles)!r}"
     raise ValueError(
         f"triggers={trigger!r} looks at {' and '.join(roles)}, and no capture measures {stat} there. "
-        f"Add modtrace.Capture({said}, stats={tier}) to values"
+        f"Add modtrace.Capture({roles_text}, stats={tier}) to values"
     )
 
 
@@ -307,12 +307,12 @@ def _check_stat(trigger: Above | OutOfBand) -> None:
             )
         return
     if stat not in TRIGGER_STATISTICS:
-        there = f"There are: {', '.join(TRIGGER_STATISTICS)}; 'log.NAME' is what rec.log(NAME=...) is given"
+        known = f"There are: {', '.join(TRIGGER_STATISTICS)}; 'log.NAME' is what rec.log(NAME=...) is given"
         if str(stat).partition(":")[0] in (*names_of(HISTOGRAM), *OF_FORMATS, QUANTILE):
             raise ValueError(
                 f"{kind}({stat!r}): a trigger does not compute this statistic, which needs {HISTOGRAM}. "
-                f"Read it from the recording with history(). {there}"
+                f"Read it from the recording with history(). {known}"
             )
         hint = did_you_mean(stat, TRIGGER_STATISTICS)
-        raise ValueError(f"{kind}({stat!r}): there is no such statistic.{hint} {there}")
+        raise ValueError(f"{kind}({stat!r}): there is no such statistic.{hint} {known}")
     selection_of(trigger)

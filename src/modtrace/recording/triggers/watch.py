@@ -27,7 +27,7 @@ from .tensor_rows import Batch
 from .trigger_kinds import REPORT, STOP, OnSignal, Trigger, asks_for_origin, has_action
 
 
-class Asked(NamedTuple):
+class TriggerFinding(NamedTuple):
     """What a trigger has found, with what is to be reported of it."""
 
     step: int
@@ -50,11 +50,13 @@ class TriggerWatch:
             triggers: the triggers.
             find: names what made the values that are not finite. None: the first tensor that holds some is named.
         """
-        self.asked: list[Asked] = []  # what was found in the steps that have ended, until somebody takes it
+        self.findings: list[
+            TriggerFinding
+        ] = []  # what was found in the steps that have ended, until somebody takes it
         self._names = SiteNames()
         self._tables = StepTables(GROWTH_STEPS if any(map(has_action, triggers)) else 0)
         #: A trigger asks what made non-finite values.
-        self.tells = find is not None and asks_for_origin(triggers)
+        self.finds_origin = find is not None and asks_for_origin(triggers)
         self._armed = [
             _Armed(trigger, condition_of(trigger, find))
             for trigger in triggers
@@ -71,7 +73,7 @@ class TriggerWatch:
         """Receives rows of the step that is being written, as Arrow columns."""
         if not self._armed:
             return
-        if self.tells:
+        if self.finds_origin:
             self._tables.add(table, columns)
         if table == "modules":
             self._names.add_modules(columns)
@@ -94,25 +96,25 @@ class TriggerWatch:
             self._skipped.append(False)  # until something is found in it
 
         @cache
-        def ask_use() -> Use:
+        def find_use() -> Use:
             if not skips or not all(is_skipping() for is_skipping in skips[0]):
                 return Use(None)
             self._skipped[-1] = True
             count = sum(self._skipped)
             return Use(are_many_skipped(count), count, len(self._skipped))
 
-        seen = StepRows(read_measured(values), scalars, self._names, self._tables.read(), ask_use)
+        step_rows = StepRows(read_measured(values), scalars, self._names, self._tables.read(), find_use)
         fired = []
         for armed in self._armed:
-            reason = armed.condition(seen)
+            reason = armed.condition(step_rows)
             if reason is None:
                 continue
             if reason and isinstance(armed.condition, IsNonFinite):
-                self._ask(step, armed, armed.condition, seen)
+                self._store_finding(step, armed, armed.condition, step_rows)
             if reason and armed.is_armed:
                 fired.append(Note(step=step, kind=type(armed.trigger).__name__, reason=reason))
             armed.is_armed = not reason
-        if self.tells:
+        if self.finds_origin:
             self._tables.end_step()
         return fired
 
@@ -125,11 +127,11 @@ class TriggerWatch:
         """
         self._skips.setdefault(step, []).append(is_skipping)
 
-    def _ask(self, step: int, armed: "_Armed", condition: IsNonFinite, seen: StepRows) -> None:
-        if condition.then == STOP and seen.ask_use().is_used is False:
+    def _store_finding(self, step: int, armed: "_Armed", condition: IsNonFinite, seen: StepRows) -> None:
+        if condition.then == STOP and seen.find_use().is_used is False:
             return  # nothing has used it: that is what a GradScaler is for
         if condition.then in (REPORT, STOP) and condition.finding is not None:
-            self.asked.append(Asked(step, condition.then, condition.finding, armed.is_armed))
+            self.findings.append(TriggerFinding(step, condition.then, condition.finding, armed.is_armed))
 
     def find_in_open(self, batches: Sequence[Batch]) -> NonFiniteFinding | None:
         """Returns what a trigger that stops finds in a step whose optimizer is about to step, without firing it.
@@ -138,10 +140,12 @@ class TriggerWatch:
             batches: the rows of the step so far.
         """
         values = [columns for table, columns in batches if table == "values"]
-        seen = StepRows(read_measured(values), {}, self._names, self._tables.read(batches), lambda: Use(True))
+        step_rows = StepRows(
+            read_measured(values), {}, self._names, self._tables.read(batches), lambda: Use(True)
+        )
         for armed in self._armed:
             if _stops(armed.condition):
-                armed.condition(seen)
+                armed.condition(step_rows)
                 if armed.condition.finding is not None:
                     return armed.condition.finding
         return None

@@ -14,7 +14,7 @@ from ...recording.suggestions import count_of
 from ...recording.triggers.step_conditions import Finder, NonFiniteFinding
 from ...recording.triggers.tensor_rows import Batch
 from ...recording.triggers.trigger_kinds import REPORT, OnSignal, Trigger
-from ...recording.triggers.watch import Asked, TriggerWatch
+from ...recording.triggers.watch import TriggerFinding, TriggerWatch
 from .held_steps import HeldSteps
 from .held_tensors import HeldTensor, HeldTensors
 
@@ -35,7 +35,7 @@ class Reports(Protocol):
     def find(self) -> Finder:
         """Names what made the first such values of a step."""
 
-    def tell(self, asked: Asked) -> None:
+    def report(self, finding: TriggerFinding) -> None:
         """Reports what a trigger has found in a step that has ended."""
 
     def close(self) -> None:
@@ -93,16 +93,16 @@ class FlightRecorder:
         self._max_bytes = max_bytes
         self._reports = reports
         self._watch = TriggerWatch(triggers, None if reports is None else reports.find)
-        self.tells = self._watch.tells  # a trigger asks what made non-finite values
+        self.finds_origin = self._watch.finds_origin  # a trigger asks what made non-finite values
         self.stops_runs = self._watch.stops_runs  # a trigger may stop the run
-        self._stops: list[Asked] = []  # that nobody has taken yet
+        self._stops: list[TriggerFinding] = []  # that nobody has taken yet
         self._held = None if keep is None else HeldSteps(keep, max_bytes)
         self._held_tensors = HeldTensors(max_bytes)
         self._ending: int | None = None  # the step whose row has come
         self._last_step: int | None = None
         self._notes = 0
         self._missing = 0  # marks of what did not fit
-        self._is_asked_for = False  # the step whose rows are coming: it was open when it was dumped
+        self._is_requested = False  # the step whose rows are coming: it was open when it was dumped
 
     @property
     def held_steps(self) -> int:
@@ -115,16 +115,16 @@ class FlightRecorder:
         Raises:
             ValueError: the columns do not fit the table.
         """
-        given = to_columns(table, columns)
-        self._watch.see(table, given)
+        converted = to_columns(table, columns)
+        self._watch.see(table, converted)
         if self._held is None or table in _NEVER_HELD:
-            self._sink.write(table, given)
+            self._sink.write(table, converted)
         else:
-            tensors = self._held_tensors.claim(given["blob"].to_pylist()) if "blob" in given else {}
-            self._held.add(table, given, tensors)
+            tensors = self._held_tensors.claim(converted["blob"].to_pylist()) if "blob" in converted else {}
+            self._held.add(table, converted, tensors)
         # Last, so that an interrupt leaves no step without its row.
-        if table == "steps" and len(given["step"]):
-            self._ending = int(to_numpy(given["step"])[-1])
+        if table == "steps" and len(converted["step"]):
+            self._ending = int(to_numpy(converted["step"])[-1])
 
     def put_tensor(
         self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], *, step: int | None = None
@@ -134,9 +134,9 @@ class FlightRecorder:
             return self._sink.put_tensor(name, array, dtype, shape, step=step)
         return self._held_tensors.put(name, array, dtype, shape, step)
 
-    def ask_for(self) -> None:
+    def request_step(self) -> None:
         """Marks the step whose rows come next to be written, with the held steps before it."""
-        self._is_asked_for = True
+        self._is_requested = True
 
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
         """Checks the triggers against a step that has ended, and writes it if one fires.
@@ -154,20 +154,20 @@ class FlightRecorder:
         fired = self._watch.end_step(step)
         for note in fired:
             self._note(note)
-        self._tell()
-        is_wanted = bool(fired) or self._is_asked_for
-        self._is_asked_for = False
+        self._report()
+        is_wanted = bool(fired) or self._is_requested
+        self._is_requested = False
         if is_wanted:
             self.last_fired_step = step
         if self.last_fired_step is not None and step <= self.last_fired_step + self._behind:
             self._write_held(now_ns)
         self._sink.end_step(now_ns, force=is_wanted)
 
-    def _tell(self) -> None:
-        findings, self._watch.asked = self._watch.asked, []
+    def _report(self) -> None:
+        findings, self._watch.findings = self._watch.findings, []
         for finding in findings:
             if finding.then == REPORT and self._reports is not None:
-                self._reports.tell(finding)
+                self._reports.report(finding)
             else:
                 self._stops.append(finding)
 
@@ -175,7 +175,7 @@ class FlightRecorder:
         """Records that an optimizer may leave its parameters unchanged; see `TriggerWatch.may_skip`."""
         self._watch.may_skip(step, is_skipping)
 
-    def take_stops(self) -> list[Asked]:
+    def take_stops(self) -> list[TriggerFinding]:
         """Returns what was found in steps that have ended, and is a reason to stop, once."""
         stops, self._stops = self._stops, []
         return stops
@@ -197,7 +197,7 @@ class FlightRecorder:
             reason: the text of the note.
             now_ns: the present time.
             coming: steps that belong to those to be written and have not ended. The reason is about the last of them,
-                for which `ask_for` will be called. They reduce how many steps are written now.
+                for which `request_step` will be called. They reduce how many steps are written now.
         """
         self._note(Note(step=coming[-1] if coming else self._last_step, kind=kind, reason=reason))
         if self._last_step is not None and not coming:
