@@ -91,11 +91,8 @@ def _targets(output: Any, found: Sequence[tuple[str, torch.Tensor]]) -> list[tor
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         return [loss]
     tensors = {id(tensor): tensor for _, tensor in found}
-    return [tensor for tensor in tensors.values() if tensor.requires_grad and _is_real(tensor)]
-
-
-def _is_real(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.layout is torch.strided
+    real = [tensor for tensor in tensors.values() if tensor.is_floating_point() and tensor.requires_grad]
+    return [tensor for tensor in real if tensor.layout is torch.strided]
 
 
 def _keep_results(model: nn.Module, output: Any, given: Any, results: Results) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from ..collect.ops.mode import tensors_in
 from .contents import digest
-from .exemptions import HIDDEN, SAME_AS_CHECKED, exemption, make_case
+from .exemptions import HIDDEN, SAME_AS_CHECKED, find_exemption
 from .kept_ops import KeptOp, numbers_in, uninitialised
 from .perturbations import perturbed, with_other_arguments
 from .recorded_graph import RecordedOp
@@ -54,7 +54,7 @@ class Perturber:
             if self._changes_something(kept, at, inputs, expected, self._seed + kept.number):
                 self.checked += 1
                 continue
-            rule = exemption(make_case(kept, at, inputs, outputs))
+            rule = find_exemption(kept, at, inputs, outputs)
             if rule is None and self._is_hidden(kept, at, inputs):
                 rule = HIDDEN
             if rule is not None:

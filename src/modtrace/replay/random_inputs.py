@@ -35,13 +35,12 @@ def _read(at: int, entry: Any, floating: torch.dtype) -> tuple[tuple[int, ...], 
     shape, dtype = entry, floating
     if isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[1], torch.dtype):
         shape, dtype = entry
-    if not isinstance(shape, (tuple, list)) or not all(_is_size(size) for size in shape):
+    is_shape = isinstance(shape, (tuple, list)) and all(
+        isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape
+    )
+    if not is_shape:
         raise ValueError(f"input_shapes[{at}]={entry!r}: give a tuple of ints, or (shape, dtype)")
     return tuple(shape), dtype
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _make(
