@@ -87,20 +87,18 @@ def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -
     try:
         file_schema = ipc.read_schema(source)
         at = [number for number, name in enumerate(file_schema.names) if name in wanted.names]
-        for number in at:
-            _check_type(file_schema.field(number), wanted.field(file_schema.names[number]).type)
+        for (
+            number
+        ) in at:  # other widths of numbers and codes are accepted, as another version might write them
+            field, kind = file_schema.field(number), wanted.field(file_schema.names[number]).type
+            if _family(field.type) != _family(kind):
+                raise LookupError(f"{field.name} is of type {field.type}, and {kind} is expected")
         source.seek(0)
         return ipc.open_stream(source, options=ipc.IpcReadOptions(included_fields=at))
     except LookupError as error:
         raise other_columns(path, why=error) from error
     except ARROW_ERRORS as error:
         raise not_a_stream(path, size=len(data)) from error
-
-
-def _check_type(found: pa.Field, wanted: pa.DataType) -> None:
-    """Accepts other widths of numbers and codes than the schema's, as another version might write them."""
-    if _family(found.type) != _family(wanted):
-        raise LookupError(f"{found.name} is of type {found.type}, and {wanted} is expected")
 
 
 def _family(kind: pa.DataType) -> str:

@@ -1,7 +1,7 @@
 """Reads a recording from its folder, complete or truncated anywhere, without torch."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -72,7 +72,12 @@ class FolderReader:
         if damage is not None:
             meta, marks = self._header, [f"{META} {damage}"]
         else:
-            marks = self._find_marks(ended, shards)
+            with reading(self.folder):  # which may be gone
+                if ended is None:
+                    marks = [self._not_closed(), *self._tensors.missing(None)]
+                else:
+                    of_tensors = (*self._tensors.missing(shards), *self._tensors.marks())
+                    marks = [*self._cut_tables(ended), *of_tensors]
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
 
     def table(self, name: str) -> pa.Table:
@@ -141,12 +146,6 @@ class FolderReader:
     def _read_meta(self) -> tuple[StoredMeta, FileState | None]:
         state = _state_of_meta(self.folder)  # before: what is written meanwhile is read the next time
         return read_meta(self.folder), state
-
-    def _find_marks(self, ended: Sequence[str] | None, shards: int | None) -> list[str]:
-        with reading(self.folder):  # which may be gone
-            if ended is None:
-                return [self._not_closed(), *self._tensors.missing(None)]
-            return [*self._cut_tables(ended), *self._tensors.missing(shards), *self._tensors.marks()]
 
     def _not_closed(self) -> str:
         try:

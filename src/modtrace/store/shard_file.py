@@ -124,7 +124,10 @@ class ShardFile:
                 self._fd, [self._reserve_bytes.to_bytes(LENGTH_BYTES, "little"), b" " * self._reserve_bytes]
             )
         except BaseException:
-            self._delete()
+            self.abandon()
+            for file in (self.path, index_file(self.path)):
+                with contextlib.suppress(OSError):
+                    file.unlink(missing_ok=True)
             raise
 
     @property
@@ -193,12 +196,6 @@ class ShardFile:
         for fd in (self._fd, self._index):
             with contextlib.suppress(OSError):
                 os.close(fd)
-
-    def _delete(self) -> None:
-        self.abandon()
-        for file in (self.path, index_file(self.path)):
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
 
     def _append(self, views: list[memoryview]) -> None:
         self._written_bytes += sum(view.nbytes for view in views)

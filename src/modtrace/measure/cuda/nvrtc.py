@@ -33,7 +33,8 @@ def compile_program(source: str, capability: tuple[int, int], options: Sequence[
     compiler = _Nvrtc()
     options = ("--std=c++17", "--fmad=false", *options, compiler.architecture_option(capability))
     key = hashlib.sha256("\0".join((source, *options, *map(str, compiler.version))).encode()).hexdigest()
-    path = _cache_folder() / f"{key[:32]}.bin"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    path = Path(cache, "modtrace", "kernels", f"{key[:32]}.bin")
     with suppress(OSError):
         code, digest = (kept := path.read_bytes())[:-32], kept[-32:]
         if hashlib.sha256(code).digest() == digest:  # the disk may have been full
@@ -42,11 +43,6 @@ def compile_program(source: str, capability: tuple[int, int], options: Sequence[
     with suppress(OSError):  # a folder that is read-only: it is compiled again in the next process
         _write(path, code + hashlib.sha256(code).digest())
     return code
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "modtrace" / "kernels"
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -41,7 +41,9 @@ def tier2_on_device(tensor: torch.Tensor) -> DeviceTier2:
         tensor: any floating, complex, integer or boolean dtype that the device can convert.
     """
     if not tensor.numel():
-        return _of_nothing(tensor.device)
+        counts = torch.zeros(BINS + 1, dtype=torch.int64, device=tensor.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=tensor.device)
+        return DeviceTier2(sums[0], counts[0], sums[1], None, counts[1:])
     once, repeats = once_each(tensor)
     parts = 2 if tensor.is_complex() else 1
     start, pieces = 0, []
@@ -90,12 +92,6 @@ def sample_on_device(tensor: torch.Tensor, k: int) -> torch.Tensor:
     if tensor.is_complex():
         elements = torch.view_as_real(elements)
     return elements.to(torch.float32).reshape(-1)
-
-
-def _of_nothing(device: torch.device) -> DeviceTier2:
-    zeros = torch.zeros(BINS + 1, dtype=torch.int64, device=device)
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
-    return DeviceTier2(sums[0], zeros[0], sums[1], None, zeros[1:])
 
 
 def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

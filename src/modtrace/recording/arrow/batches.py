@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..phase import PHASES
+from ..phase import PHASE_CODE, PHASES
 from ..schema import schema
 from .arrays import Coded, absent_column, from_coded, from_list, from_numpy, from_rows, from_strings
 
@@ -147,18 +147,15 @@ def _phases(values: Any) -> pa.Array:
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         codes = from_numpy(values, pa.int8())
     else:
-        codes = from_list([_phase_code(phase) for phase in values], pa.int8())
+        unknown = next(
+            (phase for phase in values if isinstance(phase, str) and phase not in PHASE_CODE), None
+        )
+        if unknown is not None:
+            raise ValueError(f"no phase {unknown!r}; there are: {', '.join(PHASES)}")
+        codes = from_list([PHASE_CODE.get(phase, phase) for phase in values], pa.int8())
     return pa.DictionaryArray.from_arrays(codes, _phase_dictionary())  # raises where a code has no phase
 
 
 @cache
 def _phase_dictionary() -> pa.Array:
     return from_strings(PHASES)
-
-
-def _phase_code(phase: str | int | None) -> int | None:
-    if not isinstance(phase, str):
-        return phase
-    if phase not in PHASES:
-        raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
-    return PHASES.index(phase)

@@ -144,16 +144,13 @@ def _to_pattern(where: str, given: object) -> PathPattern:
         is_regex = given.startswith(REGEX_PREFIX)
         return PathPattern(given, _read_regex(where, given) if is_regex else _read_glob(where, given))
     if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
-        return PathPattern(REGEX_PREFIX + _inline_flags(given) + given.pattern, given)
+        letters = "".join(letter for letter, flag in _FLAGS.items() if given.flags & flag)
+        flags = f"(?{letters})" if letters else ""
+        return PathPattern(REGEX_PREFIX + flags + given.pattern, given)
     raise TypeError(
         f"{where}={_short(repr(given))}: give a glob such as 'blocks.*.attn', a regular expression, "
         "or a list of those"
     )
-
-
-def _inline_flags(expression: re.Pattern[str]) -> str:
-    letters = "".join(letter for letter, flag in _FLAGS.items() if expression.flags & flag)
-    return f"(?{letters})" if letters else ""
 
 
 def _read_regex(where: str, text: str) -> re.Pattern[str]:
