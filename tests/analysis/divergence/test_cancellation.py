@@ -7,14 +7,14 @@ import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.divergence.noise import find_cancellation
-from modtrace.analysis.tables.measured import read_measured
+from modtrace.analysis.divergence.paired_run import pair_run
 from modtrace.analysis.tables.run import read_run_tables
 
 
 def factors(data: TypedRecording) -> list[float]:
     rows = np.arange(data.table("values").num_rows)
-    found = find_cancellation(read_run_tables(data, [0]), rows, read_measured(data, rows))
-    return [float(each) for each in found]
+    run = pair_run(read_run_tables(data, [0]), rows, np.empty(0, np.int64))
+    return [float(factor) for factor in find_cancellation(run)]
 
 
 def op_after_another(name: str, made: Sequence[float], returned: Sequence[float]) -> TypedRecording:

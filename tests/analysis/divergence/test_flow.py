@@ -3,7 +3,7 @@
 import numpy as np
 
 from builders import RecordingBuilder
-from modtrace.analysis.divergence.paired_run import find_inputs
+from modtrace.analysis.divergence.paired_run import find_op_inputs
 from modtrace.analysis.tables.run import read_run_tables
 
 
@@ -29,5 +29,5 @@ def test_long_way_through_what_was_not_measured_does_not_hide_a_short_one_beside
     side = read_run_tables(build.data(), [0])
     flow = side.flow
     of_tensor = np.where(flow.tensors.producer == 0, 0.5, np.nan)
-    found = find_inputs(flow, np.zeros(len(flow.op_id), bool), of_tensor, np.full(len(flow.read), np.nan))
+    found = find_op_inputs(flow, np.zeros(len(flow.op_id), bool), of_tensor, np.full(len(flow.read), np.nan))
     assert found.error[-1] == 0.5 and found.is_partial[-1] and not found.is_known[-2]

@@ -7,8 +7,8 @@ import pytest
 
 from modtrace.analysis.divergence.answer import VERDICTS
 from modtrace.analysis.divergence.errors import METRICS, Errors, compare_statistics
-from modtrace.analysis.divergence.inherited import Inherited
 from modtrace.analysis.divergence.noise import Noise, give_noise, measure_noise
+from modtrace.analysis.divergence.pair_inputs import PairInputs
 from modtrace.analysis.divergence.ranking import Ranking, choose_first, first_of_each, rank
 from modtrace.recording.statistics.moments import Stats, columns_of
 
@@ -30,22 +30,18 @@ def ranked(
         metric=np.full(count, METRICS.index(metric)),
         is_unequal=no,
     )
-    inherited = Inherited(
+    pair_inputs = PairInputs(
         error=np.array(inputs, float),
         is_known=~no,
         is_partial=no,
         through=none,
         through_b=none,
         is_source=no,
-        is_input=no,
         is_update=no,
         is_of_optimizer=no,
-        maker=none,
-        maker_b=none,
-        group=np.arange(count),
         is_copy=no if is_copy is None else np.array(is_copy),
     )
-    return rank(errors, inherited, noise or give_noise(1e-6, count), ~no)
+    return rank(errors, pair_inputs, noise or give_noise(1e-6, count), ~no)
 
 
 def test_op_that_makes_an_error_stands_before_a_larger_one_that_was_inherited() -> None:
@@ -105,8 +101,8 @@ def test_behind_the_first_difference_inputs_apart_by_more_than_their_own_noise_a
         kind="assumed",
         text="",
         local=np.full(4, 1e-6),
-        inherited=np.full(4, 1e-3),  # what rounding may have added up to
-        plain=np.full(4, 1e-3),
+        accumulated=np.full(4, 1e-3),  # what rounding may have added up to
+        uncancelled=np.full(4, 1e-3),
         gain=np.ones(4),
     )
     ranking = ranked([0.0, 1e-3, 7e-5, 5e-4], [0.0, 0.0, 8e-6, 1e-4], noise=noise)

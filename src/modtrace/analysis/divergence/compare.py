@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ...errors import NothingRecordedError
-from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
@@ -16,7 +15,7 @@ from ...surface import name_argument
 from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
-from ..tables.columns import ArrowTable, Column, Rows, decode, take_of_tables
+from ..tables.columns import ArrowTable, Column, Rows, build_table, decode, take_of_tables
 from ..tables.missing_rows import require_rows
 from ..tables.run import RunTables
 from .answer import (
@@ -36,19 +35,18 @@ from .culprits import Key
 from .details import Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING
-from .names import Names, explain_nothing, label, list_unmatched
-from .pairs import Compared, ComparedSide, compare_pairs
-from .ranking import choose_certain, choose_first, first_of_each, merge_rankings
+from .names import explain_nothing, label, list_unmatched
+from .pairs import ComparedPairs, compare_pairs
+from .ranking import choose_cancelling, choose_first, first_of_each, merge_rankings
 from .recomputes import MergedPairs, compare_recomputed, put_in_order
 
-#: At most so many places that made a difference are told one by one.
-_TOLD = 100
+#: The largest number of places that are described one by one, and of those whose kind of difference is named.
+_DESCRIBED, _RELATED = 100, 10
 
-#: Of so many of them the kind of difference is looked for.
-_RELATED = 10
-
-#: At most so many places of the chart.
+#: The largest number of points of the chart.
 _CHARTED = 10_000
+
+_FORWARD = PHASES.index(FORWARD)
 
 
 def compare_recordings(
@@ -73,102 +71,102 @@ def compare_recordings(
         raise ValueError(f"{named}: give a relative error such as 1e-5; 0 tolerates none")
     require_rows(a, "values")
     require_rows(b, "values")
-    side, other, steps = read_both(a, b, step=step, step_b=step_b)
-    alignment = align_tables(side, other, steps, rules=rules)
+    tables, tables_b, steps = read_both(a, b, step=step, step_b=step_b)
+    alignment = align_tables(tables, tables_b, steps, rules=rules)
     if not len(alignment.values) and not len(alignment.joined):
-        raise NothingRecordedError(explain_nothing(side, other, alignment))
-    parts = _compare_all(side, other, alignment, noise, tolerance)
+        raise NothingRecordedError(explain_nothing(tables, tables_b, alignment))
+    parts = _compare_all(tables, tables_b, alignment, noise, tolerance)
     if len(parts[0].errors) and np.isnan(parts[0].errors.error).all():
         raise NothingRecordedError(
             f"{len(alignment.values):,} tensors are aligned, and of none of them the same was measured in both. "
             "Record both with values='stats', or the same captures."
         )
-    return _tell(alignment, parts, allow_missing)
+    return _build_answer(alignment, parts, allow_missing)
 
 
 def _compare_all(
-    side: RunTables,
-    other: RunTables,
+    a: RunTables,
+    b: RunTables,
     alignment: Alignment,
     noise: Sequence[RecordingData],
     tolerance: float | None,
-) -> list[Compared]:
-    """Returns what is found out of the pairs, and then of what one of the recordings alone has recomputed."""
-    runs, recomputes = [], []
-    for each, unpaired, of in ((side, alignment.missing, FIRST), (other, alignment.extra, SECOND)):
-        run = ComparedSide(each, np.zeros(len(each.values.step)))
+) -> list[ComparedPairs]:
+    """Returns the compared pairs, and then those of what only one of the recordings has recomputed."""
+    names_in_a = {name_b: name for name, name_b in alignment.modules}
+    recompute_errors, recomputes = [], []
+    for tables, unpaired, run, names in (
+        (a, alignment.missing, FIRST, {}),
+        (b, alignment.extra, SECOND, names_in_a),
+    ):
+        errors = np.zeros(len(tables.values.step))
         if len(unpaired.recomputed):
-            modules = {there: here for here, there in alignment.modules} if of == SECOND else {}
-            found, given = compare_recomputed(run, unpaired.recomputed, of, modules, tolerance)
-            run = run._replace(given=given)
-            recomputes.append(found)
-        runs.append(run)
-    return [compare_pairs(runs[0], runs[1], alignment, noise, tolerance), *recomputes]
+            pairs, errors = compare_recomputed(tables, unpaired.recomputed, run, names, tolerance)
+            recomputes.append(pairs)
+        recompute_errors.append(errors)
+    both = recompute_errors[0], recompute_errors[1]
+    return [compare_pairs(a, b, alignment, noise, tolerance, both), *recomputes]
 
 
-def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) -> Comparison:
+def _build_answer(alignment: Alignment, parts: Sequence[ComparedPairs], allow_missing: bool) -> Comparison:
     pairs = parts[0]
-    a, b = pairs.side.data, pairs.other.data
-    missing = list_unmatched(pairs.side, alignment.missing, pairs.misfits[:, 0])
-    extra = list_unmatched(pairs.other, alignment.extra, pairs.misfits[:, 1])
+    meta, meta_b = (run.tables.data.meta for run in (pairs.a, pairs.b))
+    missing = list_unmatched(pairs.a.tables, alignment.missing, pairs.resized[:, 0])
+    extra = list_unmatched(pairs.b.tables, alignment.extra, pairs.resized[:, 1])
     merged = put_in_order(parts)
-    ranking = merge_rankings([each.ranking for each in parts], merged.order)
-    details, first = [Details(each) for each in parts], choose_first(ranking)
-    are_results = merged.collect([each.are_results for each in parts])
-    certain = choose_certain(ranking, are_results) if first is None else None
-    if certain is not None:
-        first = certain[0]
+    ranking = merge_rankings([part.ranking for part in parts], merged.order)
+    details, first = [Details(part) for part in parts], choose_first(ranking)
+    cancelling = None
+    if first is None:
+        cancelling = choose_cancelling(ranking, merged.collect([part.a.are_results for part in parts]))
+        first = cancelling[0] if cancelling else None
     verdicts = ranking.find_verdicts(first)
-
     chosen = _choose_places(merged, details, verdicts, first)
 
-    def tell(at: int) -> Divergence:
-        part, place = merged.locate(at)
-        found = details[part].tell(place, VERDICTS[verdicts[at]], with_relation=at in chosen[:_RELATED])
-        if certain is None or at != first:
-            return found
-        part, place = merged.locate(certain[1])
-        return replace(found, leads_to=details[part].label(place))
+    def describe(pair: int) -> Divergence:
+        part, position = merged.locate(pair)
+        verdict, with_relation = VERDICTS[verdicts[pair]], pair in chosen[:_RELATED]
+        divergence = details[part].describe(position, verdict, with_relation=with_relation)
+        if cancelling is None or pair != first:
+            return divergence
+        part, position = merged.locate(cancelling[1])
+        return replace(divergence, leads_to=details[part].label(position))
 
-    told = None if first is None else tell(first)
-    error = merged.collect([each.errors.error for each in parts])
+    divergence = None if first is None else describe(first)
+    error = merged.collect([part.errors.error for part in parts])
     absorbed = np.flatnonzero(verdicts == VERDICTS.index(ABSORBED))
-    of_rows = [(each.side.values, each.a.rows) for each in parts]
     step, phase = (
-        merged.collect([getattr(values, name)[rows] for values, rows in of_rows])
+        merged.collect([getattr(part.a.tables.values, name)[part.a.rows] for part in parts])
         for name in ("step", "phase")
     )
-    reshaped, is_void = find_reshaped(pairs)
+    reshaped, is_void = _find_reshaped(pairs)
+    is_complete = allow_missing or not (missing or extra)
     return Comparison(
-        ok=first is None
-        and not ranking.is_beyond.any()
-        and not is_void
-        and (allow_missing or not (missing or extra)),
-        first=told,
-        divergences=tuple(map(tell, chosen)),
-        firsts=tuple(map(tell, first_of_each(verdicts, step, phase)[:_TOLD].tolist())),
-        absorbed_most=tell(int(absorbed[np.argmax(error[absorbed])])) if len(absorbed) else None,
+        ok=first is None and not ranking.is_beyond.any() and not is_void and is_complete,
+        first=divergence,
+        divergences=tuple(map(describe, chosen)),
+        firsts=tuple(map(describe, first_of_each(verdicts, step, phase)[:_DESCRIBED].tolist())),
+        absorbed_most=describe(int(absorbed[np.argmax(error[absorbed])])) if len(absorbed) else None,
         missing=missing,
         extra=extra,
         reshaped=reshaped,
-        environment=compare_environments(a.meta, b.meta, differ=first is not None),
+        environment=compare_environments(meta, meta_b, differ=first is not None),
         **_count(parts, verdicts),
         is_void=is_void,
-        by_ops=all(each.values.is_of(OP_OUTPUT).any() for each in (pairs.side, pairs.other)),
+        by_ops=all(run.tables.values.is_of(OP_OUTPUT).any() for run in (pairs.a, pairs.b)),
         noise=pairs.noise.kind,
         noise_text=pairs.noise.text,
-        growth=tuple(_chart(pairs, told)),
+        growth=tuple(_chart(pairs, divergence)),
         steps=tuple((int(one), int(two)) for one, two in alignment.steps),
         rules=alignment.rules,
         proposed=alignment.proposed,
-        marks=(*(f"first: {mark}" for mark in a.meta.marks), *(f"second: {mark}" for mark in b.meta.marks)),
-        table=_add_verdicts(take_of_tables([each.to_table() for each in details], merged.order), verdicts),
+        marks=(*(f"first: {mark}" for mark in meta.marks), *(f"second: {mark}" for mark in meta_b.marks)),
+        table=_build_table(merged, details, verdicts),
     )
 
 
-def _count(parts: Sequence[Compared], verdicts: Column) -> dict[str, Any]:
+def _count(parts: Sequence[ComparedPairs], verdicts: Column) -> dict[str, Any]:
     """Returns the fields of the answer that say how many tensors were compared, and by what."""
-    metric = np.concatenate([each.errors.metric for each in parts])
+    metric = np.concatenate([part.errors.metric for part in parts])
     counts = {name: int((metric == code).sum()) for code, name in enumerate(METRICS)}
     equal, within, absorbed, inherited = (
         int((verdicts == VERDICTS.index(verdict)).sum()) for verdict in (EQUAL, NOISE, ABSORBED, INHERITED)
@@ -195,116 +193,104 @@ def _choose_places(
 
     What the backward of an op makes of a difference that the op itself made is of the same place.
     """
+    if first is None:
+        return []
     chosen: dict[Key, int] = {}
-    found = [] if first is None else [first, *np.flatnonzero(verdicts > VERDICTS.index(INHERITED)).tolist()]
-    for at in found:
-        part, place = merged.locate(at)
-        key, forward = details[part].culprits.find_keys(place)
+    for pair in [first, *np.flatnonzero(verdicts > VERDICTS.index(INHERITED)).tolist()]:
+        part, position = merged.locate(pair)
+        key, forward = details[part].culprits.find_keys(position)
         if key not in chosen and forward not in chosen:
-            chosen[key] = at
-        if len(chosen) == _TOLD:
+            chosen[key] = pair
+        if len(chosen) == _DESCRIBED:
             break
     return list(chosen.values())
 
 
-def _add_verdicts(table: ArrowTable, verdicts: Column) -> ArrowTable:
-    beyond = from_numpy(verdicts >= VERDICTS.index(INHERITED))
-    return table.append_column("verdict", decode(VERDICTS, verdicts)).append_column("beyond", beyond)
+def _build_table(merged: MergedPairs, details: Sequence[Details], verdicts: Column) -> ArrowTable:
+    table = take_of_tables([part.to_table() for part in details], merged.order)
+    columns = {
+        **{name: table[name] for name in table.column_names},
+        "verdict": decode(VERDICTS, verdicts),
+        "beyond": verdicts >= VERDICTS.index(INHERITED),
+    }
+    return build_table(columns)
 
 
-def _chart(found: Compared, first: Divergence | None) -> list[GrowthPoint]:
+def _chart(pairs: ComparedPairs, first: Divergence | None) -> list[GrowthPoint]:
     """Returns the outputs of modules in forward of the step of the first difference, or else those of ops."""
-    values, rows = found.side.values, found.a.rows
+    values, rows = pairs.a.tables.values, pairs.a.rows
     if not len(rows):
         return []
     step = values.step[rows[0]] if first is None else first.step
-    is_shown = (values.step[rows] == step) & (values.phase[rows] == PHASES.index(FORWARD))
-    is_shown &= ~found.errors.is_by(NOTHING)
+    is_shown = (values.step[rows] == step) & (values.phase[rows] == _FORWARD) & ~pairs.errors.is_by(NOTHING)
     for role in (OUTPUT, OP_OUTPUT):
-        mine = np.flatnonzero(is_shown & values.is_of(role, rows=rows))
-        if len(mine):
-            return _tell_growth(found, _one_of_each_tensor(found, mine)[:_CHARTED])
+        outputs = np.flatnonzero(is_shown & values.is_of(role, rows=rows))
+        if len(outputs):
+            return [
+                GrowthPoint(
+                    name=label(pairs.a.names.place_of_value(int(rows[pair]))),
+                    step=int(step),
+                    error=float(pairs.errors.error[pair]),
+                    noise=float(pairs.ranking.noise[pair]),
+                )
+                for pair in _choose_charted(pairs, outputs)[:_CHARTED].tolist()
+            ]
     return []
 
 
-def _one_of_each_tensor(found: Compared, mine: Rows) -> Rows:
+def _choose_charted(pairs: ComparedPairs, outputs: Rows) -> Rows:
     """Returns the first output of each call, and of calls that return the same tensor the innermost."""
-    values, rows = found.side.values, found.a.rows[mine]
+    values, rows = pairs.a.tables.values, pairs.a.rows[outputs]
     order = np.lexsort((values.site[rows], values.call[rows]))
     is_first = np.append(True, np.diff(values.call[rows[order]]) != 0) | (values.call[rows[order]] < 0)
     kept = np.sort(order[is_first])
-    _, innermost = np.unique(found.side.values.moment[rows[kept]], return_index=True)
-    return mine[kept[innermost]]
+    _, innermost = np.unique(values.moment[rows[kept]], return_index=True)
+    return outputs[kept[innermost]]
 
 
-def _tell_growth(found: Compared, mine: Rows) -> list[GrowthPoint]:
-    names, rows = Names(found.side), found.a.rows
-    return [
-        GrowthPoint(
-            name=label(names.place_of_value(int(rows[at]))),
-            step=int(found.side.values.step[rows[at]]),
-            error=float(found.errors.error[at]),
-            noise=max(float(found.noise.local[at]), float(found.errors.floor[at])),
-        )
-        for at in mine.tolist()
-    ]
-
-
-_FORWARD = PHASES.index(FORWARD)
-
-#: At most so many of them are told.
-_TOLD = 100
-
-
-def find_reshaped(found: Compared) -> tuple[tuple[Reshaped, ...], bool]:
+def _find_reshaped(pairs: ComparedPairs) -> tuple[tuple[Reshaped, ...], bool]:
     """Returns the outputs of modules that have another number of elements in the other run, the outermost first.
 
-    Each output of a module is told once. Returns besides whether what models return, and most of what modules inside of
-    them return, was not compared: then the inputs have other shapes, and not a module or two.
+    Each output of a module is listed once. Returns besides whether what models return, and most of what modules inside
+    of them return, was not compared: then the inputs have other shapes, and not a module or two.
     """
-    side, other = found.side, found.other
-    values, depth = side.values, _find_depths(side)
+    tables, tables_b, values = pairs.a.tables, pairs.b.tables, pairs.a.tables.values
+    depth = np.zeros(len(tables.calls.place), np.int64)
+    for number, level in enumerate(iterate_levels(tables.calls.calls.parent)):
+        depth[level] = number
     is_output = values.is_of(OUTPUT) & (values.phase == _FORWARD) & (values.call >= 0)
     outermost = depth[values.call[is_output & values.kept]].min(initial=len(depth))
-    rows_compared = found.a.rows[~found.errors.is_by(NOTHING)]
-    compared = rows_compared[is_output[rows_compared]]
-    misfits = found.misfits[is_output[found.misfits[:, 0]]]
-    of = misfits[:, 0]  # of a call the last to be computed comes first: logits before what a cache keeps
-    order = np.lexsort((-values.order[of], values.call[of], depth[values.call[of]]))
-    rows, partners = misfits[order].T
-    names, told = Names(side), dict[tuple[int, int], Reshaped]()
-    for row, partner in zip(rows.tolist(), partners.tolist(), strict=True):
+    compared = pairs.a.rows[~pairs.errors.is_by(NOTHING)]
+    compared = compared[is_output[compared]]
+    resized = pairs.resized[is_output[pairs.resized[:, 0]]]
+    rows = resized[:, 0]  # of a call the last to be computed comes first: logits before what a cache keeps
+    order = np.lexsort((-values.order[rows], values.call[rows], depth[values.call[rows]]))
+    reshaped = dict[tuple[int, int], Reshaped]()
+    for row, row_b in resized[order].tolist():
         key = int(values.place[row]), int(values.slot[row])
-        if key not in told and len(told) < _TOLD:
-            calls, calls_b = _count_calls(side, row), _count_calls(other, partner)
+        if key not in reshaped and len(reshaped) < _DESCRIBED:
+            calls, calls_b = _count_calls(tables, row), _count_calls(tables_b, row_b)
             common = math.gcd(calls, calls_b) or 1
-            told[key] = Reshaped(
-                name=names.label_value(row),
+            reshaped[key] = Reshaped(
+                name=pairs.a.names.label_value(row),
                 step=int(values.step[row]),
-                shape=_shape(side, row),
-                shape_b=_shape(other, partner),
+                shape=_find_shape(tables, row),
+                shape_b=_find_shape(tables_b, row_b),
                 calls=calls // common,
                 calls_b=calls_b // common,
                 outermost=bool(depth[values.call[row]] <= outermost),
             )
-    returned, others = (depth[values.call[each]] <= outermost for each in (compared, of))
-    return tuple(told.values()), bool(others.any() and not returned.any() and len(of) > len(compared))
+    is_returned, is_other = (depth[values.call[some]] <= outermost for some in (compared, rows))
+    is_void = is_other.any() and not is_returned.any() and len(rows) > len(compared)
+    return tuple(reshaped.values()), bool(is_void)
 
 
-def _find_depths(side: RunTables) -> Column:
-    """Returns in how many calls each call is."""
-    depth = np.zeros(len(side.calls.place), np.int64)
-    for number, level in enumerate(iterate_levels(side.calls.calls.parent)):
-        depth[level] = number
-    return depth
+def _find_shape(tables: RunTables, row: int) -> tuple[int, ...]:
+    return tuple(size for size in tables.values.sizes[row].tolist() if size >= 0)
 
 
-def _shape(side: RunTables, row: int) -> tuple[int, ...]:
-    return tuple(size for size in side.values.sizes[row].tolist() if size >= 0)
-
-
-def _count_calls(side: RunTables, row: int) -> int:
+def _count_calls(tables: RunTables, row: int) -> int:
     """Returns how often the module of a row is called in forward, in all compared steps."""
-    calls = side.calls
-    is_same = calls.kept & (calls.place == side.values.place[row]) & (calls.calls.phase == _FORWARD)
+    calls = tables.calls
+    is_same = calls.kept & (calls.place == tables.values.place[row]) & (calls.calls.phase == _FORWARD)
     return int((is_same & (calls.wraps == 0)).sum())

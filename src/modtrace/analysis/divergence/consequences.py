@@ -1,4 +1,4 @@
-"""Follows a difference through what one run computes from it, until it is gone or comes to an end."""
+"""Follows a difference through the ops of one run that read it, until it is gone or comes to an end."""
 
 import json
 import math
@@ -11,7 +11,6 @@ import numpy as np
 
 from ...recording.statistics.moments import Numbers
 from ..tables.columns import Bools, Groups, Rows
-from ..tables.measured import ComparedRows
 from ..tables.op_rules import ADDITIVE
 from .errors import Errors
 from .paired_run import (
@@ -26,94 +25,88 @@ from .paired_run import (
 )
 from .ranking import IS_MADE, Ranking
 
-#: What is computed from a difference is equal again if it is apart by less than so much of what would be left of that.
+#: A difference is gone in what is computed from it if less than this share of what would be left of it is there.
 _GONE = 0.1
 
-#: So many tensors that come of a check are looked at, to tell whether anything is computed from it.
+#: The largest number of tensors that are followed from a check, to find whether anything is computed from it.
 _MOST_OF_SUMMARY = 64
 
-#: So many ops in front of one are looked at, to tell whether it reads another difference.
+#: The largest number of ops that are followed back from an op, to find whether it reads another difference.
 _MOST_BEFORE = 64
 
 #: The arguments by which ops that add multiply what they read as another.
 _FACTORS = {"other": "alpha", "tensor1": "value", "tensor2": "value", "end": "weight"}
 
-#: So many tensors are looked at for all differences of a ranking. Those that were not followed to their end stay.
+#: The largest number of tensors that are followed for a ranking. Differences that were not followed to their end stay.
 _MOST_TENSORS = 200_000
-
-
-class ComparedRun(NamedTuple):
-    """One of the two recordings, and what is known of its row of each pair."""
-
-    paired: PairedRun
-    measured: ComparedRows
-    are_repeated: Bools  # its module is called another number of times in the other recording
-    elsewhere: Numbers  # of each tensor: see `find_elsewhere`
 
 
 class _Difference(NamedTuple):
     """A tensor that differs."""
 
     tensor: int
-    error: float  # how far it is apart; of a tensor without partner: what it was computed from
-    size: float  # its L2 norm, or the largest that it may have; NaN where that is not known
+    error: float  # of a tensor without partner: the error of what it was computed from
+    norm: float  # its L2 norm, or the largest that it may have; NaN where that is not known
 
 
 class Consequences:
     """What one run has computed from each tensor."""
 
-    def __init__(self, run: ComparedRun, ranking: Ranking, errors: Errors, size: Numbers) -> None:
-        side, rows = run.paired.side, run.paired.rows
-        flow = side.flow
+    def __init__(
+        self,
+        run: PairedRun,
+        elsewhere: Numbers,
+        are_repeated: Bools,
+        ranking: Ranking,
+        errors: Errors,
+        norm: Numbers,
+    ) -> None:
+        """Follows nothing yet; for arguments see `AbsorbedDifferences`. `norm` is the larger norm of each pair."""
+        tables, rows = run.tables, run.rows
+        flow = tables.flow
         self._noise, self._error = ranking.noise, errors.error
-        #: Statistics do not show how far tensors are apart that are as far apart as their noise.
+        #: The least error that is seen: statistics show none that is as small as the noise.
         self._resolution = np.where(ranking.is_estimated, ranking.noise, errors.floor)
-        self._tensor = find_tensors(side, rows, errors.error > ranking.noise)
+        self._tensor = find_tensors(tables, rows, errors.error > ranking.noise)
         self._pairs = Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
-        self._size = find_norms(side)
-        np.fmax.at(self._size, self._tensor[self._tensor >= 0], size[self._tensor >= 0])
-        self._is_elsewhere = ~np.isnan(run.elsewhere)
-        self._readers = flow.readers
-        self._reads, self._slot_of_read = (
-            Groups(flow.reader, each, len(flow.op_id)) for each in (flow.read, flow.slot)
-        )
-        self._slots, self._ops = flow.slots, side.ops
+        self._norm = find_norms(tables)
+        np.fmax.at(self._norm, self._tensor[self._tensor >= 0], norm[self._tensor >= 0])
+        self._is_elsewhere = ~np.isnan(elsewhere)
+        self._readers, self._read_by, self._ops = flow.readers, tables.read_by, tables.ops
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True
-        is_unread_workspace = side.is_internal & ~is_read
+        is_unread_workspace = tables.is_internal & ~is_read
         made = np.flatnonzero(
             (flow.tensors.producer >= 0) & ~is_unread_workspace & ~find_unread_aliases(flow)
         )
         self._outputs = Groups(flow.tensors.producer[made], made, len(flow.op_id))
-        self._order = side.ops.order
         self._producer, self._slot = flow.tensors.producer, flow.tensors.slot
-        self._memory = SharedMemory(side)
-        self._is_end = ~(is_read | side.is_internal) | self._memory.stays
+        self._memory = SharedMemory(tables)
+        self._is_end = ~(is_read | tables.is_internal) | self._memory.stays
         self._is_end[flow.returned.tensor] = True
-        self._is_end[find_kept(side, rows, self._tensor, errors.error > IS_MADE * ranking.noise)] = True
-        self._is_end |= self._memory.find_kept_gradients(side)
-        self._are_results = run.paired.are_results
+        self._is_end[find_kept(run, self._tensor, errors.error > IS_MADE * ranking.noise)] = True
+        self._is_end |= self._memory.find_kept_gradients(tables)
+        self._are_results = run.are_results
         self._is_ignored = np.zeros(len(flow.tensors), bool)
-        self._is_ignored[find_module_outputs(side, rows[run.are_repeated])] = True
+        self._is_ignored[find_module_outputs(tables, rows[are_repeated])] = True
         self._is_ignored[np.concatenate([flow.read, flow.returned.tensor])] = False
         self._is_ignored &= ~self._memory.stays
         self._is_whole = flow.tensors.is_whole
-        self._is_plain = side.ops.is_plain
-        self._adds, self._averages = side.ops.are_named(ADDITIVE), side.ops.are_named({"mean"})
-        self._summand = find_summands(side)
-        self._differing: dict[int, set[int]] = {}  # what an op reads and differs, as far as it was asked for
+        self._adds, self._averages = tables.ops.are_named(ADDITIVE), tables.ops.are_named({"mean"})
+        self._summand = find_summands(tables)
+        self._differing: dict[int, set[int]] = {}  # what an op reads and differs, once it is asked for
         self._leads_to_end: set[int] = set()  # what was compared, and a difference of which comes to an end
         self.begin()
 
     def begin(self) -> None:
-        """Begins with a ranking: nothing was looked at or left out."""
+        """Begins with another ranking: nothing was followed or left out."""
         self._left = _MOST_TENSORS
         self.first_left_out: float = math.inf  # the first pair of what ops returned that were left out
 
     def is_ignored(self, pair: int) -> bool:
-        """Returns whether the caller of a module ignores the tensor of a pair; see `ComparedRun.are_repeated`."""
+        """Returns whether the caller of a module that is called another number of times ignores a pair's tensor."""
         tensor = int(self._tensor[pair])
-        return tensor >= 0 and all(self._is_ignored[each] for each in self._find_beside(tensor))
+        return tensor >= 0 and all(self._is_ignored[alias] for alias in self._find_aliases(tensor))
 
     def follow(self, pair: int, with_others: bool) -> Rows:
         """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not.
@@ -127,60 +120,57 @@ class Consequences:
         tensor = int(self._tensor[pair])
         if tensor < 0:
             return np.empty(0, np.int64)
-        first = _Difference(tensor, float(self._error[pair]), float(self._size[tensor]))
-        # In the order of the ops that made them: what each op reads is known before it is looked at.
-        waiting = [(-1, first._replace(tensor=each)) for each in self._find_beside(tensor)]
-        seen, is_gone, is_unsure = {tensor, *(each.tensor for _, each in waiting)}, False, False
+        first = _Difference(tensor, float(self._error[pair]), float(self._norm[tensor]))
+        # In the order of the ops that made them: what each op reads is known before the op is followed.
+        waiting = [(-1, first._replace(tensor=alias)) for alias in self._find_aliases(tensor)]
+        seen, is_gone, is_unsure = {tensor, *(alias.tensor for _, alias in waiting)}, False, False
         left_out: set[int] = set()  # what ops return that read another difference
         comes_from: dict[int, int] = {}
         add = waiting.append if with_others else partial(heappush, waiting)
         while waiting:
-            time, each = waiting.pop() if with_others else heappop(waiting)
-            if not with_others and time >= 0 and self._reads_another(int(self._producer[each.tensor]), seen):
-                left_out.add(each.tensor)
+            time, difference = waiting.pop() if with_others else heappop(waiting)
+            tensor = difference.tensor
+            if not with_others and time >= 0 and self._reads_another(int(self._producer[tensor]), seen):
+                left_out.add(tensor)
                 continue
             self._left -= 1
             if self._left < 0:
                 return np.empty(0, np.int64)
-            if self._is_elsewhere[each.tensor]:
+            if self._is_elsewhere[tensor]:
                 is_gone = True
                 continue
-            if self._is_ignored[each.tensor]:
+            if self._is_ignored[tensor]:
                 is_unsure = True
-            elif self._is_result_equal(each.tensor):
+            elif self._is_result_equal(tensor):
                 is_gone = True
-            elif self._is_end[each.tensor] or (with_others and each.tensor in self._leads_to_end):
-                return self._remember_end(each.tensor, comes_from)
-            reads = [(op, made) for op in self._readers[each.tensor].tolist() for made in self._find_made(op)]
-            if any(made < 0 for _, made in reads):
-                return self._remember_end(each.tensor, comes_from)
-            for op, made in reads:
+            elif self._is_end[tensor] or (with_others and tensor in self._leads_to_end):
+                return self._remember_end(tensor, comes_from)
+            readers = self._readers[tensor].tolist()
+            if any(not len(self._outputs[op]) for op in readers):  # the program has got what it computes
+                return self._remember_end(tensor, comes_from)
+            for reader, made in [(op, made) for op in readers for made in self._outputs[op].tolist()]:
                 if made in seen:
                     continue
-                if self._is_gone(each, op, made):
-                    is_all = self._shows_all(each.tensor, made)
+                if self._is_gone(difference, reader, made):
+                    is_all = self._shows_all(tensor, made)
                     is_gone, is_unsure = is_gone or is_all, is_unsure or not is_all
                     continue
                 seen.add(made)
-                comes_from[made] = each.tensor
-                add((int(self._order[op]), self._describe(made, each, op)))
+                comes_from[made] = tensor
+                add((int(self._ops.order[reader]), self._describe(made, difference, reader)))
         if (is_unsure or left_out) and not is_gone:
             return np.empty(0, np.int64)
-        pairs = [pair for tensor in left_out for pair in self._pairs[tensor].tolist()]
+        pairs = [pair for left in left_out for pair in self._pairs[left].tolist()]
         self.first_left_out = min([self.first_left_out, *pairs])
-        return np.concatenate([self._pairs[tensor] for tensor in sorted(seen - left_out)])
-
-    def _find_made(self, op: int) -> list[int]:
-        """Returns the tensors that an op has returned; -1 stands for what the program has got instead."""
-        return self._outputs[op].tolist() or [-1]
+        return np.concatenate([self._pairs[passed] for passed in sorted(seen - left_out)])
 
     def _remember_end(self, tensor: int, comes_from: Mapping[int, int]) -> Rows:
         """Returns no pairs, and remembers which tensors that were compared lead to this one."""
-        at: int | None = tensor
-        while at is not None:
-            if len(self._pairs[at]):
-                self._leads_to_end.add(at)
-            at = comes_from.get(at)
+        before: int | None = tensor
+        while before is not None:
+            if len(self._pairs[before]):
+                self._leads_to_end.add(before)
+            before = comes_from.get(before)
         return np.empty(0, np.int64)
 
     def _is_result_equal(self, tensor: int) -> bool:
@@ -192,9 +182,9 @@ class Consequences:
         return bool(is_equal and not self._memory.stays[tensor])
 
     def _shows_all(self, read: int, made: int) -> bool:
-        """Returns whether an output is no count, check or single number that only the program looks at.
+        """Returns whether an output is no count, check or single number that only the program reads.
 
-        Such are equal also of tensors that differ, and one that the program keeps.
+        Such an output may be equal for tensors that differ.
         """
         is_summary = self._is_whole[made] > self._is_whole[read] or self._memory.is_single(made, read)
         return not is_summary or self._is_used(made)
@@ -222,7 +212,7 @@ class Consequences:
         """Yields what an op reads and differs, also through ops whose outputs were not compared."""
         waiting, seen = [op], {-1, op}
         while waiting and len(seen) < _MOST_BEFORE:
-            for tensor in self._reads[waiting.pop()].tolist():
+            for _, tensor in self._read_by(waiting.pop()):
                 pairs, producer = self._pairs[tensor], int(self._producer[tensor])
                 if len(pairs):
                     if (self._error[pairs] > IS_MADE * self._noise[pairs]).any():
@@ -231,37 +221,36 @@ class Consequences:
                     seen.add(producer)
                     waiting.append(producer)
 
-    def _find_beside(self, tensor: int) -> Iterable[int]:
+    def _find_aliases(self, tensor: int) -> Iterable[int]:
         """Returns a tensor, and the others that its op returned at the same slot: the same memory in other forms.
 
         One that nobody reads is left out where others are read.
         """
         outputs = self._outputs[self._producer[tensor]]
-        beside = outputs[self._slot[outputs] == self._slot[tensor]]
-        return beside.tolist() or [tensor]
+        return outputs[self._slot[outputs] == self._slot[tensor]].tolist() or [tensor]
 
     def _find_whole(self, tensor: int) -> int:
         """Returns a tensor if it was compared, and else one that was, of which it may be a part: of the same output."""
-        others = [each for each in self._find_beside(tensor) if len(self._pairs[each])]
-        wholes = [each for each in others if self._memory.ratio(each, tensor) >= 1]
-        return tensor if len(self._pairs[tensor]) or not wholes else wholes[0]
+        if len(self._pairs[tensor]):
+            return tensor
+        aliases = (alias for alias in self._find_aliases(tensor) if len(self._pairs[alias]))
+        return next((alias for alias in aliases if self._memory.ratio(alias, tensor) >= 1), tensor)
 
     def _describe(self, made: int, read: _Difference, op: int) -> _Difference:
         pairs = self._pairs[made]
         if len(pairs):
-            return _Difference(made, float(self._error[pairs].max()), float(self._size[made]))
-        if not self._is_plain[op]:
-            return _Difference(made, read.error, float(self._size[made]))
-        return _Difference(
-            made, read.error, read.size * min(1.0, math.sqrt(self._memory.ratio(made, read.tensor)))
-        )
+            return _Difference(made, float(self._error[pairs].max()), float(self._norm[made]))
+        if not self._ops.is_plain[op]:
+            return _Difference(made, read.error, float(self._norm[made]))
+        share = min(1.0, math.sqrt(self._memory.ratio(made, read.tensor)))
+        return _Difference(made, read.error, read.norm * share)
 
     def _is_gone(self, read: _Difference, op: int, made: int) -> bool:
-        """Returns whether an output was compared, and is apart by less than what the difference would leave.
+        """Returns whether an output was compared, and its error is less than what the difference would leave.
 
-        What is large hides a difference that stays, where it is added to it or put beside it. So the difference of what
-        was read is measured by the size of the output, and must be more than what was measured there can miss. An op in
-        place may write to a part of the memory that differs.
+        A large summand, or a large tensor beside it, hides a difference that stays. So the difference of what was read
+        is measured by the norm of the output, and must be more than what was measured there can miss. An op in place
+        may write to a part of the memory that differs.
         """
         made = self._find_whole(made)
         pairs = self._pairs[made]
@@ -270,17 +259,17 @@ class Consequences:
         if not len(pairs) or self._memory.is_part_written(read.tensor, made):
             return False
         error, seen = self._error[pairs], self._resolution[pairs]
-        if not self._size[made]:  # both are 0: nothing is left
+        if not self._norm[made]:  # both are 0: nothing is left
             return not error.any()
-        # What is not finite, or nobody knows how far apart, leaves something whatever its size is.
+        # What is not finite, or differs by an unknown error, leaves something whatever its norm is.
         left = read.error if math.isinf(read.error) else read.error * self._find_share(read, op, made)
         is_noise = error <= IS_MADE * self._noise[pairs]
         return bool(left > 0 and (is_noise & (np.maximum(error, seen) <= _GONE * left)).all())
 
     def _find_share(self, read: _Difference, op: int, made: int) -> float:
-        """Returns how much of an output comes from a tensor that its op has read, 1 at most; NaN if it is not known."""
-        size, ratio = float(self._size[made]), self._memory.ratio(made, read.tensor)
-        share = read.size / size * self._find_factor(op, read.tensor)
+        """Returns the share of an output that comes from a tensor that its op has read; NaN if it is not known."""
+        norm, ratio = float(self._norm[made]), self._memory.ratio(made, read.tensor)
+        share = read.norm / norm * self._find_factor(op, read.tensor)
         if self._averages[op]:
             share *= ratio
         elif self._adds[op]:
@@ -288,14 +277,14 @@ class Consequences:
         summand = int(self._summand[op])
         if summand in (-1, read.tensor):
             return float(np.minimum(1.0, share))
-        of_summand = float(self._size[summand]) * math.sqrt(self._memory.ratio(made, summand))
-        return float(np.minimum(1.0, share)) * max(0.0, 1.0 - of_summand / size)
+        of_summand = float(self._norm[summand]) * math.sqrt(self._memory.ratio(made, summand))
+        return float(np.minimum(1.0, share)) * max(0.0, 1.0 - of_summand / norm)
 
     def _find_factor(self, op: int, tensor: int) -> float:
-        """Returns by how much an op multiplies a tensor before it adds it: the rate of an optimizer, as `alpha`."""
+        """Returns the factor by which an op multiplies a tensor before it adds it, as `alpha` of an optimizer."""
         if not self._adds[op]:
             return 1.0
-        slots = {self._slots[at] for at in self._slot_of_read[op][self._reads[op] == tensor].tolist()}
-        given = json.loads(self._ops.read_args(op) or "{}")
-        factors = [given[name] for slot, name in _FACTORS.items() if slot in slots and name in given]
-        return max((abs(each) for each in factors if isinstance(each, int | float)), default=1.0)
+        slots = {slot for slot, read in self._read_by(op) if read == tensor}
+        arguments = json.loads(self._ops.read_args(op) or "{}")
+        factors = [arguments.get(name) for slot, name in _FACTORS.items() if slot in slots]
+        return max((abs(factor) for factor in factors if isinstance(factor, int | float)), default=1.0)

@@ -1,4 +1,4 @@
-"""Computes how far the tensors of paired rows, or parts of one, are apart, by the best that was measured of both."""
+"""Computes the errors of paired rows of `values`, by the best that was measured of both tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,13 +35,14 @@ METRICS = (TENSORS, HASHES, SKETCHES, SAMPLES, STATISTICS, SHAPES, NONFINITE, NO
 #: The true distance is within this factor of the estimate in 95 % of cases (docs/fingerprints.md).
 SKETCH_FACTOR = 1.2
 
-#: Sums of the kernels differ by so much for the same tensor, with another number of threads or other strides.
+#: The largest difference of sums over one tensor by kernels with other numbers of threads or other strides.
 _SUM_FLOOR = 2e-6
 
-#: A square matrix is taken for the transpose of another one if it is so far from it, and its statistics are so near.
+#: A square matrix counts as the transpose of another one if its error is larger than the first, while that of its
+#: statistics is smaller than the second.
 _FAR, _NEAR = 0.1, 1e-3
 
-#: Rows of sketches that are read at a time (16 MB).
+#: The number of sketches that are read at a time (16 MB).
 _ROWS = 32_768
 
 
@@ -50,7 +51,7 @@ class Errors:
     """The difference of each pair, relative to the larger norm of the two: 0 if they are equal."""
 
     error: Numbers  # infinite where it is known that they differ, and not how far
-    floor: Numbers  # errors below it are not told apart from none by what was measured
+    floor: Numbers  # the least error that what was measured can show
     metric: Column  # codes of METRICS
     is_unequal: Bools  # known to differ in at least one bit, by hashes or whole tensors
     details: dict[int, TensorDifference] = field(default_factory=dict)  # of pairs with whole tensors
@@ -69,23 +70,23 @@ class Errors:
         return len(self.error)
 
     def is_by(self, metric: str) -> Bools:
-        """Returns which errors come from this."""
+        """Returns which errors come from a metric."""
         return np.asarray(self.metric == METRICS.index(metric))
 
     def are_equal(self) -> Bools:
         """Returns which pairs are equal, as far as they were measured."""
         return np.asarray((self.error == 0) & ~self.is_unequal)
 
-    def open(self, where: Bools) -> Rows:
-        """Returns those of the rows that have no error yet."""
+    def find_open(self, where: Bools) -> Rows:
+        """Returns which of some pairs have no error yet."""
         return np.flatnonzero(where & np.isnan(self.error))
 
-    def put(self, metric: str, where: Bools, error: float) -> None:
-        """Gives those of the rows that have none an error."""
-        self.put_rows(metric, self.open(where), error, 0.0)
+    def fill(self, metric: str, where: Bools, error: float) -> None:
+        """Sets the errors of those of some pairs that have none."""
+        self.set(metric, self.find_open(where), error, 0.0)
 
-    def put_rows(self, metric: str, rows: Rows, error: Numbers | float, floor: Numbers | float) -> None:
-        """Gives rows their errors."""
+    def set(self, metric: str, rows: Rows, error: Numbers | float, floor: Numbers | float) -> None:
+        """Sets the errors of some pairs."""
         self.error[rows], self.floor[rows] = error, floor
         self.metric[rows] = METRICS.index(metric)
 
@@ -97,43 +98,43 @@ def find_errors(
     axes: Sequence[tuple[int, ...]] = (),
     may_be_turned: Bools | None = None,
 ) -> Errors:
-    """Returns how far each row of `a` is from the same row of `b`.
+    """Returns the error of each row of `a` and the same row of `b`.
 
     Args:
         a: rows of one recording.
         b: as many rows of another, or of the same.
         permuted: of each pair the code in `axes` of how dimensions of the second have to be permuted; -1: not at all.
         axes: permutations, as for `transpose`.
-        may_be_turned: pairs of which one may be the transpose of the other: square weights, whose shapes do not tell.
+        may_be_turned: pairs of which one may be the transpose of the other, which the shapes of square ones hide.
     """
     permuted = np.full(len(a), -1) if permuted is None else permuted
     exchanged, square = _find_turned(a, b, np.zeros(len(a), bool) if may_be_turned is None else may_be_turned)
     turned = (permuted >= 0) | exchanged
-    found = Errors.unknown(len(a))
+    errors = Errors.unknown(len(a))
     same_size = a.numel == b.numel
     same_dtype = np.equal(*number_codes((a.dtypes, a.dtype), (b.dtypes, b.dtype)))
     both_hashes = a.has_hash & b.has_hash & same_size & same_dtype & ~turned
-    found.is_unequal[both_hashes & (a.hash != b.hash)] = True
-    found.put(HASHES, both_hashes & (a.hash == b.hash), 0.0)
+    errors.is_unequal[both_hashes & (a.hash != b.hash)] = True
+    errors.fill(HASHES, both_hashes & (a.hash == b.hash), 0.0)
     both = a.is_measured & b.is_measured
-    found.put(SHAPES, ~same_size, np.inf)
-    for at in found.open(a.has_tensor & b.has_tensor).tolist():
+    errors.fill(SHAPES, ~same_size, np.inf)
+    for at in errors.find_open(a.has_tensor & b.has_tensor).tolist():
         order = axes[permuted[at]] if permuted[at] >= 0 else (1, 0) if exchanged[at] else None
-        _put_tensors(found, a, b, at, order, is_square=bool(square[at]))
+        _set_tensors(errors, a, b, at, order, is_square=bool(square[at]))
     counts_differ = (a.stats.nan_count != b.stats.nan_count) | (a.stats.inf_count != b.stats.inf_count)
-    found.put(NONFINITE, both & counts_differ, np.inf)
+    errors.fill(NONFINITE, both & counts_differ, np.inf)
     error, floor = compare_statistics(a.stats, b.stats)
-    _put_sketches(found, a, b, found.open(a.has_sketch & b.has_sketch & ~turned))
+    _set_sketches(errors, a, b, errors.find_open(a.has_sketch & b.has_sketch & ~turned))
     are_turned = np.flatnonzero(
-        square & both & found.is_by(SKETCHES) & (found.error > _FAR) & (error < _NEAR)
+        square & both & errors.is_by(SKETCHES) & (errors.error > _FAR) & (error < _NEAR)
     )
-    found.put_rows(STATISTICS, are_turned, error[are_turned], floor[are_turned])
-    for at in found.open(a.has_sample & b.has_sample & ~turned).tolist():
-        _put_sample(found, a, b, at)
-    rows = found.open(both)
-    found.put_rows(STATISTICS, rows, error[rows], floor[rows])
-    found.put(HASHES, both_hashes, np.inf)
-    return found
+    errors.set(STATISTICS, are_turned, error[are_turned], floor[are_turned])
+    for at in errors.find_open(a.has_sample & b.has_sample & ~turned).tolist():
+        _set_sample(errors, a, b, at)
+    rows = errors.find_open(both)
+    errors.set(STATISTICS, rows, error[rows], floor[rows])
+    errors.fill(HASHES, both_hashes, np.inf)
+    return errors
 
 
 def _find_turned(a: ComparedRows, b: ComparedRows, wanted: Bools) -> tuple[Bools, Bools]:
@@ -144,8 +145,8 @@ def _find_turned(a: ComparedRows, b: ComparedRows, wanted: Bools) -> tuple[Bools
     return are_exchanged & (rows != columns), are_exchanged & (rows == columns)
 
 
-def _put_tensors(
-    found: Errors,
+def _set_tensors(
+    errors: Errors,
     a: ComparedRows,
     b: ComparedRows,
     at: int,
@@ -159,16 +160,16 @@ def _put_tensors(
             turned = compare_tensors(a.tensor(at), b.tensor(at), axes=(1, 0))
             if turned is not None and turned.relative_l2 < _FAR * difference.relative_l2:
                 difference = turned
-    except RecordingError:  # dropped, or its file is cut: what else was measured tells
+    except RecordingError:  # dropped, or its file is cut: what else was measured is compared
         return
     if difference is None:
         return
-    found.details[at] = difference
-    found.is_unequal[at] = difference.largest > 0
-    found.put_rows(TENSORS, np.array([at]), difference.relative_l2, 0.0)
+    errors.details[at] = difference
+    errors.is_unequal[at] = difference.largest > 0
+    errors.set(TENSORS, np.array([at]), difference.relative_l2, 0.0)
 
 
-def _put_sketches(found: Errors, a: ComparedRows, b: ComparedRows, rows: Rows) -> None:
+def _set_sketches(errors: Errors, a: ComparedRows, b: ComparedRows, rows: Rows) -> None:
     for start in range(0, len(rows), _ROWS):
         some = rows[start : start + _ROWS]
         first, second = a.sketches(some), b.sketches(some)
@@ -180,10 +181,10 @@ def _put_sketches(found: Errors, a: ComparedRows, b: ComparedRows, rows: Rows) -
             norm = np.where(np.isfinite(norm) & (norm > 0), norm, of_sketches)
             error = np.where(distance == 0, 0.0, distance / norm)
         known = np.isfinite(error)
-        found.put_rows(SKETCHES, some[known], error[known], SKETCH_FLOOR)
+        errors.set(SKETCHES, some[known], error[known], SKETCH_FLOOR)
 
 
-def _put_sample(found: Errors, a: ComparedRows, b: ComparedRows, at: int) -> None:
+def _set_sample(errors: Errors, a: ComparedRows, b: ComparedRows, at: int) -> None:
     first, second = a.sample(at), b.sample(at)
     if len(first) != len(second) or not len(first):
         return
@@ -193,7 +194,7 @@ def _put_sample(found: Errors, a: ComparedRows, b: ComparedRows, at: int) -> Non
         error = 0.0 if not apart else apart / size
     if np.isfinite(error):
         of_statistics = compare_statistics(*(each.stats.take(np.array([at])) for each in (a, b)))[0][0]
-        found.put_rows(SAMPLES, np.array([at]), np.fmax(error, of_statistics), _SUM_FLOOR)
+        errors.set(SAMPLES, np.array([at]), np.fmax(error, of_statistics), _SUM_FLOOR)
 
 
 def _rms(numbers: Numbers) -> float:
@@ -222,14 +223,14 @@ def compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedErrors(Errors):
-    """The differences of pairs of a part and the whole."""
+    """The errors of pairs of a part and the whole."""
 
     rows_a: Rows
     rows_b: Rows
 
 
 def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment) -> JoinedErrors:
-    """Returns the errors of all parts: by whole tensors each its own, by statistics all parts of one whole together."""
+    """Returns the errors of all parts: of each by whole tensors, of all parts of one whole together by statistics."""
     joined = alignment.joined
     if not len(joined):
         none = np.empty(0, np.int64)
@@ -240,39 +241,39 @@ def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment)
     one, other = read_measured(a, rows_a), read_measured(b, rows_b)
     errors = Errors.unknown(len(joined))
     for in_a in (False, True):
-        mine = np.flatnonzero(is_in_a == in_a)
-        if len(mine):
+        parts = np.flatnonzero(is_in_a == in_a)
+        if len(parts):
             whole, part = (one, other) if in_a else (other, one)
-            error, floor = _compare_together(whole, part, mine, joined.whole[mine])
-            errors.put_rows(STATISTICS, mine, error, floor)
+            error, floor = _compare_together(whole, part, parts, joined.whole[parts])
+            errors.set(STATISTICS, parts, error, floor)
     errors.metric[np.isnan(errors.error)] = METRICS.index(NOTHING)
     errors.metric[np.isinf(errors.error)] = METRICS.index(NONFINITE)
     for at in np.flatnonzero(one.has_tensor & other.has_tensor).tolist():
-        found = _compare_tensors(alignment, one, other, at)
-        if found is not None:
-            errors.put_rows(TENSORS, np.array([at]), found, 0.0)
+        part_error = _compare_tensors(alignment, one, other, at)
+        if part_error is not None:
+            errors.set(TENSORS, np.array([at]), part_error, 0.0)
     return JoinedErrors(rows_a=rows_a, rows_b=rows_b, **vars(errors))
 
 
 def _compare_together(
-    whole: ComparedRows, part: ComparedRows, mine: Rows, number: Rows
+    whole: ComparedRows, part: ComparedRows, parts: Rows, number: Rows
 ) -> tuple[Numbers, Numbers]:
-    """Returns the error of each part: that of all parts of its whole together.
+    """Returns the error and the floor of all parts of a whole together, for each of the parts.
 
-    It is infinite if they have not the same numbers of NaN and infinities, and NaN if one of them was not measured.
+    The error is infinite if they have not the same numbers of NaN and infinities, and NaN if one was not measured.
     """
     starts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
     reduce = dict.fromkeys(RAW, np.add) | {"min": np.fmin, "max": np.fmax}
     merged = StatColumns(
-        **{name: each.reduceat(getattr(part.stats, name)[mine], starts) for name, each in reduce.items()}
+        **{name: add.reduceat(getattr(part.stats, name)[parts], starts) for name, add in reduce.items()}
     )
-    of_whole = whole.stats.take(mine[starts])
+    of_whole = whole.stats.take(parts[starts])
     error, floor = compare_statistics(of_whole, merged)
     is_finite_alike = (merged.nan_count == of_whole.nan_count) & (merged.inf_count == of_whole.inf_count)
-    is_known = np.logical_and.reduceat((whole.is_measured & part.is_measured)[mine], starts)
+    is_known = np.logical_and.reduceat((whole.is_measured & part.is_measured)[parts], starts)
     error = np.where(is_finite_alike, error, np.inf)
     error = np.where(is_known & (merged.count == of_whole.count), error, np.nan)
-    which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(mine))))
+    which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(parts))))
     return error[which], floor[which]
 
 

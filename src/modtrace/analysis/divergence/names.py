@@ -7,78 +7,77 @@ from typing import Any
 import numpy as np
 
 from ...recording.module_path import join
-from ...recording.phase import PHASES
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
 from ...surface import choose_phrase
 from ..alignment.contract import HARMLESS, REASONS, Alignment, Unpaired, UnpairedRows
 from ..graph.parts import forms_of_op
 from ..tables.chosen_step import name_steps
-from ..tables.columns import Column, Rows
+from ..tables.columns import Bools, Column, Rows
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
 from .answer import Named, OneSided
 
-#: At most so many places of a kind are listed; the last one says how many more there are.
+#: The largest number of names of a kind that are listed; the last entry counts the others.
 _LISTED = 1000
 
-#: Why a tensor of an op has no partner that is not told by the alignment: it has another number of elements.
-SHAPE = "shape"
+#: Why a tensor of an op has no partner, besides the `REASONS` of the alignment: it has another number of elements.
+_REASONS = (*REASONS, "shape")
 
 
 class Names:
-    """Finds the names of rows of one recording."""
+    """Names rows of one recording."""
 
-    def __init__(self, side: RunTables) -> None:
-        self._side = side
+    def __init__(self, tables: RunTables) -> None:
+        self._tables = tables
 
     def site(self, row: int) -> dict[str, Any]:
         """Returns the site of a row of `values`."""
-        return self._side.sites[int(self._side.values.site[row])]
-
-    def module(self, place: int) -> ModuleName | None:
-        """Returns the module of a place; None outside of modules."""
-        return self._side.names[place] if place >= 0 else None
+        return self._tables.sites[int(self._tables.values.site[row])]
 
     def place_of_value(self, row: int) -> ModuleName | None:
-        """Returns the module of a row of `values`."""
-        return self.module(int(self._side.values.place[row]))
-
-    def op(self, row: int) -> str:
-        """Returns the name of an op."""
-        return self._side.ops.names[int(self._side.ops.name[row])]
+        """Returns the module of a row of `values`; None outside of modules."""
+        return self._module(int(self._tables.values.place[row]))
 
     def place_of_op(self, row: int) -> ModuleName | None:
-        """Returns the module in which an op ran."""
-        call = int(self._side.ops.call[row])
-        return self.module(int(self._side.calls.place[call])) if call >= 0 else None
+        """Returns the module in which an op ran; None outside of modules."""
+        call = int(self._tables.ops.call[row])
+        return self._module(int(self._tables.calls.place[call])) if call >= 0 else None
 
     def identify_op(self, row: int) -> tuple[str, int, int | None]:
         """Returns the name of an op, which of its name within its call it is, and which call of its module that is."""
-        call = int(self._side.ops.call[row])
-        of_module = None if call < 0 else int(self._side.calls.nth[call])
-        return self.op(row), int(self._side.ops.nth[row]), None if of_module == -1 else of_module
+        ops, call = self._tables.ops, int(self._tables.ops.call[row])
+        nth = None if call < 0 else int(self._tables.calls.nth[call])
+        return ops.names[ops.name[row]], int(ops.nth[row]), None if nth == -1 else nth
+
+    def short_op(self, row: int) -> str:
+        """Returns the name of an op without namespace and overload: `mul`."""
+        return forms_of_op(self._tables.ops.names[self._tables.ops.name[row]])[-1]
 
     def label_op(self, row: int) -> str:
         """Returns an op with its module: `mul in blocks.0.attn`."""
-        return f"{forms_of_op(self.op(row))[-1]} {in_place(self.place_of_op(row))}"
+        return f"{self.short_op(row)} {_in_module(self.place_of_op(row))}"
 
     def label_call(self, row: int) -> str:
         """Returns the module of a call, and its phase if that is not forward."""
-        phase = PHASES[int(self._side.calls.calls.phase[row])]
-        name = label(self.module(int(self._side.calls.place[row]))) or "optimizer step"
-        return name if phase in ("forward", "optimizer") else f"{name}, {phase}"
+        phase = PHASES[int(self._tables.calls.calls.phase[row])]
+        name = label(self._module(int(self._tables.calls.place[row]))) or "optimizer step"
+        return name if phase in (FORWARD, OPTIMIZER) else f"{name}, {phase}"
 
     def label_value(self, row: int) -> str:
         """Returns a measured tensor with its module: `output of blocks.0`."""
         site, place = self.site(row), self.place_of_value(row)
         if site["op"] is not None:
-            return f"{forms_of_op(site['op'])[-1]} {in_place(place)}"
-        home = self.module(int(self._side.values.home[row]))
+            return f"{forms_of_op(site['op'])[-1]} {_in_module(place)}"
+        role = BY_NAME[site["role"]].of_one
+        home = self._module(int(self._tables.values.home[row]))
         if home is not None and site["role"].startswith(("parameter", "buffer", "update", "optimizer_state")):
-            return f"{BY_NAME[site['role']].of_one} {join(home.path, site['slot'])}"
-        where = f"of {label(place)}" if label(place) else "outside of modules"
-        return f"{BY_NAME[site['role']].of_one}{site['slot']} {where}"
+            return f"{role} {join(home.path, site['slot'])}"
+        return f"{role}{site['slot']} {f'of {label(place)}' if label(place) else 'outside of modules'}"
+
+    def _module(self, place: int) -> ModuleName | None:
+        return self._tables.names[place] if place >= 0 else None
 
 
 def label(place: ModuleName | None) -> str:
@@ -86,48 +85,46 @@ def label(place: ModuleName | None) -> str:
     return "" if place is None else place.path or place.root
 
 
-def in_place(place: ModuleName | None) -> str:
-    """Returns `in PATH`, or where an op is that is in no module."""
+def _in_module(place: ModuleName | None) -> str:
     return f"in {label(place)}" if place is not None else "outside of modules"
 
 
-def list_unmatched(side: RunTables, unpaired: Unpaired, misfits: Rows) -> OneSided:
+def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows) -> OneSided:
     """Returns what only this recording has, by name.
 
     Args:
-        side: the recording.
+        tables: the recording.
         unpaired: what has no partner.
-        misfits: rows of `values` whose partners have another number of elements.
+        resized: rows of `values` whose partners have another number of elements.
     """
-    names, is_plain = Names(side), np.append(side.ops.is_plain, False)
-    calls, ops, values = (_harmful(each) for each in (unpaired.calls, unpaired.ops, unpaired.values))
-    of_plain = is_plain[np.where(side.values.op[values[0]] >= 0, side.values.op[values[0]], -1)]
-    kept_ops, kept_values = ~is_plain[ops[0]], ~of_plain
-    tensors = [*_count(values[0][kept_values], values[1][kept_values], names.label_value, _value_keys(side))]
-    misfits = misfits[~is_plain[side.values.op[misfits]]]
-    reason = np.full(len(misfits), len(REASONS))
-    tensors += _count(misfits, reason, names.label_value, _value_keys(side))
-    place = side.calls.place.astype(np.int64)
-    call_keys = place << 20 | side.calls.calls.phase.astype(np.int64) & 7
-    op_keys = np.append(place, -1)[side.ops.call] << 20 | side.ops.name.astype(np.int64)
-    told = len(calls[0]) + int(kept_ops.sum()) + int(kept_values.sum())
+    names, is_plain, op_of_value = Names(tables), np.append(tables.ops.is_plain, False), tables.values.op
+    calls, call_reason = _choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))
+    ops, op_reason = _choose_harmful(unpaired.ops, is_plain[unpaired.ops.rows])
+    values, value_reason = _choose_harmful(unpaired.values, is_plain[op_of_value[unpaired.values.rows]])
+    resized = resized[~is_plain[op_of_value[resized]]]
+    shape_reason = np.full(len(resized), len(REASONS))
+    place = tables.calls.place.astype(np.int64)
+    call_keys = place << 20 | tables.calls.calls.phase.astype(np.int64) & 7
+    op_keys = np.append(place, -1)[tables.ops.call] << 20 | tables.ops.name.astype(np.int64)
+    value_keys = tables.values.place.astype(np.int64) << 32 | tables.values.site.astype(np.int64)
     return OneSided(
-        modules=tuple(f"{label(each)} ({each.type})" for each in unpaired.modules),
-        calls=tuple(_count(*calls, names.label_call, call_keys)),
-        ops=tuple(_count(ops[0][kept_ops], ops[1][kept_ops], names.label_op, op_keys)),
-        tensors=tuple(tensors),
-        harmless=len(unpaired.calls) + len(unpaired.ops) + len(unpaired.values) - told,
+        modules=tuple(f"{label(module)} ({module.type})" for module in unpaired.modules),
+        calls=tuple(_count(calls, call_reason, names.label_call, call_keys)),
+        ops=tuple(_count(ops, op_reason, names.label_op, op_keys)),
+        tensors=(
+            *_count(values, value_reason, names.label_value, value_keys),
+            *_count(resized, shape_reason, names.label_value, value_keys),
+        ),
+        harmless=sum(map(len, (unpaired.calls, unpaired.ops, unpaired.values)))
+        - sum(map(len, (calls, ops, values))),
     )
 
 
-def _harmful(unpaired: UnpairedRows) -> tuple[Rows, Column]:
+def _choose_harmful(unpaired: UnpairedRows, is_plain: Bools) -> tuple[Rows, Column]:
+    """Returns the rows that say something of what the models compute, and their reasons."""
     is_harmless = np.array([reason in HARMLESS for reason in REASONS])
-    kept = ~is_harmless[unpaired.reason]
+    kept = ~is_harmless[unpaired.reason] & ~is_plain
     return unpaired.rows[kept], unpaired.reason[kept].astype(np.int64)
-
-
-def _value_keys(side: RunTables) -> Rows:
-    return side.values.place.astype(np.int64) << 32 | side.values.site.astype(np.int64)
 
 
 def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -> Iterator[Named]:
@@ -135,10 +132,9 @@ def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -
     _, first, which = np.unique(keys[rows] << 4 | reason, return_index=True, return_inverse=True)
     counts = np.bincount(which.reshape(-1), minlength=len(first))
     named: dict[tuple[str, str], int] = {}
-    for at in np.argsort(first).tolist():
-        why = SHAPE if reason[first[at]] == len(REASONS) else REASONS[int(reason[first[at]])]
-        key = name(int(rows[first[at]])), why
-        named[key] = named.get(key, 0) + int(counts[at])
+    for number in np.argsort(first).tolist():
+        key = name(int(rows[first[number]])), _REASONS[int(reason[first[number]])]
+        named[key] = named.get(key, 0) + int(counts[number])
         if len(named) == _LISTED:
             break
     yield from (Named(name=text, count=count, why=why) for (text, why), count in named.items())
@@ -147,18 +143,17 @@ def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -
         yield Named(name="others", count=rest, why="")
 
 
-#: So many modules without a partner are named, with those whose names are near.
+#: The largest number of modules without a partner that are named, with those whose names are near.
 _NAMED = 5
 
 
 def explain_nothing(a: RunTables, b: RunTables, alignment: Alignment) -> str:
     """Returns why no tensor of one recording is one of the other, and which names are near each other."""
     if not len(alignment.steps):
-        steps = [np.unique(side.values.step).tolist() for side in (a, b)]
+        steps, steps_b = (name_steps(np.unique(tables.values.step).tolist()) for tables in (a, b))
         argument = choose_phrase(python="step=(A, B)", command_line="--step A:B")
         return (
-            "the two recordings have no step in common: the first has measured steps "
-            f"{name_steps(steps[0])}, the second {name_steps(steps[1])}. "
+            f"the two recordings have no step in common: the first has measured steps {steps}, the second {steps_b}. "
             f"{argument} compares two steps of different numbers."
         )
     if alignment.modules:
@@ -166,16 +161,16 @@ def explain_nothing(a: RunTables, b: RunTables, alignment: Alignment) -> str:
         text = f"no tensor was measured in both recordings, of {modules}."
         return f"{text} Record both with the same captures, and both with ops or without."
     argument = choose_phrase(python="map=['EXPRESSION=PATH']", command_line="--map 'EXPRESSION=PATH'")
-    near = _name_nearest(alignment)
     advice = f"{argument} says how modules of the first are called in the second."
-    return f"the two recordings have no module in common. {near} {advice}"
+    return f"the two recordings have no module in common. {_name_nearest(alignment)} {advice}"
 
 
 def _name_nearest(alignment: Alignment) -> str:
-    here = list(dict.fromkeys(each.path or each.root for each in alignment.missing.modules))
-    there = list(dict.fromkeys(each.path or each.root for each in alignment.extra.modules))
-    if not here or not there:
+    names, names_b = (
+        list(dict.fromkeys(map(label, unpaired.modules))) for unpaired in (alignment.missing, alignment.extra)
+    )
+    if not names or not names_b:
         return "One of them has no modules that were called."
-    pairs = [(name, get_close_matches(name, there, 1, 0.0)) for name in here[:200]]
-    near = [f"{name} ~ {found[0]}" for name, found in pairs if found][:_NAMED]
+    pairs = [(name, get_close_matches(name, names_b, 1, 0.0)) for name in names[:200]]
+    near = [f"{name} ~ {matches[0]}" for name, matches in pairs if matches][:_NAMED]
     return f"The nearest names are: {', '.join(near)}."

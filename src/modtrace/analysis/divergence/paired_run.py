@@ -1,4 +1,4 @@
-"""One of the two recordings: its row of each pair, the tensors that these are of, and the errors of what ops read."""
+"""One of two compared recordings: its row of each pair, the tensors of these rows, and the errors of what ops read."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,31 +9,45 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.role import BUFFER, LEAF, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..tables.calls import iterate_levels
-from ..tables.columns import Bools, Rows, find_rows, number_keys, take
+from ..tables.columns import Bools, Groups, Rows, find_rows, number_keys, take
+from ..tables.measured import ComparedRows, read_measured
 from ..tables.op_flow import OpFlow
-from ..tables.op_rules import ADDS_PRODUCT, OVERWRITES
+from ..tables.op_rules import ADDS_PRODUCT, OVERWRITES, UNINITIALIZED
 from ..tables.run import RunTables
 from ..tables.tensors import number_sizes
+from .names import Names
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairedRun:
-    """One of the two recordings, and its row of each pair."""
+    """One of the two recordings, with its row of each pair."""
 
-    side: RunTables
+    tables: RunTables
     rows: Rows  # of `values`
-    alone: Bools  # of each op: it computes something, and the other recording lacks it; the last stands for no op
+    is_unpaired: (
+        Bools  # of each op: it computes something, and the other recording lacks it; the last is for no op
+    )
+
+    @cached_property
+    def names(self) -> Names:
+        """Names modules, ops and tensors of the recording."""
+        return Names(self.tables)
+
+    @cached_property
+    def measured(self) -> ComparedRows:
+        """What was measured of each row."""
+        return read_measured(self.tables.data, self.rows)
 
     @cached_property
     def op(self) -> Rows:
         """The op that returned the tensor, where a row is of that; -1 elsewhere."""
-        values = self.side.values
+        values = self.tables.values
         return np.where(values.is_of(OP_OUTPUT, rows=self.rows), values.op[self.rows], -1)
 
     @cached_property
     def maker(self) -> Rows:
         """The op that returned the tensor, whatever a row is of; -1 for a leaf, -2 where no such op was measured."""
-        values = self.side.values
+        values = self.tables.values
         maker = np.full(int(values.group.max(initial=-1)) + 1, -2, np.int64)
         leaves = np.flatnonzero(values.is_of(LEAF))
         outputs = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
@@ -41,65 +55,78 @@ class PairedRun:
         return np.asarray(maker[values.group[self.rows]])
 
     @cached_property
+    def outputs(self) -> Groups:
+        """The rows of `values` of what each op returned."""
+        values = self.tables.values
+        rows = np.flatnonzero(values.is_of(OP_OUTPUT))
+        return Groups(values.op[rows], rows, len(self.tables.ops.name))
+
+    @cached_property
     def are_results(self) -> Bools:
         """Which rows are of what outermost calls returned in forward."""
-        values, call = self.side.values, self.side.values.call[self.rows]
+        values, call = self.tables.values, self.tables.values.call[self.rows]
         is_output = values.is_of(OUTPUT, rows=self.rows) & (call >= 0)
         is_output &= values.phase[self.rows] == PHASES.index(FORWARD)
-        return np.asarray(is_output & (take(self.side.calls.outermost, call) == call))
+        return np.asarray(is_output & (take(self.tables.calls.outermost, call) == call))
 
     @cached_property
     def is_passed_on(self) -> Bools:
         """Which rows are outputs of modules that computed nothing: an op outside of the call returned the tensor.
 
-        Where that is not known, as no op that returned it was measured, a module has computed what it returned. Where
-        only one recording has the op, the output shows what that has made.
+        Where no op that returned the tensor was measured, the module counts as having computed it. So it does where
+        only one recording has the op: the output shows what that op computed.
         """
-        values, calls, op = self.side.values, self.side.calls.calls, np.maximum(self.maker, -1)
-        own, around = values.call[self.rows], take(self.side.ops.call, op)
+        values, calls, op = self.tables.values, self.tables.calls.calls, np.maximum(self.maker, -1)
+        own, around = values.call[self.rows], take(self.tables.ops.call, op)
         is_passed_on = values.is_of(OUTPUT, rows=self.rows) & (own >= 0) & ~values.is_of_op[self.rows]
-        is_passed_on &= (self.maker >= -1) & ~self.alone[op]
+        is_passed_on &= (self.maker >= -1) & ~self.is_unpaired[op]
         while (is_passed_on & (around >= 0)).any():
             is_passed_on &= around != own
             around = take(calls.parent, around)
         return np.asarray(is_passed_on)
 
 
-def find_alone(side: RunTables, paired: Rows) -> Bools:
-    """Returns which ops of a recording compute something, and are none of those that have a partner; see `alone`."""
-    is_alone = np.append(~side.ops.is_plain, False)
-    is_alone[paired] = False
-    return is_alone
+def pair_run(tables: RunTables, rows: Rows, paired_ops: Rows) -> PairedRun:
+    """Returns a recording with its row of each pair, and the ops that have a partner."""
+    is_unpaired = np.append(~tables.ops.is_plain, False)
+    is_unpaired[paired_ops] = False
+    return PairedRun(tables=tables, rows=rows, is_unpaired=is_unpaired)
+
+
+def is_uninitialized(tables: RunTables, rows: Rows) -> Bools:
+    """Returns which rows are of memory that an op returned and nobody wrote to, as that of `empty`."""
+    op = tables.values.op[rows]
+    is_output = (op >= 0) & tables.values.is_of(OP_OUTPUT, rows=rows)
+    return np.asarray(is_output & np.append(tables.ops.are_named(UNINITIALIZED), False)[op])
 
 
 class SharedMemory:
     """Which tensors of a run show the same memory."""
 
-    def __init__(self, side: RunTables) -> None:
-        tensors = side.flow.tensors
-        self._storage, self._version = tensors.storage, tensors.version
-        numel = self._numel = tensors.numel
+    def __init__(self, tables: RunTables) -> None:
+        tensors = tables.flow.tensors
+        self._storage, self._version, self._numel = tensors.storage, tensors.version, tensors.numel
         _, memory = np.unique(self._storage, return_inverse=True)
         self._memory = memory
         largest, last = np.zeros(len(memory) + 1, np.int64), np.zeros(len(memory) + 1, np.int64)
-        np.maximum.at(largest, memory, numel)
+        np.maximum.at(largest, memory, self._numel)
         np.maximum.at(last, memory, self._version)
-        self._is_part = numel < largest[memory]
+        self._is_part = self._numel < largest[memory]
         #: What is left in memory that outlives the step: no op has made it, or an optimizer writes to it.
         self.stays = (self._storage >= 0) & (self._version == last[memory]) & (self._version > 0)
-        phase = take(side.ops.phase, tensors.producer)
+        phase = take(tables.ops.phase, tensors.producer)
         outlives = np.zeros(len(memory) + 1, bool)
         outlives[memory[(tensors.producer < 0) | (phase == PHASES.index(OPTIMIZER))]] = True
         self.stays &= outlives[memory]
 
-    def find_kept_gradients(self, side: RunTables) -> Bools:
-        """Returns what backward has made last, the program reads by ops, and no optimizer reads."""
-        flow, of_maker = side.flow, take(side.ops.phase, side.flow.tensors.producer)
+    def find_kept_gradients(self, tables: RunTables) -> Bools:
+        """Returns which tensors backward wrote last, the program reads by ops, and no optimizer reads."""
+        flow, of_maker = tables.flow, take(tables.ops.phase, tables.flow.tensors.producer)
         read_in = np.zeros((len(PHASES) + 1, len(flow.tensors)), bool)  # the last for ops outside of phases
-        read_in[side.ops.phase[flow.reader], flow.read] = True
+        read_in[tables.ops.phase[flow.reader], flow.read] = True
         in_backward, in_optimizer = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
         is_read = np.delete(read_in, in_backward, axis=0).any(axis=0) & ~read_in[in_optimizer]
-        is_changed = ~np.append(side.ops.are_named(OVERWRITES), False)[flow.tensors.producer]
+        is_changed = ~np.append(tables.ops.are_named(OVERWRITES), False)[flow.tensors.producer]
         memory = self._memory
         last = np.full(len(memory) + 1, -1, np.int64)
         np.maximum.at(last, memory[is_changed], self._version[is_changed])
@@ -110,7 +137,7 @@ class SharedMemory:
         return bool(self._numel[one] <= 1 and (other is None or self._numel[other] > 1))
 
     def ratio(self, one: int, other: int) -> float:
-        """Returns how many times as many elements one tensor has as the other."""
+        """Returns the number of elements of one tensor over that of another."""
         return float(self._numel[one] / max(self._numel[other], 1))
 
     def is_part_written(self, read: int, made: int) -> bool:
@@ -119,9 +146,9 @@ class SharedMemory:
         return bool(is_same and self._version[made] > self._version[read] and self._is_part[made])
 
 
-def find_norms(side: RunTables) -> Numbers:
-    """Returns the L2 norm of each tensor as an op returned it, or of a leaf as it was met first; NaN for none."""
-    values, tensors = side.values, side.flow.tensors
+def find_norms(tables: RunTables) -> Numbers:
+    """Returns the L2 norm of each tensor as an op returned it, or of a leaf when it was first read; NaN for none."""
+    values, tensors = tables.values, tables.flow.tensors
     norm = values.stats.l2
     found = np.full(len(tensors), np.nan)
     leaves = np.flatnonzero(~values.is_of(OP_OUTPUT) & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
@@ -129,78 +156,75 @@ def find_norms(side: RunTables) -> Numbers:
     is_leaf = (row >= 0) & (tensors.site_id >= 0)
     found[is_leaf] = norm[row[is_leaf]]
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
-    made = side.tensor_of_value[outputs]
+    made = tables.tensor_of_value[outputs]
     found[made[made >= 0]] = norm[outputs[made >= 0]]
     return found
 
 
-def find_kept(side: RunTables, rows: Rows, tensor: Rows, is_over: Bools) -> Rows:
+def find_kept(run: PairedRun, tensor: Rows, differs: Bools) -> Rows:
     """Returns the tensors that differ where modules return them, and that no op outside of the module reads in forward.
 
     Args:
-        side: the recording.
-        rows: its row of `values` of each pair.
-        tensor: what an op returned there; -1 where none is known.
-        is_over: which pairs differ by more than noise.
+        run: a recording.
+        tensor: of each pair what an op returned; -1 where none is known.
+        differs: which pairs differ by more than noise.
     """
-    values, calls, flow = side.values, side.calls.calls, side.flow
-    at = np.flatnonzero(is_over & (tensor >= 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
+    tables, rows = run.tables, run.rows
+    values, calls, flow = tables.values, tables.calls.calls, tables.flow
+    at = np.flatnonzero(differs & (tensor >= 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
     last_inside = np.full(len(calls.parent) + 1, -1, np.int64)
-    np.maximum.at(last_inside, side.ops.call, side.ops.order)
+    np.maximum.at(last_inside, tables.ops.call, tables.ops.order)
     for level in reversed([*iterate_levels(calls.parent)]):
         np.maximum.at(last_inside, calls.parent[level], last_inside[level])
-    in_backward = side.ops.phase[flow.reader] == PHASES.index(BACKWARD)
+    in_backward = tables.ops.phase[flow.reader] == PHASES.index(BACKWARD)
     last_read = np.full(len(flow.tensors), -1, np.int64)
-    np.maximum.at(last_read, flow.read[~in_backward], side.ops.order[flow.reader[~in_backward]])
+    np.maximum.at(last_read, flow.read[~in_backward], tables.ops.order[flow.reader[~in_backward]])
     return np.asarray(tensor[at[last_read[tensor[at]] <= last_inside[values.call[rows[at]]]]])
 
 
-def find_module_outputs(side: RunTables, rows: Rows) -> Rows:
-    """Returns the tensors that the modules of some rows of `values` returned, and that ops made."""
-    values = side.values
+def find_module_outputs(tables: RunTables, rows: Rows) -> Rows:
+    """Returns the tensors that ops returned, and then the modules of some rows of `values`."""
+    values = tables.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
-    is_theirs = np.isin(values.place, values.place[rows]) & (values.place >= 0)
-    returned = values.group[values.is_of(OUTPUT) & (values.call >= 0) & is_theirs]
-    tensors = side.tensor_of_value[outputs[np.isin(values.group[outputs], returned)]]
+    is_of_module = np.isin(values.place, values.place[rows]) & (values.place >= 0)
+    returned = values.group[values.is_of(OUTPUT) & (values.call >= 0) & is_of_module]
+    tensors = tables.tensor_of_value[outputs[np.isin(values.group[outputs], returned)]]
     return tensors[tensors >= 0]
 
 
-def find_summands(side: RunTables) -> Rows:
-    """Returns the tensor that each op adds to what it computes of others, as a bias; -1 for none."""
-    flow = side.flow
+def find_summands(tables: RunTables) -> Rows:
+    """Returns the tensor that each op adds to what it computes from others, as a bias; -1 for none."""
+    flow = tables.flow
     is_bias = np.array([*(slot == "bias" for slot in flow.slots), False])[flow.slot]
     is_self = np.array([*(slot == "self" for slot in flow.slots), False])[flow.slot]
-    is_backward = np.array([*("backward" in name for name in side.ops.names), False])[side.ops.name]
+    is_backward = np.array([*("backward" in name for name in tables.ops.names), False])[tables.ops.name]
     is_summand = is_bias & ~is_backward[flow.reader] | (
-        is_self & side.ops.are_named(ADDS_PRODUCT)[flow.reader]
+        is_self & tables.ops.are_named(ADDS_PRODUCT)[flow.reader]
     )
     found = np.full(len(flow.op_id), -1, np.int64)
     found[flow.reader[is_summand]] = flow.read[is_summand]
     return found
 
 
-def find_tensors(side: RunTables, rows: Rows, wanted: Bools) -> Rows:
-    """Returns the tensor of each of some rows of `values` that an op, or an outermost call, returned; -1 for others.
+def find_tensors(tables: RunTables, rows: Rows, wanted: Bools) -> Rows:
+    """Returns the tensor of each row of `values` that an op, or an outermost call, returned; -1 for others.
 
-    Args:
-        side: the recording.
-        rows: rows of `values`.
-        wanted: which of them are looked up, too, if they are of a module that returns a view.
+    Of the rows that are `wanted`, the tensor is found also where a module returned a view.
     """
-    values = side.values
+    values = tables.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
     of_group = np.full(int(values.group.max(initial=-1)) + 1, -1, np.int64)
-    of_group[values.group[outputs]] = side.tensor_of_value[outputs]
+    of_group[values.group[outputs]] = tables.tensor_of_value[outputs]
     found = of_group[values.group[rows]]
-    found = np.where(found < 0, _find_model_outputs(side, rows), found)
+    found = np.where(found < 0, _find_model_outputs(tables, rows), found)
     at = np.flatnonzero(wanted & (found < 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
-    found[at] = _find_returned_views(side, rows[at])
+    found[at] = _find_returned_views(tables, rows[at])
     return found
 
 
-def _find_model_outputs(side: RunTables, rows: Rows) -> Rows:
+def _find_model_outputs(tables: RunTables, rows: Rows) -> Rows:
     """Returns the tensor that an outermost call returned at the slot of each row; -1 for other rows."""
-    values, flow = side.values, side.flow
+    values, flow = tables.values, tables.flow
     codes = {
         name.removeprefix("output"): code for code, name in enumerate(flow.slots) if name.startswith("output")
     }
@@ -211,12 +235,12 @@ def _find_model_outputs(side: RunTables, rows: Rows) -> Rows:
     return np.where(is_result, take(flow.returned.tensor, at), -1)
 
 
-def _find_returned_views(side: RunTables, rows: Rows) -> Rows:
-    """Returns the only view of its shape that the call of each row has left to others; -1 for none, or several."""
-    values, flow, producer = side.values, side.flow, side.flow.tensors.producer
-    call = take(side.ops.call, producer)
-    is_left = np.append(side.ops.is_view, False)[producer] & (call >= 0)
-    is_left[flow.read[side.ops.call[flow.reader] == call[flow.read]]] = False
+def _find_returned_views(tables: RunTables, rows: Rows) -> Rows:
+    """Returns the only view of each row's shape that its call made and did not read; -1 for none, or several."""
+    values, flow, producer = tables.values, tables.flow, tables.flow.tensors.producer
+    call = take(tables.ops.call, producer)
+    is_left = np.append(tables.ops.is_view, False)[producer] & (call >= 0)
+    is_left[flow.read[tables.ops.call[flow.reader] == call[flow.read]]] = False
     views = np.flatnonzero(is_left)
     shape, own_shape = number_sizes(flow.tensors.sizes[views], values.sizes[rows])
     keys, wanted = number_keys((call[views], values.call[rows]), (shape, own_shape))
@@ -227,9 +251,9 @@ def _find_returned_views(side: RunTables, rows: Rows) -> Rows:
 
 
 def find_unread_aliases(flow: OpFlow) -> Bools:
-    """Returns the tensors that no op reads, while their op returned the same memory in another form that is read.
+    """Returns which tensors no op reads, while their op returned the same memory in another form that is read.
 
-    An op in place returns what it was given, and the whole tensor of which that is a part.
+    An op in place on a view returns the view, and the whole tensor behind it.
     """
     is_read = np.zeros(len(flow.tensors), bool)
     is_read[np.concatenate([flow.read, flow.returned.tensor])] = True
@@ -239,7 +263,7 @@ def find_unread_aliases(flow: OpFlow) -> Bools:
     return np.asarray(~is_read & has_read[output] & (flow.output >= 0))
 
 
-#: Errors pass through so many ops in a row of which all that they read is known, and through so many others.
+#: The largest number of ops in a row through which errors pass, where all that they read is known, and elsewhere.
 _MOST_PASSED = 64
 
 
@@ -247,72 +271,66 @@ _MOST_PASSED = 64
 class OpInputs:
     """What the ops of a recording read."""
 
-    error: Numbers  # of each op: the largest error of what it read; NaN where nothing is known of that
+    error: Numbers  # of each op: the largest error of what it read; NaN where none is known
     is_known: Bools  # all that it read was compared, or was computed from what was
     is_partial: Bools  # some of that was computed from what was not compared, too
-    through: (
-        Rows  # the row of an op that only this recording has, through which it read something; -1 for none
-    )
+    through: Rows  # the last unpaired op through which it read something; -1 for none
 
 
-def find_inputs(
-    flow: OpFlow, is_told: Bools, of_tensor: Numbers, of_read: Numbers, among: Bools | None = None
+def find_op_inputs(
+    flow: OpFlow, is_unpaired: Bools, of_tensor: Numbers, of_read: Numbers, among: Bools | None = None
 ) -> OpInputs:
-    """Returns how far apart what each op read is.
+    """Returns the error of what each op read.
 
     Args:
-        flow: the ops.
-        is_told: the ops that `through` may name.
+        flow: the ops and what they read.
+        is_unpaired: the ops that `through` may name.
         of_tensor: the error of each tensor; NaN where it was not compared.
-        of_read: the error of what each use reads where that is no op's output; NaN where it was not compared.
-        among: the ops that are asked about; None for all.
+        of_read: the error of each read of what no op returned; NaN where it was not compared.
+        among: the ops whose inputs are needed; None for all.
     """
     producer = flow.tensors.producer
     known, is_partial = of_tensor.copy(), np.zeros(len(of_tensor), bool)
     through = np.full(len(known), -1, np.int64)
-    found = OpInputs(
-        error=np.full(len(flow.op_id), np.nan),
-        is_known=np.ones(len(flow.op_id), bool),
-        is_partial=np.zeros(len(flow.op_id), bool),
-        through=np.full(len(flow.op_id), -1, np.int64),
+    count = len(flow.op_id)
+    inputs = OpInputs(
+        error=np.full(count, np.nan),
+        is_known=np.ones(count, bool),
+        is_partial=np.zeros(count, bool),
+        through=np.full(count, -1, np.int64),
     )
     # All reads of the ops that read what is known since the last round, in order.
-    is_asked = np.ones(len(flow.op_id), bool) if among is None else among.copy()
-    is_asked[producer[np.isnan(known) & (producer >= 0)]] = True
-    reads = every = np.flatnonzero(is_asked[flow.reader])
+    is_needed = np.ones(count, bool) if among is None else among.copy()
+    is_needed[producer[np.isnan(known) & (producer >= 0)]] = True
+    reads = all_reads = np.flatnonzero(is_needed[flow.reader])
     rounds, others = 0, 0
     while len(reads) and others < _MOST_PASSED:
         tensor = flow.read[reads]
         error = np.where(np.isnan(of_read[reads]), known[tensor], of_read[reads])
         starts = np.flatnonzero(np.append(True, np.diff(flow.reader[reads]) != 0))
-        at = flow.reader[reads[starts]]
+        op = flow.reader[reads[starts]]
         is_unknown = np.isnan(error)
-        found.error[at] = np.fmax.reduceat(error, starts)
-        found.is_known[at] = ~np.logical_or.reduceat(is_unknown, starts)
-        found.is_partial[at] = np.logical_or.reduceat(is_unknown | is_partial[tensor], starts)
-        found.through[at] = np.maximum.reduceat(through[tensor], starts)
+        inputs.error[op] = np.fmax.reduceat(error, starts)
+        inputs.is_known[op] = ~np.logical_or.reduceat(is_unknown, starts)
+        inputs.is_partial[op] = np.logical_or.reduceat(is_unknown | is_partial[tensor], starts)
+        inputs.through[op] = np.maximum.reduceat(through[tensor], starts)
         waiting = np.flatnonzero(np.isnan(known) & (producer >= 0))
-        waiting = waiting[~np.isnan(found.error[producer[waiting]])]
+        waiting = waiting[~np.isnan(inputs.error[producer[waiting]])]
         if not len(waiting):
             break
         # Ops that read something unknown come last: it may become known.
-        whole = waiting[found.is_known[producer[waiting]]]
+        whole = waiting[inputs.is_known[producer[waiting]]]
         if len(whole) and rounds < _MOST_PASSED:
             rounds, waiting = rounds + 1, whole
         else:
             others += 1
         passed = producer[waiting]
-        known[waiting], is_partial[waiting] = found.error[passed], found.is_partial[passed]
-        is_first = (found.through[passed] < 0) & is_told[passed]
-        through[waiting] = np.where(is_first, passed, found.through[passed])
-        reads = _reads_beside(flow, waiting, every)
-    return found
-
-
-def _reads_beside(flow: OpFlow, tensors: Rows, reads: Rows) -> Rows:
-    """Returns those of some reads that are of ops that read one of these tensors."""
-    is_one = np.zeros(len(flow.tensors), bool)
-    is_one[tensors] = True
-    reads_one = np.zeros(len(flow.op_id), bool)
-    reads_one[flow.reader[reads][is_one[flow.read[reads]]]] = True
-    return reads[reads_one[flow.reader[reads]]]
+        known[waiting], is_partial[waiting] = inputs.error[passed], inputs.is_partial[passed]
+        is_first = (inputs.through[passed] < 0) & is_unpaired[passed]
+        through[waiting] = np.where(is_first, passed, inputs.through[passed])
+        is_new = np.zeros(len(known), bool)
+        is_new[waiting] = True
+        reads_new = np.zeros(count, bool)
+        reads_new[flow.reader[all_reads][is_new[flow.read[all_reads]]]] = True
+        reads = all_reads[reads_new[flow.reader[all_reads]]]
+    return inputs

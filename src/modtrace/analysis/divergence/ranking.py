@@ -1,4 +1,4 @@
-"""Decides which of the tensors that differ made a difference, and which have inherited theirs."""
+"""Ranks the compared pairs: which made a difference, by their errors, the errors of their inputs, and noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,30 +9,30 @@ from ...recording.statistics.moments import Numbers
 from ..tables.columns import Bools, Column, Rows, columns_at, join_columns
 from .answer import ABSORBED, AMPLIFIED, EQUAL, GROWN, INHERITED, MADE, NOISE, SEEN, SOURCE, VERDICTS
 from .errors import NOTHING, SAMPLES, STATISTICS, Errors
-from .inherited import Inherited
 from .noise import Noise
+from .pair_inputs import PairInputs
 
-#: An op whose inputs are apart by noise alone may make so many times that of it.
+#: The factor by which an op may enlarge the noise of its inputs.
 _GAIN = 10.0
 
-#: An output so many times farther apart than the inputs stands out.
+#: The least ratio of the errors of output and inputs that stands out.
 STANDS_OUT = 10.0
 
-#: By statistics it has to be so many times that: those of an input show between all and a hundredth of its distance. Of
+#: By statistics the ratio has to be larger by this: those of an input show between all and a hundredth of its error. Of
 #: 2,400 outputs of ops behind a planted fault or another seed, whole tensors show 5.5 times as the most, statistics 24.
 _UNSURE = 10.0
 
-#: An output whose inputs are apart by noise alone has a difference of its own from so many times the noise on.
+#: The least ratio of error and noise at which an output, whose inputs differ by noise at most, has made a difference.
 IS_MADE = 4.0
 
-#: Adaptive optimizers move elements whose gradients are zero but for rounding as far as others: so much of an update is
-#: noise where its gradient is not equal bit by bit.
+#: The share of an update that is noise where its gradient is not equal bit by bit: adaptive optimizers move elements
+#: whose gradients are zero but for rounding as far as others.
 _OF_UPDATES = 0.02
 
-#: What counts where it is known that two tensors differ, and not how far: more than any relative error.
+#: The error of two tensors that are known to differ, and not how far: more than any relative error.
 _UNKNOWN = 4.0
 
-#: Larger errors count as this: statistics give such of a tensor whose squares no float64 can hold.
+#: The largest error that counts: statistics give larger ones of a tensor whose squares no float64 can hold.
 _LARGEST = 1e12
 
 _SMALLEST = 1e-12
@@ -40,15 +40,15 @@ _SMALLEST = 1e-12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
-    """What is said of each pair, in the order of execution."""
+    """What is concluded of each pair, in the order of use."""
 
     is_beyond: Bools  # its difference is more than noise, and it may be blamed
     is_beyond_as_copy: Bools  # its difference is more than noise, and that of the op that returned the tensor
-    score: Numbers  # how many times larger than what it has inherited, or than the noise of its own if that is more
-    is_beyond_inputs: Bools  # its inputs are apart by more than noise
+    score: Numbers  # its error over that of its inputs, or over the noise of its own if that is more
+    is_beyond_inputs: Bools  # its inputs differ by more than noise
     least: Column  # the code in VERDICTS of EQUAL, NOISE or ABSORBED; -1 where nothing was compared
-    is_over: Bools  # its difference is more than the noise of its own
-    given: Numbers  # how far its inputs are apart
+    is_over_noise: Bools  # its difference is more than the noise of its own
+    input_error: Numbers  # the error of its inputs
     noise: Numbers  # the noise of its own
     own: Numbers  # the same, and of updates what an optimizer makes of gradients that are noise
     is_estimated: Bools  # its difference comes from statistics or samples
@@ -66,80 +66,73 @@ class Ranking:
             self,
             is_beyond=self.is_beyond & ~absorbed,
             is_beyond_as_copy=self.is_beyond_as_copy & ~absorbed,
-            is_over=self.is_over & ~absorbed,
+            is_over_noise=self.is_over_noise & ~absorbed,
             least=np.where(absorbed, VERDICTS.index(ABSORBED), self.least),
         )
 
     def find_verdicts(self, first: int | None) -> Column:
-        """Returns the code in VERDICTS of what is said of each pair.
+        """Returns the code in VERDICTS for each pair.
 
-        What differs in front of the first pair that made a difference is rounding, which adds up. What differs behind
-        it is a consequence, also where it is as little as that: who was given such inputs has made nothing by returning
-        what is about as far apart, and has amplified them by returning what is many times as far apart.
+        What differs before the first pair that made a difference is rounding, which adds up. What differs behind it is
+        a consequence, however small: an op with such inputs has made nothing if its output has about their error, and
+        has amplified them if its output has many times that.
 
         Args:
             first: the pair that made the difference, as `choose_first` returns it.
         """
         is_behind = np.arange(len(self.score)) > (len(self.score) if first is None else first)
-        is_beyond = self.is_beyond | (is_behind & self.is_over)
-        has_given = np.where(is_behind, self.given > self.own, self.is_beyond_inputs)
-        is_unsure = is_behind & self.is_estimated & (self.given > 0)
+        is_beyond = self.is_beyond | (is_behind & self.is_over_noise)
+        inputs_differ = np.where(is_behind, self.input_error > self.own, self.is_beyond_inputs)
+        is_unsure = is_behind & self.is_estimated & (self.input_error > 0)
         stands_out = self.is_beyond & (self.score >= np.where(is_unsure, STANDS_OUT * _UNSURE, STANDS_OUT))
         stands_out &= ~(is_behind & self.is_partial)
         if first is not None:
             stands_out[first] = True
         kind = np.where(self.is_known, VERDICTS.index(MADE), VERDICTS.index(SEEN))
-        kind[has_given] = VERDICTS.index(AMPLIFIED)
-        kind[has_given & (self.score < STANDS_OUT)] = VERDICTS.index(GROWN)
-        kind[self.is_source & ~has_given] = VERDICTS.index(SOURCE)
+        kind[inputs_differ] = VERDICTS.index(AMPLIFIED)
+        kind[inputs_differ & (self.score < STANDS_OUT)] = VERDICTS.index(GROWN)
+        kind[self.is_source & ~inputs_differ] = VERDICTS.index(SOURCE)
         verdicts = np.where(is_beyond | self.is_beyond_as_copy, VERDICTS.index(INHERITED), self.least)
         return np.where(stands_out, kind, verdicts).astype(np.int8)
 
 
-def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) -> Ranking:
-    """Returns which differences are more than noise, and how far each stands out from what its inputs were.
-
-    Args:
-        errors: the difference of each pair.
-        inherited: those of their inputs.
-        noise: what of the differences is noise.
-        are_judged: the pairs that may be blamed.
-    """
-    error, given = _make_finite(errors.error), _make_finite(inherited.error) * noise.gain
+def rank(errors: Errors, inputs: PairInputs, noise: Noise, may_be_blamed: Bools) -> Ranking:
+    """Returns which differences are more than noise, and how far each stands out from those of its inputs."""
+    error, input_error = _make_finite(errors.error), _make_finite(inputs.error) * noise.gain
     local = np.maximum(noise.local, errors.floor)
-    moves_noise = inherited.is_of_optimizer & (given > 0) & (noise.inherited > 0)
+    moves_noise = inputs.is_of_optimizer & (input_error > 0) & (noise.accumulated > 0)
     own = np.where(moves_noise, np.maximum(local, _OF_UPDATES), local)
-    is_beyond = are_judged & ~inherited.is_copy & (error > own + _GAIN * np.minimum(given, noise.inherited))
-    excused = np.maximum.accumulate(np.where(is_beyond | inherited.is_copy, 0.0, np.minimum(error, given)))
-    # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
-    is_certain = (
-        are_judged & errors.is_unequal & inherited.is_known & (inherited.error == 0) & ~inherited.is_copy
+    is_beyond = (
+        may_be_blamed & ~inputs.is_copy & (error > own + _GAIN * np.minimum(input_error, noise.accumulated))
     )
-    bound = np.maximum(noise.inherited, np.where(noise.inherited > 0, excused, 0.0))
-    is_more = are_judged & (error > own + _GAIN * np.minimum(given, bound))
+    excused = np.maximum.accumulate(np.where(is_beyond | inputs.is_copy, 0.0, np.minimum(error, input_error)))
+    is_certain = may_be_blamed & errors.is_unequal & inputs.is_known & (inputs.error == 0) & ~inputs.is_copy
+    # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
+    bound = np.maximum(noise.accumulated, np.where(noise.accumulated > 0, excused, 0.0))
+    is_more = may_be_blamed & (error > own + _GAIN * np.minimum(input_error, bound))
     return Ranking(
-        is_beyond=is_more & ~inherited.is_copy,
-        is_beyond_as_copy=is_more & inherited.is_copy,
+        is_beyond=is_more & ~inputs.is_copy,
+        is_beyond_as_copy=is_more & inputs.is_copy,
         # Sketches do not resolve less than their floor: that counts as noise only where as much is.
         score=np.fmax(
-            error / np.maximum(np.maximum(given, own), _SMALLEST),
+            error / np.maximum(np.maximum(input_error, own), _SMALLEST),
             np.where(is_certain & (noise.local < errors.floor), IS_MADE, 0.0),
         ),
-        is_beyond_inputs=given > np.maximum(own, bound),
+        is_beyond_inputs=input_error > np.maximum(own, bound),
         least=np.where(
             errors.is_by(NOTHING),
             -1,
             np.where(errors.are_equal(), VERDICTS.index(EQUAL), VERDICTS.index(NOISE)),
         ),
-        is_over=error > local,
+        is_over_noise=error > local,
         noise=local,
-        given=given,
+        input_error=input_error,
         own=own,
         is_estimated=errors.is_by(STATISTICS) | errors.is_by(SAMPLES),
-        is_known=inherited.is_known,
-        is_partial=inherited.is_partial,
-        is_source=inherited.is_source,
-        is_amplified=are_judged & (error > _GAIN * np.maximum(noise.plain, local / noise.gain)),
+        is_known=inputs.is_known,
+        is_partial=inputs.is_partial,
+        is_source=inputs.is_source,
+        is_amplified=may_be_blamed & (error > _GAIN * np.maximum(noise.uncancelled, local / noise.gain)),
         is_certain=is_certain,
     )
 
@@ -151,16 +144,16 @@ def _make_finite(error: Numbers) -> Numbers:
 
 
 def merge_rankings(rankings: Sequence[Ranking], order: Rows) -> Ranking:
-    """Returns what is said of several lists of pairs, of which all together are put in an order."""
+    """Returns the rankings of several lists of pairs as one, in the given order of all pairs."""
     return Ranking(**columns_at(Ranking(**join_columns(rankings)), order))
 
 
 def choose_first(ranking: Ranking) -> int | None:
     """Returns the pair that made the difference; None if nothing differs by more than noise.
 
-    It is the first in time that stands out from inputs without a difference, or half as far as the farthest.
-    Half is meant in powers of ten. So a difference of a few times the noise does not hide one of a thousand times that
-    comes later; and one of a thousand times stays the first where it is amplified later.
+    It is the first pair that stands out from inputs without a difference, or by at least the root of the largest score.
+    So a difference of a few times the noise does not hide a later one of a thousand times, and one of a thousand times
+    stays the first where it is amplified later.
     """
     rows = np.flatnonzero(ranking.is_beyond)
     if not len(rows):
@@ -170,13 +163,13 @@ def choose_first(ranking: Ranking) -> int | None:
     return int(rows[is_made | (scores >= np.sqrt(scores.max()))][0])
 
 
-def choose_certain(ranking: Ranking, are_results: Bools) -> tuple[int, int] | None:
-    """Returns the pair with the first difference that is no chance, and the result that it has become large in.
+def choose_cancelling(ranking: Ranking, are_results: Bools) -> tuple[int, int] | None:
+    """Returns the first pair whose bits differ while those of its inputs do not, and the result that shows it enlarged.
 
-    A difference below the noise is a place only where summands cancel behind it, so that a result shows much of it.
+    A difference below the noise is blamed only where summands cancel behind it, so that a result shows much of it.
 
     Args:
-        ranking: what is said of each pair, none of which made a difference beyond noise.
+        ranking: of pairs, none of which made a difference beyond noise.
         are_results: which of them are what models return.
     """
     amplified = np.flatnonzero(are_results & ranking.is_amplified)
@@ -187,7 +180,7 @@ def choose_certain(ranking: Ranking, are_results: Bools) -> tuple[int, int] | No
 
 
 def first_of_each(verdicts: Column, step: Column, phase: Column) -> Rows:
-    """Returns the pair of each step and phase that made a difference first, or else is the first with one."""
+    """Returns the pair of each step and phase that made a difference first, or else the first that has one."""
     rows = np.flatnonzero(verdicts >= VERDICTS.index(INHERITED))
     keys = step[rows].astype(np.int64) * 8 + phase[rows]
     order = np.lexsort((verdicts[rows] == VERDICTS.index(INHERITED), keys))

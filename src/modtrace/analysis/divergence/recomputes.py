@@ -6,105 +6,101 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
-from ..tables.columns import Column, Rows
-from ..tables.measured import read_measured
+from ..tables.columns import Column, Rows, columns_at
 from ..tables.placement import ModuleName
+from ..tables.run import RunTables
 from .answer import FIRST
 from .errors import find_errors
-from .inherited import find_inherited, order_by_use
 from .noise import assume_noise, find_cancellation, give_noise
-from .pairs import Compared, ComparedSide, is_uninitialized
+from .pair_inputs import PairInputs, find_inputs, order_by_use
+from .paired_run import PairedRun, is_uninitialized
+from .pairs import ComparedPairs
 from .ranking import rank
 
 
 def compare_recomputed(
-    run: ComparedSide,
+    tables: RunTables,
     pairs: Rows,
     recompute_of: str,
     modules: Mapping[ModuleName, ModuleName],
     tolerance: float | None,
-) -> tuple[Compared, Numbers]:
-    """Returns what is found out of the recomputed tensors, and what every row of `values` has inherited of that.
+) -> tuple[ComparedPairs, Numbers]:
+    """Returns what is known of the recomputed tensors, and the error that every row of `values` has from that.
 
     Args:
-        run: the recording.
-        pairs: a row of `values` of a recompute, and that of its forward.
+        tables: the recording.
+        pairs: (n, 2): a row of `values` of a recompute, and that of its forward.
         recompute_of: which of the two recordings it is.
-        modules: the names by which modules are told; of those that are not among them it is their own.
+        modules: the names by which modules are shown; of those that are not among them it is their own.
         tolerance: the relative error that is noise; None: rounding is assumed.
     """
-    side = run.side
-    pairs = pairs[~is_uninitialized(run, pairs[:, 0])]
-    pairs = pairs[order_by_use(side, pairs[:, 0])]
-    rows = pairs[:, 0]
-    again, first = read_measured(side.data, rows), read_measured(side.data, pairs[:, 1])
-    errors = find_errors(first, again)
-    every = np.arange(len(side.values.step))
-    every = every[order_by_use(side, every)]
-    of_row = np.zeros(len(every))  # all other tensors are themselves
+    pairs = pairs[~is_uninitialized(tables, pairs[:, 0])]
+    pairs = pairs[order_by_use(tables, pairs[:, 0])]
+    rows, forward = pairs.T
+    no_op = np.zeros(len(tables.ops.name) + 1, bool)
+    names = tuple(modules.get(name, name) for name in tables.names)
+    run = PairedRun(tables=replace(tables, names=names), rows=rows, is_unpaired=no_op)
+    run_b = PairedRun(tables=tables, rows=forward, is_unpaired=no_op)
+    errors = find_errors(run_b.measured, run.measured)
+    all_rows = order_by_use(tables, np.arange(len(tables.values.step)))
+    of_row = np.zeros(len(all_rows))  # all other tensors are themselves
     of_row[rows] = errors.error
-    inherited = find_inherited(side, every, of_row[every])
-    given = np.empty(len(every))
-    given[every] = inherited.error
-    place = np.argsort(every)[rows]
+    inputs = find_inputs(PairedRun(tables=tables, rows=all_rows, is_unpaired=no_op), of_row[all_rows])
+    recompute_error = np.empty(len(all_rows))
+    recompute_error[all_rows] = inputs.error
+    inputs = PairInputs(**columns_at(inputs, np.argsort(all_rows)[rows]))
+    inputs.through[:] = -1
     if tolerance is None:
-        noise = assume_noise(first, again, find_cancellation(side, rows, again))
+        noise = assume_noise(run_b.measured, run.measured, find_cancellation(run))
     else:
         noise = give_noise(tolerance, len(rows))
-    mine = replace(inherited.take(place), through=np.full(len(rows), -1))
-    return Compared(
-        side=replace(side, names=tuple(modules.get(each, each) for each in side.names)),
-        other=side,
+    return ComparedPairs(
+        a=run,
+        b=run_b,
         modules={},
-        partner=np.full(len(side.ops.name), -1, np.int64),
-        alone=(none_alone := np.zeros(len(side.ops.name) + 1, bool)),
-        alone_b=none_alone,
-        a=again,
-        b=first,
+        partner=np.full(len(tables.ops.name), -1, np.int64),
         errors=errors,
-        inherited=mine,
+        inputs=inputs,
         noise=noise,
-        ranking=rank(errors, mine, noise, np.ones(len(rows), bool)),
-        misfits=pairs[:0],
+        ranking=rank(errors, inputs, noise, np.ones(len(rows), bool)),
+        resized=pairs[:0],
         recompute_of=recompute_of,
-    ), given
+    ), recompute_error
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MergedPairs:
     """All pairs in the order of use."""
 
-    parts: Sequence[Compared]  # the pairs of the two recordings, and then those of recomputes
+    parts: Sequence[ComparedPairs]  # the pairs of the two recordings, and then those of recomputes
     order: Rows  # of the pairs of all parts one after the other
 
     def collect(self, columns: Sequence[Column]) -> Column:
         """Returns a column of all pairs from that of each part."""
         return np.concatenate(columns)[self.order]
 
-    def locate(self, at: int) -> tuple[int, int]:
-        """Returns the index of the part to which a pair belongs, and the place of the pair there."""
-        place = int(self.order[at])
-        begins = np.cumsum([0, *(len(each.errors) for each in self.parts)])
-        number = int(np.searchsorted(begins, place, side="right")) - 1
-        return number, place - int(begins[number])
+    def locate(self, pair: int) -> tuple[int, int]:
+        """Returns the index of the part to which a pair belongs, and its position in that."""
+        position = int(self.order[pair])
+        begins = np.cumsum([0, *(len(part.errors) for part in self.parts)])
+        number = int(np.searchsorted(begins, position, side="right")) - 1
+        return number, position - int(begins[number])
 
 
-def put_in_order(parts: Sequence[Compared]) -> MergedPairs:
+def put_in_order(parts: Sequence[ComparedPairs]) -> MergedPairs:
     """Returns the pairs of all parts in one order. A recompute comes before what its recording used next."""
     pairs, *recomputes = parts
-    places = [np.arange(len(pairs.errors)), *(_find_next(pairs, each) for each in recomputes)]
-    number = np.repeat(np.arange(len(parts)), [len(each) for each in places])
-    return MergedPairs(parts=parts, order=np.lexsort((-number, np.concatenate(places))))
+    positions = [np.arange(len(pairs.errors)), *(_find_next(pairs, part) for part in recomputes)]
+    number = np.repeat(np.arange(len(parts)), [len(of_part) for of_part in positions])
+    return MergedPairs(parts=parts, order=np.lexsort((-number, np.concatenate(positions))))
 
 
-def _find_next(pairs: Compared, recomputed: Compared) -> Rows:
+def _find_next(pairs: ComparedPairs, recomputed: ComparedPairs) -> Rows:
     """Returns of each recomputed tensor which pair its recording used next."""
     rows = (pairs.a if recomputed.recompute_of == FIRST else pairs.b).rows
-    every = np.concatenate([rows, recomputed.a.rows])
-    order = order_by_use(recomputed.other, every)
+    order = order_by_use(recomputed.b.tables, np.concatenate([rows, recomputed.a.rows]))
     is_pair = order < len(rows)
     behind = np.append(order[is_pair], len(rows))
-    number = np.cumsum(is_pair)  # of the pairs up to here
-    found = np.empty(len(every), np.int64)
-    found[order] = behind[number]
-    return found[len(rows) :]
+    following = np.empty(len(order), np.int64)
+    following[order] = behind[np.cumsum(is_pair)]
+    return following[len(rows) :]

@@ -1,6 +1,6 @@
 """Reads what an alignment needs of one recording, as columns."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,8 +34,8 @@ from .values import PlacedValues
 
 _BACKWARD = PHASES.index(BACKWARD)
 
-#: So many views in a row are looked through.
-_MOST_VIEWS = 4
+#: The largest number of views and copies in a row that are walked back.
+_MOST_VIEWS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -184,18 +184,36 @@ class RunTables:
         found[self.tensor_of_value[rows]] = rows
         return found
 
+    def read_by(self, op: int) -> Sequence[tuple[str, int]]:
+        """Returns the argument and the tensor of `flow` of each read of an op, in the order of its arguments."""
+        return self.flow.reads_by_op.get(op, ())
+
     @cached_property
-    def origin_of_read(self) -> Rows:
-        """The tensor that each read of `flow` is of, or of which what is read is a view or a copy."""
-        flow, is_plain = self.flow, np.append(self.ops.is_plain, False)
+    def view_of(self) -> Rows:
+        """The tensor of which each tensor of `flow` is a view or a copy; -1 for none."""
+        flow = self.flow
         first_read = np.full(len(flow.op_id), -1, np.int64)
         reads = np.flatnonzero(flow.find_reads_of_values(self.ops.are_named(OVERWRITES)))[::-1]
         first_read[flow.reader[reads]] = flow.read[reads]
-        tensor = flow.read
+        first_read[~self.ops.is_plain] = -1
+        return take(first_read, flow.tensors.producer)
+
+    def walk_views(self, tensor: int) -> list[int]:
+        """Returns a tensor, then those of which it is a view or a copy, up to one that was computed."""
+        walked = [tensor]
+        while (viewed := int(self.view_of[walked[-1]])) >= 0 and len(walked) <= _MOST_VIEWS:
+            walked.append(viewed)
+        return walked
+
+    @cached_property
+    def origin_of_read(self) -> Rows:
+        """The last tensor of `walk_views` of each read of `flow`."""
+        tensor = self.flow.read
         for _ in range(_MOST_VIEWS):
-            maker = flow.tensors.producer[tensor]
-            is_view = (maker >= 0) & is_plain[maker] & (take(first_read, maker) >= 0)
-            tensor = np.where(is_view, take(first_read, maker), tensor)
+            viewed = self.view_of[tensor]
+            if (viewed < 0).all():
+                break
+            tensor = np.where(viewed >= 0, viewed, tensor)
         return tensor
 
     def find_unread(self, among: Bools | None = None) -> Bools:

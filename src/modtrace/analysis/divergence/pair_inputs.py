@@ -1,0 +1,332 @@
+"""Computes how far apart the inputs of each compared tensor are, from the errors of what was computed before it."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES
+from ...recording.role import (
+    BUFFER,
+    INPUT,
+    OF_PARAMETERS,
+    OP_OUTPUT,
+    OPTIMIZER_STATE,
+    OUTPUT,
+    PARAMETER,
+    PARAMETER_GRAD,
+    UPDATE,
+)
+from ...recording.statistics.moments import Numbers
+from ..tables.calls import iterate_levels
+from ..tables.columns import Bools, Column, Rows, find_rows
+from ..tables.op_rules import UNINITIALIZED
+from ..tables.run import RunTables
+from .paired_run import PairedRun, find_op_inputs, find_tensors
+
+_FORWARD = PHASES.index(FORWARD)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairInputs:
+    """What each pair was computed from; pairs are in the order of use."""
+
+    error: Numbers  # the largest error of what it was computed from; 0 where nothing was
+    is_known: Bools  # all of that was compared; else `error` is of what was measured before it
+    is_partial: Bools  # what an op read was computed from what was not compared, too
+    through: Rows  # an unpaired op of the first recording, from which it comes; -1 for none
+    through_b: Rows  # the same of the second recording
+    is_source: Bools  # nothing was computed: a parameter, a buffer, an input
+    is_update: Bools  # by how much an optimizer changes a parameter, or from what it computes that
+    is_of_optimizer: Bools  # it is such, or an op of an optimizer returned it
+    is_copy: Bools  # another pair, of the op that returned it, has the same tensor
+
+
+def find_inputs_in_both(
+    runs: tuple[PairedRun, PairedRun], error: Numbers, absorbed: Bools, elsewhere: tuple[Numbers, Numbers]
+) -> PairInputs:
+    """Returns what each pair was computed from, also by unpaired ops of the second recording; see `find_inputs`."""
+    run, run_b = runs
+    inputs = find_inputs(run, error, absorbed, elsewhere[0])
+    if not run_b.is_unpaired.any():
+        return inputs
+    second = find_inputs(run_b, error, absorbed, elsewhere[1])
+    is_op = (run.op >= 0) & ~np.isnan(error)
+    group, group_b = (paired.tables.values.group[paired.rows] for paired in runs)
+    is_of_ops = np.isin(group, group[is_op]) & np.isin(group_b, group_b[is_op])
+    # What the second recording reads may be the output of an unpaired op, which a module returned. What was measured
+    # in front of it in only one of the runs is not what an unknown input comes from.
+    least, most = np.minimum(inputs.error, second.error), np.maximum(inputs.error, second.error)
+    return replace(
+        inputs,
+        error=np.where(inputs.is_known, most, np.where(second.is_known, second.error, least)),
+        through_b=second.through,
+        is_copy=~is_op & (is_of_ops | _are_inputs(run)),
+    )
+
+
+def find_inputs(
+    run: PairedRun, error: Numbers, absorbed: Bools | None = None, elsewhere: Numbers | float = np.nan
+) -> PairInputs:
+    """Returns what each pair was computed from in one recording.
+
+    Args:
+        run: the recording, with its rows in the order of `order_by_use`.
+        error: the error of each pair; NaN where nothing could be compared.
+        absorbed: the pairs that come to nothing, and so excuse nothing that is not known to read them.
+        elsewhere: the error of each tensor against what another op of the other recording has returned; NaN for none.
+    """
+    tables, rows, values = run.tables, run.rows, run.tables.values
+    is_op, is_leaf, is_input = values.is_of(OP_OUTPUT, rows=rows), _are_leaves(run), _are_inputs(run)
+    is_parameter = values.is_of(PARAMETER, rows=rows) & ~is_leaf
+    step, group = values.step[rows], values.group
+    excusing = error if absorbed is None else np.where(absorbed, 0.0, error)
+    before, earlier = _find_largest_earlier(step, group[rows], is_parameter, excusing)
+    # Where parameters were measured, they are what a step has of those before it.
+    left = np.where(np.isin(step, step[is_parameter]), 0.0, earlier)
+    is_update = values.is_of(OPTIMIZER_STATE, UPDATE, rows=rows)
+    inputs = PairInputs(
+        error=np.fmax(before, left),
+        is_known=np.zeros(len(rows), bool),
+        is_partial=np.zeros(len(rows), bool),
+        through=np.full(len(rows), -1, np.int64),
+        through_b=np.full(len(rows), -1, np.int64),
+        is_source=is_leaf | is_parameter,
+        is_update=is_update,
+        is_of_optimizer=is_update | (is_op & (values.phase[rows] == PHASES.index(OPTIMIZER))),
+        is_copy=_find_copies(group, rows, is_op & ~np.isnan(error), is_input),
+    )
+    inputs.error[inputs.is_source] = earlier[inputs.is_source]
+    inputs.is_known[inputs.is_source] = True
+    _add_parameters(inputs, tables, rows, error)
+    inside = _add_calls(inputs, tables, rows, error, left)
+    _add_module_inputs(inputs, tables, rows, error, inside)
+    outputs = values.is_of(OUTPUT, rows=rows)
+    of_parameters = _find_errors_of_parameters(tables, rows, error)
+    inputs.error[outputs] = np.fmax(inputs.error[outputs], of_parameters[outputs])
+    if len(tables.ops.name):
+        inputs.is_copy[is_input] = True  # an op has returned it, or it is a leaf
+        of_group = _find_errors_of_groups(group, rows, error, is_op, is_input)
+        _add_ops(inputs, run, of_group, before, elsewhere)
+    return inputs
+
+
+def _are_leaves(run: PairedRun) -> Bools:
+    """Returns which rows are of leaves as they were first read: what is measured again in a step was written to."""
+    values, rows = run.tables.values, run.rows
+    keys = values.site[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
+    order = np.lexsort((values.moment[rows], keys))
+    is_first = np.ones(len(rows), bool)
+    is_first[order[1:]] = np.diff(keys[order]) != 0
+    return np.asarray(~values.is_of(OP_OUTPUT, rows=rows) & (values.op[rows] >= 0) & is_first)
+
+
+def _are_inputs(run: PairedRun) -> Bools:
+    """Returns which rows are of inputs of modules that are no leaves."""
+    return np.asarray(run.tables.values.is_of(INPUT, rows=run.rows) & ~_are_leaves(run))
+
+
+def order_by_use(tables: RunTables, rows: Rows) -> Rows:
+    """Returns the order in which rows of `values` were used.
+
+    A parameter that was measured when the optimizer stepped is what the whole step used. What an op returned comes
+    before outputs of modules that are the same tensor.
+    """
+    values = tables.values
+    is_parameter = values.is_of(PARAMETER, rows=rows) & (values.op[rows] < 0)
+    return np.lexsort((values.op[rows] < 0, values.moment[rows], ~is_parameter, values.step[rows]))
+
+
+def _find_errors_of_groups(group: Rows, rows: Rows, error: Numbers, is_op: Bools, is_input: Bools) -> Numbers:
+    """Returns the error of each group of rows that share a tensor; NaN where none was compared.
+
+    It is that of what an op returned, if that was compared, and else of a module's output. A module may get another
+    tensor in the other recording, so its input says nothing of the op that returned it.
+    """
+    of_group = np.full(int(group.max(initial=-1)) + 1, np.nan)
+    np.fmax.at(of_group, group[rows[is_op]], error[is_op])
+    others = ~is_op & ~is_input & np.isnan(of_group[group[rows]])
+    np.fmax.at(of_group, group[rows[others]], error[others])
+    return of_group
+
+
+def _find_copies(group: Rows, rows: Rows, is_op: Bools, is_input: Bools) -> Bools:
+    """Returns which pairs are of a tensor that an op, or for an input anything else, has returned in another pair."""
+    has_op, has_more = np.zeros((2, int(group.max(initial=-1)) + 1), bool)
+    has_op[group[rows[is_op]]] = True
+    has_more[group[rows[~is_input]]] = True
+    return ~is_op & (has_op[group[rows]] | (is_input & has_more[group[rows]]))
+
+
+def _find_largest_earlier(
+    step: Column, order: Rows, is_parameter: Bools, error: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Returns the largest error before each pair in its step, and the largest one of earlier steps."""
+    order = np.where(is_parameter, -1, order)
+    rows = np.lexsort((order, step))
+    known = np.nan_to_num(error[rows], nan=0.0, posinf=np.inf)
+    new_step = np.append(True, step[rows][1:] != step[rows][:-1]) if len(rows) else np.empty(0, bool)
+    new_group = new_step | np.append(True, order[rows][1:] != order[rows][:-1])[: len(rows)]
+    before, earlier = np.zeros(len(rows)), np.zeros(len(rows))
+    before[rows] = _accumulate_largest(known, new_step, new_group)
+    earlier[rows] = _accumulate_largest(known, np.arange(len(rows)) == 0, new_step)
+    return before, earlier
+
+
+def _accumulate_largest(numbers: Numbers, resets: Bools, starts: Bools) -> Numbers:
+    """Returns the largest number since the last reset, of those in front of the run that began at the last start.
+
+    Args:
+        numbers: at least 0.
+        resets: where counting begins again.
+        starts: where runs begin; numbers of one run do not count for each other.
+    """
+    if not len(numbers):
+        return numbers
+    distinct, rank = np.unique(numbers, return_inverse=True)
+    part = np.cumsum(resets) - 1
+    highest = np.maximum.accumulate(part * len(distinct) + rank.reshape(-1))
+    start = np.maximum.accumulate(np.where(starts, np.arange(len(numbers)), 0))
+    largest = np.append(-1, highest[:-1])[start] - part * len(distinct)
+    return np.where(largest >= 0, distinct[np.maximum(largest, 0)], 0.0)
+
+
+def _add_parameters(inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers) -> None:
+    """Adds to parameters, and what their optimizer computes, the errors that the same parameter had before."""
+    of_parameters = np.flatnonzero(tables.values.is_of(*OF_PARAMETERS, rows=rows))
+    keys = name_parameters(tables, rows[of_parameters])
+    of_parameters = of_parameters[np.argsort(keys, kind="stable")]
+    is_new = np.append(True, np.diff(np.sort(keys)) != 0)[: len(keys)]
+    known = np.nan_to_num(error[of_parameters], nan=0.0, posinf=np.inf)
+    before = np.zeros(len(rows))
+    before[of_parameters] = _accumulate_largest(known, is_new, np.ones(len(keys), bool))
+    updated = tables.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows)
+    inputs.error[updated] = before[updated]
+    inputs.is_known[updated] = True
+    gradients = tables.values.is_of(PARAMETER_GRAD, rows=rows)  # some are kept from step to step
+    inputs.error[gradients] = np.fmax(inputs.error[gradients], before[gradients])
+
+
+def name_parameters(tables: RunTables, rows: Rows) -> Rows:
+    """Returns a number for the parameter that each row is of, or that an optimizer has updated."""
+    values = tables.values
+    names = [slot.partition(".")[0].partition("[")[0] for slot in values.slots]
+    codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+    code = np.array([*(codes[name] for name in names), 0])[values.slot[rows]]
+    return np.asarray(values.place[rows].astype(np.int64) * len(names) + code)
+
+
+def _add_calls(inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers, left: Numbers) -> Numbers:
+    """Gives outputs of modules the errors of what ran before their calls in the same caller, and inside of them.
+
+    Returns:
+        The largest error inside of each call. `left` is the largest error of earlier steps.
+    """
+    calls, parent, values = tables.calls, tables.calls.calls.parent, tables.values
+    is_forward = (values.call[rows] >= 0) & (values.phase[rows] == _FORWARD)
+    outputs = np.flatnonzero(is_forward & values.is_of(OUTPUT, rows=rows))
+    call = values.call[rows[outputs]]
+    of_call, before, inside = np.zeros((3, len(parent)))
+    np.fmax.at(of_call, call, np.nan_to_num(error[outputs], nan=0.0, posinf=np.inf))
+    has_parent = np.flatnonzero(parent >= 0)
+    np.fmax.at(inside, parent[has_parent], of_call[has_parent])
+    for level in iterate_levels(parent):
+        level = level[calls.calls.phase[level] == _FORWARD]
+        above = np.where(parent[level] >= 0, parent[level], -1 - calls.step[level])
+        order = np.lexsort((calls.calls.start_ns[level], above))
+        level, above = level[order], above[order]
+        is_new = np.append(True, above[1:] != above[:-1])[: len(level)]
+        largest = _accumulate_largest(of_call[level], is_new, np.ones(len(level), bool))
+        before[level] = np.fmax(largest, np.where(parent[level] >= 0, before[parent[level]], 0.0))
+    inputs.error[outputs] = np.fmax(np.fmax(before[call], inside[call]), left[outputs])
+    return inside
+
+
+def _find_errors_of_parameters(tables: RunTables, rows: Rows, error: Numbers) -> Numbers:
+    """Returns of each pair the largest error of the parameters of its module in its step; 0 without any."""
+    place, step = tables.values.place[rows].astype(np.int64), tables.values.step[rows].astype(np.int64)
+    keys = place << 32 | step
+    parameters = np.flatnonzero(tables.values.is_of(PARAMETER, rows=rows) & (place >= 0))
+    return find_largest(
+        keys[parameters], np.nan_to_num(error[parameters], nan=0.0, posinf=np.inf), keys, none=0.0
+    )
+
+
+def find_largest(keys: Rows, numbers: Numbers, wanted: Rows, *, none: float) -> Numbers:
+    """Returns the largest of the numbers of each key that is wanted; `none` where it has no number."""
+    distinct, which = np.unique(keys, return_inverse=True)
+    largest = np.full(len(distinct) + 1, none)
+    np.fmax.at(largest, which.reshape(-1), numbers)
+    return largest[find_rows(distinct, wanted)]
+
+
+def _add_module_inputs(
+    inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers, inside: Numbers
+) -> None:
+    """Gives outputs of calls the errors of their recorded inputs, and of what is inside of them."""
+    call = tables.values.call[rows]
+    of_call = np.full(len(inside) + 1, np.nan)
+    is_input = tables.values.is_of(INPUT, rows=rows) & (call >= 0)
+    np.fmax.at(of_call, call[is_input], error[is_input])
+    outputs = np.flatnonzero(tables.values.is_of(OUTPUT, rows=rows) & ~np.isnan(of_call[call]))
+    inputs.error[outputs] = np.fmax(of_call[call[outputs]], inside[call[outputs]])
+    inputs.is_known[outputs] = True
+
+
+def _add_ops(
+    inputs: PairInputs, run: PairedRun, of_group: Numbers, before: Numbers, elsewhere: Numbers | float
+) -> None:
+    """Gives what ops returned the errors of what they read. `before` is the largest error before each pair."""
+    tables, rows = run.tables, run.rows
+    values, flow, producer, group = (
+        tables.values,
+        tables.flow,
+        tables.flow.tensors.producer,
+        tables.values.group,
+    )
+    outputs = np.flatnonzero(tables.tensor_of_value >= 0)
+    of_tensor = np.full(len(producer), np.nan)
+    np.fmax.at(of_tensor, tables.tensor_of_value[outputs], of_group[group[outputs]])
+    if run.is_unpaired.any():
+        of_view = _find_errors_of_returned(tables, rows, of_group[group[rows]])
+        of_tensor = np.where(np.isnan(of_tensor), of_view, of_tensor)
+    of_tensor[(producer >= 0) & tables.ops.are_named(UNINITIALIZED)[producer]] = 0.0
+    is_leaf = ~values.is_of(OP_OUTPUT) & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER))
+    leaves = np.flatnonzero(is_leaf)
+    of_read = _find_errors_of_reads(tables, leaves, of_group[group[leaves]])
+    of_tensor = np.where(np.isnan(elsewhere), of_tensor, elsewhere)
+    op_inputs = find_op_inputs(flow, run.is_unpaired, of_tensor, of_read)
+    # Where ops show who made what, a module is blamed only for more than all before it.
+    computed = np.flatnonzero(~inputs.is_source & ~inputs.is_update)
+    inputs.error[computed] = np.fmax(inputs.error[computed], before[computed])
+    computed = computed[run.maker[computed] >= 0]
+    op = run.maker[computed]
+    is_of_known = ~np.isnan(op_inputs.error[op]) | op_inputs.is_known[op]
+    computed, op = computed[is_of_known], op[is_of_known]
+    inputs.is_known[computed] = op_inputs.is_known[op]
+    unknown = np.where(inputs.is_known[computed], 0.0, before[computed])
+    inputs.error[computed] = np.fmax(np.nan_to_num(op_inputs.error[op], nan=0.0, posinf=np.inf), unknown)
+    inputs.through[computed], inputs.is_partial[computed] = op_inputs.through[op], op_inputs.is_partial[op]
+
+
+def _find_errors_of_returned(tables: RunTables, rows: Rows, error: Numbers) -> Numbers:
+    """Returns the error of each tensor, maybe a view, that a module without others inside returned; NaN for others."""
+    is_innermost = ~np.isin(tables.values.call[rows], tables.calls.calls.parent)
+    returned = np.flatnonzero(tables.values.is_of(OUTPUT, rows=rows) & ~np.isnan(error) & is_innermost)
+    tensor = find_tensors(tables, rows[returned], np.ones(len(returned), bool))
+    of_tensor = np.full(len(tables.flow.tensors), np.nan)
+    np.fmax.at(of_tensor, tensor[tensor >= 0], error[returned[tensor >= 0]])
+    return of_tensor
+
+
+def _find_errors_of_reads(tables: RunTables, leaves: Rows, errors: Numbers) -> Numbers:
+    """Returns the error of each read of a parameter, buffer, input or constant, from what was measured in its step."""
+    values, flow = tables.values, tables.flow
+    keys = values.site_id[leaves].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
+    site, step = flow.tensors.site_id[flow.read], tables.ops.step[flow.reader]
+    wanted = np.where(site >= 0, site.astype(np.int64) << 32 | step.astype(np.int64), -1)
+    # What was measured behind an op of forward may have been written to since, as the averages of a norm.
+    is_leaf = (values.op[leaves] >= 0) & (values.phase[leaves] == _FORWARD)
+    early = is_leaf | values.is_of(PARAMETER, rows=leaves)
+    before = find_largest(keys[early], errors[early], wanted, none=np.nan)
+    is_later = (tables.ops.phase[flow.reader] != _FORWARD) | np.isnan(before)
+    return np.where(is_later, find_largest(keys, errors, wanted, none=np.nan), before)
