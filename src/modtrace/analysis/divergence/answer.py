@@ -5,19 +5,18 @@ from typing import Any
 
 from ..tables.columns import ArrowTable
 
-#: What is known of how a difference came up.
+# What is known of how a difference came up.
 SOURCE = "source"  # a parameter, a buffer or an input differs: nothing was computed
 MADE = "made"  # equal inputs gave unequal outputs
-AMPLIFIED = "amplified"  # the output is several times farther apart than the inputs
+AMPLIFIED = "amplified"  # the error of the output is several times that of the inputs
 SEEN = "seen"  # it was seen here first, and the inputs were not compared
 GROWN = "grown"  # nothing stands out: small differences added up
 
-#: What is said of each compared tensor: its difference is none, noise, gone in all that is computed from it, as that of
-#: its inputs, or one of the above.
+# The verdicts on compared tensors, besides these.
 EQUAL = "equal"
 NOISE = "noise"
-ABSORBED = "absorbed"
-INHERITED = "inherited"
+ABSORBED = "absorbed"  # the difference is gone in all that is computed from it
+INHERITED = "inherited"  # the error is about that of the inputs
 VERDICTS = (EQUAL, NOISE, ABSORBED, INHERITED, SOURCE, MADE, AMPLIFIED, SEEN, GROWN)
 
 # The two recordings.
@@ -64,9 +63,7 @@ class Divergence:
     leads_to: str | None
     source_line: str | None
     arguments: tuple[str, ...]  # of the op, that are no tensors and differ: `eps 1e-05 against 0.001`
-    operands: tuple[
-        str, ...
-    ]  # which tensors it reads that are others and differ, as a weight of another name
+    operands: tuple[str, ...]  # tensors that it reads that are others and differ, as a weight of another name
     a: str  # what was measured: `float32[4, 8], -1 .. 1`
     b: str
     largest: float | None = None  # of whole tensors: the largest absolute difference,
@@ -75,7 +72,7 @@ class Divergence:
     cosine: float | None = None
     close_share: float | None = None  # of the elements within a thousandth
     ulps: float | None = None
-    #: Of a parameter: the last step in which it was apart by noise at most. Its optimizer has made the difference.
+    #: Of a parameter: the last step in which it differed by noise at most. Its optimizer has made the difference.
     updated_since: int | None = None
     #: How many of the parameters, or of updates, of that step differ now, and how many there are.
     updated: tuple[int, int] = (0, 0)
@@ -103,7 +100,7 @@ class OneSided:
     ops: tuple[Named, ...] = ()
     tensors: tuple[Named, ...] = ()  # what was measured
     harmless: int = (
-        0  # further rows: of wrappers, recomputes, views, copies and casts, and parts of joined tensors
+        0  # further rows: of wrappers, recomputes, views, copies, casts and parts of joined tensors
     )
 
     def __bool__(self) -> bool:
@@ -152,15 +149,11 @@ class Comparison:
     compared: int  # tensors
     equal: int  # of them: equal bit by bit, as far as it was measured
     within: int  # that differ, by no more than noise
-    absorbed: (
-        int  # that differ by more, and come to nothing: what both compute from them is equal, up to noise
-    )
+    absorbed: int  # that differ by more, while what both compute from them is equal, up to noise
     beyond: int  # that differ by more, and what is computed from them as well:
     inherited: int  # as their inputs do,
     made: int  # or on their own account, at the places of `divergences`
-    is_void: (
-        bool  # what the models return has other shapes, and most of what is inside of them: the inputs do
-    )
+    is_void: bool  # the inputs have other shapes: so has what the models return, and most of what is inside of them
     unmeasured: int  # aligned, and not compared: nothing was measured of both, or they are of other tensors
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
     by_ops: bool  # both recordings have what ops returned

@@ -1,16 +1,16 @@
-"""Tells how the environments of two recordings differ."""
+"""Compares the environments of two recordings: versions, device, command, settings."""
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...recording.meta import RunMeta
 
-#: At most so many differences are told one by one.
-_TOLD = 5
+#: The largest number of lines.
+_LINES = 5
 
 #: The flag that is no setting: where the random numbers of a run begin.
-SEED = "seed"
+_SEED = "seed"
 
 #: The number of characters that are shown of a value, and of those in front of the first difference.
 _SHOWN, _BEFORE = 60, 20
@@ -19,43 +19,34 @@ _SHOWN, _BEFORE = 60, 20
 def compare_environments(a: RunMeta, b: RunMeta, *, differ: bool) -> tuple[str, ...]:
     """Returns at most five lines on what differs between two runs: often that explains all the rest.
 
-    Args:
-        a: one run.
-        b: the other.
-        differ: something in them differs. Else it does not matter that they have unequal seeds, as all runs have that
-            set none.
+    Unequal seeds, which all runs have that set none, are left out unless tensors of the runs `differ`.
     """
-    lines = list(_differences(a, b, differ))
-    if len(lines) <= _TOLD:
+    lines = list(_find_differences(a, b, differ))
+    if len(lines) <= _LINES:
         return tuple(lines)
-    rest = [line.partition(":")[0] for line in lines[_TOLD - 1 :]]
-    return (*lines[: _TOLD - 1], f"and {len(rest)} more: {', '.join(rest)}")
+    rest = [line.partition(":")[0] for line in lines[_LINES - 1 :]]
+    return (*lines[: _LINES - 1], f"and {len(rest)} more: {', '.join(rest)}")
 
 
-def _differences(a: RunMeta, b: RunMeta, differ: bool) -> Iterator[str]:
+def _find_differences(a: RunMeta, b: RunMeta, differ: bool) -> Iterator[str]:
     yield from _compare_mappings(a.versions, b.versions)
     yield from _compare("device", a.device, b.device)
     yield from _compare("command", shlex.join(a.argv), shlex.join(b.argv))
     yield from _compare("git commit", (a.git_commit or "")[:12], (b.git_commit or "")[:12])
     yield from _compare("rank", f"{a.rank} of {a.world_size}", f"{b.rank} of {b.world_size}")
     if a.flags is not None and b.flags is not None:
-        yield from _compare_flags(a.flags, b.flags, () if differ else (SEED,))
+        for name, flag in a.flags.items():  # a flag that one of the runs does not know is left out
+            if (differ or name != _SEED) and flag is not None and b.flags.get(name) is not None:
+                advice = "; torch.manual_seed() gives both the same" if name == _SEED else ""
+                yield from (line + advice for line in _compare(name, flag, b.flags[name]))
     yield from _compare_mappings(a.options, b.options, "recorded with ")
-
-
-def _compare_flags(a: Mapping[str, Any], b: Mapping[str, Any], unasked: Collection[str]) -> Iterator[str]:
-    """Yields what is set otherwise. A flag that one of the runs does not know is left out."""
-    for name in a:
-        if name not in unasked and a[name] is not None and b.get(name) is not None:
-            advice = "; torch.manual_seed() gives both the same" if name == SEED else ""
-            yield from (line + advice for line in _compare(name, a[name], b[name]))
 
 
 def _compare(name: str, a: Any, b: Any) -> Iterator[str]:
     if a != b:
-        one, other = (_to_text(each) for each in (a, b))
-        start = _find_shown(one, other)
-        yield f"{name}: {_cut(one, start)} / {_cut(other, start)}"
+        text, text_b = _to_text(a), _to_text(b)
+        start = _find_start(text, text_b)
+        yield f"{name}: {_cut(text, start)} / {_cut(text_b, start)}"
 
 
 def _compare_mappings(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -65,7 +56,7 @@ def _compare_mappings(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = 
 
 def _to_text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_to_text(each)}" for name, each in value.items())
+        return ", ".join(f"{name} {_to_text(part)}" for name, part in value.items())
     if isinstance(value, (list, tuple)):
         return "; ".join(map(_to_text, value))
     if isinstance(value, bool):
@@ -73,18 +64,16 @@ def _to_text(value: Any) -> str:
     return "none" if value is None or value == "" else str(value)
 
 
-def _find_shown(one: str, other: str) -> int:
-    """Returns from where on two texts are shown, so that where they begin to differ is in sight."""
-    if max(len(one), len(other)) <= _SHOWN:
+def _find_start(text: str, text_b: str) -> int:
+    """Returns from where on two texts are shown, so that their first difference is among the shown characters."""
+    if max(len(text), len(text_b)) <= _SHOWN:
         return 0
-    pairs = enumerate(zip(one, other, strict=False))
-    differ = next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
-    return max(differ - _BEFORE, 0) if differ > _SHOWN - _BEFORE else 0
+    pairs = enumerate(zip(text, text_b, strict=False))
+    common = next((index for index, (one, two) in pairs if one != two), min(len(text), len(text_b)))
+    return common - _BEFORE if common > _SHOWN - _BEFORE else 0
 
 
 def _cut(text: str, start: int) -> str:
-    """Returns as much of a text from `start` on as is shown."""
-    begin = "..." if start else ""
-    rest = text[start:]
-    room = _SHOWN - len(begin)
-    return begin + (rest if len(rest) <= room else f"{rest[: room - 3]}...")
+    """Returns what is shown of a text from `start` on."""
+    shown = f"...{text[start:]}" if start else text
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."

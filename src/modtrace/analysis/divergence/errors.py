@@ -118,9 +118,9 @@ def find_errors(
     errors.fill(HASHES, both_hashes & (a.hash == b.hash), 0.0)
     both = a.is_measured & b.is_measured
     errors.fill(SHAPES, ~same_size, np.inf)
-    for at in errors.find_open(a.has_tensor & b.has_tensor).tolist():
-        order = axes[permuted[at]] if permuted[at] >= 0 else (1, 0) if exchanged[at] else None
-        _set_tensors(errors, a, b, at, order, is_square=bool(square[at]))
+    for pair in errors.find_open(a.has_tensor & b.has_tensor).tolist():
+        order = axes[permuted[pair]] if permuted[pair] >= 0 else (1, 0) if exchanged[pair] else None
+        _set_tensors(errors, a, b, pair, order, is_square=bool(square[pair]))
     counts_differ = (a.stats.nan_count != b.stats.nan_count) | (a.stats.inf_count != b.stats.inf_count)
     errors.fill(NONFINITE, both & counts_differ, np.inf)
     error, floor = compare_statistics(a.stats, b.stats)
@@ -129,8 +129,8 @@ def find_errors(
         square & both & errors.is_by(SKETCHES) & (errors.error > _FAR) & (error < _NEAR)
     )
     errors.set(STATISTICS, are_turned, error[are_turned], floor[are_turned])
-    for at in errors.find_open(a.has_sample & b.has_sample & ~turned).tolist():
-        _set_sample(errors, a, b, at)
+    for pair in errors.find_open(a.has_sample & b.has_sample & ~turned).tolist():
+        _set_sample(errors, a, b, pair)
     rows = errors.find_open(both)
     errors.set(STATISTICS, rows, error[rows], floor[rows])
     errors.fill(HASHES, both_hashes, np.inf)
@@ -149,24 +149,24 @@ def _set_tensors(
     errors: Errors,
     a: ComparedRows,
     b: ComparedRows,
-    at: int,
+    pair: int,
     axes: tuple[int, ...] | None,
     *,
     is_square: bool,
 ) -> None:
     try:
-        difference = compare_tensors(a.tensor(at), b.tensor(at), axes=axes)
+        difference = compare_tensors(a.tensor(pair), b.tensor(pair), axes=axes)
         if is_square and difference is not None and difference.relative_l2 > _FAR:
-            turned = compare_tensors(a.tensor(at), b.tensor(at), axes=(1, 0))
+            turned = compare_tensors(a.tensor(pair), b.tensor(pair), axes=(1, 0))
             if turned is not None and turned.relative_l2 < _FAR * difference.relative_l2:
                 difference = turned
     except RecordingError:  # dropped, or its file is cut: what else was measured is compared
         return
     if difference is None:
         return
-    errors.details[at] = difference
-    errors.is_unequal[at] = difference.largest > 0
-    errors.set(TENSORS, np.array([at]), difference.relative_l2, 0.0)
+    errors.details[pair] = difference
+    errors.is_unequal[pair] = difference.largest > 0
+    errors.set(TENSORS, np.array([pair]), difference.relative_l2, 0.0)
 
 
 def _set_sketches(errors: Errors, a: ComparedRows, b: ComparedRows, rows: Rows) -> None:
@@ -184,17 +184,16 @@ def _set_sketches(errors: Errors, a: ComparedRows, b: ComparedRows, rows: Rows) 
         errors.set(SKETCHES, some[known], error[known], SKETCH_FLOOR)
 
 
-def _set_sample(errors: Errors, a: ComparedRows, b: ComparedRows, at: int) -> None:
-    first, second = a.sample(at), b.sample(at)
+def _set_sample(errors: Errors, a: ComparedRows, b: ComparedRows, pair: int) -> None:
+    first, second = a.sample(pair), b.sample(pair)
     if len(first) != len(second) or not len(first):
         return
     with np.errstate(all="ignore"):
-        apart = np.sqrt(np.mean(distances(first, second) ** 2))
-        size = max(_rms(first), _rms(second))
-        error = 0.0 if not apart else apart / size
+        distance = np.sqrt(np.mean(distances(first, second) ** 2))
+        error = 0.0 if not distance else distance / max(_rms(first), _rms(second))
     if np.isfinite(error):
-        of_statistics = compare_statistics(*(each.stats.take(np.array([at])) for each in (a, b)))[0][0]
-        errors.set(SAMPLES, np.array([at]), np.fmax(error, of_statistics), _SUM_FLOOR)
+        of_statistics = compare_statistics(*(rows.stats.take(np.array([pair])) for rows in (a, b)))[0][0]
+        errors.set(SAMPLES, np.array([pair]), np.fmax(error, of_statistics), _SUM_FLOOR)
 
 
 def _rms(numbers: Numbers) -> float:
@@ -215,7 +214,7 @@ def compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers
         )
         exact = np.fmax(low, high)
         summed = np.fmax(distances(a.mean, b.mean), distances(a.rms, b.rms)) / size
-    exact, summed = (np.where(np.isnan(each), 0.0, each) for each in (exact, summed))
+    exact, summed = (np.where(np.isnan(part), 0.0, part) for part in (exact, summed))
     is_empty: Counts = a.count == 0
     error = np.where(is_empty, 0.0, np.fmax(exact, summed))
     return error, np.where(error > exact, _SUM_FLOOR, 0.0)
@@ -248,10 +247,10 @@ def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment)
             errors.set(STATISTICS, parts, error, floor)
     errors.metric[np.isnan(errors.error)] = METRICS.index(NOTHING)
     errors.metric[np.isinf(errors.error)] = METRICS.index(NONFINITE)
-    for at in np.flatnonzero(one.has_tensor & other.has_tensor).tolist():
-        part_error = _compare_tensors(alignment, one, other, at)
+    for pair in np.flatnonzero(one.has_tensor & other.has_tensor).tolist():
+        part_error = _compare_tensors(alignment, one, other, pair)
         if part_error is not None:
-            errors.set(TENSORS, np.array([at]), part_error, 0.0)
+            errors.set(TENSORS, np.array([pair]), part_error, 0.0)
     return JoinedErrors(rows_a=rows_a, rows_b=rows_b, **vars(errors))
 
 
@@ -277,20 +276,20 @@ def _compare_together(
     return error[which], floor[which]
 
 
-def _compare_tensors(alignment: Alignment, one: ComparedRows, other: ComparedRows, at: int) -> float | None:
+def _compare_tensors(alignment: Alignment, one: ComparedRows, other: ComparedRows, pair: int) -> float | None:
     joined = alignment.joined
-    whole, part = (one, other) if joined.whole_in_a[at] else (other, one)
+    whole, part = (one, other) if joined.whole_in_a[pair] else (other, one)
     try:
-        raw_whole, raw_part = whole.tensor(at), part.tensor(at)
+        raw_whole, raw_part = whole.tensor(pair), part.tensor(pair)
     except RecordingError:
         return None
     numbers, own = to_numbers(raw_whole), to_numbers(raw_part)
     if numbers is None or own is None:
         return None
-    if joined.permuted[at] >= 0:
-        axes = alignment.axes[joined.permuted[at]]
+    if joined.permuted[pair] >= 0:
+        axes = alignment.axes[joined.permuted[pair]]
         own = own.transpose([*axes, *range(len(axes), own.ndim)])
-    dimension, offset = int(joined.dimension[at]), int(joined.offset[at])
+    dimension, offset = int(joined.dimension[pair]), int(joined.offset[pair])
     if dimension >= own.ndim or numbers.ndim != own.ndim:
         return None
     piece = np.take(

@@ -150,15 +150,14 @@ def find_norms(tables: RunTables) -> Numbers:
     """Returns the L2 norm of each tensor as an op returned it, or of a leaf when it was first read; NaN for none."""
     values, tensors = tables.values, tables.flow.tensors
     norm = values.stats.l2
-    found = np.full(len(tensors), np.nan)
+    of_tensor = np.full(len(tensors), np.nan)
     leaves = np.flatnonzero(~values.is_of(OP_OUTPUT) & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
     row = take(leaves, find_rows(values.site_id[leaves], tensors.site_id))
     is_leaf = (row >= 0) & (tensors.site_id >= 0)
-    found[is_leaf] = norm[row[is_leaf]]
-    outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
-    made = tables.tensor_of_value[outputs]
-    found[made[made >= 0]] = norm[outputs[made >= 0]]
-    return found
+    of_tensor[is_leaf] = norm[row[is_leaf]]
+    outputs = np.flatnonzero(tables.tensor_of_value >= 0)
+    of_tensor[tables.tensor_of_value[outputs]] = norm[outputs]
+    return of_tensor
 
 
 def find_kept(run: PairedRun, tensor: Rows, differs: Bools) -> Rows:
@@ -171,7 +170,9 @@ def find_kept(run: PairedRun, tensor: Rows, differs: Bools) -> Rows:
     """
     tables, rows = run.tables, run.rows
     values, calls, flow = tables.values, tables.calls.calls, tables.flow
-    at = np.flatnonzero(differs & (tensor >= 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
+    pairs = np.flatnonzero(
+        differs & (tensor >= 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0)
+    )
     last_inside = np.full(len(calls.parent) + 1, -1, np.int64)
     np.maximum.at(last_inside, tables.ops.call, tables.ops.order)
     for level in reversed([*iterate_levels(calls.parent)]):
@@ -179,7 +180,8 @@ def find_kept(run: PairedRun, tensor: Rows, differs: Bools) -> Rows:
     in_backward = tables.ops.phase[flow.reader] == PHASES.index(BACKWARD)
     last_read = np.full(len(flow.tensors), -1, np.int64)
     np.maximum.at(last_read, flow.read[~in_backward], tables.ops.order[flow.reader[~in_backward]])
-    return np.asarray(tensor[at[last_read[tensor[at]] <= last_inside[values.call[rows[at]]]]])
+    is_kept = last_read[tensor[pairs]] <= last_inside[values.call[rows[pairs]]]
+    return np.asarray(tensor[pairs[is_kept]])
 
 
 def find_module_outputs(tables: RunTables, rows: Rows) -> Rows:
@@ -201,9 +203,9 @@ def find_summands(tables: RunTables) -> Rows:
     is_summand = is_bias & ~is_backward[flow.reader] | (
         is_self & tables.ops.are_named(ADDS_PRODUCT)[flow.reader]
     )
-    found = np.full(len(flow.op_id), -1, np.int64)
-    found[flow.reader[is_summand]] = flow.read[is_summand]
-    return found
+    summand = np.full(len(flow.op_id), -1, np.int64)
+    summand[flow.reader[is_summand]] = flow.read[is_summand]
+    return summand
 
 
 def find_tensors(tables: RunTables, rows: Rows, wanted: Bools) -> Rows:
@@ -215,11 +217,11 @@ def find_tensors(tables: RunTables, rows: Rows, wanted: Bools) -> Rows:
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
     of_group = np.full(int(values.group.max(initial=-1)) + 1, -1, np.int64)
     of_group[values.group[outputs]] = tables.tensor_of_value[outputs]
-    found = of_group[values.group[rows]]
-    found = np.where(found < 0, _find_model_outputs(tables, rows), found)
-    at = np.flatnonzero(wanted & (found < 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
-    found[at] = _find_returned_views(tables, rows[at])
-    return found
+    tensor = of_group[values.group[rows]]
+    tensor = np.where(tensor < 0, _find_model_outputs(tables, rows), tensor)
+    views = np.flatnonzero(wanted & (tensor < 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0))
+    tensor[views] = _find_returned_views(tables, rows[views])
+    return tensor
 
 
 def _find_model_outputs(tables: RunTables, rows: Rows) -> Rows:
@@ -230,9 +232,9 @@ def _find_model_outputs(tables: RunTables, rows: Rows) -> Rows:
     }
     slot = np.array([*(codes.get(name, -1) for name in values.slots), -1])[values.slot[rows]]
     width = len(flow.slots)
-    at = find_rows(flow.returned.call * width + flow.returned.slot, values.call[rows] * width + slot)
+    row = find_rows(flow.returned.call * width + flow.returned.slot, values.call[rows] * width + slot)
     is_result = values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0) & (slot >= 0)
-    return np.where(is_result, take(flow.returned.tensor, at), -1)
+    return np.where(is_result, take(flow.returned.tensor, row), -1)
 
 
 def _find_returned_views(tables: RunTables, rows: Rows) -> Rows:

@@ -1,7 +1,8 @@
-"""Tells which kind of difference makes one tensor of the other: a factor, an offset, another order, a mask."""
+"""Finds a simple relation of two tensors that differ: a factor, an offset, another order, a mask."""
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import combinations
 from typing import NamedTuple
 
@@ -13,18 +14,20 @@ from ...recording.statistics.moments import Numbers
 from ..tables.measured import ComparedRows
 from .tensor_metrics import distances, norm_of, to_numbers
 
-#: What is left of a difference once it is explained is at most so much of the tensor, or four times the noise.
+#: The largest share of a tensor, or multiple of the noise, that a relation leaves unexplained.
 _LEFT = 1e-5
 _OF_NOISE = 4.0
 
-#: A kind explains a difference that is so many times as large as what is left of it.
+#: The least ratio of a difference and what a relation leaves of it.
 _EXPLAINS = 5.0
 
-#: A factor has a name if it is apart from it by so much at most.
+#: The largest relative difference of a factor and the number by which it is named.
 _OF_FACTORS = 1e-4
 
-#: Rows are shifted by so many at most, and larger tensors are not looked at for another order.
+#: The largest number of rows by which a tensor is shifted.
 _MOST_ROWS = 2
+
+#: The largest number of elements of a tensor that may have another order.
 _LARGEST = 2**24
 
 
@@ -36,36 +39,41 @@ class Relation(NamedTuple):
 
 
 def find_relation(
-    a: ComparedRows, b: ComparedRows, at: int, error: float, noise: float, sizes: Iterable[int]
+    a: ComparedRows, b: ComparedRows, pair: int, error: float, noise: float, sizes: Iterable[int]
 ) -> Relation | None:
-    """Returns which kind of difference a pair of tensors has; None if it is none that is known.
+    """Returns how a tensor comes from another one; None if none of the known relations explains their difference.
 
     Args:
         a: rows of one recording.
         b: as many rows of another.
-        at: the pair.
-        error: how far they are apart.
+        pair: the position of the tensor among these rows.
+        error: of the tensor.
         noise: how much of that is noise.
         sizes: sizes of axes that a factor may come from, besides those of the tensor.
     """
     left = max(_LEFT, _OF_NOISE * noise)
-    dtypes = a.dtypes[a.dtype[at]], b.dtypes[b.dtype[at]]
+    dtypes = a.dtypes[a.dtype[pair]], b.dtypes[b.dtype[pair]]
     if (
         not error > _EXPLAINS * left
-        or a.numel[at] != b.numel[at]
-        or a.numel[at] < 2
+        or a.numel[pair] != b.numel[pair]
+        or a.numel[pair] < 2
         or "complex" in "".join(dtypes)
     ):
         return None
-    sizes = dict.fromkeys([*(size for size in a.shape(at)), int(a.numel[at]), *sizes])
-    if a.has_tensor[at] and b.has_tensor[at]:
-        try:
-            one, other = to_numbers(a.tensor(at)), to_numbers(b.tensor(at))
-        except RecordingError:
-            one = other = None
-        if one is not None and other is not None and np.isfinite(one).all() and np.isfinite(other).all():
-            return _relate_tensors(one, other, left, sizes)
-    return _relate_statistics(a, b, at, left, sizes) if a.is_measured[at] and b.is_measured[at] else None
+    sizes = dict.fromkeys([*a.shape(pair), int(a.numel[pair]), *sizes])
+    if a.has_tensor[pair] and b.has_tensor[pair]:
+        with suppress(RecordingError):
+            first, second = to_numbers(a.tensor(pair)), to_numbers(b.tensor(pair))
+            if (
+                first is not None
+                and second is not None
+                and np.isfinite(first).all()
+                and np.isfinite(second).all()
+            ):
+                return _relate_tensors(first, second, left, sizes)
+    return (
+        _relate_statistics(a, b, pair, left, sizes) if a.is_measured[pair] and b.is_measured[pair] else None
+    )
 
 
 # Of whole tensors.
@@ -81,27 +89,25 @@ def _relate_tensors(a: Numbers, b: Numbers, left: float, sizes: Iterable[int]) -
     offset = float(np.mean(b - a))
     if norm_of(b - a - offset) <= most:
         return _name_offset(offset)
-    for kept, masked, whose in ((a, b, "the second run"), (b, a, "the first run")):
+    for kept, masked, run in ((a, b, "the second run"), (b, a, "the first run")):
         is_masked = (masked == 0) & (kept != 0)
         if is_masked.any() and not is_masked[kept != 0].all() and norm_of((b - a)[~is_masked]) <= most:
-            return Relation(
-                "masked", f"equal but for {is_masked.mean():.0%} of the elements, which {whose} has as 0"
-            )
+            text = f"equal but for {is_masked.mean():.0%} of the elements, which {run} has as 0"
+            return Relation("masked", text)
     return next(_find_orders(a, b, most), None) if a.size <= _LARGEST else None
 
 
 def _find_orders(a: Numbers, b: Numbers, most: float) -> Iterator[Relation]:
     for axis, size in enumerate(a.shape):
         for rows in range(1, min(_MOST_ROWS, size // 4) + 1):  # most of them have to be compared
-            for one, other, by in ((a, b, rows), (b, a, -rows)):
-                ahead = np.take(one, range(size - rows), axis)
-                if norm_of(np.take(other, range(rows, size), axis) - ahead) <= most and norm_of(ahead):
+            for before, behind, by in ((a, b, rows), (b, a, -rows)):
+                ahead = np.take(before, range(size - rows), axis)
+                if norm_of(np.take(behind, range(rows, size), axis) - ahead) <= most and norm_of(ahead):
                     yield Relation("shifted", f"the first run's, shifted by {by} along axis {axis}")
-    for one_axis, other_axis in combinations(range(a.ndim), 2):
-        turned = a.swapaxes(one_axis, other_axis)
-        is_turned = min(turned.shape[one_axis], turned.shape[other_axis]) > 1
-        if is_turned and norm_of(distances(turned.reshape(a.shape), b)) <= most:
-            yield Relation("transposed", f"the first run's with axes {one_axis} and {other_axis} exchanged")
+    for axis, axis_b in combinations(range(a.ndim), 2):
+        is_turned = min(a.shape[axis], a.shape[axis_b]) > 1
+        if is_turned and norm_of(distances(a.swapaxes(axis, axis_b).reshape(a.shape), b)) <= most:
+            yield Relation("transposed", f"the first run's with axes {axis} and {axis_b} exchanged")
     for axis in range(a.ndim):
         if a.ndim > 1 and np.array_equal(_sort_rows(a, axis), _sort_rows(b, axis)):
             yield Relation("permuted", f"the first run's in another order along axis {axis}")
@@ -118,25 +124,27 @@ def _sort_rows(numbers: Numbers, axis: int) -> Numbers:
 
 
 def _relate_statistics(
-    a: ComparedRows, b: ComparedRows, at: int, left: float, sizes: Iterable[int]
+    a: ComparedRows, b: ComparedRows, pair: int, left: float, sizes: Iterable[int]
 ) -> Relation | None:
-    one, other = (each.stats.take(np.array([at])) for each in (a, b))
+    stats, stats_b = (rows.stats.take(np.array([pair])) for rows in (a, b))
     first, second = (
-        np.array([float(getattr(each, name)[0]) for name in ("min", "max", "mean", "rms")])
-        for each in (one, other)
+        np.array([float(getattr(of, name)[0]) for name in ("min", "max", "mean", "rms")])
+        for of in (stats, stats_b)
     )
     if not (np.isfinite(first).all() and np.isfinite(second).all()) or not first[3] or first[0] == first[1]:
         return None
-    sketches = [each.sketches(np.array([at]))[0] if each.has_sketch[at] else None for each in (a, b)]
+    sketch, sketch_b = (
+        rows.sketches(np.array([pair]))[0] if rows.has_sketch[pair] else None for rows in (a, b)
+    )
     size = max(np.abs(first[:2]).max(), np.abs(second[:2]).max())
 
     def is_explained(expected: Numbers, factor: float, offset: float) -> bool:
         if np.abs(second - expected).max() > left * size:
             return False
-        if sketches[0] is None or sketches[1] is None:
+        if sketch is None or sketch_b is None:
             return True
-        made = factor * sketches[0] + offset * sketch_of_ones(int(a.numel[at]))
-        return float(np.linalg.norm(sketches[1] - made)) <= left * max(norm_of(sketches[1]), norm_of(made))
+        related = factor * sketch + offset * sketch_of_ones(int(a.numel[pair]))
+        return float(np.linalg.norm(sketch_b - related)) <= left * max(norm_of(sketch_b), norm_of(related))
 
     ratio = float(second[3] / first[3])
     if is_explained(ratio * first, ratio, 0.0) and abs(ratio - 1) > left:
@@ -158,22 +166,17 @@ def _name_offset(offset: float) -> Relation:
 
 
 def _name_factor(factor: float, left: float, sizes: Iterable[int]) -> Relation:
-    """Names a factor by the sizes that it may come from."""
+    """Returns a factor, by the name of the size from which it may come."""
     if abs(factor + 1) <= max(left, _OF_FACTORS):
         return Relation("sign", "the negative of the first run's")
     names = {2.0: ("2", ""), 0.5: ("1/2", "")}
     for size in (size for size in sizes if size > 1):
-        hint = f": {size} is a size here; a sum where the other takes a mean?"
-        names |= {
-            number: named
-            for number, named in {
-                float(size): (f"{size}", hint),
-                1 / size: (f"1/{size}", hint),
-                size**0.5: (f"sqrt({size})", f": {size} is a size here"),
-                size**-0.5: (f"1/sqrt({size})", f": {size} is a size here"),
-            }.items()
-            if number not in names
-        }
+        hint = f": {size} is a size here"
+        asks = f"{hint}; a sum where the other takes a mean?"
+        names.setdefault(float(size), (f"{size}", asks))
+        names.setdefault(1 / size, (f"1/{size}", asks))
+        names.setdefault(size**0.5, (f"sqrt({size})", hint))
+        names.setdefault(size**-0.5, (f"1/sqrt({size})", hint))
     for number, (name, hint) in names.items():
         if abs(abs(factor) - number) <= max(left, _OF_FACTORS) * number:
             return Relation("scale", f"{'-' if factor < 0 else ''}{name} x the first run's{hint}")

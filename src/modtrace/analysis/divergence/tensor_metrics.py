@@ -1,4 +1,4 @@
-"""Reads whole tensors of any dtype as numbers, without torch, and compares two of them element by element."""
+"""Compares whole tensors of any dtype element by element, without torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,7 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """How far two whole tensors are apart."""
+    """The difference of two whole tensors."""
 
     relative_l2: float  # of the difference, over the larger norm of the two; 0 if both are zero
     largest: float  # absolute difference
@@ -77,68 +77,55 @@ class TensorDifference:
 def compare_tensors(
     a: RawTensor, b: RawTensor, *, axes: tuple[int, ...] | None = None
 ) -> TensorDifference | None:
-    """Returns how far two tensors are apart; None if their shapes do not fit or a dtype is not known.
+    """Returns the difference of two tensors; None if their shapes do not fit or a dtype is not known.
 
-    Elements that are the same infinity or NaN in both count as equal.
-
-    Args:
-        a: one tensor.
-        b: the other one.
-        axes: how the dimensions of the second one are permuted first, as for `transpose`; None: not at all.
+    Elements that are the same infinity or NaN in both count as equal. The dimensions of the second tensor are permuted
+    by `axes` first, as for `transpose`.
     """
     first, second = to_numbers(a), to_numbers(b)
     if first is None or second is None:
         return None
     if axes is not None:
         second = second.transpose([*axes, *range(len(axes), second.ndim)])  # complex: the axis of parts stays
-    if first.shape != second.shape:
-        if first.size != second.size:
-            return None
-        second = second.reshape(first.shape)
-    return compare_numbers(first, second, coarser_dtype(a.dtype, b.dtype))
+    if first.size != second.size:
+        return None
+    return compare_numbers(first, second.reshape(first.shape), coarser_dtype(a.dtype, b.dtype))
 
 
 def coarser_dtype(a: str, b: str) -> str:
     """Returns the one of two dtypes that resolves fewer numbers."""
-    return max(a, b, key=lambda each: EPSILONS.get(each, 0.0))
+    return max(a, b, key=lambda dtype: EPSILONS.get(dtype, 0.0))
 
 
 def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
-    """Returns how far two arrays of one shape are apart.
-
-    Args:
-        a: the numbers of one.
-        b: the numbers of the other one.
-        dtype: the coarser of their dtypes.
-    """
+    """Returns the difference of two arrays of one shape; `dtype` is the coarser of their dtypes."""
     with np.errstate(all="ignore"):
-        apart = distances(a, b)
-    apart = np.where(np.isnan(apart), np.inf, apart)
-    if not apart.size:
+        distance = distances(a, b)
+    distance = np.where(np.isnan(distance), np.inf, distance)
+    if not distance.size:
         return TensorDifference(
             relative_l2=0.0, largest=0.0, where=(), pair=(0.0, 0.0), cosine=np.nan, close_share=1.0, ulps=None
         )
-    finite_a, finite_b = (np.where(np.isfinite(each), each, 0.0) for each in (a, b))
-    at = int(apart.argmax())
+    finite_a, finite_b = (np.where(np.isfinite(numbers), numbers, 0.0) for numbers in (a, b))
+    norm_a, norm_b = norm_of(finite_a), norm_of(finite_b)
+    farthest = int(distance.argmax())
     larger = np.maximum(np.abs(finite_a), np.abs(finite_b))
     ulp = ulp_of(larger, dtype)
     with np.errstate(all="ignore"):
-        ulps = None if ulp is None else float(np.max(apart / ulp))
+        ulps = None if ulp is None else float(np.max(distance / ulp))
     return TensorDifference(
-        relative_l2=_divide(norm_of(apart), max(norm_of(finite_a), norm_of(finite_b))),
-        largest=float(apart.flat[at]),
-        where=tuple(int(each) for each in np.unravel_index(at, a.shape)),
-        pair=(float(a.flat[at]), float(b.flat[at])),
-        cosine=_divide(
-            float(np.vdot(finite_a, finite_b)), norm_of(finite_a) * norm_of(finite_b), zero=np.nan
-        ),
-        close_share=float(np.mean(apart <= CLOSE * larger)),
+        relative_l2=_divide(norm_of(distance), max(norm_a, norm_b)),
+        largest=float(distance.flat[farthest]),
+        where=tuple(int(index) for index in np.unravel_index(farthest, a.shape)),
+        pair=(float(a.flat[farthest]), float(b.flat[farthest])),
+        cosine=_divide(float(np.vdot(finite_a, finite_b)), norm_a * norm_b, zero=np.nan),
+        close_share=float(np.mean(distance <= CLOSE * larger)),
         ulps=ulps,
     )
 
 
 def distances(a: Numbers, b: Numbers) -> Numbers:
-    """Returns how far the elements of two arrays are apart: 0 where both are NaN, or the same infinity."""
+    """Returns the absolute differences of two arrays: 0 where both are NaN, or the same infinity."""
     return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
 
 
