@@ -68,6 +68,7 @@ def test_reads_and_returns_are_those_of_the_rows(program: Program) -> None:
     returned = {op: [(slot, ids[row]) for slot, row in rows] for op, rows in flow.returns_by_op.items()}
     for op in range(len(flow.op_id)):
         assert read.get(op, []) == [(slot, tensor) for by, tensor, slot in program.reads if by == op]
+        assert flow.reads_of(op) == flow.reads_by_op.get(op, [])
         own = [(slot, tensor) for tensor, (by, slot) in program.made.items() if by == op]
         assert returned.get(op, []) == own
         first = int(flow.first_returned[op])

@@ -18,3 +18,10 @@ def test_origin_of_what_is_read_is_behind_views_and_copies_and_not_the_memory_th
     read = side.flow.reader == names.index("aten.exp.default")
     maker = side.flow.tensors.producer[side.origin_of_read[read]]
     assert [names[each] for each in maker.tolist()] == ["aten.tanh.default"]
+    walked = side.walk_views(int(side.flow.read[read][0]))
+    assert [names[side.flow.tensors.producer[tensor]] for tensor in walked] == [
+        "aten.view.default",
+        "aten.copy_.default",
+        "aten.transpose.int",
+        "aten.tanh.default",
+    ]

@@ -38,7 +38,7 @@ from .errors import METRICS, NOTHING
 from .names import explain_nothing, label, list_unmatched
 from .pairs import ComparedPairs, compare_pairs
 from .ranking import choose_cancelling, choose_first, first_of_each, merge_rankings
-from .recomputes import MergedPairs, compare_recomputed, put_in_order
+from .recomputes import MergedPairs, compare_recomputed, merge_pairs
 
 #: The largest number of places that are described one by one, and of those whose kind of difference is named.
 _DESCRIBED, _RELATED = 100, 10
@@ -112,7 +112,7 @@ def _build_answer(alignment: Alignment, parts: Sequence[ComparedPairs], allow_mi
     meta, meta_b = (run.tables.data.meta for run in (pairs.a, pairs.b))
     missing = list_unmatched(pairs.a.tables, alignment.missing, pairs.resized[:, 0])
     extra = list_unmatched(pairs.b.tables, alignment.extra, pairs.resized[:, 1])
-    merged = put_in_order(parts)
+    merged = merge_pairs(parts)
     ranking = merge_rankings([part.ranking for part in parts], merged.order)
     details, first = [Details(part) for part in parts], choose_first(ranking)
     cancelling = None

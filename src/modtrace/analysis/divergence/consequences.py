@@ -72,7 +72,7 @@ class Consequences:
         self._norm = find_norms(tables)
         np.fmax.at(self._norm, self._tensor[self._tensor >= 0], norm[self._tensor >= 0])
         self._is_elsewhere = ~np.isnan(elsewhere)
-        self._readers, self._read_by, self._ops = flow.readers, tables.read_by, tables.ops
+        self._readers, self._reads_of, self._ops = flow.readers, flow.reads_of, tables.ops
         is_read = np.zeros(len(flow.tensors), bool)
         is_read[flow.read] = True
         is_unread_workspace = tables.is_internal & ~is_read
@@ -212,7 +212,7 @@ class Consequences:
         """Yields what an op reads and differs, also through ops whose outputs were not compared."""
         waiting, seen = [op], {-1, op}
         while waiting and len(seen) < _MOST_BEFORE:
-            for _, tensor in self._read_by(waiting.pop()):
+            for _, tensor in self._reads_of(waiting.pop()):
                 pairs, producer = self._pairs[tensor], int(self._producer[tensor])
                 if len(pairs):
                     if (self._error[pairs] > IS_MADE * self._noise[pairs]).any():
@@ -284,7 +284,7 @@ class Consequences:
         """Returns the factor by which an op multiplies a tensor before it adds it, as `alpha` of an optimizer."""
         if not self._adds[op]:
             return 1.0
-        slots = {slot for slot, read in self._read_by(op) if read == tensor}
+        slots = {slot for slot, read in self._reads_of(op) if read == tensor}
         arguments = json.loads(self._ops.read_args(op) or "{}")
         factors = [arguments.get(name) for slot, name in _FACTORS.items() if slot in slots]
         return max((abs(factor) for factor in factors if isinstance(factor, int | float)), default=1.0)

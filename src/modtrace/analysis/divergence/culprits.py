@@ -88,14 +88,8 @@ class Culprits:
 
     def _key_of(self, culprit: Culprit) -> Key:
         tables, op = self._pairs.run(culprit.run).tables, culprit.op
-        place = _find_place(tables, op)
-        return (
-            self._pairs.recompute_of,
-            culprit.run,
-            place,
-            int(tables.ops.phase[op]),
-            int(tables.ops.name[op]),
-        )
+        phase, name = int(tables.ops.phase[op]), int(tables.ops.name[op])
+        return self._pairs.recompute_of, culprit.run, _find_place(tables, op), phase, name
 
     def _find_behind_equal(self, own: Culprit, noise: float) -> Culprit | None:
         """Returns the op behind the last tensors that are equal in both runs, of those that an op has read through.
@@ -106,9 +100,8 @@ class Culprits:
             return None
         a, b = self._pairs.a, self._pairs.b
         ops, ops_b = _find_unpaired_before(a, own.op), _find_unpaired_before(b, op_b)
-        for number, number_b in sorted(
-            product(range(len(ops)), range(len(ops_b))), key=lambda pair: (sum(pair), pair)
-        ):
+        numbers = product(range(len(ops)), range(len(ops_b)))
+        for number, number_b in sorted(numbers, key=lambda pair: (sum(pair), pair)):
             if self._are_equal(a.outputs[ops[number]], b.outputs[ops_b[number_b]], noise):
                 if number and number_b:
                     return None
@@ -132,11 +125,9 @@ def _find_unpaired_maker(run: PairedRun, pair: int, through: int) -> int:
 
 def find_unpaired_read(run: PairedRun, op: int) -> list[int]:
     """Returns the unpaired ops whose outputs an op reads, the ones behind the fewest views first."""
-    walks = sorted((run.tables.walk_views(tensor) for _, tensor in run.tables.read_by(op)), key=len)
-    makers = run.tables.flow.tensors.producer
-    return [
-        maker for maker in dict.fromkeys(int(makers[walk[-1]]) for walk in walks) if run.is_unpaired[maker]
-    ]
+    walks = sorted((run.tables.walk_views(tensor) for _, tensor in run.tables.flow.reads_of(op)), key=len)
+    makers = (int(run.tables.flow.tensors.producer[walk[-1]]) for walk in walks)
+    return [maker for maker in dict.fromkeys(makers) if run.is_unpaired[maker]]
 
 
 def _find_unpaired_before(run: PairedRun, op: int) -> list[int]:
@@ -152,7 +143,7 @@ def _find_unpaired_before(run: PairedRun, op: int) -> list[int]:
 def _find_rows_read(run: PairedRun, op: int) -> Rows:
     """Returns the rows of `values` of what the ops returned whose outputs an op reads."""
     flow = run.tables.flow
-    makers = {int(flow.tensors.producer[tensor]) for _, tensor in run.tables.read_by(op)}
+    makers = {int(flow.tensors.producer[tensor]) for _, tensor in run.tables.flow.reads_of(op)}
     return np.concatenate([np.empty(0, np.int64), *(run.outputs[maker] for maker in makers if maker >= 0)])
 
 

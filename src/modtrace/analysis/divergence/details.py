@@ -50,12 +50,9 @@ class Details:
         place = self._names.place_of_value(row)
         label_b = label(self._names_b.place_of_value(int(self._b.rows[pair])))
         relation = self._find_relation(pair) if with_relation else None
-        named = (
-            self._name_unpaired(culprit)
-            if culprit.is_unpaired
-            else (place, site["op"], site["op_nth"], site["nth"])
-        )
-        module, op, op_nth, call = named
+        module, op, op_nth, call = place, site["op"], site["op_nth"], site["nth"]
+        if culprit.is_unpaired:
+            module, op, op_nth, call = self._name_unpaired(culprit)
         metric = METRICS[int(pairs.errors.metric[pair])]
         low, high = error, error
         if metric == SKETCHES:

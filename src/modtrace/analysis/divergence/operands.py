@@ -54,11 +54,7 @@ class Operands:
     def find_turned(self, pair: int) -> str | None:
         """Returns how often the axes of what an op reads were turned: `mat1 behind t x1, transpose x1 against t x1`."""
         for slot, tensor, tensor_b in self._pair_reads(*self._find_ops(pair)):
-            turns, turns_b = (
-                ", ".join(f"{name} x{count}" for name, count in sorted(_count_turns(run, read).items()))
-                or "none"
-                for run, read in zip(self._runs, (tensor, tensor_b), strict=True)
-            )
+            turns, turns_b = _count_turns(self._a, tensor), _count_turns(self._b, tensor_b)
             if turns != turns_b:
                 return f"{slot} behind {turns} against {turns_b}"
         return None
@@ -70,7 +66,7 @@ class Operands:
     def find_sizes(self, op: int) -> list[int]:
         """Returns the sizes of the axes of what an op of the first recording reads."""
         shapes = self._a.tables.flow.tensors.table["shape"]
-        return [size for _, tensor in self._a.tables.read_by(op) for size in shapes[tensor].as_py()]
+        return [size for _, tensor in self._a.tables.flow.reads_of(op) for size in shapes[tensor].as_py()]
 
     def _find_ops(self, pair: int) -> tuple[int, int]:
         """Returns the ops of a pair; -1 where it is not of what an op returned."""
@@ -78,24 +74,21 @@ class Operands:
 
     def _pair_reads(self, op: int, op_b: int) -> Iterator[tuple[str, int, int]]:
         """Yields the arguments that both ops read, with their tensors in both runs, in the order of the first."""
-        reads_b = dict(self._b.tables.read_by(op_b))
-        for slot, tensor in self._a.tables.read_by(op):
+        reads_b = dict(self._b.tables.flow.reads_of(op_b))
+        for slot, tensor in self._a.tables.flow.reads_of(op):
             if slot in reads_b:
                 yield slot, tensor, reads_b[slot]
 
     def _compare_arguments(self, op: int, op_b: int) -> tuple[str, ...]:
-        args, args_b = (
-            run.tables.ops.read_args(row) for run, row in zip(self._runs, (op, op_b), strict=True)
-        )
+        args, args_b = self._a.tables.ops.read_args(op), self._b.tables.ops.read_args(op_b)
         if args == args_b:
             return ()
         return compare_arguments(args, args_b, (_count_axes(self._a, op), _count_axes(self._b, op_b)))
 
     def _compare_named(self, op: int, op_b: int) -> tuple[str, ...]:
         """Returns which arguments differ, each with the name of the op: `select with index 0 against 1`."""
-        return tuple(
-            f"{self._a.names.short_op(op)} with {text}" for text in self._compare_arguments(op, op_b)
-        )
+        name = self._a.names.short_op(op)
+        return tuple(f"{name} with {text}" for text in self._compare_arguments(op, op_b))
 
     def _compare_views(self, op: int, op_b: int) -> tuple[str, ...]:
         """Returns in what the views differ that take a part of what the ops read."""
@@ -116,14 +109,12 @@ class Operands:
         These are the arguments of the first op of those whose outputs were not measured, or gradients of parameters, or
         ops that only one optimizer has run.
         """
-        tables, partner = self._a.tables, self._pairs.partner
-        is_unmeasured = (tables.ops.step == self._find_steps(pair)[0]) & (
-            tables.ops.phase == PHASES.index(OPTIMIZER)
-        )
-        is_unmeasured &= partner >= 0
-        is_unmeasured[tables.values.op[tables.values.is_of(OP_OUTPUT) & (tables.values.op >= 0)]] = False
-        ops = np.flatnonzero(is_unmeasured)
-        for op in ops[np.argsort(tables.ops.order[ops])].tolist():
+        values, ops, partner = self._a.tables.values, self._a.tables.ops, self._pairs.partner
+        is_unmeasured = (ops.phase == PHASES.index(OPTIMIZER)) & (partner >= 0)
+        is_unmeasured &= ops.step == self._find_steps(pair)[0]
+        is_unmeasured[values.op[values.is_of(OP_OUTPUT) & (values.op >= 0)]] = False
+        rows = np.flatnonzero(is_unmeasured)
+        for op in rows[np.argsort(ops.order[rows])].tolist():
             if texts := self._compare_named(op, int(partner[op])):
                 return texts
         if any(map(len, self._find_lone_gradients(pair))):  # for other parameters an optimizer runs other ops
@@ -140,9 +131,8 @@ class Operands:
     def _name_lone_gradients(self, pair: int) -> Iterator[str]:
         """Yields which parameters, of modules of both runs, have a gradient in the step of a pair in only one run."""
         modules = {*self._pairs.modules.values()}, {*self._pairs.modules}
-        for name, in_both, rows in zip(
-            (FIRST, SECOND), modules, self._find_lone_gradients(pair), strict=True
-        ):
+        lone = self._find_lone_gradients(pair)
+        for name, in_both, rows in zip((FIRST, SECOND), modules, lone, strict=True):
             names = self._pairs.run(name).names
             texts = [names.label_value(row) for row in rows.tolist() if names.place_of_value(row) in in_both]
             if texts:
@@ -162,14 +152,11 @@ class Operands:
             rows, name = _find_origin(self._a, op, tensor)
             rows_b, name_b = _find_origin(self._b, op_b, tensor_b)
             pairs = self._find_pair(rows)
-            # Of rows that are a pair, the pair shows how far they are apart.
-            is_pair = np.isin(self._b.rows[pairs[pairs >= 0]], rows_b).any()
+            is_pair = np.isin(self._b.rows[pairs[pairs >= 0]], rows_b).any()  # which has an error of its own
             if not len(rows) or not len(rows_b) or is_pair:
                 continue
-            a, b = (
-                read_measured(self._a.tables.data, rows[:1]),
-                read_measured(self._b.tables.data, rows_b[:1]),
-            )
+            a = read_measured(self._a.tables.data, rows[:1])
+            b = read_measured(self._b.tables.data, rows_b[:1])
             # Of unequal sizes, one is read in parts.
             if a.numel[0] == b.numel[0] and float(find_errors(a, b).error[0]) > noise:
                 yield f"{slot} {name} against {name_b}"
@@ -179,7 +166,7 @@ def _count_axes(run: PairedRun, op: int) -> int:
     """Returns of how many axes the arguments of an op name one, as `dim`; 0 if it reads no tensor."""
     shapes, ops = run.tables.flow.tensors.table["shape"], run.tables.ops
     adds_axis = bare_name(ops.names[ops.name[op]]) in ADDS_AXIS
-    return next((len(shapes[tensor].as_py()) + adds_axis for _, tensor in run.tables.read_by(op)), 0)
+    return next((len(shapes[tensor].as_py()) + adds_axis for _, tensor in run.tables.flow.reads_of(op)), 0)
 
 
 def _count_unpaired(run: PairedRun, step: int) -> Counter[str]:
@@ -194,19 +181,17 @@ def _count_unpaired(run: PairedRun, step: int) -> Counter[str]:
 def _find_parts(run: PairedRun, tensor: int) -> list[int]:
     """Returns the ops that took a part of a tensor, the last one first, behind what was computed."""
     tensors = run.tables.flow.tensors
-    walked = run.tables.walk_views(tensor)
-    return [
-        int(tensors.producer[view])
-        for view, viewed in pairwise(walked)
-        if tensors.numel[view] < tensors.numel[viewed]
-    ]
+    walked = pairwise(run.tables.walk_views(tensor))
+    parts = [view for view, viewed in walked if tensors.numel[view] < tensors.numel[viewed]]
+    return [int(tensors.producer[view]) for view in parts]
 
 
-def _count_turns(run: PairedRun, tensor: int) -> Counter[str]:
-    """Returns how often the axes of a tensor were put in another order behind what was computed, by op."""
+def _count_turns(run: PairedRun, tensor: int) -> str:
+    """Returns how often the axes of a tensor were put in another order behind what was computed: `t x1`."""
     views = run.tables.walk_views(tensor)[:-1]
     names = (run.names.short_op(int(run.tables.flow.tensors.producer[view])) for view in views)
-    return Counter(name for name in names if name in _TURNING)
+    counts = Counter(name for name in names if name in _TURNING)
+    return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items())) or "none"
 
 
 def _find_origin(run: PairedRun, op: int, tensor: int) -> tuple[Rows, str]:

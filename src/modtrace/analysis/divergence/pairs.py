@@ -79,16 +79,10 @@ def compare_pairs(
     joined = find_joined_errors(a.data, b.data, alignment)
     rows, rows_b, order, resized = _choose_rows(a, b, alignment, joined)
     runs = pair_run(a, rows, alignment.ops[:, 0]), pair_run(b, rows_b, alignment.ops[:, 1])
-    is_joined = order >= len(alignment.values)
     errors = _find_errors(runs, alignment, joined, order)
-    judge = _Judge(
-        runs,
-        alignment,
-        errors,
-        np.maximum(recompute_errors[0][rows], recompute_errors[1][rows_b]),
-        _find_noise(runs, is_joined, further, tolerance),
-        resized,
-    )
+    noise = _find_noise(runs, order >= len(alignment.values), further, tolerance)
+    recompute_error = np.maximum(recompute_errors[0][rows], recompute_errors[1][rows_b])
+    judge = _Judge(runs, alignment, errors, recompute_error, noise, resized)
     inputs, ranking, noise = judge.judge()
     return ComparedPairs(
         a=runs[0],
@@ -174,9 +168,8 @@ def _find_levels(a: RecordingData, further: RecordingData, rows: Rows) -> Number
     if not len(pairs):
         raise NothingRecordedError(explain_nothing(tables, tables_b, alignment))
     of_row = np.full(len(tables.values.step), np.nan)
-    of_row[pairs[:, 0]] = find_errors(
-        read_measured(a, pairs[:, 0]), read_measured(further, pairs[:, 1])
-    ).error
+    measured, measured_b = read_measured(a, pairs[:, 0]), read_measured(further, pairs[:, 1])
+    of_row[pairs[:, 0]] = find_errors(measured, measured_b).error
     return of_row[rows]
 
 
@@ -205,9 +198,8 @@ class _Judge:
         run, run_b = runs
         self._runs, self._errors, self._noise = runs, errors, noise
         self._recompute_error = recompute_error
-        self._error = (
-            errors.error.copy()
-        )  # what is left out may still show how far apart the inputs of others are
+        # What is left out may still show how far apart the inputs of others are.
+        self._error = errors.error.copy()
         self._are_repeated = _are_repeated(*runs)
         self._leave_out(have_resized_first_output(run, resized, self._are_repeated))
         if len(resized) or (run.is_unpaired.any() and run_b.is_unpaired.any()):

@@ -53,12 +53,10 @@ class Ranking:
     own: Numbers  # the same, and of updates what an optimizer makes of gradients that are noise
     is_estimated: Bools  # its difference comes from statistics or samples
     is_known: Bools  # its inputs were compared
-    is_partial: Bools  # and not all that these were computed from
-    is_source: Bools  # it has none
-    #: It is more than noise would be if no summands cancelled.
-    is_amplified: Bools
-    #: Unequal bits came of equal ones, by hashes or whole tensors, however small the difference is.
-    is_certain: Bools
+    is_partial: Bools  # not all that its inputs were computed from was compared
+    is_source: Bools  # it was not computed, and has no inputs
+    is_amplified: Bools  # its difference is more than noise would be if no summands cancelled
+    is_certain: Bools  # its bits differ and those of its inputs do not, by hashes or whole tensors
 
     def dismiss(self, absorbed: Bools) -> "Ranking":
         """Returns the same without blame on these pairs, as nothing that follows from them differs."""

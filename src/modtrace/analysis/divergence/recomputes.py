@@ -1,4 +1,4 @@
-"""Compares recomputes with their forwards, and orders their pairs and those of the two recordings by time."""
+"""Compares recomputes with their forwards, and merges their pairs with those of the two recordings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +87,7 @@ class MergedPairs:
         return number, position - int(begins[number])
 
 
-def put_in_order(parts: Sequence[ComparedPairs]) -> MergedPairs:
+def merge_pairs(parts: Sequence[ComparedPairs]) -> MergedPairs:
     """Returns the pairs of all parts in one order. A recompute comes before what its recording used next."""
     pairs, *recomputes = parts
     positions = [np.arange(len(pairs.errors)), *(_find_next(pairs, part) for part in recomputes)]

@@ -69,6 +69,12 @@ class OpFlow:
         """The slot and the tensor of each read, by op."""
         return _group_by_op(self.reader, self.slot, self.slots, self.read)
 
+    def reads_of(self, op: int) -> list[tuple[str, int]]:
+        """Returns the slot and the tensor of each read of one op, without grouping those of all."""
+        begin, end = np.searchsorted(self.reader, [op, op + 1])
+        slots = (self.slots[code] for code in self.slot[begin:end].tolist())
+        return list(zip(slots, self.read[begin:end].tolist(), strict=True))
+
     @cached_property
     def returns_by_op(self) -> Mapping[int, list[tuple[str, int]]]:
         """The slot and the tensor of each output, by op."""

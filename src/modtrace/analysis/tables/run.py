@@ -1,6 +1,6 @@
 """Reads what an alignment needs of one recording, as columns."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -183,10 +183,6 @@ class RunTables:
         found, rows = np.full(len(self.flow.tensors), -1, np.int64), np.flatnonzero(self.tensor_of_value >= 0)
         found[self.tensor_of_value[rows]] = rows
         return found
-
-    def read_by(self, op: int) -> Sequence[tuple[str, int]]:
-        """Returns the argument and the tensor of `flow` of each read of an op, in the order of its arguments."""
-        return self.flow.reads_by_op.get(op, ())
 
     @cached_property
     def view_of(self) -> Rows:
