@@ -1,6 +1,8 @@
 """Makes a view of a graph: the visible boxes, nodes and edges."""
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -25,14 +27,28 @@ from ..tables.columns import Column, Rows
 from .items import Items, Seen
 from .keys import distinct, layer_keys, name_layers, node_keys
 from .lift import lift_edges
-from .pausing import without_collection
 from .records import LAYER, GraphView, ViewBox, ViewNode
 
 _PHASE, _OP, _INPUT = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP), NODE_KINDS.index(INPUT)
 _IS_NAMED_AS_OP = [kind in (OP, EARLIER) for kind in NODE_KINDS]
 
 
-@without_collection()
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Disables garbage collection inside the block: 200,000 tuples of 24 fields take 1.2 s to make, and 2.1 s with it.
+
+    Records refer to nothing that could be garbage, and the collector would visit all of them again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collection()
 def build_view(graph: Graph, seen: Seen) -> GraphView:
     """Returns the visible boxes, nodes and edges. Edges that stay inside a closed layer are left out."""
     visible = _Visible(graph, seen)

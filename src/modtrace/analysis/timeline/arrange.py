@@ -130,7 +130,9 @@ def arrange(rows: SpanRows, kind: Column) -> Arranged:
         row_id=rows.row_id[order],
         name=rows.name.values[order],
         names=rows.name.dictionary or (),
-        details=tuple(each.take(order) for each in (*rows.details, *_tell_clips(rows, nested, zero_ns))),
+        details=tuple(
+            detail.take(order) for detail in (*rows.details, *_describe_clips(rows, nested, zero_ns))
+        ),
     )
     return Arranged(lanes=lanes, spans=spans, start_ns=zero_ns, place=np.argsort(order))
 
@@ -163,7 +165,7 @@ def _find_around(rows: SpanRows, lane: Rows, end_ns: Column) -> Rows:
     return parent
 
 
-def _tell_clips(rows: SpanRows, nested: Nested, zero_ns: int) -> tuple[Detail, ...]:
+def _describe_clips(rows: SpanRows, nested: Nested, zero_ns: int) -> tuple[Detail, ...]:
     start_moved = np.abs(nested.start_ns - rows.start_ns) > _ROUNDING_NS
     end_moved = rows.ended & (np.abs(nested.end_ns - rows.end_ns) > _ROUNDING_NS)
     return (

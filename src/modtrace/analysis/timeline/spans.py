@@ -93,9 +93,11 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
 def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
     """Returns each detail for the spans of all parts. Spans of parts that lack it have no value."""
     like = {detail.name: detail for part in parts for detail in part.details}
-    told = [{detail.name: detail for detail in part.details} for part in parts]
+    by_name = [{detail.name: detail for detail in part.details} for part in parts]
     return [
-        _join([known.get(name) or each.nothing(len(part)) for known, part in zip(told, parts, strict=True)])
+        _join(
+            [known.get(name) or each.nothing(len(part)) for known, part in zip(by_name, parts, strict=True)]
+        )
         for name, each in like.items()
     ]
 

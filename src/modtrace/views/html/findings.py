@@ -18,12 +18,12 @@ from ..text.recompute import render_recompute
 
 def describe_finding(finding: ReportFinding) -> dict[str, Any]:
     """Returns title, severity, evidence and rows of a finding, as the payload has them."""
-    severity, (title, *lines) = _tell(finding)
+    severity, (title, *lines) = _describe_answer(finding)
     rows = {"module": finding.module, "node": finding.node, "step": finding.step}
     return {"title": title, "severity": severity, "lines": lines, **rows}
 
 
-def _tell(finding: ReportFinding) -> tuple[str, list[str]]:
+def _describe_answer(finding: ReportFinding) -> tuple[str, list[str]]:
     answer = finding.answer
     if isinstance(answer, NonFinite):
         return "error", _lines(render_nonfinite(answer))

@@ -22,7 +22,7 @@ class HtmlMarkup:
         """Returns a table, of its rows the first `MAX_ROWS`, and a line that says what is not shown."""
         shown = [column for column in columns if column.title not in self._without]
         rows = list(zip(*(column.cells for column in shown), strict=True))
-        titles = "".join(f"<th{_align(each)}>{html.escape(each.title)}</th>" for each in shown)
+        titles = "".join(f"<th{_align(column)}>{html.escape(column.title)}</th>" for column in shown)
         body = "\n".join(f"<tr>{_render_cells(shown, row)}</tr>" for row in rows[:MAX_ROWS])
         hidden = [count_of(len(rows) - MAX_ROWS, "more row")] if len(rows) > MAX_ROWS else []
         hidden += [f"the columns {', '.join(self._without)}"] if len(shown) < len(columns) else []

@@ -16,8 +16,10 @@ def render_plotted_json(found: History | Exponents, *, marks: Sequence[str] = ()
 
     What was not measured is null; `marks` say what is missing from the recording.
     """
-    told = {field.name: getattr(found, field.name) for field in fields(found)}
+    values = {field.name: getattr(found, field.name) for field in fields(found)}
     if isinstance(found, History):
-        told["values"] = np.where(found.measured, told["values"], None)
-    told = {name: to_json(each.tolist()) if hasattr(each, "tolist") else each for name, each in told.items()}
-    return json.dumps(told | {"marks": list(marks)}) + "\n"
+        values["values"] = np.where(found.measured, values["values"], None)
+    plain = {
+        name: to_json(value.tolist()) if hasattr(value, "tolist") else value for name, value in values.items()
+    }
+    return json.dumps(plain | {"marks": list(marks)}) + "\n"

@@ -14,8 +14,8 @@ def render_verification(verification: Verification, *, color: bool = False) -> s
     rows = verification.rows()
     head = render_lines([Text(printable(verification.headline), "bold")], color=color)
     states = Column("", [Text(state, _STYLES[state]) for state, _, _ in rows], right=False)
-    what = Column("", [Text(printable(each)) for _, each, _ in rows], right=False)
-    details = Column("", [Text(printable(each)) for _, _, each in rows], right=False)
+    what = Column("", [Text(printable(check)) for _, check, _ in rows], right=False)
+    details = Column("", [Text(printable(detail)) for _, _, detail in rows], right=False)
     return head + render_columns([states, what, details], color=color)
 
 
