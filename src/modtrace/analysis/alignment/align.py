@@ -103,7 +103,7 @@ def align_tables(side: RunTables, other: RunTables, steps: Rows, *, rules: Seque
             for at, there in enumerate(places.partner.tolist())
             if there >= 0
         ),
-        calls=to_pairs(calls[0], side.calls.calls.start_ns),
+        calls=to_pairs(calls[0], side.calls.start_ns),
         ops=to_pairs(ops[0], side.ops.order),
         values=pairs,
         permuted=permuted,

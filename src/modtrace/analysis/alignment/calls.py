@@ -82,14 +82,14 @@ def number_calls(
     keys = number_keys(
         (step, step_b),
         (place, place_b),
-        (of_a.calls.phase, of_b.calls.phase),
+        (of_a.phase, of_b.phase),
         (of_a.outer, of_b.outer),
         (of_a.inner, of_b.inner),
         (of_a.wraps, of_b.wraps),
     )
     known = of_a.kept & (step >= 0) & ((place >= 0) | (of_a.place < 0))
     known_b = of_b.kept & np.isin(step_b, steps[:, 1]) & ((place_b < 0) | (take(places.back, place_b) >= 0))
-    return keys, (rows_in_order(known, of_a.calls.start_ns), rows_in_order(known_b, of_b.calls.start_ns))
+    return keys, (rows_in_order(known, of_a.start_ns), rows_in_order(known_b, of_b.start_ns))
 
 
 def translate(column: Column, pairs: Rows) -> Rows:

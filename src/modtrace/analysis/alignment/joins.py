@@ -177,7 +177,7 @@ class MicroBatches:
 def find_micro_batches(a: RunTables, b: RunTables, places: PlacePairs, steps: Rows) -> MicroBatches | None:
     """Returns the micro-batches; None if both call their models as often in a step, or not on parts of one batch."""
     calls = a.calls
-    outermost = calls.kept & (calls.calls.parent < 0) & (calls.calls.phase == _FORWARD) & (calls.place >= 0)
+    outermost = calls.kept & (calls.parent < 0) & (calls.phase == _FORWARD) & (calls.place >= 0)
     for at in np.unique(calls.place[outermost]).tolist():
         there = int(places.partner[at])
         if there < 0:
@@ -195,7 +195,7 @@ def find_micro_batches(a: RunTables, b: RunTables, places: PlacePairs, steps: Ro
 
 def _count_outermost(side: RunTables, place: int, steps: Rows) -> Rows:
     calls = side.calls
-    rows = calls.kept & (calls.place == place) & (calls.calls.parent < 0) & (calls.calls.phase == _FORWARD)
+    rows = calls.kept & (calls.place == place) & (calls.parent < 0) & (calls.phase == _FORWARD)
     found: Rows = np.searchsorted(np.sort(calls.step[rows]), np.stack([steps, steps + 1]))
     return np.asarray(found[1] - found[0], np.int64)
 

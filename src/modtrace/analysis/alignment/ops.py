@@ -291,12 +291,12 @@ def _find_around(
         differs: whether the call `is_apart`, and its partner is not, or the other way round.
     """
     calls, found = side.calls, np.full(len(partner), -1, np.int64)
-    key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.calls.phase)))
+    key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.phase)))
     has_other = np.isin(key, key[(partner >= 0) & (calls.place >= 0)])
     is_alone = has_other & (calls.wraps == 0) & (take(places, calls.place) >= 0)
     is_alone |= np.isin(calls.place, split)  # a part of an op is no op of the whole
-    for level in iterate_levels(calls.calls.parent):
-        above = np.where(is_alone[level], _ALONE, take(found, calls.calls.parent[level]))
+    for level in iterate_levels(calls.parent):
+        above = np.where(is_alone[level], _ALONE, take(found, calls.parent[level]))
         found[level] = np.where(partner[level] >= 0, np.where(differs[level], _ALONE, number[level]), above)
     return found
 

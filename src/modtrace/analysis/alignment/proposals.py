@@ -144,10 +144,10 @@ def _doubt_moved(
 def _find_leaves(side: RunTables, weights: Mapping[int, tuple[float, ...]]) -> list[_Leaf]:
     """Returns the leaves in the order in which they are first called."""
     calls = side.calls
-    is_called = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
-    around = take(calls.place, calls.calls.parent[is_called])
+    is_called = calls.kept & (calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
+    around = take(calls.place, calls.parent[is_called])
     above = np.unique(around[around != calls.place[is_called]])
-    rows = rows_in_order(is_called & ~np.isin(calls.place, above), calls.calls.start_ns)
+    rows = rows_in_order(is_called & ~np.isin(calls.place, above), calls.start_ns)
     _, first = np.unique(calls.place[rows], return_index=True)
     place = calls.place[rows[np.sort(first)]]
     leaves = []

@@ -60,14 +60,14 @@ def list_unpaired(
     if not asked.get("ops") and not len(other.ops.step):
         of_op[of_op != _CODE["step"]] = _CODE["unrecorded"]
         of_value[(side.values.op >= 0) & (of_value != _CODE["step"])] = _CODE["unrecorded"]
-        if not asked.get("backward_times") and _BACKWARD not in other.calls.calls.phase:
-            of_call[(side.calls.calls.phase == _BACKWARD) & (of_call == _CODE["call"])] = _CODE["unrecorded"]
+        if not asked.get("backward_times") and _BACKWARD not in other.calls.phase:
+            of_call[(side.calls.phase == _BACKWARD) & (of_call == _CODE["call"])] = _CODE["unrecorded"]
     for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
         reason[rows & (reason != _CODE["step"])] = _CODE["joined"]
     alone = np.setdiff1d(np.flatnonzero(places < 0), joined)
     return Unpaired(
         modules=tuple(side.names[at] for at in alone.tolist()),
-        calls=_list_rows(calls, side.calls.kept, side.calls.calls.start_ns, of_call),
+        calls=_list_rows(calls, side.calls.kept, side.calls.start_ns, of_call),
         ops=_list_rows(ops, side.ops.kept, side.ops.order, of_op),
         values=_list_rows(values, side.values.kept, side.values.order, of_value),
         recomputed=recomputed,
@@ -83,7 +83,7 @@ def _tell_calls(
     reason[has_place & (take(places, calls.place) < 0)] = _CODE["module"]
     reason[has_place & np.isin(calls.place, joined)] = _CODE["joined"]
     reason[has_place & np.isin(calls.place, inside)] = _CODE["inside"]
-    is_repeat = (calls.calls.phase == _RECOMPUTED) & (take(partner, calls.origin) >= 0)
+    is_repeat = (calls.phase == _RECOMPUTED) & (take(partner, calls.unwrapped) >= 0)
     reason[is_repeat] = _CODE["recompute"]
     reason[calls.wraps > 0] = _CODE["wrapper"]
     reason[~np.isin(calls.step, steps)] = _CODE["step"]
@@ -183,7 +183,7 @@ def pair_recomputed(side: RunTables, chosen: Bools) -> Rows:
         return np.empty((0, 2), np.int64)
     first = rows_in_order(is_known & (values.phase == _FORWARD), values.order)
     ops, calls = np.arange(len(side.ops.step)), np.arange(len(side.calls.step))
-    owner = _find_owners(side, again, _find_forward_ops(side), side.calls.origin)
+    owner = _find_owners(side, again, _find_forward_ops(side), side.calls.unwrapped)
     again, owner = again[owner >= 0], owner[owner >= 0]
     keys, others = number_keys(
         (owner, _find_owners(side, first, ops, calls)),
@@ -216,11 +216,11 @@ def _find_forward_ops(side: RunTables) -> Rows:
         return found
     call = ops.call[again]
     names, others = number_keys(
-        (side.calls.origin[call], ops.call[first]), (ops.name[again], ops.name[first])
+        (side.calls.unwrapped[call], ops.call[first]), (ops.name[again], ops.name[first])
     )
     size = 1 + max(int(names.max()), int(others.max(initial=0)))
     counts, count = (np.bincount(each, minlength=size)[names] for each in (names, others))
-    is_part = side.calls.calls.phase[call] == _FORWARD
+    is_part = side.calls.phase[call] == _FORWARD
     nth = ops.nth[again] - np.where(is_part, count, 0)
     keys, others = number_keys((names, others), (nth, ops.nth[first]))
     found[again] = np.where(

@@ -156,7 +156,7 @@ def _pair_by_content(a: RunTables, b: RunTables, keys: ValueKeys, partners: Part
     slot: nothing that was recorded tells that both runs read it alike.
     """
     inside = [
-        np.flatnonzero(each.values.is_of(OUTPUT) & (take(each.calls.calls.parent, each.values.call) >= 0))
+        np.flatnonzero(each.values.is_of(OUTPUT) & (take(each.calls.parent, each.values.call) >= 0))
         for each in (a, b)
     ]
     partner = partners[0][inside[0]]
@@ -204,7 +204,7 @@ def _find_unlike(a: RunTables, b: RunTables, keys: ValueKeys, partners: Partners
     ):
         rows = np.flatnonzero(mine & (partner < 0))
         rows = rows[np.isin(owner[rows], differs)]
-        rows = rows[each.calls.calls.parent[each.values.call[rows]] >= 0]
+        rows = rows[each.calls.parent[each.values.call[rows]] >= 0]
         rows = rows[~np.isin(type_of[each.values.place[rows]], known)]
         found.append(np.isin(np.arange(len(partner)), rows))
     return found[0], found[1]

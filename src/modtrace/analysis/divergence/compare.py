@@ -256,7 +256,7 @@ def _find_reshaped(pairs: ComparedPairs) -> tuple[tuple[Reshaped, ...], bool]:
     """
     tables, tables_b, values = pairs.a.tables, pairs.b.tables, pairs.a.tables.values
     depth = np.zeros(len(tables.calls.place), np.int64)
-    for number, level in enumerate(iterate_levels(tables.calls.calls.parent)):
+    for number, level in enumerate(iterate_levels(tables.calls.parent)):
         depth[level] = number
     is_output = values.is_of(OUTPUT) & (values.phase == _FORWARD) & (values.call >= 0)
     outermost = depth[values.call[is_output & values.kept]].min(initial=len(depth))
@@ -292,5 +292,5 @@ def _find_shape(tables: RunTables, row: int) -> tuple[int, ...]:
 def _count_calls(tables: RunTables, row: int) -> int:
     """Returns how often the module of a row is called in forward, in all compared steps."""
     calls = tables.calls
-    is_same = calls.kept & (calls.place == tables.values.place[row]) & (calls.calls.phase == _FORWARD)
+    is_same = calls.kept & (calls.place == tables.values.place[row]) & (calls.phase == _FORWARD)
     return int((is_same & (calls.wraps == 0)).sum())

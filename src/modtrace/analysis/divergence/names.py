@@ -61,7 +61,7 @@ class Names:
 
     def label_call(self, row: int) -> str:
         """Returns the module of a call, and its phase if that is not forward."""
-        phase = PHASES[int(self._tables.calls.calls.phase[row])]
+        phase = PHASES[int(self._tables.calls.phase[row])]
         name = label(self._module(int(self._tables.calls.place[row]))) or "optimizer step"
         return name if phase in (FORWARD, OPTIMIZER) else f"{name}, {phase}"
 
@@ -104,7 +104,7 @@ def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows) -> OneS
     resized = resized[~is_plain[op_of_value[resized]]]
     shape_reason = np.full(len(resized), len(REASONS))
     place = tables.calls.place.astype(np.int64)
-    call_keys = place << 20 | tables.calls.calls.phase.astype(np.int64) & 7
+    call_keys = place << 20 | tables.calls.phase.astype(np.int64) & 7
     op_keys = np.append(place, -1)[tables.ops.call] << 20 | tables.ops.name.astype(np.int64)
     value_keys = tables.values.place.astype(np.int64) << 32 | tables.values.site.astype(np.int64)
     return OneSided(

@@ -221,7 +221,7 @@ def _add_calls(inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers
     Returns:
         The largest error inside of each call. `left` is the largest error of earlier steps.
     """
-    calls, parent, values = tables.calls, tables.calls.calls.parent, tables.values
+    calls, parent, values = tables.calls, tables.calls.parent, tables.values
     is_forward = (values.call[rows] >= 0) & (values.phase[rows] == _FORWARD)
     outputs = np.flatnonzero(is_forward & values.is_of(OUTPUT, rows=rows))
     call = values.call[rows[outputs]]
@@ -230,9 +230,9 @@ def _add_calls(inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers
     has_parent = np.flatnonzero(parent >= 0)
     np.fmax.at(inside, parent[has_parent], of_call[has_parent])
     for level in iterate_levels(parent):
-        level = level[calls.calls.phase[level] == _FORWARD]
+        level = level[calls.phase[level] == _FORWARD]
         above = np.where(parent[level] >= 0, parent[level], -1 - calls.step[level])
-        order = np.lexsort((calls.calls.start_ns[level], above))
+        order = np.lexsort((calls.start_ns[level], above))
         level, above = level[order], above[order]
         is_new = np.append(True, above[1:] != above[:-1])[: len(level)]
         largest = _accumulate_largest(of_call[level], is_new, np.ones(len(level), bool))
@@ -310,7 +310,7 @@ def _add_ops(
 
 def _find_errors_of_returned(tables: RunTables, rows: Rows, error: Numbers) -> Numbers:
     """Returns the error of each tensor, maybe a view, that a module without others inside returned; NaN for others."""
-    is_innermost = ~np.isin(tables.values.call[rows], tables.calls.calls.parent)
+    is_innermost = ~np.isin(tables.values.call[rows], tables.calls.parent)
     returned = np.flatnonzero(tables.values.is_of(OUTPUT, rows=rows) & ~np.isnan(error) & is_innermost)
     tensor = find_tensors(tables, rows[returned], np.ones(len(returned), bool))
     of_tensor = np.full(len(tables.flow.tensors), np.nan)

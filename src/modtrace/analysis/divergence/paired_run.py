@@ -76,7 +76,7 @@ class PairedRun:
         Where no op that returned the tensor was measured, the module counts as having computed it. So it does where
         only one recording has the op: the output shows what that op computed.
         """
-        values, calls, op = self.tables.values, self.tables.calls.calls, np.maximum(self.maker, -1)
+        values, calls, op = self.tables.values, self.tables.calls, np.maximum(self.maker, -1)
         own, around = values.call[self.rows], take(self.tables.ops.call, op)
         is_passed_on = values.is_of(OUTPUT, rows=self.rows) & (own >= 0) & ~values.is_of_op[self.rows]
         is_passed_on &= (self.maker >= -1) & ~self.is_unpaired[op]
@@ -169,7 +169,7 @@ def find_kept(run: PairedRun, tensor: Rows, differs: Bools) -> Rows:
         differs: which pairs differ by more than noise.
     """
     tables, rows = run.tables, run.rows
-    values, calls, flow = tables.values, tables.calls.calls, tables.flow
+    values, calls, flow = tables.values, tables.calls, tables.flow
     pairs = np.flatnonzero(
         differs & (tensor >= 0) & values.is_of(OUTPUT, rows=rows) & (values.call[rows] >= 0)
     )

@@ -267,7 +267,7 @@ def _are_repeated(a: PairedRun, b: PairedRun) -> Bools:
 def _count_calls(tables: RunTables) -> Rows:
     """Returns how often the module of each place is called in forward."""
     calls = tables.calls
-    is_forward = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
+    is_forward = calls.kept & (calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
     return np.bincount(calls.place[is_forward], minlength=len(tables.names))
 
 

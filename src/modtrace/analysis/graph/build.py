@@ -65,7 +65,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         nodes=nodes,
         edges=replace(edges.take(by_time), source=new[edges.source][by_time], target=target[by_time]),
         tensors=replace(tensors, producer=new[tensors.producer]),
-        device_times=has_device_times(ops.placed.calls),
+        device_times=has_device_times(ops.placed),
     )
 
 
@@ -77,7 +77,7 @@ def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
         part: the part of the step that is shown.
         busy: the calls in which ops ran, shown or not. None: no ops were recorded, and all calls are kept.
     """
-    calls, where = ops.placed.calls, ops.placed.where
+    calls, where = ops.placed, ops.placed.where
     is_place = np.array([*part.has_places([place.path for place in ops.placed.places]), part.paths is None])
     kept = calls.in_step.astype(bool) & part.has_phase(calls.phase) & is_place[np.maximum(where, -1)]
     if busy is not None:
@@ -94,7 +94,7 @@ def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
 
 
 def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredValues) -> Layers:
-    calls, placed = ops.placed.calls, ops.placed
+    calls, placed = ops.placed, ops.placed
     at = tree.call
     repeats = take(tree.of_call, take(calls.repeats, at))
     is_compiled = placed.column("compiled").astype(bool)
@@ -102,7 +102,7 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
     repeats = np.where(at >= 0, repeats, _find_containers(tree))
     return Layers(
         **{field.name: getattr(tree, field.name) for field in fields(LayerBoxes)},
-        nth=take(placed.column("nth")[placed.origin], at),
+        nth=take(placed.nth[placed.origin], at),
         call_id=take(calls.call_id, at),
         repeats=repeats,
         raised=take(calls.raised, at) > 0,

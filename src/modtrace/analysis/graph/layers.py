@@ -8,8 +8,8 @@ import numpy as np
 
 from ...recording.module_path import is_below
 from ...recording.phase import OPTIMIZER, PHASES
+from ..tables.calls import Calls
 from ..tables.columns import Column, Rows
-from ..tables.ops import PlacedCalls
 from .columns import CONTAINER, LAYER_KINDS, MODULE, NONE, OPTIMIZER_STEP, PHASE, LayerBoxes, LayerPlace
 
 _OPTIMIZER = PHASES.index(OPTIMIZER)
@@ -40,7 +40,7 @@ class _Layer:
     children: list[int] = field(default_factory=list)
 
 
-def build_layers(placed: PlacedCalls, kept: Column, phase: Column, start_ns: Column) -> LayerTree:
+def build_layers(placed: Calls, kept: Column, phase: Column, start_ns: Column) -> LayerTree:
     """Returns the layers of the calls that are `kept`, and of the phases in which ops ran.
 
     Args:
@@ -63,9 +63,9 @@ def build_layers(placed: PlacedCalls, kept: Column, phase: Column, start_ns: Col
 class _Growing:
     """Collects layers, outer ones before inner ones."""
 
-    def __init__(self, placed: PlacedCalls) -> None:
+    def __init__(self, placed: Calls) -> None:
         self._placed = placed
-        calls = placed.calls
+        calls = placed
         self._phase, self._parent = calls.phase.tolist(), calls.parent.tolist()
         self._module, self._start_ns = calls.module.tolist(), calls.start_ns.tolist()
         self._where = placed.where.tolist()

@@ -7,9 +7,10 @@ import numpy as np
 
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
+from ..tables.calls import Calls
 from ..tables.columns import Column, Rows, columns_at, find_rows, join_columns, take
 from ..tables.op_flow import OpFlow
-from ..tables.ops import PlacedCalls, StepOps, read_op_details
+from ..tables.ops import StepOps, read_op_details
 from .columns import NODE_KINDS, NONE, OP, OUTPUT, NodeColumns, Nodes, Numbers
 from .costs import MeasuredValues, empty_numbers
 from .layers import LayerTree
@@ -101,7 +102,7 @@ def tabulate_ops(
 
 def _find_originals(ops: StepOps) -> Rows:
     """Returns, for each op of a recomputed call, the op with the same name and number in the repeated call."""
-    calls = ops.placed.calls
+    calls = ops.placed
     is_recompute = take(calls.phase, ops.call) == PHASES.index(RECOMPUTE)
     original = np.where(is_recompute, take(calls.repeats, ops.call), NONE)
     found = find_rows(_op_keys(ops, ops.call), _op_keys(ops, original))
@@ -137,9 +138,9 @@ def tabulate_outputs(flow: OpFlow, ops: StepOps, tree: LayerTree) -> NodeTable:
     return replace(
         blank_table(_OUTPUT, AFTER, outermost_phase(tree)[tree.of_call[call]]),
         name=slot,
-        nth=np.maximum(ops.placed.column("nth")[call], 0).astype(np.int32),
+        nth=np.maximum(ops.placed.nth[call], 0).astype(np.int32),
         root=_roots_of(call, ops),
-        phase=ops.placed.calls.phase[call],
+        phase=ops.placed.phase[call],
         tensor=tensor,
         start_ns=ends_of(ops.placed)[call],
         names=flow.slots,
@@ -154,9 +155,9 @@ def _roots_of(call: Rows, ops: StepOps) -> list[str]:
     return [places[where].root or "" if where >= 0 else "" for where in ops.placed.where[call].tolist()]
 
 
-def ends_of(placed: PlacedCalls) -> Column:
+def ends_of(placed: Calls) -> Column:
     """Returns the end of each call, or its beginning if the end is not known."""
-    calls = placed.calls
+    calls = placed
     return np.asarray(calls.start_ns + calls.duration_ns + calls.overhead_ns)
 
 

@@ -48,7 +48,7 @@ def _is_innermost(tree: LayerTree) -> Column:
 
 def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
     """Returns a node in each of the layers `rows`, for the layer's call."""
-    calls, call = ops.placed.calls, tree.call[rows]
+    calls, call = ops.placed, tree.call[rows]
     types = tuple(dict.fromkeys(place.type or place.name for place in tree.places))
     codes = {name: code for code, name in enumerate(types)}
     of_place = np.array([codes[place.type or place.name] for place in tree.places], np.int64)

@@ -29,7 +29,7 @@ def graph_of_ops(
         tree: the layers.
         measured: the statistics of the step.
     """
-    calls = ops.placed.calls
+    calls = ops.placed
     kept = np.flatnonzero(tree.of_call >= 0)
     flow = read_op_flow(data, op_id=ops.op_id, call_id=calls.call_id[kept])
     flow = replace(flow, returned=_without_strays(flow, kept))

@@ -16,7 +16,7 @@ from ..tables.calls import read_calls
 from ..tables.chosen_step import ShownStep, choose_step
 from ..tables.columns import Rows, phase_codes
 from ..tables.device_times import has_device_times, on_device, step_on_device
-from ..tables.placement import NOWHERE, Placer, TreePlace, label_places, merge_wrappers, name_roots
+from ..tables.placement import NOWHERE, Placer, TreePlace, label_places, name_roots
 from ..tables.times import NO_CALLS, CallTimes, PhaseTimes
 from .value_summary import ValueSummary
 from .values import read_values, summarize_values
@@ -98,12 +98,11 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     number = shown.step if shown else None
     values = read_values(data, number)
     # Gradients may be those of an earlier step's calls.
-    calls = read_calls(table, number, also=values.rows.call_id)
-    modules = merge_wrappers(data.table("modules").to_pylist())
-    placer = Placer(modules)
+    placer = Placer(data)
+    calls = read_calls(table, placer, number, also=values.rows.call_id)
     on_clock = step_on_device(shown, calls)
-    times = CallTimes(on_device(calls), on_clock, placer)
-    summaries = summarize_values(values, calls, times.placed, placer)
+    times = CallTimes(on_device(calls), on_clock)
+    summaries = summarize_values(values, calls)
     return ModuleTree(
         command=data.meta.argv,
         marks=data.meta.marks,
@@ -119,7 +118,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         device_step_ns=on_clock.duration_ns if on_clock is not None and on_clock is not shown else None,
         lacks_device_times=bool(options.get("device_times")) and not has_device_times(calls),
         nonfinite_steps=tuple(nonfinite_steps(data.table("values"), data.table("sites"))),
-        compilations=read_compilations(data, modules),
+        compilations=read_compilations(data, placer.modules),
     )
 
 

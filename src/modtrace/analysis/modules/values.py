@@ -69,18 +69,15 @@ def read_values(data: RecordingData, step: int | None) -> StepValues:
     )
 
 
-def summarize_values(
-    values: StepValues, calls: Calls, placed: Rows, placer: Placer
-) -> Mapping[int, ValueSummary]:
+def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSummary]:
     """Returns, by place, the summaries of the places that have values or contain a place that has values.
 
     Args:
         values: the measured rows of the step.
         calls: the calls of the step.
-        placed: the place of each of `calls`.
-        placer: finds places.
     """
-    own = _group(values, values.rows.find_places(calls, placer, placed=placed), placer)
+    placer = calls.placer
+    own = _group(values, values.rows.find_places(calls), placer)
     summaries: dict[int, ValueSummary] = {}
     inside: dict[int, list[_Inside]] = {}
     parents = np.array([place.parent for place in placer.places], np.int64)

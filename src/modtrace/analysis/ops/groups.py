@@ -6,8 +6,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from ..tables.calls import Calls
 from ..tables.columns import Rows
-from ..tables.ops import NO_PLACE_NAMES, PlacedCalls, PlaceName, StepOps, call_name
+from ..tables.ops import StepOps
+from ..tables.placement import NO_PLACE_NAMES, PlaceName
 from .sums import sum_by
 
 GroupedBy = Literal["module", "op", "call"]
@@ -64,7 +66,7 @@ def _by_call(ops: StepOps) -> Grouping:
     keys = np.where(ops.call >= 0, of_call[ops.call], ops.where) if len(of_call) else ops.where
     distinct, of_op = np.unique(keys, return_inverse=True)
     allocated = _sum_allocated(ops, of_call, distinct)
-    nth, steps = placed.column("nth"), placed.column("step")
+    nth, steps = placed.nth, placed.column("step")
     groups = []
     for key, size in zip(distinct.tolist(), allocated, strict=True):
         if key < 0:
@@ -75,7 +77,7 @@ def _by_call(ops: StepOps) -> Grouping:
         number = int(nth[origin]) if nth[origin] >= 0 else None
         groups.append(
             Group(
-                name=call_name(place, number),
+                name=place.name_call(number),
                 place=place,
                 call=number,
                 call_step=int(steps[origin]),
@@ -85,14 +87,14 @@ def _by_call(ops: StepOps) -> Grouping:
     return Grouping(of_op, groups)
 
 
-def _number_forward_calls(placed: PlacedCalls) -> tuple[Rows, Rows]:
+def _number_forward_calls(placed: Calls) -> tuple[Rows, Rows]:
     """Returns the group of each call, which is that of its forward call, and one call of each group.
 
     A call outside of the tree has the negative code of its place instead.
     """
     in_tree = np.flatnonzero(placed.where >= 0)
     origin = placed.origin[in_tree]
-    nth = placed.column("nth")[origin]
+    nth = placed.nth[origin]
     row = np.where(nth < 0, origin, -1)  # identifies a call without a number in the step
     keys = np.stack([placed.where[in_tree], placed.column("step")[origin], nth, row])
     _, first, number = np.unique(keys, axis=1, return_index=True, return_inverse=True)
@@ -130,7 +132,7 @@ _GROUPERS: Mapping[GroupedBy, Callable[[StepOps], Grouping]] = {
 
 def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None]:
     """Returns what the step's calls of each group allocated themselves; None if one of them is not known."""
-    calls, allocated = ops.placed.calls, ops.placed.column("allocated_bytes")
+    calls, allocated = ops.placed, ops.placed.column("allocated_bytes")
     own, known = allocated.copy(), allocated >= 0
     inside = np.flatnonzero(calls.parent >= 0)
     np.subtract.at(own, calls.parent[inside], allocated[inside])

@@ -10,7 +10,8 @@ from ...recording.protocols import RecordingData
 from ..tables.chosen_step import ShownStep
 from ..tables.columns import Column, Rows
 from ..tables.inside import find_unseen
-from ..tables.ops import NO_PLACE_NAMES, StepOps, read_step_ops
+from ..tables.ops import StepOps, read_step_ops
+from ..tables.placement import NO_PLACE_NAMES
 from .sums import SavedByOp, SavedMemory, add_saved_by_calls, sum_inside, sum_saved, sum_saved_by_op
 
 
@@ -93,7 +94,7 @@ def _size(row: MemoryRow) -> tuple[int, int, int, str, str]:
 
 def _find_call_memory(ops: StepOps, unseen: Collection[int]) -> Mapping[tuple[int, str], CallMemory]:
     """Returns the memory of the step's calls, by place and phase; `unseen`: those in which compiled code allocates."""
-    placed, calls = ops.placed, ops.placed.calls
+    placed, calls = ops.placed, ops.placed
     is_compiled = placed.column("compiled")[placed.origin] == 1
     is_compiled[ops.call[ops.call >= 0]] = False  # code from before the recording, whose ops run one by one
     is_unknown = is_compiled | np.isin(calls.call_id, np.array([*unseen], np.int64))

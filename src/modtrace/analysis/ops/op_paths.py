@@ -10,7 +10,7 @@ import numpy as np
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..tables.chosen_step import ShownStep
-from ..tables.ops import StepOps, call_name, read_step_ops
+from ..tables.ops import StepOps, read_step_ops
 
 
 class OpPath(NamedTuple):
@@ -75,11 +75,11 @@ def collapse(paths: Iterable[str]) -> tuple[str, ...]:
 
 def _build_rows(ops: StepOps) -> Iterator[OpPath]:
     placed = ops.placed
-    of_call = np.append(placed.column("nth")[placed.origin], -1)  # the number of its forward call in the step
+    of_call = np.append(placed.nth[placed.origin], -1)  # the number of its forward call in the step
     call = of_call[ops.call]
     pairs = np.unique(np.stack([ops.where, call]), axis=1).T.tolist()
     places = {(where, nth): placed.name(where) for where, nth in pairs}
-    names = {(where, nth): call_name(place, nth) for (where, nth), place in places.items()}
+    names = {(where, nth): place.name_call(nth) for (where, nth), place in places.items()}
     columns = (ops.name, ops.nth, ops.where, call, ops.phase, ops.raised)
     order = np.lexsort((ops.op_id, ops.start_ns))
     for name, op_nth, where, nth, phase, raised in zip(

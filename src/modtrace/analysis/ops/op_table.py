@@ -6,7 +6,8 @@ from ...recording.protocols import RecordingData
 from ..compile.kernels import CompiledInside, find_compiled_before, read_compiled
 from ..tables.chosen_step import ShownStep
 from ..tables.device_times import has_device_times, step_on_device
-from ..tables.ops import PlaceName, read_step_ops
+from ..tables.ops import read_step_ops
+from ..tables.placement import PlaceName
 from .groups import Group, GroupedBy, group_ops
 from .sums import PhaseSums, sum_ops
 
@@ -73,7 +74,7 @@ def build_op_table(
     [total] = sum_ops(ops, grouping.of_op * 0, 1)
     all_ns = total.together.time_ns
     rows = [_to_row(group, of_group, all_ns) for group, of_group in zip(grouping.groups, sums, strict=True)]
-    calls = ops.placed.calls
+    calls = ops.placed
     on_clock = step_on_device(ops.step, calls) if has_device_times(calls) else None
     return OpTable(
         command=data.meta.argv,

@@ -108,7 +108,7 @@ def add_saved_by_calls(ops: StepOps) -> StepOps:
     Compiled code does, and so does an autograd Function whose forward runs no op. Where it is not known what compiled
     code saves, neither is it in that row.
     """
-    placed, calls = ops.placed, ops.placed.calls
+    placed, calls = ops.placed, ops.placed
     saved = placed.column("saved_bytes")
     parent = find_rows(calls.call_id, placed.column("parent_call_id"))
     own = saved.astype(np.int64)

@@ -293,7 +293,7 @@ class _Answer:
         """Returns to which call a tensor was given that no op of the step has made, and as what."""
         if given in self._step.given:
             return self._step.given[given]
-        site, calls = self._step.sites[given], self._step.placed.calls
+        site, calls = self._step.sites[given], self._step.placed
         assert site is not None  # an input that its module was the first to see
         return Argument(int(np.flatnonzero(calls.in_step & (calls.module == site.module_id))[0]), site.slot)
 

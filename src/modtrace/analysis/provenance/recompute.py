@@ -11,10 +11,12 @@ from ...recording.module_path import is_below
 from ...recording.phase import FORWARD, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import LEAF, OP_OUTPUT, OUTPUT
+from ..tables.calls import Calls
 from ..tables.columns import column_of, phase_codes
 from ..tables.missing_rows import require_rows, say_missing
 from ..tables.one_step import IndexedTables, OneStep, locate_call
-from ..tables.ops import OUTSIDE, PlacedCalls, read_step_ops
+from ..tables.ops import read_step_ops
+from ..tables.placement import OUTSIDE
 from .causes_and_remedies import Cause
 from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op
 from .recompute_pairs import UNPAIRED, pair_ops
@@ -180,7 +182,7 @@ def _compare_modules(step: OneStep, compared: _Compared) -> Iterator[RecomputeDi
     rows = sorted(_read_rows(step, OUTPUT), key=lambda row: int(row["order"]))
     forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
     placed = read_step_ops(step, step=step.number).placed
-    call_ids = placed.calls.call_id.tolist()
+    call_ids = placed.call_id.tolist()
     row_of = {call: row for row, call in enumerate(call_ids)}
     inside, parts = _find_inside(placed), set[int]()
     for row in rows:
@@ -202,10 +204,10 @@ def _compare_modules(step: OneStep, compared: _Compared) -> Iterator[RecomputeDi
             yield _describe_difference(place, forward, row, cause)
 
 
-def _find_inside(placed: PlacedCalls) -> Mapping[str, tuple[int, int]]:
+def _find_inside(placed: Calls) -> Mapping[str, tuple[int, int]]:
     """Returns, by path, which recomputed call ran a module as compiled code, and the index of the module's place."""
     found: dict[str, tuple[int, int]] = {}
-    is_region = (placed.calls.phase == _RECOMPUTE) & (placed.column("compiled") == 1)
+    is_region = (placed.phase == _RECOMPUTE) & (placed.column("compiled") == 1)
     for call in np.flatnonzero(is_region & (placed.where >= 0)).tolist():
         region = placed.places[placed.where[call]]
         for where, place in enumerate(placed.places):
@@ -214,10 +216,10 @@ def _find_inside(placed: PlacedCalls) -> Mapping[str, tuple[int, int]]:
     return found
 
 
-def _find_part(placed: PlacedCalls, call: int) -> int:
+def _find_part(placed: Calls, call: int) -> int:
     """Returns the call whose backward asked for the recompute, or else the outermost recomputed call."""
-    while placed.calls.parent[call] >= 0:
-        call = int(placed.calls.parent[call])
+    while placed.parent[call] >= 0:
+        call = int(placed.parent[call])
     asked = int(placed.column("triggered_by")[call])
     return asked if asked >= 0 else -1 - call
 

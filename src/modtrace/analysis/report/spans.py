@@ -6,8 +6,9 @@ import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..graph.columns import Graph
-from ..tables.call_names import name_calls
+from ..tables.calls import read_all_calls
 from ..tables.columns import Column, Rows, column_of, dictionary_codes, find_rows
+from ..tables.placement import Placer
 from ..timeline.arrange import SPAN_KINDS
 from ..timeline.timeline import Timeline
 from .limits import GraphCut
@@ -138,8 +139,8 @@ def _find_modules(data: RecordingData, call_id: Column, op_id: Column, index: Ma
     """Returns the row of the module in whose call each span ran, or which it is."""
     ops = data.table("ops").select(["op_id", "call_id"])
     of_op = np.append(column_of(ops, "call_id"), NONE)[find_rows(column_of(ops, "op_id"), op_id)]
-    named = name_calls(data)
-    places = (index.get(place, NONE) for place in zip(named.roots, named.paths, strict=True))
-    of_call = np.append(np.array([*places, NONE], np.int64)[named.place], NONE)
+    calls = read_all_calls(data.table("calls"), Placer(data))
+    places = (index.get((module.root, module.path), NONE) for module in calls.placer.name_modules())
+    of_call = np.append(np.array([*places, NONE], np.int64)[calls.place], NONE)
     call_id = np.where(call_id >= 0, call_id, np.where(of_op >= 0, of_op, _NO_ID))
-    return of_call[find_rows(named.calls.call_id, call_id)]
+    return of_call[find_rows(calls.call_id, call_id)]

@@ -1,43 +1,36 @@
-"""Reads the calls of one step as columns, and the tree that they form."""
+"""Reads calls as columns: the tree that they form, and their places in the module tree."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
-from ...recording.arrow.arrays import from_numpy, to_numpy
-from ...recording.phase import FORWARD, PHASES
+from ...recording.arrow.arrays import to_numpy
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from .columns import Column, RowFinder, Rows, column_of, phase_codes, ranges
+from .placement import NO_PLACE_NAMES, NOWHERE, OPTIMIZERS, PlaceName, Placer
 
-NO_MODULE = -1
-_COLUMNS = (
-    "call_id",
-    "step",
-    "module_id",
-    "parent_call_id",
-    "phase",
-    "forward_call_id",
-    "recompute_of",
-    "start_ns",
-    "end_ns",
-    "overhead_ns",
-    "device_start_ns",
-    "device_end_ns",
-    "raised",
-)
+#: Calls are placed after those that they repeat.
+_PLACING_ORDER = (FORWARD, RECOMPUTE, BACKWARD)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Calls:
     """Calls as columns; `parent` and `repeats` are row numbers."""
 
+    table: pa.Table  # the table of all calls
+    rows: Rows | slice  # which of it these are
+    placer: Placer
     call_id: Column
     module: Column  # NO_MODULE where null
     phase: Column  # codes of PHASES
     parent: Rows  # the call of the same phase around it
     repeats: Rows  # the forward of a backward, the call that a recompute repeats
+    levels: list[Rows]  # the calls without parent, those that they are parents of, and so on
+    place: Rows  # the index of each call's place; NOWHERE for an optimizer's step
     start_ns: Column
     duration_ns: Column  # without what modtrace spent measuring inside; 0 where the end was not seen
     overhead_ns: Column  # what it spent: the call ended after both together
@@ -49,6 +42,48 @@ class Calls:
 
     def __len__(self) -> int:
         return len(self.module)
+
+    @cached_property
+    def origin(self) -> Rows:
+        """The forward call to which each call belongs, which is the call itself for a forward."""
+        rows = np.arange(len(self))
+        for _ in range(2 if len(self) else 0):  # a backward's nodes may be those of a recompute
+            rows = np.where(self.repeats[rows] >= 0, self.repeats[rows], rows)
+        return rows
+
+    @cached_property
+    def nth(self) -> Column:
+        """Which call of its module in its step each is."""
+        return self.column("nth")
+
+    @cached_property
+    def where(self) -> Rows:
+        """The place of each call; OPTIMIZERS for an optimizer's step."""
+        return np.where(self.phase == PHASES.index(OPTIMIZER), OPTIMIZERS, self.place)
+
+    @cached_property
+    def places(self) -> tuple[PlaceName, ...]:
+        """The names of the places."""
+        return self.placer.name_places()
+
+    def name(self, where: int) -> PlaceName:
+        """Returns the name of the place with this index."""
+        return self.places[where] if where >= 0 else PlaceName(NO_PLACE_NAMES[where])
+
+    @cached_property
+    def full_names(self) -> tuple[Column, tuple[str, ...]]:
+        """Codes of the names of calls: path, `path@1` for the second call of a module in a step, of a root its name."""
+        width = int(self.nth.max(initial=-1)) + 2
+        keys, code = np.unique(self.place * width + (self.nth + 1), return_inverse=True)
+        names = [
+            (self.places[place] if place != NOWHERE else PlaceName("optimizer")).name_call(number - 1)
+            for place, number in zip((keys // width).tolist(), (keys % width).tolist(), strict=True)
+        ]
+        return code, tuple(names)
+
+    def column(self, name: str) -> Column:
+        """Returns another column of the table; -1 for null."""
+        return column_of(self.table, name)[self.rows]
 
 
 def outermost_calls(table: pa.Table) -> Column:
@@ -65,65 +100,83 @@ def has_threads(data: RecordingData) -> bool:
     return len(np.unique(threads)) > 1
 
 
-def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None) -> Calls:
+def read_calls(table: pa.Table, placer: Placer, step: int | None, *, also: Column | None = None) -> Calls:
     """Returns the calls of a step, with the calls of earlier steps to which its backwards and recomputes refer.
 
     Args:
         table: the table `calls`.
+        placer: finds places.
         step: the number of the step.
         also: ids of further calls that are referred to; -1 for none.
     """
-    table = table.select(_COLUMNS)
-    steps = column_of(table, "step")
-    kept = steps == step if step is not None else np.zeros(len(steps), bool)
-    referred = _repeated(table)[kept]
+    steps, call_ids = column_of(table, "step"), column_of(table, "call_id")
+    is_kept = steps == step if step is not None else np.zeros(len(steps), bool)
+    referred = _read_repeated(table)[is_kept]
     if also is not None:
         referred = np.concatenate([referred, also])
-    earlier = _steps_of(referred, table, kept, steps)
+    missing = np.setdiff1d(referred[referred >= 0], call_ids[is_kept])
+    earlier = np.unique(steps[np.isin(call_ids, missing)])
     if len(earlier):
-        kept = kept | np.isin(steps, earlier)
-    return _to_calls(table.filter(from_numpy(kept)), step)
+        is_kept = is_kept | np.isin(steps, earlier)
+    return _read_rows(table, np.flatnonzero(is_kept), placer, step)
 
 
-def read_all_calls(table: pa.Table) -> Calls:
+def read_all_calls(table: pa.Table, placer: Placer) -> Calls:
     """Returns the calls of all steps."""
-    return _to_calls(table.select(_COLUMNS), None)
+    return _read_rows(table, slice(None), placer, None)
 
 
-def _to_calls(table: pa.Table, step: int | None) -> Calls:
-    start_ns, end_ns = column_of(table, "start_ns"), column_of(table, "end_ns")
-    ended = to_numpy(table["end_ns"].is_valid())
-    took_ns = np.where(ended, end_ns - start_ns, 0)
-    overhead_ns = np.clip(column_of(table, "overhead_ns"), 0, took_ns)
-    phase = phase_codes(table["phase"])
-    call_id = column_of(table, "call_id")
-    row_of = RowFinder(call_id)
-    parent = row_of(column_of(table, "parent_call_id"))
+def _read_rows(table: pa.Table, rows: Rows | slice, placer: Placer, step: int | None) -> Calls:
+    def read(name: str) -> Column:
+        return column_of(table, name)[rows]
+
+    start_ns, ended = read("start_ns"), to_numpy(table["end_ns"].is_valid())[rows]
+    took_ns = np.where(ended, read("end_ns") - start_ns, 0)
+    overhead_ns = np.clip(read("overhead_ns"), 0, took_ns)
+    phase, module, call_id = phase_codes(table["phase"])[rows], read("module_id"), read("call_id")
+    find_call = RowFinder(call_id)
+    parent, repeats = find_call(read("parent_call_id")), find_call(_read_repeated(table)[rows])
+    if len(phase):
+        parent = np.where((parent >= 0) & (phase[parent] == phase), parent, -1)
+    levels = list(iterate_levels(parent))
     return Calls(
+        table=table,
+        rows=rows,
+        placer=placer,
         call_id=call_id,
-        module=column_of(table, "module_id"),
+        module=module,
         phase=phase,
-        parent=np.where((parent >= 0) & (phase[parent] == phase), parent, -1) if len(phase) else parent,
-        repeats=row_of(_repeated(table)),
+        parent=parent,
+        repeats=repeats,
+        levels=levels,
+        place=_find_places(phase, module, parent, repeats, levels, placer),
         start_ns=start_ns,
         duration_ns=took_ns - overhead_ns,
         overhead_ns=overhead_ns,
-        device_start_ns=column_of(table, "device_start_ns"),
-        device_end_ns=column_of(table, "device_end_ns"),
+        device_start_ns=read("device_start_ns"),
+        device_end_ns=read("device_end_ns"),
         ended=ended,
-        raised=column_of(table, "raised"),
-        in_step=column_of(table, "step") == step,
+        raised=read("raised"),
+        in_step=read("step") == step,
     )
 
 
-def _steps_of(wanted: Column, table: pa.Table, kept: Column, steps: Column) -> Column:
-    """Returns the steps of the calls that are wanted and not yet kept."""
-    call_ids = column_of(table, "call_id")
-    missing = np.setdiff1d(wanted[wanted >= 0], call_ids[kept])
-    return np.unique(steps[np.isin(call_ids, missing)])
+def _find_places(
+    phase: Column, module: Column, parent: Rows, repeats: Rows, levels: list[Rows], placer: Placer
+) -> Rows:
+    """Returns the index of each call's place; that of the call that it repeats for a backward or a recompute."""
+    place = np.full(len(phase), NOWHERE, np.int64)
+    for code in map(PHASES.index, _PLACING_ORDER):
+        for level in levels:
+            rows = level[phase[level] == code]
+            place[rows] = np.where(repeats[rows] >= 0, place[repeats[rows]], NOWHERE)
+            rows = rows[place[rows] == NOWHERE]
+            callers = np.where(parent[rows] >= 0, place[parent[rows]], NOWHERE)
+            place[rows] = placer.place_all(module[rows], callers)
+    return place
 
 
-def _repeated(table: pa.Table) -> Column:
+def _read_repeated(table: pa.Table) -> Column:
     forward = column_of(table, "forward_call_id")
     return np.where(forward >= 0, forward, column_of(table, "recompute_of"))
 

@@ -15,11 +15,11 @@ from ...recording.meta import RunMeta
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
-from .calls import outermost_calls
+from .calls import Calls, outermost_calls
 from .columns import Bools, Column, Rows, column_of, find_rows, ranges
 from .op_flow import OpFlow, read_op_flow
 from .op_rules import PLAIN
-from .ops import PlacedCalls, StepOps, bare_name, read_step_ops
+from .ops import StepOps, bare_name, read_step_ops
 from .sites import Site, read_sites
 from .tensors import Tensors
 
@@ -155,19 +155,19 @@ class OneStep:
         return read_step_ops(self, step=self.number, inside=True)
 
     @property
-    def placed(self) -> PlacedCalls:
+    def placed(self) -> Calls:
         """The calls."""
         return self.ops.placed
 
     @cached_property
     def _outermost(self) -> Rows:
-        calls = self.placed.calls
+        calls = self.placed
         return np.flatnonzero((calls.parent < 0) & (calls.phase == PHASES.index(FORWARD)) & calls.in_step)
 
     @cached_property
     def flow(self) -> OpFlow:
         """What the ops read and return, and what the outermost forward calls are given and return."""
-        outermost = self.placed.calls.call_id[self._outermost]
+        outermost = self.placed.call_id[self._outermost]
         return read_op_flow(self, op_id=self.ops.op_id, call_id=outermost)
 
     @property
@@ -300,10 +300,10 @@ class OneStep:
         return locate_call(self.placed, int(self.ops.call[op]), int(self.ops.where[op]))
 
 
-def locate_call(placed: PlacedCalls, call: int, where: int) -> dict[str, Any]:
+def locate_call(placed: Calls, call: int, where: int) -> dict[str, Any]:
     """Returns the fields `root`, `path` and `call` of what ran in a call, by the index of its place."""
     place = placed.name(where)
-    nth = int(placed.column("nth")[placed.origin[call]]) if call >= 0 else -1
+    nth = int(placed.nth[placed.origin[call]]) if call >= 0 else -1
     return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,24 +10,12 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from .calls import Calls, iterate_levels, read_calls
+from .calls import Calls, read_calls
 from .chosen_step import ShownStep, choose_step
 from .columns import Bools, Column, Rows, column_of, dictionary_codes, find_rows, phase_codes
 from .device_times import durations_on_device
 from .inside import with_inside
-from .placement import Module, Placer, merge_wrappers, name_roots, place_calls
-
-#: The index of the place of an op that ran outside of the module tree.
-OUTSIDE = -1
-OPTIMIZERS = -2
-UNRECORDED = -3
-
-#: The names of these; `UNRECORDED` means that the op refers to a call that the recording lacks.
-NO_PLACE_NAMES = {
-    OUTSIDE: "(outside of modules)",
-    OPTIMIZERS: "(optimizer)",
-    UNRECORDED: "(call not recorded)",
-}
+from .placement import OPTIMIZERS, OUTSIDE, UNRECORDED, Module, Placer
 
 _COLUMNS = (
     "op_id",
@@ -49,48 +36,6 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class PlaceName:
-    """The name of a place in the module tree, or of what is outside of it."""
-
-    name: str  # the path, of a root its name
-    root: str | None = None  # the name of the root; None where it is no place
-    path: str | None = None
-    type: str | None = None
-    parent: int = OUTSIDE  # the index of the place above; OUTSIDE for a root
-
-
-@dataclass(frozen=True)
-class PlacedCalls:
-    """Calls with their places in the module tree; `table` has further columns of them."""
-
-    calls: Calls
-    levels: list[Rows]
-    where: Rows  # the index of each call's place; OPTIMIZERS for an optimizer's step
-    places: tuple[PlaceName, ...]
-    table: pa.Table
-
-    @cached_property
-    def origin(self) -> Rows:
-        """The forward call to which each call belongs, which is the call itself for a forward."""
-        rows = np.arange(len(self.calls))
-        for _ in range(2):  # a backward's nodes may be those of a recompute
-            rows = np.where(self.calls.repeats[rows] >= 0, self.calls.repeats[rows], rows)
-        return rows
-
-    def column(self, name: str) -> Column:
-        """Returns another column of the calls; -1 for null."""
-        return column_of(self.table, name)[self._at]
-
-    def name(self, where: int) -> PlaceName:
-        """Returns the name of the place with this index."""
-        return self.places[where] if where >= 0 else PlaceName(NO_PLACE_NAMES[where])
-
-    @cached_property
-    def _at(self) -> Rows:
-        return find_rows(column_of(self.table, "call_id"), self.calls.call_id)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepOps:
     """Ops as columns, in the order of the table; -1 stands for null."""
@@ -98,7 +43,7 @@ class StepOps:
     step: ShownStep | None  # None: nothing was recorded
     recorded: bool  # some step of the recording has ops
     only_phase: int | None  # code of the phase that was asked for; None: the ops of all phases
-    placed: PlacedCalls
+    placed: Calls  # with the calls of earlier steps that they are of
     op_id: Column
     call: Rows  # the row of each op's call; -1 for none
     where: Rows  # the index of the place at which it ran, or one of NO_PLACE_NAMES
@@ -141,16 +86,16 @@ def read_step_ops(
     Raises:
         ValueError: the recording has no such step, or there is no such phase.
     """
-    calls, recorded = data.table("calls"), data.table("ops")
+    recorded = data.table("ops")
     # Of a recording that was cut, a step may have lost all its rows but those of ops.
     of_ops = [step] if step is not None and step in column_of(recorded, "step") else []
-    shown = choose_step(data.table("steps"), calls, step, also=of_ops)
+    shown = choose_step(data.table("steps"), data.table("calls"), step, also=of_ops)
     if inside and shown is not None:
         data = with_inside(data, shown.step, fused=False)
-        calls, recorded = data.table("calls"), data.table("ops")
+        recorded = data.table("ops")
     only = _to_code(phase)
     table = _keep(recorded.select(_COLUMNS), shown, only)
-    placed = _place(data, calls, shown, column_of(table, "call_id"))
+    placed = _read_calls(data, shown, column_of(table, "call_id"))
     return _to_columns(table, placed, step=shown, recorded=recorded.num_rows > 0, only_phase=only)
 
 
@@ -203,15 +148,10 @@ def _keep(table: pa.Table, shown: ShownStep | None, phase: int | None) -> pa.Tab
     return table if phase is None else table.filter(from_numpy(phase_codes(table["phase"]) == phase))
 
 
-def _place(data: RecordingData, table: pa.Table, shown: ShownStep | None, also: Column) -> PlacedCalls:
-    calls = read_calls(table, shown.step if shown else None, also=also)
-    levels = list(iterate_levels(calls.parent))
-    modules = merge_wrappers(data.table("modules").to_pylist())
-    placer = Placer(modules)
-    table = _unmark_given_up(table, data.table("compilations").to_pylist(), modules)
-    where = place_calls(calls, levels, placer)
-    where[calls.phase == PHASES.index(OPTIMIZER)] = OPTIMIZERS
-    return PlacedCalls(calls, levels, where, _name_places(placer), table)
+def _read_calls(data: RecordingData, shown: ShownStep | None, also: Column) -> Calls:
+    placer = Placer(data)
+    table = _unmark_given_up(data.table("calls"), data.table("compilations").to_pylist(), placer.modules)
+    return read_calls(table, placer, shown.step if shown else None, also=also)
 
 
 def _unmark_given_up(
@@ -229,30 +169,16 @@ def _unmark_given_up(
     return table.set_column(at, table.schema.field(at), from_numpy(compiled))
 
 
-def _name_places(placer: Placer) -> tuple[PlaceName, ...]:
-    roots = name_roots(placer.places)
-    return tuple(
-        PlaceName(
-            name=place.path or roots.get(place.module.root_id, ""),
-            root=roots.get(place.module.root_id, ""),
-            path=place.path,
-            type=place.module.type,
-            parent=place.parent,
-        )
-        for place in placer.places
-    )
-
-
 def _to_columns(
     table: pa.Table,
-    placed: PlacedCalls,
+    placed: Calls,
     *,
     step: ShownStep | None,
     recorded: bool,
     only_phase: int | None,
 ) -> StepOps:
     call_id, phase = column_of(table, "call_id"), phase_codes(table["phase"])
-    call = find_rows(placed.calls.call_id, call_id)
+    call = find_rows(placed.call_id, call_id)
     ended = to_numpy(table["end_ns"].is_valid())
     start_ns = column_of(table, "start_ns")
     of_device = durations_on_device(table)
@@ -282,15 +208,10 @@ def _to_columns(
     )
 
 
-def _find_where(call_id: Column, call: Rows, phase: Column, placed: PlacedCalls) -> Rows:
+def _find_where(call_id: Column, call: Rows, phase: Column, placed: Calls) -> Rows:
     alone = np.where(phase == PHASES.index(OPTIMIZER), OPTIMIZERS, OUTSIDE)
     alone = np.where(call_id >= 0, UNRECORDED, alone)
-    return np.where(call >= 0, placed.where[call], alone) if len(placed.calls) else alone
-
-
-def call_name(place: PlaceName, nth: int | None) -> str:
-    """Returns `path` for the first call of a module in the step, `path@1` for the second."""
-    return f"{place.name}@{nth}" if nth is not None and nth > 0 else place.name
+    return np.where(call >= 0, placed.where[call], alone) if len(placed) else alone
 
 
 def bare_name(op: str) -> str:

@@ -1,4 +1,4 @@
-"""Places the calls and the measured values of a step in the tree of registered modules."""
+"""Finds places in the tree of registered modules, and names them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...recording.module_path import is_below, join, path_below
-from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
-from .calls import NO_MODULE, Calls
-from .columns import Rows
+from ...recording.protocols import RecordingData
+from .columns import Column, Rows
 
+NO_MODULE = -1
 NOWHERE = -1
-#: Calls are placed after those that they repeat.
-_PLACING_ORDER = (FORWARD, RECOMPUTE, BACKWARD)
+
+#: The index of the place of an op that ran outside of the module tree.
+OUTSIDE = NOWHERE
+OPTIMIZERS = -2
+UNRECORDED = -3
+
+#: The names of these; `UNRECORDED` means that the op refers to a call that the recording lacks.
+NO_PLACE_NAMES = {
+    OUTSIDE: "(outside of modules)",
+    OPTIMIZERS: "(optimizer)",
+    UNRECORDED: "(call not recorded)",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +109,26 @@ class ModuleName(NamedTuple):
     type: str
 
 
+@dataclass(frozen=True)
+class PlaceName:
+    """The name of a place in the module tree, or of what is outside of it."""
+
+    name: str  # the path, of a root its name
+    root: str | None = None  # the name of the root; None where it is no place
+    path: str | None = None
+    type: str | None = None
+    parent: int = OUTSIDE  # the index of the place above; OUTSIDE for a root
+
+    def name_call(self, nth: int | None) -> str:
+        """Returns `path` for the first call of a module in the step, `path@1` for the second."""
+        return f"{self.name}@{nth}" if nth is not None and nth > 0 else self.name
+
+
 class Placer:
     """Finds the places of registered modules, and adds places where shared or unknown modules are called."""
 
-    def __init__(self, modules: Mapping[int, Module]) -> None:
-        self._modules = modules
+    def __init__(self, data: RecordingData) -> None:
+        self.modules = modules = merge_wrappers(data.table("modules").to_pylist())
         distinct = list({module.module_id: module for module in modules.values()}.values())
         self._main = {module.module_id: index for index, module in enumerate(distinct)}
         self.places = [TreePlace(module, module.path, self._registered_in(module)) for module in distinct]
@@ -113,7 +138,7 @@ class Placer:
         self._shared: dict[tuple[int, str], int] = {}  # by module and path
 
     def _registered_in(self, module: Module) -> int:
-        above = self._modules.get(module.parent_id) if module.parent_id is not None else None
+        above = self.modules.get(module.parent_id) if module.parent_id is not None else None
         return NOWHERE if above is None else self._main[above.module_id]
 
     def place(self, module_id: int, parent: int) -> int:
@@ -123,8 +148,30 @@ class Placer:
             self._known[key] = self._find_place(module_id, parent)
         return self._known[key]
 
+    def place_all(self, modules: Column, parents: Rows) -> Rows:
+        """Returns the places of modules that are called from places; each pair of both is looked up once."""
+        keys = (modules.astype(np.int64) << 32) + parents
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        pairs = zip(modules[first].tolist(), parents[first].tolist(), strict=True)
+        return np.array([self.place(*pair) for pair in pairs], np.int64)[which]
+
+    def name_modules(self) -> tuple[ModuleName, ...]:
+        """Returns the module of each place."""
+        roots = name_roots(self.places)
+        return tuple(
+            ModuleName(roots.get(place.module.root_id, ""), place.path, place.module.type)
+            for place in self.places
+        )
+
+    def name_places(self) -> tuple[PlaceName, ...]:
+        """Returns the name of each place."""
+        return tuple(
+            PlaceName(module.path or module.root, *module, place.parent)
+            for module, place in zip(self.name_modules(), self.places, strict=True)
+        )
+
     def _find_place(self, module_id: int, parent: int) -> int:
-        module = self._modules.get(module_id)
+        module = self.modules.get(module_id)
         if module is None:
             return self._place_unknown(module_id, parent)
         main = self._main[module.module_id]
@@ -192,30 +239,3 @@ def _label(place: TreePlace, above: TreePlace | None) -> str:
     if above is None:
         return place.module.name or place.path or place.module.type
     return place.path[len(above.path) :].lstrip(".") if is_below(place.path, above.path) else place.path
-
-
-def place_calls(calls: Calls, levels: Sequence[Rows], placer: Placer) -> Rows:
-    """Returns the index of each call's place; NOWHERE for optimizer steps.
-
-    A call that repeats another one (a backward, a recompute) has the same place.
-    """
-    placed = np.full(len(calls), NOWHERE, np.int64)
-    for phase in _PLACING_ORDER:
-        code = PHASES.index(phase)
-        for level in levels:
-            rows = level[calls.phase[level] == code]
-            repeats = calls.repeats[rows]
-            placed[rows] = np.where(repeats >= 0, placed[repeats], NOWHERE)
-            _place_by_caller(calls, rows[placed[rows] == NOWHERE], placed, placer)
-    return placed
-
-
-def _place_by_caller(calls: Calls, rows: Rows, placed: Rows, placer: Placer) -> None:
-    """Places rows whose callers are placed. Each pair of module and caller's place is looked up once."""
-    if not len(rows):
-        return
-    callers = np.where(calls.parent[rows] >= 0, placed[calls.parent[rows]], NOWHERE)
-    pairs = np.stack([calls.module[rows].astype(np.int64), callers])
-    _, first, which = np.unique((pairs[0] << 32) + pairs[1], return_index=True, return_inverse=True)
-    places = [placer.place(int(pairs[0, at]), int(pairs[1, at])) for at in first]
-    placed[rows] = np.array(places, np.int64)[which]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, INPUT, LOSS, OP_OUTPUT, OP_ROLES, PARAMETER
-from .calls import Calls, iterate_levels, read_all_calls
+from .calls import Calls, read_all_calls
 from .columns import (
     ArrowTable,
     Bools,
@@ -28,33 +28,71 @@ from .inside import with_all_inside
 from .op_flow import FIRST_SLOTS, OpFlow, read_op_flow
 from .op_rules import OVERWRITES, PLAIN
 from .ops import bare_name
-from .placement import NOWHERE, ModuleName, Placer, merge_wrappers, name_roots, place_calls
+from .placement import NOWHERE, ModuleName, Placer
 from .tensors import Sizes, read_sizes
 from .values import PlacedValues
-
-_BACKWARD = PHASES.index(BACKWARD)
 
 #: The largest number of views and copies in a row that are walked back.
 _MOST_VIEWS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RunCalls:
+class RunCalls(Calls):
     """The calls of a recording; numbers of calls are rows of the table."""
 
-    calls: Calls
     kept: Column  # whether it is of a compared step
-    step: Column
-    nth: Column  # of its module in the step
-    place: Rows  # index of `RunTables.names`; NOWHERE for an optimizer's step
-    #: How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself.
-    wraps: Rows
-    origin: Rows  # the forward call that it belongs to: itself, or the one that it repeats
-    outermost: Rows  # the outermost forward call that `origin` is inside of
-    #: Of the outermost forward call that it belongs to: how many of the same module the step had before.
-    outer: Rows
-    #: Of the forward call that it belongs to: how many of its place were made before inside the same outermost call.
-    inner: Rows
+
+    @cached_property
+    def step(self) -> Column:
+        """The step of each call."""
+        return self.column("step")
+
+    @property
+    def wraps(self) -> Rows:
+        """How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself."""
+        return self._wrapped[0]
+
+    @cached_property
+    def unwrapped(self) -> Rows:
+        """The forward call of a module itself that each call belongs to: it is inside of those of its wrappers."""
+        return self._wrapped[1][self.origin]
+
+    @cached_property
+    def outermost(self) -> Rows:
+        """The outermost forward call that `unwrapped` is inside of."""
+        outermost = np.arange(len(self))
+        for level in self.levels[1:]:
+            outermost[level] = outermost[self.parent[level]]
+        return outermost[self.unwrapped]
+
+    @cached_property
+    def outer(self) -> Rows:
+        """How many calls of the same module the step had before the outermost call that each call belongs to."""
+        rows, which = np.unique(self.outermost, return_inverse=True)
+        return self._number(rows, self.step[rows])[which.reshape(-1)]
+
+    @cached_property
+    def inner(self) -> Rows:
+        """How many calls of its place were made before `unwrapped`, inside the same outermost call."""
+        rows, first, which = np.unique(self.unwrapped, return_index=True, return_inverse=True)
+        return self._number(rows, self.outermost[first])[which.reshape(-1)]
+
+    def _number(self, rows: Rows, within: Column) -> Rows:
+        """Returns the number of each of some calls among those with equal places and keys, in the order of start."""
+        key, _ = number_keys((within, within[:0]), (self.place[rows], within[:0]))
+        return count_before(key, np.lexsort((rows, self.start_ns[rows])).argsort())
+
+    @cached_property
+    def _wrapped(self) -> tuple[Rows, Rows]:
+        """How many calls of what each call wraps are inside, and the innermost of them."""
+        wraps, innermost = np.zeros(len(self), np.int64), np.arange(len(self))
+        for level in reversed(self.levels[1:]):
+            above = self.parent[level]
+            is_wrapped = (self.place[level] == self.place[above]) & (self.module[level] != self.module[above])
+            rows = level[is_wrapped & (self.place[level] != NOWHERE)]
+            wraps[self.parent[rows]] = wraps[rows] + 1
+            innermost[self.parent[rows]] = innermost[rows]
+        return wraps, innermost
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,97 +259,27 @@ def read_run_tables(data: RecordingData, steps: Collection[int]) -> RunTables:
     """Returns one recording, of which some steps are compared."""
     wanted = np.array(sorted(steps), np.int64)
     data, unseen = with_all_inside(data)
-    placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
-    calls = _read_calls(data.table("calls"), wanted, placer)
-    ops = _read_ops(data.table("ops"), wanted, calls)
-    values = _read_values(data, wanted, placer, calls)
+    table = data.table("calls")
+    known = read_all_calls(table, Placer(data))
+    calls = RunCalls(**vars(known), kept=np.isin(column_of(table, "step"), wanted))
+    is_backward = calls.phase == PHASES.index(BACKWARD)
+    values = _read_values(data, wanted, calls)
     return RunTables(
         data=data,
-        is_apart=np.isin(calls.calls.call_id, [*unseen.calls])
-        | ((calls.calls.phase == _BACKWARD) & column_of(data.table("calls"), "compiled").astype(bool)),
-        places=placer,
-        names=_name_places(placer),
+        is_apart=np.isin(calls.call_id, [*unseen.calls])
+        | (is_backward & column_of(table, "compiled").astype(bool)),
+        places=calls.placer,
+        names=calls.placer.name_modules(),
         calls=calls,
-        ops=ops,
+        ops=_read_ops(data.table("ops"), wanted, calls),
         flow=read_op_flow(data),
         values=values,
     )
 
 
-def _name_places(placer: Placer) -> tuple[ModuleName, ...]:
-    roots = name_roots(placer.places)
-    return tuple(
-        ModuleName(roots.get(each.module.root_id, ""), each.path, each.module.type) for each in placer.places
-    )
-
-
-def _read_calls(table: ArrowTable, steps: Column, placer: Placer) -> RunCalls:
-    calls, step = read_all_calls(table), column_of(table, "step")
-    levels = list(iterate_levels(calls.parent))
-    place = place_calls(calls, levels, placer)
-    place[calls.phase == PHASES.index(OPTIMIZER)] = NOWHERE
-    wraps, core = _count_wrapped(calls, place, levels)
-    origin = core[_find_origin(calls)]
-    outermost = _find_outermost(calls.parent, levels)[origin]
-    first = calls.start_ns[origin]
-    outer = _count_calls(outermost, step[outermost], place[outermost], calls.start_ns)
-    inner = _count_calls(origin, outermost, place[origin], first)
-    return RunCalls(
-        calls=calls,
-        kept=np.isin(step, steps),
-        step=step,
-        nth=column_of(table, "nth"),
-        place=place,
-        wraps=wraps,
-        origin=origin,
-        outermost=outermost,
-        outer=outer,
-        inner=inner,
-    )
-
-
-def _find_origin(calls: Calls) -> Rows:
-    """Returns the forward call to which each call belongs: a backward's may be that of a recompute."""
-    rows = np.arange(len(calls))
-    for _ in range(2):
-        rows = np.where(calls.repeats[rows] >= 0, calls.repeats[rows], rows) if len(rows) else rows
-    return rows
-
-
-def _count_wrapped(calls: Calls, place: Rows, levels: list[Rows]) -> tuple[Rows, Rows]:
-    """Returns of each call how many calls of what it wraps are inside, and the innermost of them."""
-    wraps, core = np.zeros(len(calls), np.int64), np.arange(len(calls))
-    for level in reversed(levels[1:]):
-        above = calls.parent[level]
-        is_wrapped = (place[level] == place[above]) & (calls.module[level] != calls.module[above])
-        rows = level[is_wrapped & (place[level] != NOWHERE)]
-        wraps[calls.parent[rows]] = wraps[rows] + 1
-        core[calls.parent[rows]] = core[rows]
-    return wraps, core
-
-
-def _find_outermost(parent: Rows, levels: list[Rows]) -> Rows:
-    outermost = np.arange(len(parent))
-    for level in levels[1:]:
-        outermost[level] = outermost[parent[level]]
-    return outermost
-
-
-def _count_calls(of: Rows, *within: Column | Rows) -> Rows:
-    """Returns for each row the number of its call `of` among the calls with equal keys, in the order of start."""
-    *keys, order = within
-    distinct, first, back = np.unique(of, return_index=True, return_inverse=True)
-    if not len(distinct):
-        return np.empty(0, np.int64)
-    empty = np.empty(0, np.int64)
-    number, _ = number_keys(*((key[first], empty) for key in keys))
-    started = order[distinct] if len(order) != len(of) else order[first]
-    return count_before(number, np.lexsort((distinct, started)).argsort())[back.reshape(-1)]
-
-
 def _read_ops(table: ArrowTable, steps: Column, calls: RunCalls) -> RunOps:
     step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
-    phase, call = phase_codes(table["phase"]), find_rows(calls.calls.call_id, column_of(table, "call_id"))
+    phase, call = phase_codes(table["phase"]), find_rows(calls.call_id, column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
     return RunOps(
         table=table,
@@ -333,12 +301,12 @@ def _find_first_calls(calls: RunCalls, step: Column) -> Column:
     """Returns for steps when their first calls began; the least number for steps without any."""
     steps, which = np.unique(calls.step, return_inverse=True)
     first = np.full(len(steps) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, which.reshape(-1), calls.calls.start_ns)
+    np.minimum.at(first, which.reshape(-1), calls.start_ns)
     first[-1] = np.iinfo(np.int64).min
     return first[find_rows(steps, step)]
 
 
-def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: RunCalls) -> RunValues:
+def _read_values(data: RecordingData, steps: Column, calls: RunCalls) -> RunValues:
     values, ops = PlacedValues(data=data, table=data.table("values")), data.table("ops")
     op = find_rows(column_of(ops, "op_id"), column_of(values.table, "op_id"))
     call_id = np.where(op >= 0, take(column_of(ops, "call_id"), op), values.call_id)
@@ -346,9 +314,9 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: RunC
         data=data,
         table=values.table,
         kept=np.isin(values.step, steps) & ~values.is_of(LOSS),
-        place=values.find_places(calls.calls, placer, placed=calls.place, call_id=call_id),
-        home=values.find_own_places(placer),
-        call=find_rows(calls.calls.call_id, call_id),
+        place=values.find_places(calls, call_id=call_id),
+        home=values.find_own_places(calls.placer),
+        call=find_rows(calls.call_id, call_id),
         op=op,
         order=np.lexsort((values.moment, values.step)).argsort(),
         sizes=read_sizes(values.table["shape"]),

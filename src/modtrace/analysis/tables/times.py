@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording.phase import PHASES
-from .calls import Calls, iterate_levels, number_calls
+from .calls import Calls, number_calls
 from .chosen_step import ShownStep
 from .columns import Column, Rows, split_rows
-from .placement import NOWHERE, Placer, place_calls
+from .placement import NOWHERE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,12 @@ class PhaseTimes:
 class CallTimes:
     """The calls of a step, with what is derived from all of them together."""
 
-    def __init__(self, calls: Calls, step: ShownStep | None, placer: Placer) -> None:
-        levels = list(iterate_levels(calls.parent))
-        placed = place_calls(calls, levels, placer)
-        self.placed = placed  # the index of each call's place
+    def __init__(self, calls: Calls, step: ShownStep | None) -> None:
         self._calls = calls
         self._step = step
-        self._order = number_calls(levels, calls.parent)
-        self._rows = _group(calls, placed)
-        self._within_wrapper = _is_within_wrapper(calls, placed)
+        self._order = number_calls(calls.levels, calls.parent)
+        self._rows = _group(calls)
+        self._within_wrapper = _is_within_wrapper(calls)
         self._self_ns = _own_times(calls)
 
     def at(self, place: int, phase: str) -> Rows:
@@ -106,17 +103,17 @@ def sum_times(times: Sequence[PhaseTimes], outer: Sequence[PhaseTimes]) -> Phase
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
-def _group(calls: Calls, placed: Rows) -> Mapping[tuple[int, int], Rows]:
+def _group(calls: Calls) -> Mapping[tuple[int, int], Rows]:
     """Returns the rows of the step by place and phase."""
-    rows = np.flatnonzero(calls.in_step & (placed != NOWHERE))
-    keys = placed[rows] * len(PHASES) + calls.phase[rows]
+    rows = np.flatnonzero(calls.in_step & (calls.place != NOWHERE))
+    keys = calls.place[rows] * len(PHASES) + calls.phase[rows]
     return {divmod(key, len(PHASES)): group for key, group in split_rows(rows, keys)}
 
 
-def _is_within_wrapper(calls: Calls, placed: Rows) -> Column:
+def _is_within_wrapper(calls: Calls) -> Column:
     """Returns whether each call is that of a wrapped module by its wrapper. Both are one node, with one call."""
     has_parent = calls.parent >= 0
-    same_node = has_parent & (placed[calls.parent] == placed)
+    same_node = has_parent & (calls.place[calls.parent] == calls.place)
     within: Column = same_node & (calls.module[calls.parent] != calls.module)
     return within
 

@@ -10,7 +10,7 @@ from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import RAW, StatColumns, read_statistics
-from .calls import NO_MODULE, Calls, iterate_levels
+from .calls import Calls
 from .columns import (
     Bools,
     Column,
@@ -22,7 +22,7 @@ from .columns import (
     take,
     text_codes,
 )
-from .placement import NOWHERE, Placer, place_calls
+from .placement import NO_MODULE, NOWHERE, Placer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,9 +126,7 @@ class PlacedValues:
         places = [NOWHERE if module == NO_MODULE else placer.place(module, NOWHERE) for module in modules]
         return np.array([*places, NOWHERE], np.int64)[self.site]
 
-    def find_places(
-        self, calls: Calls, placer: Placer, *, placed: Rows | None = None, call_id: Column | None = None
-    ) -> Rows:
+    def find_places(self, calls: Calls, *, call_id: Column | None = None) -> Rows:
         """Returns the index of each row's place; NOWHERE for a parameter that no module owns.
 
         A row has the place of its call, which for a shared module need not be its own path. Without a call (a
@@ -136,15 +134,10 @@ class PlacedValues:
 
         Args:
             calls: the calls of the step, or of all.
-            placer: finds places.
-            placed: the places of the calls; None finds them.
             call_id: the call of each row; None for its own. -1 is none.
         """
-        call_id = self.call_id if call_id is None else call_id
-        if placed is None:
-            placed = place_calls(calls, list(iterate_levels(calls.parent)), placer)
-        found = take(placed, find_rows(calls.call_id, call_id))
-        return np.where(found == NOWHERE, self.find_own_places(placer), found)
+        place = take(calls.place, find_rows(calls.call_id, self.call_id if call_id is None else call_id))
+        return np.where(place == NOWHERE, self.find_own_places(calls.placer), place)
 
     @cached_property
     def _role(self) -> tuple[Column, tuple[str, ...]]:

@@ -7,8 +7,9 @@ import numpy as np
 
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ..tables.call_names import CallNames, name_calls
+from ..tables.calls import Calls, read_all_calls
 from ..tables.columns import Column, Rows, find_rows, take
+from ..tables.placement import Placer
 from ..tables.rows import TableRows, read_rows
 from ..tables.values import find_notes
 from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
@@ -41,14 +42,14 @@ class OpSpans:
 
 def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
     """Returns the spans of the calls in the given steps."""
-    named = name_calls(data)
-    calls, table = named.calls, read_rows(data, "calls", steps)
+    calls, table = read_all_calls(data.table("calls"), Placer(data)), read_rows(data, "calls", steps)
+    name, names = calls.full_names
     kept = np.isin(calls.call_id, table["call_id"])
     rows = np.flatnonzero(kept)
     parent, thread = _renumber(calls.parent, kept), table["thread"]
     is_on_thread = thread == np.append(thread, -1)[parent]  # each thread has lanes of its own
     spans = SpanRows(
-        name=Detail("name", named.name[rows], named.names),
+        name=Detail("name", name[rows], names),
         step=table["step"],
         thread=thread,
         lane=_LANE_OF_PHASE[calls.phase[rows]],
@@ -57,7 +58,7 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
         ended=calls.ended[rows],
         parent=np.where(is_on_thread, parent, -1),
         row_id=calls.call_id[rows],
-        details=_describe_calls(named, rows, table, find_notes(data, calls.call_id[rows])),
+        details=_describe_calls(calls, rows, table, find_notes(data, calls.call_id[rows])),
     )
     return CallRows(
         spans=spans,
@@ -75,14 +76,14 @@ def _renumber(refers: Rows, kept: Column) -> Rows:
 
 
 def _describe_calls(
-    named: CallNames, rows: Rows, table: TableRows, notes: tuple[Column, tuple[str, ...]]
+    calls: Calls, rows: Rows, table: TableRows, notes: tuple[Column, tuple[str, ...]]
 ) -> tuple[Detail, ...]:
-    overhead_ns, place = named.calls.overhead_ns[rows], named.place[rows]
-    roots = [Detail("root", place, named.roots)] if len(set(named.roots)) > 1 else []
+    overhead_ns, place, modules = calls.overhead_ns[rows], calls.place[rows], calls.placer.name_modules()
+    roots = tuple(module.root for module in modules)
     return (
-        Detail("type", place, named.types),
-        *roots,
-        Detail("phase", named.calls.phase[rows], PHASES),
+        Detail("type", place, tuple(module.type for module in modules)),
+        *([Detail("root", place, roots)] if len(set(roots)) > 1 else []),
+        Detail("phase", calls.phase[rows], PHASES),
         *(
             Detail(name, table[name])
             for name in (

@@ -20,7 +20,7 @@ from ...recording.triggers.trigger_kinds import NonFinite as NonFiniteTrigger
 from ..tables.calls import read_calls
 from ..tables.columns import column_of, dictionary_codes
 from ..tables.missing_rows import require_rows, say_missing
-from ..tables.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
+from ..tables.placement import NOWHERE, Module, Placer
 from ..tables.values import PlacedValues
 
 #: A hint names at most this many parameters.
@@ -173,13 +173,9 @@ def describe_row(data: RecordingData, number: int) -> NonFinite:
     [row] = value.table.to_pylist()
     sites = data.table("sites").slice(int(value.site[0]), 1).to_pylist() if value.site[0] >= 0 else []
     site = sites[0] if sites else {}
-    modules = merge_wrappers(data.table("modules").to_pylist())
-    placer = Placer(modules)
-    [place] = value.find_places(read_calls(data.table("calls"), row["step"], also=value.call_id), placer)
-    root, path = None, None
-    if place != NOWHERE:
-        module, path = placer.places[place].module, placer.places[place].path
-        root = name_roots(placer.places).get(module.root_id, "")
+    placer = Placer(data)
+    [place] = value.find_places(read_calls(data.table("calls"), placer, row["step"], also=value.call_id))
+    root, path = (None, None) if place == NOWHERE else placer.name_modules()[place][:2]
     role, slot = site.get("role"), site.get("slot", "")
     is_parameter = role == PARAMETER
     return NonFinite(
@@ -197,7 +193,9 @@ def describe_row(data: RecordingData, number: int) -> NonFinite:
         are_negative=not row["nan_count"] and row["max"] != math.inf,
         numel=row["numel"],
         first_index=read_first_index(row),
-        hint=None if is_parameter else _describe_weights(site.get("module_id"), row["step"], data, modules),
+        hint=None
+        if is_parameter
+        else _describe_weights(site.get("module_id"), row["step"], data, placer.modules),
     )
 
 

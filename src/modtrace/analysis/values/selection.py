@@ -16,10 +16,10 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LOSS, OP_OUTPUT, OUTPUT, ROLES
 from ...surface import choose_phrase, name_argument
-from ..tables.calls import iterate_levels, read_all_calls
+from ..tables.calls import read_all_calls
 from ..tables.columns import ArrowTable, Bools, Column, Rows, column_of
 from ..tables.missing_rows import explain_none, require_rows, say_missing
-from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
+from ..tables.placement import NOWHERE, Placer
 from ..tables.values import PlacedValues
 
 #: Roles of calls, whose slot is a position in the arguments or output. Sites of other roles are named by their slot.
@@ -160,25 +160,23 @@ class _Places:
     """The places of the rows in the module tree."""
 
     def __init__(self, values: PlacedValues) -> None:
-        placer = Placer(merge_wrappers(values.data.table("modules").to_pylist()))
-        calls = read_all_calls(values.data.table("calls"))
-        placed = place_calls(calls, list(iterate_levels(calls.parent)), placer)
-        self.of_row = values.find_places(calls, placer, placed=placed)
-        self._places = placer.places
-        self._roots = name_roots(placer.places)
-        self._started = np.full(len(placer.places), np.inf)  # when the forward first called each
-        rows = np.flatnonzero((calls.phase == PHASES.index(FORWARD)) & (placed != NOWHERE))
-        np.minimum.at(self._started, placed[rows], calls.start_ns[rows].astype(np.float64))
+        placer = Placer(values.data)
+        calls = read_all_calls(values.data.table("calls"), placer)
+        self.of_row = values.find_places(calls)
+        self._names = placer.name_modules()
+        self._started = np.full(len(self._names), np.inf)  # when the forward first called each
+        rows = np.flatnonzero((calls.phase == PHASES.index(FORWARD)) & (calls.place != NOWHERE))
+        np.minimum.at(self._started, calls.place[rows], calls.start_ns[rows].astype(np.float64))
 
     def find_owner(self, place: int, slot: str) -> Owner:
         if place == NOWHERE:
             return Owner(None, None, slot)
-        tree_place = self._places[place]
-        return Owner(self._roots.get(tree_place.module.root_id, ""), tree_place.path, slot)
+        root, path, _ = self._names[place]
+        return Owner(root, path, slot)
 
     def rank(self, place: int) -> tuple[float, int]:
         """Returns a sort key by the first forward call; modules that were never called follow in their own order."""
-        return (float(self._started[place]), place) if place != NOWHERE else (np.inf, len(self._places))
+        return (float(self._started[place]), place) if place != NOWHERE else (np.inf, len(self._names))
 
 
 def _find_sites(values: PlacedValues, places: _Places) -> tuple[Rows, list[_Site]]:

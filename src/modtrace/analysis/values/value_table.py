@@ -12,7 +12,7 @@ from ...recording.statistics.moments import DERIVED, RAW, read_statistics
 from ...recording.statistics.tier2 import OF_TIER_2, read_tier2
 from ..tables.calls import read_all_calls
 from ..tables.columns import column_of, number_keys, pair_keys, rows_in_order
-from ..tables.placement import NOWHERE, Placer, merge_wrappers, name_roots
+from ..tables.placement import NOWHERE, ModuleName, Placer
 from ..tables.values import PlacedValues
 
 #: The columns before the statistics: where and when a tensor was seen, and what it is.
@@ -46,18 +46,14 @@ def _name_sites(values: PlacedValues) -> dict[str, Any]:
 
 def _name_places(values: PlacedValues) -> dict[str, Any]:
     """Returns root, path and type of the place of each row as dictionary columns; null for NOWHERE."""
-    placer = Placer(merge_wrappers(values.data.table("modules").to_pylist()))
-    placed = values.find_places(read_all_calls(values.data.table("calls")), placer)
-    places, roots = placer.places, name_roots(placer.places)
-    texts = {
-        "root": [roots.get(place.module.root_id, "") for place in places],
-        "path": [place.path for place in places],
-        "type": [place.module.type for place in places],
-    }
-    rows = pa.array(placed, mask=placed == NOWHERE)
+    placer = Placer(values.data)
+    placed = values.find_places(read_all_calls(values.data.table("calls"), placer))
+    modules, rows = placer.name_modules(), pa.array(placed, mask=placed == NOWHERE)
     return {
-        name: pa.array(of_places, pa.string()).dictionary_encode().take(rows)
-        for name, of_places in texts.items()
+        name: pa.array([getattr(module, name) for module in modules], pa.string())
+        .dictionary_encode()
+        .take(rows)
+        for name in ModuleName._fields
     }
 
 
