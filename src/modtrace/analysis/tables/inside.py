@@ -1,8 +1,9 @@
-"""Puts the ops inside of compiled code among the ops of a step, each in a call of its module."""
+"""Adds the ops inside of compiled code to the ops of a step, in calls of their modules."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, count
 from typing import Any, NamedTuple
 
@@ -39,24 +40,19 @@ def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> Record
         step: the number of the step.
         fused: whether ops are added that have not run one by one.
     """
-    runs = _runs_of(data, step)
-    if not runs:
-        return data
-    added = _Added(data, fused=fused)
-    added.add_all(runs)
-    return added.to_data()
+    runs = _read_runs(data, step)
+    return _Added(data, runs, fused=fused) if runs else data
 
 
-def _runs_of(data: RecordingData, step: int | None) -> list[_Row]:
+def _read_runs(data: RecordingData, step: int | None) -> list[_Row]:
     table = data.table("compiled_runs")
     if step is not None:
         table = table.filter(from_numpy(column_of(table, "step") == step))
-    found: list[_Row] = table.to_pylist()
-    return found
+    return list(table.to_pylist())
 
 
 class Unseen(NamedTuple):
-    """What kernels of compiled code did in a step that no recorded op tells."""
+    """What kernels of compiled code did in a step that no recorded op shows."""
 
     calls: frozenset[int]  # the ids of calls in which such kernels ran, beside the ops that are recorded
     tensors: frozenset[int]  # the ids of tensors that such calls returned
@@ -64,50 +60,29 @@ class Unseen(NamedTuple):
 
 def find_unseen(data: RecordingData, step: int | None = None) -> Unseen:
     """Returns where kernels of compiled code ran in a step, or in all of them, that were not recorded as ops."""
-    return _find_unseen(data, _runs_of(data, step))[0]
+    return _add_unfused(data, step)[1]
 
 
 def with_all_inside(data: RecordingData) -> tuple[RecordingData, Unseen]:
     """Returns what `with_inside` returns for all steps, with the ops that ran one by one, and `find_unseen`."""
-    unseen, added = _find_unseen(data, _runs_of(data, None))
-    return data if added is None else added.to_data(), unseen
+    return _add_unfused(data, None)
 
 
-def _find_unseen(data: RecordingData, runs: list[_Row]) -> "tuple[Unseen, _Added | None]":
-    calls = data.table("calls")
+def _add_unfused(data: RecordingData, step: int | None) -> tuple[RecordingData, Unseen]:
+    runs, calls, ops = _read_runs(data, step), data.table("calls"), data.table("ops")
     regions = set(column_of(calls, "call_id")[column_of(calls, "compiled") == 1].tolist())
     if not runs and not regions:
-        return Unseen(frozenset(), frozenset()), None
-    added = _Added(data, fused=False)
-    added.add_all(runs)
+        return data, Unseen(frozenset(), frozenset())
+    added = _Added(data, runs, fused=False)
     regions -= {run["call_id"] for run in runs}
-    ops = data.table("ops")
     beside = pc.and_(
         pc.is_in(ops["call_id"], pa.array(regions, pa.int64())),
         pc.ends_with(ops["name"].cast(pa.string()), ".out"),  # they write to what inductor has allocated
     )
     before = ops["call_id"].filter(beside).to_pylist()
     returned = (run["returned"] for run in runs if run["call_id"] in added.unseen)
-    tensors = frozenset(chain.from_iterable(returned)) - {-1}
-    return Unseen(frozenset(added.unseen.union(before)), tensors), added if runs else None
-
-
-@dataclass(frozen=True)
-class _WithInside:
-    """A recording with some other tables."""
-
-    data: RecordingData
-    tables: Mapping[str, pa.Table]
-
-    @property
-    def meta(self) -> RunMeta:
-        return self.data.meta
-
-    def table(self, name: str) -> pa.Table:
-        return self.tables[name] if name in self.tables else self.data.table(name)
-
-    def tensor(self, blob: str) -> RawTensor:
-        return self.data.tensor(blob)
+    unseen = Unseen(added.unseen.union(before), frozenset(chain.from_iterable(returned)) - {-1})
+    return added if runs else data, unseen
 
 
 @dataclass
@@ -135,15 +110,16 @@ class _Run:
 
 
 class _Added:
-    """Collects what is added to the tables."""
+    """The recording with what is inside of compiled runs added to its tables, which are built when one is read."""
 
-    def __init__(self, data: RecordingData, *, fused: bool) -> None:
+    def __init__(self, data: RecordingData, runs: Sequence[_Row], *, fused: bool) -> None:
         self._data = data
         self._fused = fused
-        self._regions: list[int] = []  # the ids of their calls
-        self.unseen: set[int] = set()  # the calls whose ops have not run one by one
-        self._modules = {each["module_id"]: each for each in data.table("modules").to_pylist()}
-        self._by_path = {(each["root_id"], each["path"]): key for key, each in self._modules.items()}
+        self.unseen: frozenset[int] = frozenset()  # the calls whose ops have not run one by one
+        self._modules = {module["module_id"]: module for module in data.table("modules").to_pylist()}
+        self._by_path = {
+            (module["root_id"], module["path"]): number for number, module in self._modules.items()
+        }
         self._ops = data.table("ops")
         self._call_of = column_of(self._ops, "call_id").copy()
         self._nth = column_of(self._ops, "nth").copy()
@@ -162,33 +138,42 @@ class _Added:
             name: count(int(column_of(data.table(table), name).max(initial=-1)) + 1)
             for table, name in (("calls", "call_id"), ("ops", "op_id"), ("tensors", "tensor_id"))
         }
-
-    def add_all(self, runs: Sequence[_Row]) -> None:
-        """Adds what is inside of all runs of the step."""
-        calls = self._data.table("calls")
         calls = calls.filter(
-            pc.is_in(calls["call_id"], pa.array([each["call_id"] for each in runs], pa.int64()))
+            pc.is_in(calls["call_id"], pa.array([run["call_id"] for run in runs], pa.int64()))
         )
-        regions = {each["call_id"]: _Region(each) for each in calls.to_pylist()}
-        self._regions += regions
+        self._regions = {call["call_id"]: _Region(call) for call in calls.to_pylist()}
+        self._add_all(runs)
+
+    @property
+    def meta(self) -> RunMeta:
+        return self._data.meta
+
+    def tensor(self, blob: str) -> RawTensor:
+        return self._data.tensor(blob)
+
+    def table(self, name: str) -> pa.Table:
+        return self._tables[name] if name in self._tables else self._data.table(name)
+
+    def _add_all(self, runs: Sequence[_Row]) -> None:
+        """Adds what is inside of all runs of the step."""
         compilations = {
-            each["compile_id"]: each
-            for each in self._data.table("compilations").to_pylist()
-            if each["phase"] == FORWARD and each["module_id"] is not None
+            row["compile_id"]: row
+            for row in self._data.table("compilations").to_pylist()
+            if row["phase"] == FORWARD and row["module_id"] is not None
         }
         inside: dict[tuple[int, bool], list[_Row]] = defaultdict(list)
         for op in self._data.table("compiled_ops").to_pylist():
             inside[op["compilation_id"], op["phase"] == BACKWARD].append(op)
         forwards: dict[tuple[int, str], list[_Run]] = defaultdict(list)
-        for row in sorted(runs, key=lambda each: each["op_id"]):
-            region, compilation = regions.get(row["call_id"]), compilations.get(row["compile_id"])
+        for row in sorted(runs, key=lambda run: run["op_id"]):
+            region, compilation = self._regions.get(row["call_id"]), compilations.get(row["compile_id"])
             if region is None or compilation is None:
                 continue
-            is_backward = row["phase"] == BACKWARD
+            is_backward, forward_id = row["phase"] == BACKWARD, region.call["forward_call_id"]
             ops = inside[compilation["compilation_id"], is_backward]
-            before = forwards[region.call["forward_call_id"], row["compile_id"]] if is_backward else []
+            before = forwards[forward_id, row["compile_id"]] if is_backward else []
             forward = before.pop() if before else None  # the last one's backward is the first
-            origin = regions.get(region.call["forward_call_id"]) or regions.get(region.call["recompute_of"])
+            origin = self._regions.get(forward_id) or self._regions.get(region.call["recompute_of"])
             kept = {} if forward is None else forward.made
             run = _Run(row, ops, compilation["module_id"], region, origin, kept)
             if not is_backward:
@@ -201,18 +186,16 @@ class _Added:
         of_call = self._by_call[slice(*np.searchsorted(self._calls_in_order, [call, call + 1]))]
         ran = of_call[(self._op_id[of_call] > run.row["op_id"]) & (self._start_ns[of_call] <= end_ns)]
         names = [*map(str, self._names.take(pa.array(ran)).to_pylist())]
-        found = _find_all([each["name"] for each in run.ops], names)
-        if found is not None:
-            self._put(ran[found].tolist(), run)
+        places = _find_in_order([op["name"] for op in run.ops], names)
+        if places is None:
+            self.unseen |= {run.region.call["call_id"]}
+            if self._fused:
+                self._replace(ran.tolist(), names, run)
             return
-        self.unseen.add(run.region.call["call_id"])
-        if self._fused:
-            self._replace(ran.tolist(), names, run)
-
-    def _put(self, rows: Sequence[int], run: _Run) -> None:
-        """Puts recorded ops into the calls of their modules."""
-        for row, op in zip(rows, run.ops, strict=True):
-            call = self._call(op, run, int(self._start_ns[row]))
+        for row, op in zip(
+            ran[places].tolist(), run.ops, strict=True
+        ):  # moves the ops into the calls of their modules
+            call = self._find_call(op, run, int(self._start_ns[row]))
             self._call_of[row], self._nth[row] = call, run.region.nth[call, op["name"]]
             run.region.nth[call, op["name"]] += 1
 
@@ -222,9 +205,9 @@ class _Added:
         for row, name in zip(rows, names, strict=True):
             inside[_packet(name)] -= 1
             self._is_kept[row] = inside[_packet(name)] < 0 and name != _DETACH
-        for at, op in enumerate(run.ops):
-            start_ns = run.row["start_ns"] + at
-            call = self._call(op, run, start_ns)
+        for number, op in enumerate(run.ops):
+            start_ns = run.row["start_ns"] + number
+            call = self._find_call(op, run, start_ns)
             op_id = next(self._ids["op_id"])
             self._new["ops"].append(
                 {
@@ -246,34 +229,31 @@ class _Added:
             run.region.nth[call, op["name"]] += 1
             self._new["uses"] += [
                 {"consumer_op": op_id, "slot": f"[{slot}]", "tensor_id": tensor}
-                for slot, tensor in enumerate(_read_by(op, run))
+                for slot, tensor in enumerate(_find_read(op, run))
             ]
-            self._note_made(at, op, op_id, run)
+            returned = run.row["returned"]
+            outputs = [returned[place] for place in op["returned"] or () if place < len(returned)]
+            recorded = [tensor for tensor in outputs if tensor >= 0]
+            self._maker_of.update(dict.fromkeys(recorded, op_id))
+            if recorded:
+                run.made[number] = recorded[0]
+            elif op["shape"] is not None:
+                run.made[number] = next(self._ids["tensor_id"])
+                self._new["tensors"].append(_new_tensor(run.made[number], op_id, op))
 
-    def _note_made(self, at: int, op: _Row, op_id: int, run: _Run) -> None:
-        """Notes the tensor of an op: the one that the run has returned, or else a new one."""
-        returned = [
-            run.row["returned"][each] for each in op["returned"] or () if each < len(run.row["returned"])
-        ]
-        recorded = [each for each in returned if each >= 0]
-        for tensor in recorded:
-            self._maker_of[tensor] = op_id
-        if recorded:
-            run.made[at] = recorded[0]
-        elif op["shape"] is not None:
-            run.made[at] = next(self._ids["tensor_id"])
-            self._new["tensors"].append(_tensor(run.made[at], op_id, op))
-
-    def _call(self, op: _Row, run: _Run, start_ns: int) -> int:
+    def _find_call(self, op: _Row, run: _Run, start_ns: int) -> int:
         """Returns the call of the op's module inside of a region, which is made when it is first asked for."""
         region, module_id, outer = run.region, op["module_id"], run.region.call["module_id"]
         if module_id is not None and run.compiled_for != outer:
             module_id = self._find_twin(module_id, run.compiled_for, outer)
-        if module_id is None or not self._is_inside(module_id, outer):
+        module, around = self._modules.get(module_id), self._modules.get(outer)
+        if module is None or around is None or module["root_id"] != around["root_id"]:
             return int(region.call["call_id"])
-        return self._call_inside(module_id, op["calls"] or (), run, start_ns)
+        if not is_below(module["path"], around["path"]):
+            return int(region.call["call_id"])
+        return self._find_call_inside(module_id, op["calls"] or (), run, start_ns)
 
-    def _call_inside(self, module_id: int, numbers: Sequence[int], run: _Run, start_ns: int) -> int:
+    def _find_call_inside(self, module_id: int, numbers: Sequence[int], run: _Run, start_ns: int) -> int:
         """Returns the call of a module inside.
 
         Args:
@@ -287,10 +267,12 @@ class _Added:
             return int(region.call["call_id"])
         number = numbers[-1] if numbers else 0
         if (module_id, number) not in region.calls:
-            above = self._above(module_id)
+            above = self._modules[module_id]["parent_id"]
+            while above is not None and self._modules[above]["type"] in _NEVER_CALLED:
+                above = self._modules[above]["parent_id"]
             parent = region.call["call_id"]
             if above is not None:
-                parent = self._call_inside(above, numbers[:-1], run, start_ns)
+                parent = self._find_call_inside(above, numbers[:-1], run, start_ns)
             call = region.calls[module_id, number] = next(self._ids["call_id"])
             repeated = None if run.origin is None else run.origin.calls.get((module_id, number))
             self._new["calls"].append(
@@ -326,7 +308,7 @@ class _Added:
 
     def _find_twin(self, module_id: int, compiled_for: int, outer: int) -> int | None:
         """Returns the module that stands in another region where this one stands in that which was compiled."""
-        module, around, other = (self._modules.get(each) for each in (module_id, compiled_for, outer))
+        module, around, other = map(self._modules.get, (module_id, compiled_for, outer))
         if module is None or around is None or other is None:
             return None
         if module["path"] == around["path"]:
@@ -334,58 +316,40 @@ class _Added:
         path = module["path"].removeprefix(f"{around['path']}." if around["path"] else "")
         return self._by_path.get((other["root_id"], join(other["path"], path)))
 
-    def _is_inside(self, module_id: int, outer: int) -> bool:
-        module, around = self._modules.get(module_id), self._modules.get(outer)
-        if module is None or around is None or module["root_id"] != around["root_id"]:
-            return False
-        return is_below(module["path"], around["path"])
-
-    def _above(self, module_id: int) -> int | None:
-        """Returns the module around that is called."""
-        above = self._modules[module_id]["parent_id"]
-        while above is not None and self._modules[above]["type"] in _NEVER_CALLED:
-            above = self._modules[above]["parent_id"]
-        return None if above is None else int(above)
-
-    def to_data(self) -> RecordingData:
-        """Returns the recording with what was collected."""
+    @cached_property
+    def _tables(self) -> dict[str, pa.Table]:
         call_id = pa.array(self._call_of, pa.int64(), mask=self._call_of < 0)
         ops = _set(_set(self._ops, "call_id", call_id), "nth", pa.array(self._nth, pa.int32()))
-        calls = self._data.table("calls")
-        has_run = pc.is_in(calls["call_id"], pa.array(self._regions, pa.int64()))
-        ran = pc.or_(pc.fill_null(calls["compiled"], False), has_run)
+        calls, tensors = self._data.table("calls"), self._data.table("tensors")
+        has_run = pc.is_in(calls["call_id"], pa.array(list(self._regions), pa.int64()))
+        producer, rows = column_of(tensors, "producer_op").copy(), column_of(tensors, "tensor_id")
+        for row in np.flatnonzero(np.isin(rows, np.array([*self._maker_of], np.int64))).tolist():
+            producer[row] = self._maker_of[int(rows[row])]
+        producers = pa.array(producer, pa.int64(), mask=producer < 0)
         tables = {
             "ops": ops.filter(from_numpy(self._is_kept)),
-            "tensors": self._with_makers(),
-            "calls": _set(calls, "compiled", ran),
+            "tensors": _set(tensors, "producer_op", producers),
+            "calls": _set(calls, "compiled", pc.or_(pc.fill_null(calls["compiled"], False), has_run)),
+            "uses": self._data.table("uses"),
         }
-        for name, rows in self._new.items():
-            table = tables.get(name, self._data.table(name))
-            new = pa.Table.from_pylist(rows, schema=schema(name))
-            tables[name] = pa.concat_tables([table, new])
-        return _WithInside(self._data, tables)
-
-    def _with_makers(self) -> pa.Table:
-        tensors = self._data.table("tensors")
-        tensor_id, producer = column_of(tensors, "tensor_id"), column_of(tensors, "producer_op").copy()
-        for row in np.flatnonzero(np.isin(tensor_id, np.array([*self._maker_of], np.int64))).tolist():
-            producer[row] = self._maker_of[int(tensor_id[row])]
-        return _set(tensors, "producer_op", pa.array(producer, pa.int64(), mask=producer < 0))
+        for name, new in self._new.items():
+            tables[name] = pa.concat_tables([tables[name], pa.Table.from_pylist(new, schema=schema(name))])
+        return tables
 
 
-def _read_by(op: _Row, run: _Run) -> Iterator[int]:
+def _find_read(op: _Row, run: _Run) -> Iterator[int]:
     """Yields the tensors that an op reads, as far as they are known."""
-    yield from (run.made[each] for each in op["inputs"] if each in run.made)
-    yield from (run.kept[each] for each in op["saved"] or () if each in run.kept)
+    yield from (run.made[place] for place in op["inputs"] if place in run.made)
+    yield from (run.kept[place] for place in op["saved"] or () if place in run.kept)
     given = run.row["given"]
-    yield from (given[each] for each in op["given"] or () if each < len(given) and given[each] >= 0)
+    yield from (given[place] for place in op["given"] or () if place < len(given) and given[place] >= 0)
 
 
-def _find_all(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
-    """Returns where the wanted names stand among others, in their order; None if one is not there."""
-    at = iter(enumerate(names))
-    found = [next((position for position, name in at if name == each), -1) for each in wanted]
-    return None if not found or found[-1] < 0 else found
+def _find_in_order(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
+    """Returns the positions of the wanted names among others, in their order; None if one is missing."""
+    rest = iter(enumerate(names))
+    places = [next((place for place, name in rest if name == one), -1) for one in wanted]
+    return None if not places or places[-1] < 0 else places
 
 
 def _packet(name: str) -> str:
@@ -393,7 +357,7 @@ def _packet(name: str) -> str:
     return name.rpartition(".")[0] if name.count(".") > 1 else name
 
 
-def _tensor(tensor_id: int, op_id: int, op: Mapping[str, Any]) -> _Row:
+def _new_tensor(tensor_id: int, op_id: int, op: Mapping[str, Any]) -> _Row:
     return {
         "tensor_id": tensor_id,
         "shape": op["shape"],
