@@ -28,7 +28,6 @@ ABOUT = {
     "measure/tier2": "histograms, samples",
     "measure/fingerprints": "hashes and sketches",
     "errors": "",
-    "surface": "words of Python or of options",
     "optional": "libraries that may be missing",
     "torch_internals": "private names of torch",
     "collect/recorder": "what record() keeps running",

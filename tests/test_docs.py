@@ -82,20 +82,8 @@ def _text(node: ast.expr, texts: dict[str, ast.expr]) -> str:
         return "".join(_text(part, texts) for part in node.values)
     if isinstance(node, ast.FormattedValue):
         return _text(node.value, texts) if isinstance(node.value, (ast.Name, ast.Call)) else VARIABLE
-    if isinstance(node, ast.Call):
-        return _words_of_python(node, texts)
     if isinstance(node, ast.Name) and node.id in texts:
         return _text(texts[node.id], {})
-    return VARIABLE
-
-
-def _words_of_python(call: ast.Call, texts: dict[str, ast.expr]) -> str:
-    """What a function of `surface.py` returns for Python."""
-    name = getattr(call.func, "id", "")
-    if name == "name_argument":
-        return f"{_text(call.args[0], {})}={VARIABLE}"
-    if name == "choose_phrase":
-        return _text(next(each.value for each in call.keywords if each.arg == "python"), texts)
     return VARIABLE
 
 

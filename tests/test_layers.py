@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "modtrace"
 
-_GROUND = {"errors", "optional", "surface"}
+_GROUND = {"errors", "optional"}
 _ENGINE = _GROUND | {
     "recording",
     "torch_internals",
@@ -31,8 +31,7 @@ _ENGINE = _GROUND | {
 #: What each layer may import besides itself. `__init__` is the package's own file, `import modtrace`.
 MAY_IMPORT = {
     "errors": set(),
-    "surface": set(),
-    "optional": {"errors", "surface"},
+    "optional": {"errors"},
     "recording": _GROUND,
     "torch_internals": set(),
     "measure": _GROUND | {"recording", "torch_internals"},

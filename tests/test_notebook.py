@@ -102,7 +102,8 @@ def test_nonfinite_answer_is_displayed_as_lines_and_printed_as_the_command_print
     assert str(found) == (
         "first non-finite values: 2 NaN in step 0, forward\n"
         "  output of 1 in Sequential, 2 elements, the first at [0,0]\n"
-        "  try: record(ops=True), on a long run with keep_last=20, names the op that made them; this module may only "
+        "  try: record(ops=True) (modtrace record --ops), on a long run with keep_last=20 (--keep-last 20), "
+        "names the op that made them; this module may only "
         "have been given them\n"
     )
     assert '<span class="bold red">2 NaN</span> in step 0, forward</div>' in found._repr_html_()

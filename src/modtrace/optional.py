@@ -4,12 +4,12 @@ import importlib
 from types import ModuleType
 
 from .errors import MissingLibraryError
-from .surface import choose_phrase
 
 _HOW_TO_GET = {
     "torch": "Recording runs inside PyTorch. Install the build for your machine (https://pytorch.org), "
     "or any build with `pip install 'modtrace[torch]'`.",
-    "matplotlib": "Install it with `pip install 'modtrace[plot]'`, or draw the numbers of {numbers} yourself.",
+    "matplotlib": "Install it with `pip install 'modtrace[plot]'`, "
+    "or draw the numbers of .history(...) (--json) yourself.",
     "polars": "Install it with `pip install polars`, or use .table(...), which gives Arrow tables.",
     "pandas": "Install it with `pip install 'modtrace[frame]'`, or use .table(...), which needs no pandas.",
 }
@@ -30,9 +30,6 @@ def require(name: str, what_for: str) -> ModuleType:
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] != name:
             raise
-        how_to_get = _HOW_TO_GET[name].format(
-            numbers=choose_phrase(python=".history(...)", command_line="--json")
-        )
         raise MissingLibraryError(
-            f"{what_for} needs {name}, which is not installed here. {how_to_get}", name=name
+            f"{what_for} needs {name}, which is not installed here. {_HOW_TO_GET[name]}", name=name
         ) from error

@@ -42,7 +42,7 @@ def test_a_difference_is_exit_code_1_and_stands_on_the_first_lines(
         "  relative error 1.1e-01, noise is 5.8e-07",
         "  first   float32[2], 3 .. 4, rms 3.53553",
         "  second  float32[2], 3 .. 4.5, rms 3.82426",
-        "  ops were not compared: record both runs with --ops to see which of them made it",
+        "  ops were not compared: record both runs with ops=True (--ops) to see which of them made it",
     ]
 
 

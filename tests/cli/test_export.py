@@ -202,7 +202,7 @@ def test_format_of_ops_needs_a_recording_with_ops(
 ) -> None:
     monkeypatch.setitem(export_formats.FORMATS, "note", replace(NOTE, tables=("ops",)))
     error = error_of(export("run.modtrace", "-o", "a.note"))
-    assert error == ("run.modtrace: no ops were recorded. Record with modtrace record --ops.")
+    assert error == ("run.modtrace: no ops were recorded. Record with ops=True (modtrace record --ops).")
 
 
 @pytest.mark.parametrize("name", FORMATS)

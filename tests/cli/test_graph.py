@@ -183,13 +183,13 @@ def test_model_that_raises_is_one_line_and_exit_code_2(models: None, graph: Grap
         (["--step", "7"], "Invalid value for --step: no step 7 in this recording; there are: 0"),
         (
             ["--collapse", "block"],
-            "--collapse block: no module of this graph has such a path; the nearest are: blocks",
+            "Invalid value for --collapse: collapse('block'): no module of this graph has such a path; the nearest",
         ),
         (
             ["--path", "bloks.1"],
-            "--path bloks.1: no module with ops of this step matches; the nearest are: blocks.0, blocks.1, blocks.2",
+            "Invalid value for --path: filter(path='bloks.1'): no module with ops of this step matches; the nearest",
         ),
-        (["--op", "adm"], "--op adm: no op of this step matches. Did you mean 'addmm'?"),
+        (["--op", "adm"], "Invalid value for --op: filter(op=('adm',)): no op of this step matches. Did you"),
         (
             ["-o", "model.bmp"],
             "Invalid value for --output: model.bmp: its name tells no format; it may end in ",
@@ -199,7 +199,10 @@ def test_model_that_raises_is_one_line_and_exit_code_2(models: None, graph: Grap
             "Invalid value for --output: model.graphml: GraphML is no longer written. docs/export.md (networkx) makes",
         ),
         (["-o", "model.json", "--color", "time"], "Invalid value for --color: .json has no colours"),
-        (["-o", "model.dot", "--color", "beauty"], "--color beauty: nodes have no such number; "),
+        (
+            ["-o", "model.dot", "--color", "beauty"],
+            "Invalid value for --color: color='beauty': nodes have no such",
+        ),
         (["-o", "missing/model.dot"], "missing/model.dot: cannot be written: No such file or directory"),
     ],
 )

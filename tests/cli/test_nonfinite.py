@@ -40,8 +40,8 @@ def test_finding_something_is_exit_code_1(
     assert run_command(monkeypatch, "nonfinite", folder) == 1
     assert capsys.readouterr().out == (
         "first non-finite values: 1 NaN in step 4, forward\n  output of head in Net, 2 elements\n"
-        "  try: modtrace record --ops, on a long run with --keep-last 20, names the op that made them; this module may "
-        "only have been given them\n"
+        "  try: record(ops=True) (modtrace record --ops), on a long run with keep_last=20 (--keep-last 20), "
+        "names the op that made them; this module may only have been given them\n"
     )
 
 
@@ -94,7 +94,7 @@ def test_recording_without_values_is_exit_code_2_and_says_so(
     assert run_command(monkeypatch, "nonfinite", folder) == 2
     assert capsys.readouterr().err == (
         f"modtrace: error: {folder}: no values were recorded. "
-        "Record with modtrace record --values stats or --capture.\n"
+        "Record with values='stats' or modtrace.Capture(...) (modtrace record --values stats or --capture).\n"
     )
 
 

@@ -121,7 +121,7 @@ def test_list_of_all_does_not_advise_to_list_all(
         model(torch.zeros(2, 3))
     assert run_command(monkeypatch, "nonfinite", str(tmp_path / "run")) == 1
     assert (
-        "  1 other place of this step made such values too: modtrace nonfinite --all\n"
+        "  1 other place of this step made such values too: rec.nonfinite() (modtrace nonfinite --all)\n"
         in capsys.readouterr().out
     )
     assert run_command(monkeypatch, "nonfinite", str(tmp_path / "run"), "--all") == 1

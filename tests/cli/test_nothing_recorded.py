@@ -135,15 +135,21 @@ def test_json_has_the_reason_too(run: Runner, command: str) -> None:
     }
 
 
+NO_VALUES = (
+    "no values were recorded. Record with values='stats' or modtrace.Capture(...) "
+    "(modtrace record --values stats or --capture)."
+)
+
+
 @pytest.mark.parametrize(
     ("command", "advice"),
     [
-        ("ops", "no ops were recorded. Record with modtrace record --ops."),
-        ("memory", "no ops were recorded. Record with modtrace record --ops."),
-        ("paths", "no ops were recorded. Record with modtrace record --ops."),
-        ("timeline --ops", "no ops were recorded. Record with modtrace record --ops."),
-        ("plot", "no values were recorded. Record with modtrace record --values stats or --capture."),
-        ("nonfinite", "no values were recorded. Record with modtrace record --values stats or --capture."),
+        ("ops", "no ops were recorded. Record with ops=True (modtrace record --ops)."),
+        ("memory", "no ops were recorded. Record with ops=True (modtrace record --ops)."),
+        ("paths", "no ops were recorded. Record with ops=True (modtrace record --ops)."),
+        ("timeline --ops", "no ops were recorded. Record with ops=True (modtrace record --ops)."),
+        ("plot", NO_VALUES),
+        ("nonfinite", NO_VALUES),
     ],
 )
 def test_recording_that_was_not_to_have_them_says_how_to_record_them(
@@ -242,7 +248,7 @@ def test_role_that_is_missing_says_that_the_recording_is_not_whole(run: Runner) 
     run.kill()
     assert run("plot", "--role", "parameter") == 2
     assert run.err == (
-        "modtrace: error: run.modtrace: --role parameter was not measured; measured were: output. "
-        "Record with modtrace record --capture roles=parameter. The recording is not whole: "
-        "not closed: the process ended or is still running; complete to step 1.\n"
+        "modtrace: error: run.modtrace: role='parameter' was not measured; measured were: output. "
+        "Record with values=modtrace.Capture(roles='parameter') (modtrace record --capture). "
+        "The recording is not whole: not closed: the process ended or is still running; complete to step 1.\n"
     )

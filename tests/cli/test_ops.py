@@ -92,7 +92,7 @@ def test_recording_without_ops_is_misuse_and_says_how_to_get_them(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        f"modtrace: error: {path}: no ops were recorded. Record with modtrace record --ops.\n"
+        f"modtrace: error: {path}: no ops were recorded. Record with ops=True (modtrace record --ops).\n"
     )
 
 

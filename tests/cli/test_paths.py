@@ -103,7 +103,7 @@ def test_recording_without_ops_is_misuse(
 
     assert run_command(monkeypatch, "paths", path) == 2
     assert capsys.readouterr().err == (
-        f"modtrace: error: {path}: no ops were recorded. Record with modtrace record --ops.\n"
+        f"modtrace: error: {path}: no ops were recorded. Record with ops=True (modtrace record --ops).\n"
     )
 
 

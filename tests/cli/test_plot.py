@@ -108,12 +108,15 @@ def test_paths_with_brackets_and_other_characters_can_be_plotted(
     [
         (
             ["blks.*", "-o", "x.png"],
-            "'blks.*' matches no module with --role output; the nearest are: blocks.0",
+            "path='blks.*' matches no module with role='output'; the nearest are: blocks.0",
         ),
-        (["-o", "x.gif"], "x.gif: a plot's name ends in .png, .svg, .pdf"),
-        (["-o", "x.png", "--stat", "abs"], "--stat abs: there is no such statistic."),
+        (["-o", "x.gif"], "Invalid value for --output: x.gif: a plot's name ends in .png, .svg, .pdf"),
+        (
+            ["-o", "x.png", "--stat", "abs"],
+            "Invalid value for --stat: stat='abs': there is no such statistic.",
+        ),
         (["-o", "x.png", "--kind", "histogram", "blocks.0"], "no histograms were recorded of these tensors."),
-        (["-o", "x.png", "--step", "1"], "--step 1 is for --kind histogram."),
+        (["-o", "x.png", "--step", "1"], "Invalid value for --step: step=1 is for kind='histogram'."),
         ([], "give -o FILE for a picture, or --json for its numbers."),
     ],
 )

@@ -89,17 +89,17 @@ def test_stop_ends_the_program_with_an_error_and_report_lets_it_end(tmp_path: Pa
     code, said, _ = record(tmp_path, "nan", options=["--on-nonfinite", "report", "--overwrite"])
     assert code == 0
     assert said.startswith("modtrace: first non-finite values: 2 NaN in step 5, forward\n")
-    assert "  try: modtrace record --ops, on a long run with --keep-last 20, " in said
+    assert "  try: record(ops=True) (modtrace record --ops), on a long run with " in said
 
 
-def test_dump_without_held_steps_is_refused_in_the_words_of_the_command_line(
+def test_dump_without_held_steps_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
     assert run_command(monkeypatch, "record", "--on-nonfinite", "dump", "train.py") == 2
     assert capsys.readouterr().err == (
-        "modtrace: error: --on-nonfinite dump writes the steps that are held, and none are: give --keep-last 20. "
-        "Try 'modtrace record --help'.\n"
+        "modtrace: error: Invalid value for --on-nonfinite: on_nonfinite='dump' writes the steps that are held, "
+        "and none are: give keep_last=20 (--keep-last 20). Try 'modtrace record --help'.\n"
     )
     assert not (tmp_path / "train.modtrace").exists()

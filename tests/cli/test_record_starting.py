@@ -112,7 +112,7 @@ def test_program_runs_unrecorded_where_modtrace_fails(tmp_path: Path, what: str,
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
 
 
-def test_error_in_the_middle_names_no_argument_of_python_on_the_command_line(tmp_path: Path) -> None:
+def test_error_in_the_middle_is_a_warning_with_what_raises_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     code = (
         "from unittest import mock\nfrom modtrace.cli.main import main\n"
@@ -122,4 +122,6 @@ def test_error_in_the_middle_names_no_argument_of_python_on_the_command_line(tmp
     command = [sys.executable, "-c", code, "record", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     [warned] = [line for line in done.stderr.splitlines() if "modtrace met an internal error" in line]
-    assert warned.endswith("the run goes on (ZeroDivisionError: no luck). Please report it.")
+    assert warned.endswith(
+        "the run goes on (ZeroDivisionError: no luck). Please report it; record(strict=True) raises it."
+    )

@@ -24,7 +24,7 @@ SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16, "batch": 2, "steps
 
 NO_BACKWARD = (
     "no backward calls are shown: when they began and ended was not recorded. "
-    "Record with modtrace record --backward-times or --ops.\n"
+    "Record with backward_times=True or ops=True (modtrace record --backward-times or --ops).\n"
 )
 
 
@@ -158,7 +158,7 @@ def test_recording_of_nothing_gives_no_trace_and_says_so(
         (["--step", "7"], "Invalid value for --step: no step 7 in this recording; there are: 0..2"),
         (["--step", "-9"], "Invalid value for --step: no step -9 in this recording; there are: 0..2"),
         (["--steps", "5:9"], "no step of 5:9 in this recording; there are: 0..2"),
-        (["--steps", "1"], "--steps 1 is not START:STOP[:EVERY]"),
+        (["--steps", "1"], "Invalid value for --steps: steps='1' is not START:STOP[:EVERY]"),
         (["--step", "1", "--steps", "0:1"], "give --step or --steps, not both"),
         (["--op-flows", "--no-ops"], "--op-flows are arrows between ops: leave --no-ops out"),
     ],
@@ -181,7 +181,7 @@ def test_ops_that_were_not_recorded_cannot_be_asked_for(
     folder = write(recording(ops=False), tmp_path)
     assert run_command(monkeypatch, "timeline", folder, option) == 2
     assert capsys.readouterr().err == (
-        f"modtrace: error: {folder}: no ops were recorded. Record with modtrace record --ops.\n"
+        f"modtrace: error: {folder}: no ops were recorded. Record with ops=True (modtrace record --ops).\n"
     )
 
 

@@ -58,12 +58,19 @@ def test_report_can_be_printed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--step", "7"], "no step 7 in this recording; there are: 0..1"),
-        (["--max-mb", "0"], "--max-mb 0.0: give more megabytes."),
-        (["--max-mb", "nan"], "--max-mb nan: give more megabytes."),
+        (["--step", "7"], "no step 7 in this recording; there are: 0..1. Try 'modtrace view --help'."),
+        (
+            ["--max-mb", "0"],
+            "Invalid value for --max-mb: max_mb=0.0: give more megabytes. Try 'modtrace view --help'.",
+        ),
+        (
+            ["--max-mb", "nan"],
+            "Invalid value for --max-mb: max_mb=nan: give more megabytes. Try 'modtrace view --help'.",
+        ),
         (
             ["--max-mb", "0.01"],
-            "--max-mb 0.01: give more megabytes. The smallest report of this recording has 0.1.",
+            "Invalid value for --max-mb: max_mb=0.01: give more megabytes. "
+            "The smallest report of this recording has 0.1. Try 'modtrace view --help'.",
         ),
         (
             ["-o", "missing/x.html"],

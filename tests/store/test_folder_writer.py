@@ -168,7 +168,7 @@ def test_recording_that_is_there_is_not_touched(tmp_path: Path) -> None:
         FolderWriter(path, OTHER_RUN)
     assert str(caught.value) == (
         f"{path}: there is a recording here already (created 2026-11-20T10:00:00Z). "
-        "Give another path, or overwrite=True to replace it."
+        "Give another path, or overwrite=True (--overwrite) to replace it."
     )
     assert rows(FolderReader(path)) == expected(2)
 
@@ -300,7 +300,7 @@ def test_rank_that_has_written_is_not_touched(tmp_path: Path) -> None:
         FolderWriter(path, META)
     assert str(caught.value) == (
         f"{path}: rank 0 of run 'r1' has written here already (rank-00000). "
-        "Give another path, or overwrite=True to replace it."
+        "Give another path, or overwrite=True (--overwrite) to replace it."
     )
     record(path, steps=1, overwrite=True)
     assert rows(FolderReader(path)) == expected(1)

@@ -22,7 +22,6 @@ from ..analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
 from ..errors import ModtraceError
 from ..recording.options.path_filter import PathFilter, to_path_filter
 from ..recording.protocols import RecordingData
-from ..surface import choose_phrase, name_argument
 
 if TYPE_CHECKING:
     from ..views.dot.style import GraphStyle
@@ -182,8 +181,10 @@ class ModelGraph:
             ValueError: there is no such phase, a pattern cannot be read, or no op is left by `path` or `op`.
         """
         if op is not None and not self._graph.has_ops:
-            how = choose_phrase(python="ops=True", command_line="modtrace record --ops")
-            raise ValueError(f"{_name_filter(op=op)}: no ops were recorded in this step. Record with {how}.")
+            raise ValueError(
+                f"{_name_filter(op=op)}: no ops were recorded in this step. "
+                "Record with ops=True (modtrace record --ops)."
+            )
         before = self._choice.part
         part = Part(
             phases=before.phases if phase is None else _to_tuple("phase", phase),
@@ -213,9 +214,8 @@ class ModelGraph:
             chosen = _read_filter(path, what)
             found = [at for at, own in enumerate(paths_of) if own and chosen.selects(*own)]
             if not found:
-                given = choose_phrase(python=f"{what}({path!r})", command_line=name_argument(what, path))
                 near = near_paths(self._graph, chosen)
-                raise ValueError(f"{given}: no module of this graph has such a path{near}")
+                raise ValueError(f"{what}({path!r}): no module of this graph has such a path{near}")
             yield from found
 
     # Showing it.
@@ -317,11 +317,10 @@ def _read_filter(path: Any, what: str) -> PathFilter:
     try:
         return to_path_filter(path, argument=argument)
     except ValueError as error:
-        in_python = f"{what}(): {str(error).removeprefix(f'{argument}=')}"
-        raise ValueError(choose_phrase(python=in_python, command_line=str(error))) from error
+        raise ValueError(f"{what}(): {str(error).removeprefix(f'{argument}=')}") from error
 
 
 def _name_filter(**given: Any) -> str:
     """Returns what `filter` was given, without what is None."""
-    named = [name_argument(name, each) for name, each in given.items() if each is not None]
-    return choose_phrase(python=f"filter({', '.join(named)})", command_line=" ".join(named))
+    named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    return f"filter({', '.join(named)})"

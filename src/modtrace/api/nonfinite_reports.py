@@ -20,7 +20,6 @@ from ..recording.suggestions import count_of
 from ..recording.triggers.step_conditions import NonFiniteFinding, Use
 from ..recording.triggers.step_tables import StepData
 from ..recording.triggers.watch import TriggerFinding
-from ..surface import choose_phrase, speak, surface_now
 from ..views.text.nonfinite import describe_made, describe_place, render_nonfinite
 
 #: At most so many reports are printed in full. The others are counted.
@@ -39,7 +38,6 @@ class NonFiniteReports:
         """
         self._strict = strict
         self._earlier = EarlierSteps(is_complete=measures_all)
-        self._namer = surface_now()  # `modtrace record` speaks Python while its program runs
         self._innocent = Innocent()
         self._has_failed = False
         self._places: set[str] = set()
@@ -57,12 +55,11 @@ class NonFiniteReports:
         if self._has_failed:
             return None
         try:
-            with speak(self._namer):
-                live = LiveStep(self._innocent, self._earlier, use, data.values_before)
-                found = find_first(data, selects, live=live)
-                if found is None or _is_unused(found, data, use.is_used):
-                    return None
-                text = render_nonfinite(found)
+            live = LiveStep(self._innocent, self._earlier, use, data.values_before)
+            found = find_first(data, selects, live=live)
+            if found is None or _is_unused(found, data, use.is_used):
+                return None
+            text = render_nonfinite(found)
         except Exception as error:
             if self._strict:
                 raise
@@ -73,7 +70,7 @@ class NonFiniteReports:
     def _fail(self, error: Exception) -> None:
         self._has_failed = True
         text = "modtrace met an internal error while it looked for NaN, and looks no more; the run goes on, recorded"
-        warn_of_error(text, error, strict=choose_phrase(python="record(strict=True)", command_line=""))
+        warn_of_error(text, error, strict="record(strict=True)")
 
     def report(self, finding: TriggerFinding) -> None:
         """Prints a report, unless its place was reported before or the step before had such values, too."""

@@ -9,7 +9,6 @@ from ..recording.options.op_options import Ops, to_ops
 from ..recording.options.schedule import to_step_range
 from ..recording.options.tensor_options import TensorOptions
 from ..recording.triggers.trigger_kinds import Trigger, check_keep_last, paths_of, to_triggers
-from ..surface import choose_phrase, name_argument
 from .live import LiveRecording, RecordOptions
 
 #: What a recording in memory keeps of rows.
@@ -86,7 +85,7 @@ def record(
         MisuseError: on entering, if a recording to the same path is running in this process.
         RecordingExistsError: on entering, if `to` exists already.
     """
-    require("torch", choose_phrase(python="modtrace.record()", command_line="modtrace record"))
+    require("torch", "modtrace.record()")
     from ..collect.names.given_models import roots_of
 
     roots_of(model)
@@ -121,10 +120,10 @@ def check_choices(captures: Sequence[Capture], watched: Sequence[Trigger], model
     for capture in captures:
         check_types(capture.types, model)
         if capture.on_trigger and not watched:
-            waits, how = f"on_trigger={capture.on_trigger}", "give record(triggers=...) or keep_last="
-            waits = choose_phrase(python=f"Capture({waits})", command_line=f"--capture {waits}")
-            how = choose_phrase(python=how, command_line="give --keep-last")
-            raise ValueError(f"{waits} waits for a trigger: {how}")
+            raise ValueError(
+                f"Capture(on_trigger={capture.on_trigger}) waits for a trigger: "
+                "give record(triggers=...) or keep_last= (--keep-last)"
+            )
 
 
 def checked_tensors(tensors: TensorOptions | None) -> TensorOptions:
@@ -136,9 +135,8 @@ def checked_tensors(tensors: TensorOptions | None) -> TensorOptions:
 
 def checked_compiled(compiled: str, captures: Sequence[Capture]) -> str:
     """Returns what is to be measured of compiled code; raises ValueError for something else, or without values."""
-    given = name_argument("compiled", compiled)
     if compiled not in COMPILED:
-        raise ValueError(f"{given}: give {' or '.join(COMPILED)}")
+        raise ValueError(f"compiled={compiled!r}: give {' or '.join(COMPILED)}")
     if compiled == INSIDE and not captures:
-        raise ValueError(f"{given} measures values, and no values are wanted")
+        raise ValueError(f"compiled={compiled!r} measures values, and no values are wanted")
     return compiled

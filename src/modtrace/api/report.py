@@ -4,7 +4,6 @@ from ..analysis.divergence.answer import Comparison
 from ..analysis.report.limits import Limits
 from ..analysis.report.report import build_report
 from ..recording.protocols import RecordingData
-from ..surface import name_argument
 from ..views.html.page import render_report, size_without_data
 
 #: How large the file of a report may be, in MB, unless something else is asked for.
@@ -48,4 +47,4 @@ def make_report(
             return page
         room *= _SPARE * min(allowed_data / max(size - of_page, 1), 1)
     least = f" The smallest report of this recording has {size / 1e6:.1f}." if size else ""
-    raise ValueError(f"{name_argument('max_mb', max_mb)}: give more megabytes.{least}")
+    raise ValueError(f"max_mb={max_mb!r}: give more megabytes.{least}")

@@ -3,12 +3,10 @@
 import click
 
 from ..analysis.divergence.compare import compare_recordings
-from ..views.plot.draw import draw_growth, write_axes
+from ..views.plot.draw import check_picture_name, draw_growth, write_axes
 from ..views.text.comparison import render_comparison, render_comparison_json
+from .open_run import errors_of, open_with_rows, to_asked_step, usage_errors
 from .output import print_text, print_view
-from .plot import check_name
-from .steps import to_asked_step
-from .with_ops import ask, open_with_rows
 
 EXIT_DIFFERS, EXIT_NOT_COMPARED = 1, 2
 
@@ -51,13 +49,12 @@ def compare(
     nothing that a model returned was compared.
     """
     if path is not None:
-        check_name(path)
+        with usage_errors("--output"):
+            check_picture_name(path)
     first, second = open_with_rows(a), open_with_rows(b)
     step_a, step_b = _read_steps(step)
-    found = ask(
-        f"{a} and {b}",
-        first,
-        lambda: compare_recordings(
+    with errors_of(f"{a} and {b}", first, option=None):
+        found = compare_recordings(
             first,
             second,
             rules=rules,
@@ -66,9 +63,7 @@ def compare(
             step=step_a,
             step_b=step_b,
             allow_missing=allow_missing,
-        ),
-        option=None,
-    )
+        )
     if path is not None:
         write_axes(draw_growth(found), path)
     if as_json:

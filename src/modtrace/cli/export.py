@@ -10,9 +10,8 @@ from ..recording.phase import PHASES
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import errors_told
 from .export_formats import FORMATS, ExportOptions, FormatName, check_options, find_format
+from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option
 from .output import tell, tell_marks, wrap
-from .steps import AskedStep, read_step, step_option
-from .with_ops import ask, open_with_rows
 
 _ABOUT = "\n".join(f"  {name}: {each.about}" for name, each in FORMATS.items())
 
@@ -47,7 +46,8 @@ def export(
     data, write = open_with_rows(run, *FORMATS[name].tables), FORMATS[name].load_writer()
     options = ExportOptions(step=read_step(run, data, step), depth=depth, phase=phase)
     with errors_told(path):
-        files = ask(run, data, lambda: write(data, path, options))
+        with errors_of(run, data):
+            files = write(data, path, options)
         sizes = {each: each.stat().st_size for each in files or [path]}
     marks = data.meta.marks
     tell(_render_json(name, path, sizes, marks) if as_json else wrap(_render(name, path, sizes)), path)

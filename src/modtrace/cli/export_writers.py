@@ -13,8 +13,7 @@ from ..store.reader import FolderReader, open_ranks
 from ..views.formats import model_explorer
 from ..views.formats.perfetto import write_perfetto
 from .export_formats import ExportOptions
-from .readable import at_depth
-from .with_ops import require_part
+from .readable import at_depth, require_nodes
 
 
 def write_parquet(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
@@ -70,4 +69,4 @@ def _drawn(data: RecordingData, options: ExportOptions) -> ModelGraph:
 
 def _part(data: RecordingData, options: ExportOptions) -> ModelGraph:
     whole = graph_of(data, options.step)
-    return whole if options.phase is None else require_part(whole, whole.filter(phase=options.phase))
+    return whole if options.phase is None else require_nodes(whole, whole.filter(phase=options.phase))

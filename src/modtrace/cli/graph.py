@@ -20,10 +20,9 @@ from ..views.common.graph_summary import (
 )
 from ..views.common.numbers import format_bytes
 from .factory import errors_of_call, load_factory, names_model
-from .output import find_terminal, misuse_told, print_text, tell, wrap
-from .readable import at_depth
-from .steps import SHOWN_STEP, AskedStep, read_step, step_option
-from .with_ops import ask, open_with_rows, require_part
+from .open_run import SHOWN_STEP, AskedStep, errors_of, open_with_rows, read_step, step_option, usage_errors
+from .output import find_terminal, print_text, tell, wrap
+from .readable import at_depth, require_nodes
 
 #: Who writes a picture or file, by the end of its name.
 _WRITERS: dict[str, Callable[..., None]] = {
@@ -104,15 +103,17 @@ def graph(
     writer = _find_writer(path)
     data = _record(run) if names_model(run) else open_with_rows(run, "calls")
     number = read_step(run, data, step)
-    whole = ask(run, data, lambda: graph_of(data, number))
+    with errors_of(run, data):
+        whole = graph_of(data, number)
     shown = whole
-    with misuse_told():
+    with usage_errors():
         if phase or modules is not None or op:
             shown = shown.filter(phase=phase or None, path=modules, op=op or None)
         shown = shown if views else shown.without_views()
         shown = shown.collapse(*collapse) if collapse else shown
     shown = shown.with_tensors() if tensors else shown
-    ask(run, data, lambda: require_part(whole, shown))
+    with errors_of(run, data):
+        require_nodes(whole, shown)
     shown = shown.fold() if fold else shown
     shown, note = at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)
     if path is None and color is not None:
@@ -157,7 +158,7 @@ def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: st
         raise click.BadParameter(f"{path.suffix} has no colours", param_hint="--color")
     if path.suffix.lower() == ".png":
         options["dpi"] = dpi
-    with misuse_told():
+    with usage_errors():
         writer(shown, path, **options)
 
 

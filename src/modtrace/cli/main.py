@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import shlex
 import sys
 from typing import NoReturn
 
@@ -10,7 +9,6 @@ import click
 
 from ..errors import ModtraceError, NothingRecordedError
 from ..recording.suggestions import did_you_mean
-from ..surface import speak
 from ..views.common.columns import printable
 
 #: Each is the function of its name in the module `modtrace.cli.<name>`, which is imported when it is called.
@@ -82,11 +80,6 @@ def main() -> NoReturn:
 
     Exit codes: 0 fine, 1 something was found, 2 misuse, or there is nothing that can be shown.
     """
-    with speak(_name_option):
-        _run()
-
-
-def _run() -> NoReturn:
     try:
         code = modtrace.main(prog_name="modtrace", standalone_mode=False)
     except click.Abort:
@@ -102,18 +95,6 @@ def _run() -> NoReturn:
     if callable(code):  # the program that `record` runs: not inside click, which catches interrupts
         code = code()
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _name_option(name: str, value: object) -> str:
-    """Returns an argument as the command line has it: `--steps 5:5`, or `'5:5'` if the command has no such option."""
-    option = f"--{name.partition('[')[0].replace('_', '-')}"
-    if value is True:
-        return option
-    context = click.get_current_context(silent=True)
-    if context is not None and not any(option in each.opts for each in context.command.params):
-        return repr(value)
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return " ".join(f"{option} {shlex.quote(str(each))}" for each in values)
 
 
 def _fail(text: str) -> NoReturn:

@@ -4,9 +4,8 @@ import click
 
 from ..analysis.ops.memory_table import build_memory_table
 from ..views.text.memory_table import render_memory_table, render_memory_table_json
+from .open_run import SHOWN_STEP, AskedStep, errors_of, open_with_rows, read_step, require_ops_of, step_option
 from .output import print_text, print_view
-from .steps import SHOWN_STEP, AskedStep, read_step, step_option
-from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
@@ -22,7 +21,9 @@ def memory(run: str, step: AskedStep, ops: bool, top: int | None, as_json: bool)
     """
     data = open_with_rows(run, "ops")
     number = read_step(run, data, step)
-    table = ask_for_ops(run, data, lambda: build_memory_table(data, step=number, ops=ops))
+    with errors_of(run, data):
+        table = build_memory_table(data, step=number, ops=ops)
+        require_ops_of(data, table.step)
     if as_json:
         print_text(render_memory_table_json(table, top=top))
         return

@@ -8,8 +8,8 @@ from ..analysis.provenance.search import find_absorbed, find_all
 from ..analysis.values.nonfinite import NonFinite, count_measured
 from ..recording.protocols import RecordingData
 from ..views.text.nonfinite import group_alike, render_nonfinite, render_nonfinite_json
+from .open_run import errors_of, open_with_rows
 from .output import print_text, print_view
-from .with_ops import ask, open_with_rows
 
 EXIT_FOUND = 1
 
@@ -35,7 +35,8 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     data = open_with_rows(run)
     measured, meta = count_measured(data), data.meta
     if as_json:
-        made = ask(run, data, lambda: list(islice(find_all(data), limit if every else 1)))
+        with errors_of(run, data):
+            made = list(islice(find_all(data), limit if every else 1))
         found = next(iter(made), None)
         others = made[1:] if every else None
         absorbed = find_absorbed(data, limit) if every else ()
@@ -43,7 +44,8 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
             render_nonfinite_json(found, measured, marks=meta.marks, further=others, absorbed=absorbed)
         )
     else:
-        [first, *further] = ask(run, data, lambda: _find_groups(data, limit + 1 if every else 1)) or [[]]
+        with errors_of(run, data):
+            [first, *further] = _find_groups(data, limit + 1 if every else 1) or [[]]
         found = next(iter(first), None)
         print_view(
             render_nonfinite,

@@ -6,9 +6,8 @@ from ..analysis.ops.groups import GROUPED_BY, GroupedBy
 from ..analysis.ops.op_table import build_op_table
 from ..recording.phase import PHASES
 from ..views.text.op_table import render_op_table, render_op_table_json
+from .open_run import SHOWN_STEP, AskedStep, errors_of, open_with_rows, read_step, require_ops_of, step_option
 from .output import print_text, print_view
-from .steps import SHOWN_STEP, AskedStep, read_step, step_option
-from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
@@ -31,7 +30,9 @@ def ops(run: str, step: AskedStep, by: GroupedBy, phase: str | None, top: int | 
     """
     data = open_with_rows(run, "ops")
     number = read_step(run, data, step)
-    table = ask_for_ops(run, data, lambda: build_op_table(data, step=number, by=by, phase=phase), phase)
+    with errors_of(run, data):
+        table = build_op_table(data, step=number, by=by, phase=phase)
+        require_ops_of(data, table.step, phase)
     if as_json:
         print_text(render_op_table_json(table, top=top))
         return

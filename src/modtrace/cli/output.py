@@ -3,8 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,15 +25,6 @@ def find_terminal() -> Terminal:
         columns = os.environ.get("COLUMNS", "")
         return Terminal(width=int(columns) if columns.isdecimal() and int(columns) else None, color=False)
     return Terminal(width=shutil.get_terminal_size().columns, color=not os.environ.get("NO_COLOR"))
-
-
-@contextmanager
-def misuse_told() -> Iterator[None]:
-    """Turns a `ValueError` of the block, which is about what the user gave, into an error of usage."""
-    try:
-        yield
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def wrap(text: str) -> str:

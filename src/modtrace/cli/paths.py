@@ -7,9 +7,8 @@ from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.text.op_paths import render_modules, render_op_paths, render_op_paths_json
 from .factory import call_model, load_factory, names_model
+from .open_run import SHOWN_STEP, AskedStep, errors_of, open_with_rows, read_step, require_ops_of, step_option
 from .output import print_text, print_view, tell_marks
-from .steps import SHOWN_STEP, AskedStep, read_step, step_option
-from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
@@ -29,7 +28,9 @@ def paths(
     """
     data = _record_call(run) if names_model(run) else open_with_rows(run, "ops")
     number = read_step(run, data, step)
-    found = ask_for_ops(run, data, lambda: build_op_paths(data, step=number, phase=phase), phase)
+    with errors_of(run, data):
+        found = build_op_paths(data, step=number, phase=phase)
+        require_ops_of(data, found.step, phase)
     if as_json:
         print_text(render_op_paths_json(found, top=top))
     elif modules:

@@ -6,9 +6,8 @@ from ..analysis.values.selection import Selection
 from ..recording.role import OUTPUT, ROLES
 from ..views.plot.draw import KINDS, Kind, check_picture_name, draw, find_plotted, write_axes
 from ..views.plot.numbers_json import render_plotted_json
+from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option, usage_errors
 from .output import print_text, tell, tell_marks
-from .steps import AskedStep, read_step, step_option
-from .with_ops import ask, open_with_rows
 
 
 @click.command()
@@ -40,13 +39,13 @@ def plot(
     if path is None and not as_json:
         raise click.UsageError("give -o FILE for a picture, or --json for its numbers.")
     if path is not None:
-        check_name(path)
+        with usage_errors("--output"):
+            check_picture_name(path)
     data = open_with_rows(run)
     selection = Selection(list(patterns) or None, role, steps=steps)
     number = read_step(run, data, step)
-    found = ask(
-        run, data, lambda: find_plotted(data, selection, stat=stat, kind=kind, step=number), option=None
-    )
+    with errors_of(run, data, option=None):
+        found = find_plotted(data, selection, stat=stat, kind=kind, step=number)
     if path is not None:
         write_axes(draw(found, kind), path)
     if as_json:
@@ -54,15 +53,3 @@ def plot(
     elif path is not None:
         tell(f"wrote {path}\n", path)
         tell_marks(data.meta.marks)
-
-
-def check_name(path: str) -> None:
-    """Refuses a file name whose suffix is not a known format of pictures.
-
-    Raises:
-        click.ClickException: the suffix is unknown.
-    """
-    try:
-        check_picture_name(path)
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error

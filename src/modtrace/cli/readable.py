@@ -1,6 +1,9 @@
-"""Chooses how deep a graph is drawn."""
+"""Chooses how deep a graph is drawn, and refuses a part of it that is empty."""
 
+from ..analysis.tables.missing_rows import say_missing
 from ..api.model_graph import ModelGraph
+from ..errors import NothingRecordedError
+from ..recording.phase import PHASES
 
 #: With more nodes a picture can hardly be read; where no depth is asked for, a smaller one is chosen.
 _READABLE = 250
@@ -19,3 +22,19 @@ def at_depth(whole: ModelGraph, depth: int | None, *, is_drawn: bool) -> tuple[M
         chosen -= 1
         shown = whole.collapse(depth=chosen)
     return shown, f"at depth {chosen}: the whole graph has {size} nodes; choose with --depth\n"
+
+
+def require_nodes(whole: ModelGraph, part: ModelGraph) -> ModelGraph:
+    """Returns the part of a graph.
+
+    Raises:
+        NothingRecordedError: the part is empty, and the whole is not.
+    """
+    ran = whole.columns.nodes.phase
+    if len(ran) and not len(part.columns.nodes):
+        phases = ", ".join(phase for code, phase in enumerate(PHASES) if code in ran) or "none"
+        missing = say_missing(whole.columns.marks)
+        raise NothingRecordedError(
+            f"no op of the step is in the part that was chosen; ops ran in: {phases}.{missing}"
+        )
+    return part

@@ -4,8 +4,8 @@ import click
 
 from ..analysis.provenance.recompute import check_recomputes
 from ..views.text.recompute import render_recompute, render_recompute_json
+from .open_run import errors_of, open_with_rows
 from .output import print_text, print_view
-from .with_ops import ask, open_with_rows
 
 EXIT_DIFFERS = 1
 
@@ -20,7 +20,8 @@ def recompute(run: str, as_json: bool) -> int:
     differs, 0 if not, and 2 if nothing was recomputed or measured.
     """
     data = open_with_rows(run)
-    check = ask(run, data, lambda: check_recomputes(data))
+    with errors_of(run, data):
+        check = check_recomputes(data)
     if as_json:
         print_text(render_recompute_json(check, marks=data.meta.marks))
     else:

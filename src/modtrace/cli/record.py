@@ -19,11 +19,10 @@ from ..recording.options.schedule import ALL_STEPS, to_step_range
 from ..recording.statistics.moments import holds_nonfinite
 from ..recording.suggestions import count_of
 from ..store.folder import may_join
-from ..surface import speak
 from ..views.common.headline import describe_note
 from .children import StartedProcesses
 from .endings import Exited, end_like
-from .output import misuse_told
+from .open_run import usage_errors
 from .progress import ProgressReporter
 from .run_program import Program, find_module, find_script, run_program
 
@@ -142,7 +141,7 @@ def record(
     """
     found = _find_program(module, program)
     place = to or (f"{found.stem}.modtrace" if overwrite else _free_place(found.stem))
-    with misuse_told():
+    with usage_errors():
         captures = [parse_capture(text) for text in capture]
     if source and not ops:
         raise click.UsageError("--source is about the ops that --ops records: give both.")
@@ -199,12 +198,10 @@ def _make_recording(place: str, options: dict[str, Any]) -> Any:
     try:
         from ..api.record import record as record_to
 
-        with _warnings_in_lines():
+        with usage_errors(), _warnings_in_lines():
             return record_to(to=place, **options)
-    except ModtraceError:
+    except (ModtraceError, click.ClickException):
         raise
-    except ValueError as error:  # its text names the option
-        raise click.UsageError(str(error)) from error
     except Exception as error:
         what = f"modtrace met an internal error when it began to record ({describe_error(error)})"
         click.echo(f"modtrace: warning: {what}. Please report it. The program runs unrecorded.", err=True)
@@ -247,7 +244,6 @@ class _Recorded:
         with contextlib.ExitStack() as around:
             around.enter_context(_warnings_in_lines())
             self._recording.__enter__()
-            around.enter_context(speak(None))
             self._around = around.pop_all()
         self.has_begun = True
 

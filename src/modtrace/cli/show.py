@@ -5,9 +5,8 @@ import click
 from ..analysis.modules.module_tree import build_module_tree
 from ..views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
 from ..views.text.show_module_tree_json import render_module_tree_json
+from .open_run import SHOWN_STEP, AskedStep, errors_of, open_with_rows, read_step, step_option
 from .output import print_text, print_view
-from .steps import SHOWN_STEP, AskedStep, read_step, step_option
-from .with_ops import ask, open_with_rows
 
 
 @click.command()
@@ -38,7 +37,8 @@ def show(
     """Shows the module tree of the recording RUN with the times and values of one step."""
     data = open_with_rows(run, "calls")
     number = read_step(run, data, step)
-    tree = ask(run, data, lambda: build_module_tree(data, step=number))
+    with errors_of(run, data):
+        tree = build_module_tree(data, step=number)
     if as_json:
         print_text(render_module_tree_json(tree))
         return

@@ -11,9 +11,8 @@ from ..recording.options.schedule import StepRange, to_step_range
 from ..recording.suggestions import count_of
 from ..views.common.numbers import format_bytes
 from ..views.formats.perfetto import count_events, describe_missing, iterate_perfetto, write_perfetto
+from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option
 from .output import print_text, tell, tell_marks, wrap
-from .steps import AskedStep, read_step, step_option
-from .with_ops import ask, open_with_rows
 
 _STDOUT = "-"
 
@@ -50,12 +49,9 @@ def timeline(
     number = read_step(run, data, step)
     if number is not None and wanted is not None:
         raise click.UsageError("give --step or --steps, not both.")
-
-    def find() -> Timeline:
+    with errors_of(run, data, option=None if number is None else "--step"):
         steps = to_step_range(wanted) if number is None else StepRange(number, number + 1)
-        return build_timeline(data, steps=steps, ops=ops is not False, op_flows=op_flows)
-
-    found = ask(run, data, find, option=None if number is None else "--step")
+        found = build_timeline(data, steps=steps, ops=ops is not False, op_flows=op_flows)
     if path is None or path == _STDOUT:
         for piece in iterate_perfetto(found):
             print_text(piece)

@@ -11,9 +11,8 @@ from ..api.report import MAX_MB, make_report
 from ..errors import NothingRecordedError
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
+from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option
 from .output import print_text, tell, tell_marks, wrap
-from .steps import AskedStep, read_step, step_option
-from .with_ops import ask, open_with_rows
 
 _STDOUT = "-"
 _STEP = (
@@ -44,17 +43,9 @@ def view(run: str, path: str | None, step: AskedStep, max_mb: float, against: st
     """
     data = open_with_rows(run)
     number = read_step(run, data, step)
-    page = ask(
-        run,
-        data,
-        lambda: make_report(
-            data,
-            step=number,
-            max_mb=max_mb,
-            comparison=compare_recordings(data, open_with_rows(against)) if against else None,
-        ),
-        option=None,
-    )
+    with errors_of(run, data, option=None):
+        comparison = compare_recordings(data, open_with_rows(against)) if against else None
+        page = make_report(data, step=number, max_mb=max_mb, comparison=comparison)
     _write(page, run, path)
     nothing = explain_empty(data)
     if nothing:

@@ -5,8 +5,10 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from ..errors import ModtraceWarning, describe_error
-from ..surface import choose_phrase
 from .protocols import Sink
+
+#: What raises internal errors instead.
+_STRICT = "record(strict=True)"
 
 
 class FailureReporter:
@@ -27,8 +29,6 @@ class FailureReporter:
             step: returns the number of the running step.
         """
         self.strict = strict
-        # Chosen now: while `modtrace record` runs a program, messages are in the words of Python.
-        self._how_to_raise = choose_phrase(python="record(strict=True)", command_line="")
         self._sink = sink
         self._writing = writing
         self._step = step
@@ -52,7 +52,7 @@ class FailureReporter:
         )
         if not self.strict:
             text = f"{where}: modtrace met an internal error and stopped recording; the run goes on"
-            warn_of_error(text, error, strict=self._how_to_raise)
+            warn_of_error(text, error, strict=_STRICT)
 
     def ops_failed(self, error: Exception, where: str) -> None:
         """Reports that ops cannot be recorded. Calls are still recorded."""
@@ -64,7 +64,7 @@ class FailureReporter:
             f"{where}: modtrace met an internal error and records no more ops; "
             "the run and the recording of calls go on"
         )
-        warn_of_error(text, error, strict=self._how_to_raise)
+        warn_of_error(text, error, strict=_STRICT)
 
     def ops_missed(self) -> None:
         """Reports that ops run unseen, because torch has removed our mode or it cannot be below the user's.
@@ -84,7 +84,7 @@ class FailureReporter:
             f"{where}: modtrace met an internal error and measures no more values; "
             "the run and the recording of calls go on"
         )
-        warn_of_error(text, error, strict=self._how_to_raise)
+        warn_of_error(text, error, strict=_STRICT)
 
     def compilations_failed(self, error: Exception) -> None:
         """Reports that compilations are not recorded any more. The lock over the tracker's events may be held."""
@@ -96,7 +96,7 @@ class FailureReporter:
             "modtrace met an internal error and records no more compilations; "
             "the run and the recording of calls go on"
         )
-        warn_of_error(text, error, strict=self._how_to_raise)
+        warn_of_error(text, error, strict=_STRICT)
 
     def rows_refused(self, table: str, faults: Sequence[str], step: int | None) -> None:
         """Reports values that break the rules of a table and are not written: one warning, and one mark a table.
@@ -119,7 +119,7 @@ class FailureReporter:
                 f"rows of {table!r}: modtrace met an internal error and leaves out values that no reader accepts; "
                 "the run and the recording go on"
             )
-            warn_of_error(text, ValueError(faults[0]), strict=self._how_to_raise)
+            warn_of_error(text, ValueError(faults[0]), strict=_STRICT)
         self._refused_tables.add(table)
 
     def user_raised(self, what: str, error: Exception) -> None:
@@ -179,7 +179,7 @@ def warn_of_error(text: str, error: Exception, *, strict: str, stacklevel: int =
     Args:
         text: the warning, without the error.
         error: the internal error.
-        strict: what raises the error instead; "" if nothing does on this surface.
+        strict: what raises the error instead; "" if nothing does.
         stacklevel: as of `warnings.warn`, counted from this function.
     """
     advice = f"({describe_error(error)}). Please report it{f'; {strict} raises it' if strict else ''}."

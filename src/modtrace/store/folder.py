@@ -15,7 +15,6 @@ from ..errors import (
     RecordingExistsError,
 )
 from ..recording.meta import RunMeta
-from ..surface import name_argument
 from .json_files import is_temporary_header, read_header, write_header
 from .layout import HEADER, STARTING, describe_content, rank_folder, rank_folders, rank_of
 from .regular_file import folder_identity
@@ -204,7 +203,7 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
         created = f" (created {header.created})" if header is not None and header.created else ""
         raise RecordingExistsError(
             f"{path}: there is a recording here already{created}. "
-            f"Give another path, or {name_argument('overwrite', True)} to replace it."
+            "Give another path, or overwrite=True (--overwrite) to replace it."
         )
     delete_replaced(path)
     headers = [file for file in path.iterdir() if file.name == HEADER or is_temporary_header(file)]
@@ -236,7 +235,7 @@ def _create_exclusively(path: Path, meta: RunMeta, *, new_attempt: bool) -> Path
             pass
     raise RecordingExistsError(
         f"{path}: rank {meta.rank} of run {meta.run_id!r} has written here already ({folder.name}). "
-        f"Give another path, or {name_argument('overwrite', True)} to replace it."
+        "Give another path, or overwrite=True (--overwrite) to replace it."
     )
 
 

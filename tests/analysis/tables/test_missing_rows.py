@@ -33,9 +33,16 @@ def explain(what: str, *, called: bool = True, **more: Any) -> str:
 @pytest.mark.parametrize(
     ("what", "advice"),
     [
-        ("ops", "Record with ops=True."),
-        ("values", "Record with values='stats' or modtrace.Capture(...)."),
-        ("whole tensors", "Record with values=modtrace.Capture(tensors=True)."),
+        ("ops", "Record with ops=True (modtrace record --ops)."),
+        (
+            "values",
+            "Record with values='stats' or modtrace.Capture(...) "
+            "(modtrace record --values stats or --capture).",
+        ),
+        (
+            "whole tensors",
+            "Record with values=modtrace.Capture(tensors=True) (modtrace record --capture tensors).",
+        ),
     ],
 )
 def test_rows_that_nobody_wanted_are_explained_by_the_option(what: str, advice: str) -> None:

@@ -317,7 +317,7 @@ def test_values_of_the_users_do_not_merge() -> None:
         ("quantile:99", {}, "stat='quantile:99': give a part between 0 and 1, as in quantile:0.99"),
         ("rms", {"steps": 7}, "step=7: nothing was measured there; there are: 0, 1, 2"),
         ("rms", {"steps": "5:9"}, "steps='5:9': nothing was measured there; there are: 0, 1, 2"),
-        ("user", {}, "stat='user' was not measured here. Record it with Capture(function=...)."),
+        ("user", {}, "stat='user' was not measured here. Record it with Capture(function=...) in Python."),
         ("relative", {}, "stat='relative' is the size of updates: give role='update', not 'output'"),
     ],
 )  # fmt: skip

@@ -96,7 +96,8 @@ def test_what_was_not_measured_says_what_measures_it(stat: str) -> None:
     with pytest.raises(ValueError) as raised:
         build_history(build.data(), stat, Selection(role="parameter"))
     assert str(raised.value) == (
-        f"stat={stat!r} was not measured here. Record it with values=modtrace.Capture(stats=2)."
+        f"stat={stat!r} was not measured here. "
+        "Record it with values=modtrace.Capture(stats=2) (modtrace record --capture stats=2)."
     )
 
 

@@ -168,7 +168,8 @@ def test_program_that_takes_too_long_is_ended_and_says_how_to_show_less(
     with pytest.raises(ModtraceError) as raised:
         render_svg(small(), patience_s=0.05)
     assert str(raised.value) == (
-        "dot did not finish a picture of 2 nodes in 0.05 s. Show less: collapse(depth=...), fold(), filter(...); "
+        "dot did not finish a picture of 2 nodes in 0.05 s. "
+        "Show less: collapse(depth=...), fold(), filter(...) (--depth, --fold, --phase, --path); "
         "or write a .dot file and draw it with another program."
     )
 

@@ -106,7 +106,7 @@ def test_backward_times_that_are_missing_are_told_in_the_trace() -> None:
     told = load(render_perfetto(build_timeline(build.data())))["otherData"]["missing"]
     assert told == (
         "no backward calls are shown: when they began and ended was not recorded. "
-        "Record with backward_times=True or ops=True."
+        "Record with backward_times=True or ops=True (modtrace record --backward-times or --ops)."
     )
 
 

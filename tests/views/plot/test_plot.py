@@ -286,7 +286,7 @@ def test_a_recording_draws_and_writes_its_plots(tmp_path: Path) -> None:
         ({"kind": "bars"}, "kind='bars': give one of lines, heatmap, histogram"),
         (
             {"kind": "lines", "step": 3},
-            "step=3 is for kind='histogram'. Give steps= to choose the steps of lines.",
+            "step=3 is for kind='histogram'. Give steps= (--steps) to choose the steps of lines.",
         ),
         ({"to": "plot.gif"}, "plot.gif: a plot's name ends in .png, .svg, .pdf"),
         ({"to": "plot"}, "plot: a plot's name ends in .png, .svg, .pdf"),

@@ -283,7 +283,7 @@ def test_a_file_has_the_resolution_that_is_asked_for(tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_is_said_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingLibraryError, match=r"^Recording\.plot\(\) needs matplotlib"):
+    with pytest.raises(MissingLibraryError, match=r"^drawing a plot needs matplotlib"):
         plot_lines(history([[1.0]]))
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...recording.module_path import join
 from ...recording.options.path_filter import name_nearest
-from ...surface import choose_phrase, name_argument
 from ..tables.columns import Rows
 from ..tables.placement import ModuleName
 from ..tables.run import RunTables
@@ -48,7 +47,7 @@ def _read_rule(text: str) -> Rule:
     source, equals, target = text.rpartition("=")
     if not equals:
         raise ValueError(
-            f"{name_argument('map', text)} is no rule: give EXPRESSION=PATH, such as "
+            f"map={text!r} is no rule: give EXPRESSION=PATH, such as "
             r"'model\.layers\.(\d+)=blocks.\1', where EXPRESSION is a regular expression for a path of the first "
             "recording"
         )
@@ -56,7 +55,7 @@ def _read_rule(text: str) -> Rule:
         expression = re.compile(rf"(?:{source})(?=\.|\Z)" if source else "")
         expression.sub(target, "")  # raises for a reference to a group that is not there
     except (re.error, IndexError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{name_argument('map', text)} cannot be read: {error}") from error
+        raise ValueError(f"map={text!r} cannot be read: {error}") from error
     return Rule(text, source, expression, target)
 
 
@@ -86,7 +85,7 @@ def map_paths(
 
 
 def _require(rule: Rule, made: Sequence[str], known: set[str], paths: Sequence[str]) -> None:
-    rule_name = name_argument("map", rule.text)
+    rule_name = f"map={rule.text!r}"
     if not made:
         near = name_nearest(f"re:{rule.source}", sorted(paths))
         raise ValueError(f"{rule_name} matches no module of the first recording{near}")
@@ -191,10 +190,9 @@ def _require_parts(
     whole = of_whole.places.places[split.whole].module.parameters or 0
     if whole and sum(counts) == whole and all(len(others[part]) == 1 for part in split.parts):
         return
-    rules = choose_phrase(python="the rules of map=", command_line="the rules of --map")
     ones = " and ".join(repr(of_parts.names[part].path) for part in split.parts)
     raise ValueError(
-        f"{rules} make {ones} one with {of_whole.names[split.whole].path!r}, and they are not "
+        f"the rules of map (--map) make {ones} one with {of_whole.names[split.whole].path!r}, and they are not "
         f"its parts: they have {' + '.join(map(str, counts))} parameters, and it has {whole}. Give a rule for each."
     )
 

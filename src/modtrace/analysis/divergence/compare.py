@@ -11,7 +11,6 @@ from ...errors import NothingRecordedError
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
-from ...surface import name_argument
 from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
@@ -67,8 +66,7 @@ def compare_recordings(
         ValueError: there is no such step, a rule means nothing, or the tolerance is not a number from 0 on.
     """
     if tolerance is not None and not 0 <= tolerance < np.inf:
-        named = name_argument("tolerance", tolerance)
-        raise ValueError(f"{named}: give a relative error such as 1e-5; 0 tolerates none")
+        raise ValueError(f"tolerance={tolerance!r}: give a relative error such as 1e-5; 0 tolerates none")
     require_rows(a, "values")
     require_rows(b, "values")
     tables, tables_b, steps = read_both(a, b, step=step, step_b=step_b)

@@ -10,7 +10,6 @@ from ...recording.module_path import join
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
-from ...surface import choose_phrase
 from ..alignment.contract import HARMLESS, REASONS, Alignment, Unpaired, UnpairedRows
 from ..graph.parts import forms_of_op
 from ..tables.chosen_step import name_steps
@@ -151,17 +150,15 @@ def explain_nothing(a: RunTables, b: RunTables, alignment: Alignment) -> str:
     """Returns why no tensor of one recording is one of the other, and which names are near each other."""
     if not len(alignment.steps):
         steps, steps_b = (name_steps(np.unique(tables.values.step).tolist()) for tables in (a, b))
-        argument = choose_phrase(python="step=(A, B)", command_line="--step A:B")
         return (
             f"the two recordings have no step in common: the first has measured steps {steps}, the second {steps_b}. "
-            f"{argument} compares two steps of different numbers."
+            "step=(A, B) (--step A:B) compares two steps of different numbers."
         )
     if alignment.modules:
         modules = count_of(len(alignment.modules), "aligned module")
         text = f"no tensor was measured in both recordings, of {modules}."
         return f"{text} Record both with the same captures, and both with ops or without."
-    argument = choose_phrase(python="map=['EXPRESSION=PATH']", command_line="--map 'EXPRESSION=PATH'")
-    advice = f"{argument} says how modules of the first are called in the second."
+    advice = "map=['EXPRESSION=PATH'] (--map 'EXPRESSION=PATH') says how modules of the first are called in the second."
     return f"the two recordings have no module in common. {_name_nearest(alignment)} {advice}"
 
 

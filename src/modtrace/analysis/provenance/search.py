@@ -14,7 +14,6 @@ from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import nonfinite_rows
 from ...recording.triggers.step_conditions import Use
-from ...surface import choose_phrase
 from ..tables.columns import Column, RowFinder, column_of
 from ..tables.inside import find_unseen
 from ..tables.one_step import IndexedTables, OneStep
@@ -316,22 +315,27 @@ def _order_of(step: OneStep, row: int) -> int:
     return int(step.table("values")["order"][row].as_py())
 
 
+_WITH_OPS = "record(ops=True) (modtrace record --ops)"
+
+
 def _describe_module(step: OneStep, row: int) -> NonFinite:
     answer = _add_micro_batch(step, describe_row(step, row), _order_of(step, row))
     is_inside = column_of(step.table("values"), "call_id")[row] < 0  # it was measured inside of compiled code
     if _is_of_region(step, row):
-        python, command_line = 'record(compiled="inside")', "modtrace record --compiled inside"
-        remedy = "names the module inside of this compiled one"
+        remedy = (
+            'record(compiled="inside") (modtrace record --compiled inside) '
+            "names the module inside of this compiled one"
+        )
     elif is_inside and answer.role in (OUTPUT, GRAD_OUTPUT):
-        python, command_line = "record(ops=True)", "modtrace record --ops"
-        remedy = f'names the op that made them where torch.compile has backend="aot_eager"; {_GIVEN}'
+        remedy = (
+            f'{_WITH_OPS} names the op that made them where torch.compile has backend="aot_eager"; {_GIVEN}'
+        )
     elif step.run.data.table("ops").num_rows:
         return answer
     else:
-        python = "record(ops=True), on a long run with keep_last=20,"
-        command_line = "modtrace record --ops, on a long run with --keep-last 20,"
-        remedy = "names the op that made them" + ("" if answer.role == LOSS else f"; {_GIVEN}")
-    return replace(answer, remedy=f"{choose_phrase(python=python, command_line=command_line)} {remedy}")
+        remedy = f"{_WITH_OPS}, on a long run with keep_last=20 (--keep-last 20), names the op that made them"
+        remedy += "" if answer.role == LOSS else f"; {_GIVEN}"
+    return replace(answer, remedy=remedy)
 
 
 def _is_of_region(step: OneStep, row: int) -> bool:

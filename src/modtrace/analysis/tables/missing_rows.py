@@ -9,7 +9,6 @@ from ...recording.meta import HELD, RunMeta
 from ...recording.options.schedule import ALL_STEPS
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ...surface import choose_phrase
 from .chosen_step import name_steps
 from .columns import column_of, phase_codes
 
@@ -88,15 +87,10 @@ def _why_no_calls(data: RecordingData) -> str:
 def _name_option(what: str) -> str:
     """Returns what records them; calls always are."""
     if what == "ops":
-        return choose_phrase(python="ops=True", command_line="modtrace record --ops")
+        return "ops=True (modtrace record --ops)"
     if what == "values":
-        return choose_phrase(
-            python="values='stats' or modtrace.Capture(...)",
-            command_line="modtrace record --values stats or --capture",
-        )
-    return choose_phrase(
-        python="values=modtrace.Capture(tensors=True)", command_line="modtrace record --capture tensors"
-    )
+        return "values='stats' or modtrace.Capture(...) (modtrace record --values stats or --capture)"
+    return "values=modtrace.Capture(tensors=True) (modtrace record --capture tensors)"
 
 
 def say_missing(marks: Sequence[str]) -> str:

@@ -10,7 +10,6 @@ from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
 from ...recording.statistics.tier2 import read_tier2
 from ...recording.suggestions import first_few
-from ...surface import choose_phrase, name_argument
 from ..tables.columns import column_of
 from .history_statistics import group_rows, merge_tier2_cells
 from .selection import Selection, select_values
@@ -51,11 +50,10 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
     sites = np.unique(cells.site)
     if step is None and len(sites) > 1:
         names = first_few([selected.names[site] for site in sites], 5)
-        one_step = choose_phrase(python="step=", command_line="--step")
         raise ValueError(
-            f"{name_argument('path', selection.path)} means {len(sites)} sites ({names}), "
+            f"path={selection.path!r} means {len(sites)} sites ({names}), "
             "and a histogram over steps is of one. "
-            f"Give its path, or {one_step} for all of them in one step."
+            "Give its path, or step= (--step) for all of them in one step."
         )
     merged = merge_tier2_cells(read_tier2(selected.table), cells)
     with np.errstate(all="ignore"):
@@ -74,7 +72,9 @@ def _describe_none(data: RecordingData, selection: Selection, argument: str) -> 
     table = select_values(data, replace(selection, steps=None)).table
     steps = np.unique(column_of(table, "step")[to_numpy(table["histogram"].is_valid())]).tolist()
     if not steps:
-        capture = choose_phrase(python="Capture(stats=2)", command_line="modtrace record --capture stats=2")
-        return f"no histograms were recorded of these tensors. Record them with {capture}."
-    named = name_argument(argument, selection.steps)
+        return (
+            "no histograms were recorded of these tensors. "
+            "Record them with Capture(stats=2) (modtrace record --capture stats=2)."
+        )
+    named = f"{argument}={selection.steps!r}"
     return f"{named}: no histogram was recorded there; there are some in steps {first_few(steps, 8)}"

@@ -10,7 +10,6 @@ from ...optional import require
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import Numbers
-from ...surface import name_argument
 from ..tables.columns import find_rows
 from .history_statistics import count_nonfinite, group_rows, is_measured, to_stat
 from .selection import Selection, select_values
@@ -75,8 +74,7 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
 def _relative_history(data: RecordingData, selection: Selection) -> History:
     if selection.role != UPDATE:
         raise ValueError(
-            f"{name_argument('stat', RELATIVE)} is the size of updates: give {name_argument('role', UPDATE)}, "
-            f"not {selection.role!r}"
+            f"stat={RELATIVE!r} is the size of updates: give role={UPDATE!r}, not {selection.role!r}"
         )
     updates = build_history(data, "l2", selection)
     parameters = build_history(data, "l2", replace(selection, role=PARAMETER))

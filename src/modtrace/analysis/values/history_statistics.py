@@ -16,7 +16,6 @@ from ...recording.statistics.number_formats import FORMATS
 from ...recording.statistics.tier2 import Tier2Columns, read_tier2
 from ...recording.statistics.tier2_merge import merge_groups
 from ...recording.suggestions import did_you_mean
-from ...surface import choose_phrase, name_argument
 from ..tables.columns import ArrowTable, Bools, Rows, column_of
 from .selection import SelectedValues
 
@@ -79,20 +78,16 @@ def to_stat(name: str) -> Stat:
     """
     kind, _, argument = str(name).partition(":")
     if name in (*RAW, *DERIVED):
-        how = choose_phrase(
-            python="values='stats' or Capture(stats=1)", command_line="modtrace record --values stats"
-        )
+        how = "values='stats' or Capture(stats=1) (modtrace record --values stats)"
         return Stat(name, "count", lambda found, cells: _compute_usual(name, found, cells), how)
     is_of_histogram = kind in OF_FORMATS and argument in FORMATS
     if name in STATISTICS or is_of_histogram or (kind == QUANTILE and _is_part(argument)):
-        how = choose_phrase(
-            python="values=modtrace.Capture(stats=2)", command_line="modtrace record --capture stats=2"
-        )
+        how = "values=modtrace.Capture(stats=2) (modtrace record --capture stats=2)"
         return Stat(name, "zero_count", lambda found, cells: _compute_tier2(name, found, cells), how)
     if kind == _USER:
-        how = choose_phrase(python="Capture(function=...)", command_line="Capture(function=...) in Python")
+        how = "Capture(function=...) in Python"
         return Stat(name, _USER, lambda found, cells: _compute_user(name, found, cells), how)
-    named = name_argument("stat", name)
+    named = f"stat={name!r}"
     if argument and kind in OF_FORMATS:
         raise ValueError(f"{named}: no such number format; there are: {', '.join(FORMATS)}")
     if argument and kind == QUANTILE:
@@ -117,8 +112,7 @@ def is_measured(stat: Stat, values: ArrowTable) -> Bools:
     if not measured.any():
         notes = sorted({note for note in values["note"].to_pylist() if note})
         why = f" Of these tensors it says: {'; '.join(notes[:3])}." if notes else ""
-        named = name_argument("stat", stat.name)
-        raise ValueError(f"{named} was not measured here. Record it with {stat.how}.{why}")
+        raise ValueError(f"stat={stat.name!r} was not measured here. Record it with {stat.how}.{why}")
     return measured
 
 
@@ -172,13 +166,9 @@ def _compute_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     several = cells.several()
     if several:
         cell, rows = several[0]
-        choice = choose_phrase(
-            python="Choose one with call=, slot= or phase=",
-            command_line="Recording.plot() in Python chooses one, by its arguments call, slot and phase",
-        )
         raise ValueError(
-            f"{name_argument('stat', name)}: {found.names[cells.site[cell]]} has {len(rows)} values of yours in step "
-            f"{cells.step[cell]}, and they do not merge. {choice}."
+            f"stat={name!r}: {found.names[cells.site[cell]]} has {len(rows)} values of yours in step "
+            f"{cells.step[cell]}, and they do not merge. Choose one with call=, slot= or phase= in Python."
         )
     texts = found.table[_USER].take(from_numpy(cells.single)).to_pylist()
     keys = name.split(":")[1:]

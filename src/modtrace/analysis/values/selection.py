@@ -15,7 +15,6 @@ from ...recording.options.schedule import to_schedule
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LOSS, OP_OUTPUT, OUTPUT, ROLES
-from ...surface import choose_phrase, name_argument
 from ..tables.calls import read_all_calls
 from ..tables.columns import ArrowTable, Bools, Column, Rows, column_of
 from ..tables.missing_rows import explain_none, require_rows, say_missing
@@ -91,7 +90,7 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
     """
     paths = to_path_filter(selection.path, argument="path")
     if selection.role not in ROLES:
-        raise ValueError(f"{name_argument('role', selection.role)}: give one of {', '.join(ROLES)}")
+        raise ValueError(f"role={selection.role!r}: give one of {', '.join(ROLES)}")
     if selection.phase is not None and selection.phase not in PHASES:
         raise ValueError(f"phase={selection.phase!r}: give one of {', '.join(PHASES)}, or None")
     values = _read_role(data, selection)
@@ -146,13 +145,10 @@ def kept_values(data: RecordingData) -> ArrowTable:
 
 def _describe_no_role(selection: Selection, roles: Sequence[str]) -> str:
     what, more = ("kept whole", ", tensors=True") if selection.kept else ("measured", "")
-    capture = choose_phrase(
-        python=f"values=modtrace.Capture(roles={selection.role!r}{more})",
-        command_line=f"modtrace record --capture roles={selection.role}",
-    )
+    capture = f"values=modtrace.Capture(roles={selection.role!r}{more})"
     return (
-        f"{name_argument('role', selection.role)} was not {what}; {what} were: {', '.join(roles)}. "
-        f"Record with {capture}."
+        f"role={selection.role!r} was not {what}; {what} were: {', '.join(roles)}. "
+        f"Record with {capture} (modtrace record --capture)."
     )
 
 
@@ -200,7 +196,7 @@ def _match(paths: PathFilter, distinct: Sequence[_Site], selection: Selection) -
     missing = [pattern._replace(argument="path") for pattern in unmatched(paths, known)]
     if missing:
         what = "module" if selection.role in _OF_CALLS else "module or parameter"
-        role = f"with {name_argument('role', selection.role)}"
+        role = f"with role={selection.role!r}"
         what += f" of which a whole tensor {role} was kept" if selection.kept else f" {role}"
         description = describe_unmatched(missing, known, what=what)
         raise ValueError(f"{description}. Give a path or a glob such as '**.attn'.")
@@ -266,7 +262,7 @@ def in_steps(steps: Rows, of: Bools, selection: Selection) -> Bools:
     chosen = np.isin(steps, [step for step in np.unique(steps).tolist() if step in schedule])
     if not (of & chosen).any():
         raise ValueError(
-            f"{name_argument('step' if is_one else 'steps', wanted)}: "
+            f"{'step' if is_one else 'steps'}={wanted!r}: "
             f"nothing was {'kept' if selection.kept else 'measured'} there; "
             f"there are: {_list(steps[of].tolist())}"
         )

@@ -13,7 +13,6 @@ from ...measure.measurers.measurer import Measurement
 from ...measure.measurers.want import USUAL
 from ...recording.phase import BACKWARD
 from ...recording.role import GRAD_OUTPUT, OUTPUT
-from ...surface import name_argument
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_backend_failure, rounds_less_than_eager
 from ...torch_internals.graph_captures import graph_captures
@@ -207,9 +206,9 @@ def _explain(error: BaseException | None) -> None:
     """Adds a note to the error of a backend, which may have refused an op of ours. Python has notes since 3.11."""
     add_note: Any = getattr(error, "add_note", None)
     if add_note is not None and is_backend_failure(error):
-        given = name_argument("compiled", "boundary")
         add_note(
-            f"modtrace has put ops of its own into what this backend compiles; where it takes none, record with {given}"
+            "modtrace has put ops of its own into what this backend compiles; where it takes none, record with "
+            "compiled='boundary' (--compiled boundary)"
         )
 
 

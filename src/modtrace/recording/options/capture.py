@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
-from ...surface import choose_phrase, name_argument
 from ..role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OP_ROLES, OUTPUT, PARAMETER, PARAMETER_GRAD, ROLES
 from ..suggestions import did_you_mean
 from .path_filter import PathFilter, to_path_filter
@@ -118,28 +117,19 @@ class Capture:
 
     def _check_numbers(self) -> None:
         if self.stats not in (0, 1, 2):
-            raise ValueError(
-                f"{name_argument('stats', self.stats)}: give 0 for none, 1 for the usual ones, 2 for all"
-            )
+            raise ValueError(f"stats={self.stats!r}: give 0 for none, 1 for the usual ones, 2 for all")
         if not isinstance(self.channel_dim, Integral):
             raise TypeError(f"channel_dim={self.channel_dim!r}: give the number of a dimension, such as -1")
         if not isinstance(self.on_trigger, Integral) or self.on_trigger < 0:
-            raise ValueError(
-                f"{name_argument('on_trigger', self.on_trigger)}: give a number of steps, 0 for no waiting"
-            )
+            raise ValueError(f"on_trigger={self.on_trigger!r}: give a number of steps, 0 for no waiting")
         if not isinstance(self.sample, Integral) or not 0 <= self.sample <= _MOST_SAMPLES:
-            raise ValueError(
-                f"{name_argument('sample', self.sample)}: give a number of values, at most {_MOST_SAMPLES:,}"
-            )
+            raise ValueError(f"sample={self.sample!r}: give a number of values, at most {_MOST_SAMPLES:,}")
         for name in ("stats", "channel_dim", "on_trigger", "sample"):
             self._set(name, int(getattr(self, name)))  # numpy's are no JSON
 
     def _check_switches(self) -> None:
         if not (isinstance(self.tensors, (bool, str)) and self.tensors in (True, False, "lazy")):
-            wanted = choose_phrase(
-                python="give True, False or 'lazy'", command_line="give 'lazy', or no value"
-            )
-            raise ValueError(f"{name_argument('tensors', self.tensors)}: {wanted}")
+            raise ValueError(f"tensors={self.tensors!r}: give True, False or 'lazy'")
         for name in ("hash", "sketch", "micro_batches"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r}: give True or False")
@@ -150,13 +140,10 @@ class Capture:
 
     def _check_sense(self) -> None:
         if self.ops and OP_OUTPUT not in self.roles:
-            raise ValueError(
-                f"{name_argument('ops', self.ops)} chooses among what ops return: it takes the role 'op_output'"
-            )
+            raise ValueError(f"ops={self.ops!r} chooses among what ops return: it takes the role 'op_output'")
         if self.micro_batches and PARAMETER_GRAD not in self.roles:
             raise ValueError(
-                f"{name_argument('micro_batches', True)} is about parameters' gradients: "
-                "it takes the role 'parameter_grad'"
+                "micro_batches=True is about parameters' gradients: it takes the role 'parameter_grad'"
             )
 
     @property
@@ -212,27 +199,20 @@ def to_captures(
     if values is None:
         if include is not None or exclude is not None:
             raise ValueError(
-                choose_phrase(
-                    python="include and exclude choose what is measured, and values=None measures nothing",
-                    command_line="--include and --exclude choose what is measured, and --values none measures nothing",
-                )
+                "include and exclude choose what is measured, and values=None (--values none) measures nothing"
             )
         return ()
     if isinstance(values, str) and values == STATS:
         return _usual(include, exclude, ops)
     if include is not None or exclude is not None:
         raise ValueError(
-            choose_phrase(
-                python="with values=Capture(...) say include and exclude there: Capture(include=...)",
-                command_line="with --capture say include and exclude there: --capture 'include=...'",
-            )
+            "with values=Capture(...) say include and exclude there: Capture(include=...) (--capture 'include=...')"
         )
     entries = values if isinstance(values, (list, tuple)) else (values,)
     if not entries:
         raise ValueError(f"values={values!r}: give at least one Capture, or None to measure nothing")
     if len(entries) > _MOST_CAPTURES:
-        subject = choose_phrase(python="values holds", command_line="there are")
-        raise ValueError(f"{subject} {len(entries)} captures, and {_MOST_CAPTURES} are the most")
+        raise ValueError(f"values holds {len(entries)} captures, and {_MOST_CAPTURES} are the most")
     captures: list[Capture] = []
     for entry in entries:
         captures += (
@@ -268,9 +248,7 @@ def _one(given: object, ops: bool) -> Capture:
     if set(given.roles) == set(ROLES):  # "all": the roles that are recorded
         return replace(given, roles=[role for role in ROLES if role not in OP_ROLES])
     role = next(role for role in given.roles if role in OP_ROLES)
-    capture = choose_phrase(python=f"Capture(roles={role!r})", command_line=f"--capture 'roles={role}'")
-    ops_too = choose_phrase(python="record(ops=True)", command_line="--ops")
-    raise ValueError(f"{capture} looks at what ops return: it takes {ops_too}")
+    raise ValueError(f"Capture(roles={role!r}) looks at what ops return: it takes record(ops=True) (--ops)")
 
 
 def _checked_roles(given: Any) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 import shlex
 from typing import Any
 
-from ...surface import name_argument, speak
 from ..suggestions import did_you_mean
 from .capture import STATS, Capture
 
@@ -27,21 +26,13 @@ def parse_capture(text: str) -> "Capture | str":
     if text.strip() == STATS:
         return STATS
     if not text.strip():
-        argument = name_argument("capture", text)
-        raise ValueError(f"{argument} says nothing: give words such as 'roles=output stats=2', or 'stats'")
+        raise ValueError(
+            f"capture={text!r} says nothing: give words such as 'roles=output stats=2', or 'stats'"
+        )
     try:
-        with speak(_name_word):
-            return Capture(**_read_options(text))
+        return Capture(**_read_options(text))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name_argument('capture', text)} cannot be read: {error}") from error
-
-
-def _name_word(name: str, value: object) -> str:
-    """Returns an argument of a capture as the text has it."""
-    name = name.partition("[")[0]
-    if value is True:
-        return name
-    return f"{name}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        raise ValueError(f"capture={text!r} cannot be read: {error}") from error
 
 
 def _read_options(text: str) -> dict[str, Any]:

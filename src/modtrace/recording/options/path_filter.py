@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from ...surface import name_argument
 from ..suggestions import first_few
 
 #: What a text begins with that is a regular expression and no glob.
@@ -126,9 +125,7 @@ def to_patterns(
     if not isinstance(given, (list, tuple)):
         return (read(argument, given),)
     if not given:
-        raise ValueError(
-            f"{name_argument(argument, given)} holds no pattern. Give at least one, or None to do without."
-        )
+        raise ValueError(f"{argument}={given!r} holds no pattern. Give at least one, or None to do without.")
     return tuple(read(f"{argument}[{place}]", pattern) for place, pattern in enumerate(given))
 
 
@@ -160,7 +157,7 @@ def _read_regex(where: str, text: str) -> re.Pattern[str]:
     except (re.error, OverflowError, RecursionError) as error:
         reason = getattr(error, "msg", str(error)) + _place_in(source, getattr(error, "pos", None))
         raise ValueError(
-            f"{name_argument(where, text)} is not a regular expression: {reason}. "
+            f"{where}={text!r} is not a regular expression: {reason}. "
             "Correct it, or leave out 're:' for a glob."
         ) from error
 
@@ -188,7 +185,7 @@ def _read_glob(where: str, glob: str) -> re.Pattern[str]:
         return re.compile(rf"(?s)\A(?:{_translate(glob)}|{re.escape(glob)})\Z")
     except _BadGlob as error:
         raise ValueError(
-            f"{name_argument(where, glob)} is not a glob: {error}. Correct it ([[] is a [ itself), or begin with "
+            f"{where}={glob!r} is not a glob: {error}. Correct it ([[] is a [ itself), or begin with "
             "'re:' for an expression."
         ) from error
 
@@ -254,7 +251,7 @@ def _escaped(character: str) -> str:
 
 def _describe(found: Unmatched, paths: Collection[str], what: str, root: str | None) -> str:
     text = found.pattern.text
-    return f"{name_argument(found.argument, text)} matches no {what}{name_nearest(text, paths, root)}"
+    return f"{found.argument}={text!r} matches no {what}{name_nearest(text, paths, root)}"
 
 
 def name_nearest(text: str, paths: Collection[str], root: str | None = None) -> str:

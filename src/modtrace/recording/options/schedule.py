@@ -4,8 +4,6 @@ from collections.abc import Callable, Collection
 from numbers import Integral  # numpy's too
 from typing import Any, NamedTuple, Protocol
 
-from ...surface import name_argument
-
 
 class StepRange(NamedTuple):
     """Every `every`-th step from `start` up to but not including `stop`, which is None if there is no end."""
@@ -48,9 +46,7 @@ def to_step_range(steps: object) -> StepRange:
     if isinstance(steps, (slice, range)):
         parts = (steps.start, steps.stop, steps.step)
         return _checked(parts, steps)
-    raise TypeError(
-        f"{name_argument('steps', steps)}: give 'START:STOP[:EVERY]', a range or a slice, or None for all steps"
-    )
+    raise TypeError(f"steps={steps!r}: give 'START:STOP[:EVERY]', a range or a slice, or None for all steps")
 
 
 def _parse(text: str) -> tuple[int | None, ...]:
@@ -60,9 +56,7 @@ def _parse(text: str) -> tuple[int | None, ...]:
     except ValueError:
         numbers = ()
     if len(numbers) not in (2, 3):
-        raise ValueError(
-            f"{name_argument('steps', text)} is not START:STOP[:EVERY], such as 100:200 or 0::50"
-        )
+        raise ValueError(f"steps={text!r} is not START:STOP[:EVERY], such as 100:200 or 0::50")
     return numbers
 
 
@@ -75,8 +69,7 @@ def _checked(parts: tuple[int | None, ...], given: object) -> StepRange:
         or (step_range.stop is not None and step_range.stop <= step_range.start)
     ):
         raise ValueError(
-            f"{name_argument('steps', given)} holds no step: START counts from 0, STOP lies beyond it, "
-            "EVERY is at least 1"
+            f"steps={given!r} holds no step: START counts from 0, STOP lies beyond it, EVERY is at least 1"
         )
     return step_range
 
@@ -157,9 +150,7 @@ def to_schedule(steps: object) -> Schedule:
     """
     if isinstance(steps, (list, tuple, set, frozenset)) and not isinstance(steps, StepRange):
         if not steps:
-            raise ValueError(
-                f"{name_argument('steps', steps)} holds no step. Give at least one, or None for all."
-            )
+            raise ValueError(f"steps={steps!r} holds no step. Give at least one, or None for all.")
         for step in steps:
             if not isinstance(step, Integral) or isinstance(step, bool) or step < 0:
                 raise ValueError(f"steps: {step!r} is no number of a step; they count from 0")
@@ -169,6 +160,6 @@ def to_schedule(steps: object) -> Schedule:
     if callable(steps):
         return StepPredicate(steps)
     raise TypeError(
-        f"{name_argument('steps', steps)}: give 'START:STOP[:EVERY]', a range, a slice, a list of numbers, "
+        f"steps={steps!r}: give 'START:STOP[:EVERY]', a range, a slice, a list of numbers, "
         "a function of the step's number, or None for all steps"
     )

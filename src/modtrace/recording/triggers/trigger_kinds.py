@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TypeAlias, get_args
 
-from ...surface import choose_phrase, name_argument
 from ..options.capture import Capture, Patterns
 from ..options.path_filter import PathFilter
 from ..role import FINITE_ROLES, OUTPUT
@@ -220,9 +219,7 @@ def to_triggers(
 
 def _check_then(then: object, argument: str) -> str:
     if not isinstance(then, str) or then not in THEN:
-        raise ValueError(
-            f"{name_argument(argument, then)}: give {', '.join(map(repr, THEN))}, or leave it out"
-        )
+        raise ValueError(f"{argument}={then!r}: give {', '.join(map(repr, THEN))}, or leave it out")
     return then
 
 
@@ -231,13 +228,15 @@ def _check_then_of(trigger: Trigger, keep_last: int | None, captures: Sequence[C
     then = trigger.then if isinstance(trigger, NonFinite) else None
     if then is None:
         return
-    argument = name_argument("on_nonfinite", then)
+    argument = f"on_nonfinite={then!r}"
     if then == DUMP and keep_last is None:
-        how = choose_phrase(python="keep_last=20", command_line="--keep-last 20")
-        raise ValueError(f"{argument} writes the steps that are held, and none are: give {how}")
+        raise ValueError(
+            f"{argument} writes the steps that are held, and none are: give keep_last=20 (--keep-last 20)"
+        )
     if not captures:
-        nothing = choose_phrase(python="values=None", command_line="--values none")
-        raise ValueError(f"{argument} looks at what is measured, and {nothing} measures nothing")
+        raise ValueError(
+            f"{argument} looks at what is measured, and values=None (--values none) measures nothing"
+        )
 
 
 def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:

@@ -5,7 +5,6 @@ from collections import Counter
 
 from ...analysis.graph_view.records import LAYER, GraphView
 from ...recording.suggestions import count_of
-from ...surface import choose_phrase
 from .columns import Text, render_lines
 from .headline import describe_head
 from .numbers import to_json
@@ -22,10 +21,9 @@ _NOUNS = {"earlier": ("tensor", " from outside")}
 
 def explain_no_ops() -> str:
     """Returns what a graph of a step without ops shows."""
-    ops_too = choose_phrase(python="ops=True", command_line="modtrace record --ops")
     return (
         "no ops were recorded: the nodes are calls, and the arrows say which began next. "
-        f"For what flows between them record with {ops_too}."
+        "For what flows between them record with ops=True (modtrace record --ops)."
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from ...analysis.graph.columns import CALL
 from ...analysis.graph_view.records import GraphView, ViewBox, ViewNode
-from ...surface import name_argument
 from ..common.numbers import format_bytes, format_flops, format_number, format_time, sum_known
 from .text import Html
 
@@ -113,9 +112,7 @@ def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
         return None
     columns = {each.name: each for each in _COLUMNS}
     if name not in columns:
-        raise ValueError(
-            f"{name_argument('color', name)}: nodes have no such number; there are: {', '.join(columns)}"
-        )
+        raise ValueError(f"color={name!r}: nodes have no such number; there are: {', '.join(columns)}")
     return Overlay(columns[name], view)
 
 

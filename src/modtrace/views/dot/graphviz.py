@@ -8,7 +8,6 @@ import warnings
 
 from ...analysis.graph_view.records import GraphView
 from ...errors import MissingLibraryError, ModtraceError, ModtraceWarning
-from ...surface import choose_phrase
 from ..common.whole_file import write_content, write_pieces
 from .fixed_labels import FixedLabels
 from .render import render_dot
@@ -120,7 +119,7 @@ def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> by
         )
     except subprocess.TimeoutExpired:
         raise ModtraceError(
-            f"dot did not finish a picture of {nodes} nodes in {patience_s:g} s. {_say_how_to_shrink()}"
+            f"dot did not finish a picture of {nodes} nodes in {patience_s:g} s. {_HOW_TO_SHRINK}"
         ) from None
     except OSError as error:
         raise ModtraceError(
@@ -130,7 +129,7 @@ def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> by
         said = done.stderr.decode("utf-8", "replace").strip() or "it said nothing"
         raise _DotFailed(
             f"dot failed with exit status {done.returncode} on a picture of {nodes} nodes: {said[:500]}. "
-            f"Look at what the style gives, and at the text that write_dot() writes. {_say_how_to_shrink()}"
+            f"Look at what the style gives, and at the text that write_dot() writes. {_HOW_TO_SHRINK}"
         )
     if b"Scaling" in done.stderr:
         warnings.warn(
@@ -186,8 +185,7 @@ def raise_box_labels(svg: str) -> str:
     return f"{svg[: boxes.start()]}{without}{svg[until:end]}{raised}{svg[end:]}"
 
 
-def _say_how_to_shrink() -> str:
-    less = choose_phrase(
-        python="collapse(depth=...), fold(), filter(...)", command_line="--depth, --fold, --phase, --path"
-    )
-    return f"Show less: {less}; or write a .dot file and draw it with another program."
+_HOW_TO_SHRINK = (
+    "Show less: collapse(depth=...), fold(), filter(...) (--depth, --fold, --phase, --path); "
+    "or write a .dot file and draw it with another program."
+)

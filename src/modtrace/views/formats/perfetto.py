@@ -13,7 +13,6 @@ import numpy as np
 from ...analysis.timeline.arrange import SPAN_KINDS, Lane
 from ...analysis.timeline.spans import Detail
 from ...analysis.timeline.timeline import FLOW_KINDS, Timeline
-from ...surface import choose_phrase
 from ..common.headline import NO_DEVICE_TIMES
 from ..common.numbers import render_compact
 from ..common.whole_file import write_pieces
@@ -26,17 +25,16 @@ _SEPARATOR = ",\n"
 def describe_missing(timeline: Timeline) -> str | None:
     """Returns what was not recorded: the times of backward calls, or those of devices; None if nothing lacks."""
     parts = [
-        _describe_no_backward() if timeline.lacks_backward else "",
+        _NO_BACKWARD if timeline.lacks_backward else "",
         f"{NO_DEVICE_TIMES}." if timeline.lacks_device_times else "",
     ]
     return " ".join(filter(None, parts)) or None
 
 
-def _describe_no_backward() -> str:
-    options = choose_phrase(
-        python="backward_times=True or ops=True", command_line="modtrace record --backward-times or --ops"
-    )
-    return f"no backward calls are shown: when they began and ended was not recorded. Record with {options}."
+_NO_BACKWARD = (
+    "no backward calls are shown: when they began and ended was not recorded. "
+    "Record with backward_times=True or ops=True (modtrace record --backward-times or --ops)."
+)
 
 
 def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:

@@ -12,7 +12,6 @@ from ...analysis.values.history import History, build_history
 from ...analysis.values.selection import Selection
 from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE
-from ...surface import choose_phrase, name_argument
 from ..common.whole_file import write_content
 from .growth import plot_growth
 from .heatmap import plot_heatmap
@@ -40,14 +39,12 @@ def find_plotted(
         TypeError, ValueError: nothing is selected, there is no such statistic or kind, or it was not measured.
     """
     if kind not in KINDS:
-        raise ValueError(f"{name_argument('kind', kind)}: give one of {', '.join(KINDS)}")
+        raise ValueError(f"kind={kind!r}: give one of {', '.join(KINDS)}")
     if kind == "histogram":
         return build_exponents(data, selection, step)
     if step is not None:
-        of_steps = choose_phrase(python="steps=", command_line="--steps")
         raise ValueError(
-            f"{name_argument('step', step)} is for {name_argument('kind', 'histogram')}. "
-            f"Give {of_steps} to choose the steps of {kind}."
+            f"step={step!r} is for kind='histogram'. Give steps= (--steps) to choose the steps of {kind}."
         )
     if kind == "heatmap" and selection.role == OPTIMIZER_STATE and selection.slot is None:
         selection = replace(selection, counters=False)  # Adam's `step` would take the colours of all moments

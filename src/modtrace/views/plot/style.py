@@ -9,7 +9,6 @@ from ...optional import require
 from ...recording.role import BY_NAME
 from ...recording.statistics.known import title_of
 from ...recording.statistics.moments import Numbers
-from ...surface import choose_phrase
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +59,7 @@ def new_axes(names: Sequence[str], height: float) -> "Axes":
     Raises:
         MissingLibraryError: matplotlib is not installed.
     """
-    require("matplotlib", choose_phrase(python="Recording.plot()", command_line="drawing a plot"))
+    require("matplotlib", "drawing a plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -27,7 +27,6 @@ from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
 from ...recording.role import BUFFER, BY_NAME, OPTIMIZER_STATE, OUTPUT, PARAMETER, UPDATE
 from ...recording.suggestions import count_of, first_few
-from ...surface import choose_phrase
 from ..common.columns import Color, Text, printable, render_lines
 from ..common.numbers import format_count, to_json
 from .comparison_tables import format_error, render_growth_and_places
@@ -134,8 +133,9 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
             yield Text(f"  @{first.call} is call {first.call + 1} of the module in the step", "dim")
         yield from (Text(f"  {printable(line)}") for line in _explain(first))
         if not found.by_ops and first.role == OUTPUT and first.kind != SOURCE:
-            how = choose_phrase(python="ops=True", command_line="--ops")
-            yield Text(f"  ops were not compared: record both runs with {how} to see which of them made it")
+            yield Text(
+                "  ops were not compared: record both runs with ops=True (--ops) to see which of them made it"
+            )
     yield Text(_describe_compared(found))
     yield Text(_describe_metrics(found), "dim")
 
@@ -365,8 +365,7 @@ def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
                     yield Text(f"  {printable(first_few(kind, max(top // 3, 1)))}")
                     break
     if found.proposed:
-        how = choose_phrase(python='map="auto"', command_line="--map auto")
-        yield Text(f"try {how}, which stands for these rules, or give your own:")
+        yield Text('try map="auto" (--map auto), which stands for these rules, or give your own:')
         yield from (Text(f"  {printable(rule)}") for rule in found.proposed[:top])
 
 

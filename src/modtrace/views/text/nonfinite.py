@@ -20,7 +20,6 @@ from ...recording.meta import Note
 from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.role import BY_NAME, LEAF, PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of, first_few
-from ...surface import choose_phrase
 from ..common.columns import Color, Text, printable, render_lines
 from ..common.headline import describe_notes
 from ..common.numbers import format_count
@@ -212,13 +211,10 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
         yield f"finite again behind {', '.join(found.replaced_by[:_LINKS])}"
     yield from _describe_after(found)
     if found.others:
-        them = choose_phrase(python="rec.nonfinite()", command_line="modtrace nonfinite --all")
+        them = "rec.nonfinite() (modtrace nonfinite --all)"
         yield f"{count_of(found.others, 'other place')} of this step made such values too: {them}"
     if not found.has_lines and found.kind != SOURCE:
-        yield choose_phrase(
-            python="for the line of your program: record(ops=modtrace.Ops(source=True))",
-            command_line="for the line of your program: modtrace record --ops --source",
-        )
+        yield "for the line of your program: record(ops=modtrace.Ops(source=True)) (modtrace record --ops --source)"
 
 
 def _explain(found: NonFinite) -> Iterator[str]:
