@@ -1,84 +1,83 @@
-"""The progress of a recording is told on lines that the program leaves free."""
+"""The progress of a recording is reported on a terminal, on lines of its own."""
 
 import io
 from types import SimpleNamespace
 
 import pytest
 
-from modtrace.cli.progress import ProgressReporter, leaves_line_open
+from modtrace.cli.progress import ProgressReporter
 
 
 class StandardError(io.StringIO):
-    """A stream whose `write` can be replaced, as that of a file can."""
+    """A stream that may be a terminal, ten columns wide."""
+
+    is_terminal = True
+
+    def isatty(self) -> bool:
+        return self.is_terminal
 
 
 class Run:
-    """A run that is reported on; the steps that have run are told to it."""
+    """A run that is reported on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stderr = StandardError()
         monkeypatch.setattr("sys.stderr", self.stderr)
+        monkeypatch.setenv("COLUMNS", "10")
         self.progress = SimpleNamespace(steps=0, rows=0)
         self.reporter = ProgressReporter(self, lambda progress: f"{progress.steps} steps", quiet=False)
 
-    def tell(self, steps: int) -> None:
+    def report(self, steps: int) -> None:
         self.progress = SimpleNamespace(steps=steps, rows=3 * steps)
-        self.reporter.tell()
+        self.reporter.report()
 
 
-def test_nothing_is_told_before_anything_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_before_anything_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch)
-    run.tell(0)
+    run.report(0)
+    run.reporter.end(())
     assert run.stderr.getvalue() == ""
 
 
-def test_progress_is_told_once_until_more_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_once_until_more_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch)
+    run.stderr.is_terminal = False
     for steps in (1, 1, 2):
-        run.tell(steps)
+        run.report(steps)
     assert run.stderr.getvalue() == "modtrace: 1 steps so far\nmodtrace: 2 steps so far\n"
 
 
-@pytest.mark.parametrize("written", ["\r 40%|####      | 4/10", "step 3\r", "loading ..."])
-def test_progress_waits_while_the_program_has_a_line_open(
-    monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
+def test_line_that_the_program_has_left_open_stays_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch)
-    print(written, end="", file=run.stderr)
-    run.tell(1)
-    assert run.stderr.getvalue() == written
-    print(file=run.stderr)
-    run.tell(2)
-    assert run.stderr.getvalue() == f"{written}\nmodtrace: 2 steps so far\n"
+    print("loading", end="", file=run.stderr)
+    run.reporter.end(["recorded 4 steps."])
+    lines = _show(run.stderr.getvalue(), 10)
+    assert lines == ["loading", "modtrace: recorded 4 steps."]
 
 
-def test_last_lines_begin_below_a_line_that_is_open_and_the_stream_is_as_before(
+def test_line_that_is_empty_is_used_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch)
+    print("loaded", file=run.stderr)
+    run.reporter.end(["recorded 4 steps."])
+    assert _show(run.stderr.getvalue(), 10) == ["loaded", "modtrace: recorded 4 steps."]
+
+
+def test_nothing_is_reported_while_a_program_runs_whose_errors_go_to_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(StandardError, "is_terminal", False)
     run = Run(monkeypatch)
-    print("\r 40%|####      | 4/10", end="", file=run.stderr)
+    assert run.reporter._thread.ident is None
     run.reporter.end(["recorded 4 steps."])
-    assert run.stderr.getvalue() == "\r 40%|####      | 4/10\nmodtrace: recorded 4 steps.\n"
-    assert "write" not in vars(run.stderr)
+    assert run.stderr.getvalue() == "modtrace: recorded 4 steps.\n"
 
 
-@pytest.mark.parametrize(
-    ("texts", "is_open"),
-    [
-        ((), False),
-        (("done\n",), False),
-        (("wait",), True),
-        (("wait", "\n"), False),
-        (("wait", ""), True),
-        (("step 1\r", "step 2\r"), True),
-        (("\r 100%|####|", "\r          \r"), False),  # tqdm(leave=False)
-        (("bar\nend",), True),
-        (("bar", "\r"), True),
-        (("bar", "\rdone\n"), False),
-    ],
-)
-def test_line_is_open_where_something_stands_on_it(texts: tuple[str, ...], is_open: bool) -> None:
-    found = False
-    for text in texts:
-        found = leaves_line_open(text, found)
-    assert found is is_open
+def _show(text: str, columns: int) -> list[str]:
+    """Returns the lines of a terminal after a text, whose last lines are not cut."""
+    before, _, last = text.rpartition("\r")
+    lines = [""]
+    for character in before:
+        if character == "\n" or len(lines[-1]) == columns:
+            lines.append("")
+        lines[-1] += "" if character == "\n" else character
+    return [*(line.rstrip() for line in lines[:-1]), last.rstrip("\n")]

@@ -210,7 +210,7 @@ def _make_recording(place: str, options: dict[str, Any]) -> Any:
 
 def _run(program: Program, recording: Any, quiet: bool) -> int:
     progress = ProgressReporter(recording, _describe_progress, quiet=quiet)
-    recorded = _Recorded(recording, progress.say)
+    recorded = _Recorded(recording, progress.print)
     try:
         with StartedProcesses() as started:
 
