@@ -8,7 +8,8 @@ from ...recording.protocols import RecordingData
 from ..tables.chosen_step import find_step
 from ..tables.columns import Bools, Partners, Rows, to_pairs
 from ..tables.run import RunTables, read_run_tables
-from .calls import pair_calls, pair_steps, translate
+from .both import Runs, for_both, translate
+from .calls import pair_calls, pair_steps
 from .contract import Alignment, Joined
 from .joins import (
     Batched,
@@ -22,7 +23,7 @@ from .joins import (
 from .modules import AUTO, PlacePairs, Rule, pair_places, read_rules
 from .ops import pair_ops
 from .proposals import propose_rules, read_leaves, unpair_containers
-from .unpaired import list_unpaired, pair_recomputed
+from .unpaired import Paired, list_unpaired, pair_recomputed
 from .values import find_permutations, number_values, pair_values
 
 
@@ -70,38 +71,37 @@ def align_tables(side: RunTables, other: RunTables, steps: Rows, *, rules: Seque
     Raises:
         ValueError: a rule means no module, or several that are not parts of one.
     """
-    places, read, proposed = _pair_by_rules(side, other, rules)
-    calls = pair_calls(side, other, places, steps)
-    micro = find_micro_batches(side, other, places, steps)
-    models = micro.models if micro else (None, None)
-    batched = find_batched(side, models[0]), find_batched(other, models[1])
-    left = batched[0].leave_out(side), batched[1].leave_out(other)
-    ops = pair_ops(*left, places, calls, steps)
-    values = pair_values(*left, number_values(*left, places, steps, calls, ops))
-    joined = _join_parts(side, other, places, steps, values, micro, batched)
+    runs = side, other
+    places, read, proposed = _pair_by_rules(runs, rules)
+    calls = pair_calls(runs, places, steps)
+    micro = find_micro_batches(runs, places, steps)
+    batched = for_both(find_batched, runs, micro.models if micro else (None, None))
+    left = for_both(Batched.leave_out, batched, runs)
+    ops = pair_ops(left, places, calls, steps)
+    values = pair_values(left, number_values(left, places, steps, calls, ops))
+    joined = _join_parts(runs, places, steps, values, micro, batched)
     pairs = to_pairs(values[0], side.values.order)
-    permuted, axes = find_permutations(side, other, pairs)
-    missing, extra = (
-        list_unpaired(
-            (side, other)[at],
-            (other, side)[at],
-            steps[:, [at, 1 - at]],
-            (places.partner, places.back)[at],
-            calls[at],
-            ops[at],
-            values[at],
-            places.find_split(in_a=at == 0),
-            batched[at],
-            pair_recomputed((side, other)[at], _find_alone(values[at], joined, in_a=at == 0)),
-        )
-        for at in (0, 1)
+    permuted, axes = find_permutations(runs, pairs)
+    sides = for_both(
+        Paired,
+        runs,
+        runs[::-1],
+        (steps, steps[:, ::-1]),
+        (places.partner, places.back),
+        calls,
+        ops,
+        values,
+        (places.find_split(in_a=True), places.find_split(in_a=False)),
+        batched,
     )
+    alone = for_both(lambda partner, in_a: _find_alone(partner, joined, in_a=in_a), values, (True, False))
+    missing, extra = for_both(list_unpaired, sides, for_both(pair_recomputed, runs, alone))
     return Alignment(
         steps=steps,
         modules=tuple(
-            (side.names[at], other.names[there])
-            for at, there in enumerate(places.partner.tolist())
-            if there >= 0
+            (side.names[place], other.names[partner])
+            for place, partner in enumerate(places.partner.tolist())
+            if partner >= 0
         ),
         calls=to_pairs(calls[0], side.calls.start_ns),
         ops=to_pairs(ops[0], side.ops.order),
@@ -111,22 +111,20 @@ def align_tables(side: RunTables, other: RunTables, steps: Rows, *, rules: Seque
         joined=joined,
         missing=missing,
         extra=extra,
-        rules=tuple(each.text for each in read),
+        rules=tuple(rule.text for rule in read),
         proposed=tuple(proposed),
     )
 
 
-def _pair_by_rules(
-    side: RunTables, other: RunTables, rules: Sequence[str]
-) -> tuple[PlacePairs, Sequence[Rule], Sequence[str]]:
+def _pair_by_rules(runs: Runs, rules: Sequence[str]) -> tuple[PlacePairs, Sequence[Rule], Sequence[str]]:
     """Returns the pairs of places, the rules that were used for them, and those that are proposed beyond them."""
-    read, leaves = read_rules(rules), read_leaves(side, other)
-    places = unpair_containers(side, other, pair_places(side, other, read), leaves, read)
-    proposed = propose_rules(side, other, places, leaves)
+    read, leaves = read_rules(rules), read_leaves(runs)
+    places = unpair_containers(runs, pair_places(runs, read), leaves, read)
+    proposed = propose_rules(runs, places, leaves)
     if AUTO not in rules:
         return places, read, proposed
     read = (*read, *read_rules(proposed))
-    return unpair_containers(side, other, pair_places(side, other, read), leaves, read), read, ()
+    return unpair_containers(runs, pair_places(runs, read), leaves, read), read, ()
 
 
 def _find_alone(partner: Rows, joined: Joined, *, in_a: bool) -> Bools:
@@ -137,8 +135,7 @@ def _find_alone(partner: Rows, joined: Joined, *, in_a: bool) -> Bools:
 
 
 def _join_parts(
-    side: RunTables,
-    other: RunTables,
+    runs: Runs,
     places: PlacePairs,
     steps: Rows,
     values: Partners,
@@ -146,11 +143,12 @@ def _join_parts(
     batched: tuple[Batched, Batched],
 ) -> Joined:
     """Returns the parts of split modules and of batches, and pairs what the parts and the whole are all given."""
-    step = translate(side.values.step, steps)
-    found = join_splits(side, other, places.splits, step)
-    for each in found:
-        at, there = each.pairs[:, 0], each.pairs[:, 1]
-        values[0][at], values[1][there] = there, at
+    step = translate(runs[0].values.step, steps), runs[1].values.step
+    groups = []
+    for joined, pairs in join_splits(runs, places.splits, step):
+        rows, partners = pairs.T
+        values[0][rows], values[1][partners] = partners, rows
+        groups.append(joined)
     if micro is not None:
-        found.append(join_micro_batches(side, other, places, step, micro, batched))
-    return collect(found)
+        groups.append(join_micro_batches(runs, places, step, micro, batched)[0])
+    return collect(groups)

@@ -5,9 +5,10 @@ import numpy as np
 from ...recording.protocols import RecordingData
 from ..tables.calls import has_threads
 from ..tables.chosen_step import find_step_kinds, no_step
-from ..tables.columns import Column, Rows, find_rows, number_keys, pair_keys, rows_in_order, take
-from ..tables.run import RunTables
+from ..tables.columns import Partners, Rows, number_keys, rows_in_order, take
+from ..tables.run import RunCalls
 from ..tables.values import find_first_values
+from .both import Runs, for_both, no_partners, number_partners, number_steps, pair_rows
 from .modules import PlacePairs
 
 
@@ -44,7 +45,7 @@ def pair_steps(
 def _pair_kinds(of_a: dict[int, str | None], of_b: dict[int, str | None]) -> list[tuple[int, int]]:
     pairs = []
     for kind in {*of_a.values()} | {*of_b.values()}:
-        ones, others = ([step for step in sorted(each) if each[step] == kind] for each in (of_a, of_b))
+        ones, others = ([step for step in sorted(kinds) if kinds[step] == kind] for kinds in (of_a, of_b))
         pairs += list(zip(ones, others, strict=False))
     return sorted(pairs)
 
@@ -64,41 +65,24 @@ def _pair_contents(
     return sorted([*partners.items(), *zip(alone, left, strict=False)])
 
 
-def pair_calls(a: RunTables, b: RunTables, places: PlacePairs, steps: Rows) -> tuple[Rows, Rows]:
+def pair_calls(runs: Runs, places: PlacePairs, steps: Rows) -> Partners:
     """Returns the partner of each call; -1 if there is none."""
-    keys, known = number_calls(a, b, places, steps)
-    partner, back = pair_keys(keys[0][known[0]], keys[1][known[1]])
-    sizes = len(a.calls.step), len(b.calls.step)
-    return _to_all_rows(partner, *known, sizes[0]), _to_all_rows(back, known[1], known[0], sizes[1])
-
-
-def number_calls(
-    a: RunTables, b: RunTables, places: PlacePairs, steps: Rows
-) -> tuple[tuple[Rows, Rows], tuple[Rows, Rows]]:
-    """Returns keys that are equal for calls that mean the same, and the calls that can have a partner, as started."""
-    of_a, of_b = a.calls, b.calls
-    step, step_b = translate(of_a.step, steps), of_b.step
-    place, place_b = take(places.partner, of_a.place), of_b.place
+    one, other = runs[0].calls, runs[1].calls
+    step = number_steps(one.step, other.step, steps)
+    place = for_both(take, number_partners(places.partner, places.back), (one.place, other.place))
     keys = number_keys(
-        (step, step_b),
-        (place, place_b),
-        (of_a.phase, of_b.phase),
-        (of_a.outer, of_b.outer),
-        (of_a.inner, of_b.inner),
-        (of_a.wraps, of_b.wraps),
+        step,
+        place,
+        (one.phase, other.phase),
+        (one.outer, other.outer),
+        (one.inner, other.inner),
+        (one.wraps, other.wraps),
     )
-    known = of_a.kept & (step >= 0) & ((place >= 0) | (of_a.place < 0))
-    known_b = of_b.kept & np.isin(step_b, steps[:, 1]) & ((place_b < 0) | (take(places.back, place_b) >= 0))
-    return keys, (rows_in_order(known, of_a.start_ns), rows_in_order(known_b, of_b.start_ns))
-
-
-def translate(column: Column, pairs: Rows) -> Rows:
-    """Returns the second of the pair that has each number first; -1 if none has."""
-    return take(pairs[:, 1], find_rows(pairs[:, 0], column))
-
-
-def _to_all_rows(partner: Rows, rows: Rows, others: Rows, size: int) -> Rows:
-    """Returns partners of all rows, where `partner` has those of some rows among some others."""
-    partners = np.full(size, -1, np.int64)
-    partners[rows] = take(others, partner)
+    partners = no_partners(one.step, other.step)
+    pair_rows(for_both(_sort_calls, (one, other), step, place), keys, partners)
     return partners
+
+
+def _sort_calls(calls: RunCalls, step: Rows, place: Rows) -> Rows:
+    """Returns the calls that can have a partner, in the order in which they started."""
+    return rows_in_order(calls.kept & (step >= 0) & ((place >= 0) | (calls.place < 0)), calls.start_ns)

@@ -1,7 +1,7 @@
 """Finds tensors of one recording that are parts of one of the other: of fused modules, and of batches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..tables.columns import (
     Rows,
     count_before,
     find_rows,
+    join_columns,
     number_codes,
     number_keys,
     rows_in_order,
@@ -21,6 +22,7 @@ from ..tables.columns import (
 )
 from ..tables.run import RunTables
 from ..tables.tensors import Sizes, widen
+from .both import Runs, for_both, swap
 from .contract import Joined
 from .modules import PlacePairs, Split
 from .values import TRANSPOSED, is_transposed
@@ -37,77 +39,69 @@ class PartRows(NamedTuple):
     transposed: Column  # of each part: whether it is a matrix with the dimensions in the other order
 
 
-@dataclass(frozen=True, eq=False)
-class JoinedRows:
-    """The parts that were joined, and the pairs of those that are one tensor: what all parts are given."""
-
-    joined: Joined
-    pairs: Rows  # (n, 2), of a and b
+#: The parts that were joined, and the pairs (n, 2), of a and b, of those that are one tensor: what all parts are given.
+_JoinedRows = tuple[Joined, Rows]
 
 
-def join_splits(a: RunTables, b: RunTables, splits: Sequence[Split], step: Rows) -> list[JoinedRows]:
+def join_splits(runs: Runs, splits: Sequence[Split], step: Partners) -> list[_JoinedRows]:
     """Returns the parts of modules that one of the two recordings has split.
 
     Args:
-        a: a recording.
-        b: the other one.
+        runs: the two recordings.
         splits: the split modules.
-        step: of each row of `values` of `a`: the step of `b`.
+        step: of each row of `values` of both: the step, as the second recording numbers it.
     """
-    outer = take(a.calls.outer, a.values.call), take(b.calls.outer, b.values.call)
-    calls = number_rows(a, b, step, outer)
-    found = []
+    calls = number_rows(runs, step, for_both(lambda run: take(run.calls.outer, run.values.call), runs))
+    groups = []
     for whole_in_a in (True, False):
-        chosen = [each for each in splits if each.whole_in_a == whole_in_a]
-        if chosen:
-            sides = (b, a) if whole_in_a else (a, b)
-            rows = _find_split_rows(*sides, chosen, calls[::-1] if whole_in_a else calls)
-            found.append(join_rows(*sides, rows, whole_in_a=whole_in_a))
-    return found
+        chosen = [split for split in splits if split.whole_in_a == whole_in_a]
+        if chosen:  # the recording with the parts comes first
+            sides = swap(runs, is_swapped=whole_in_a)
+            rows = _find_split_rows(sides, chosen, swap(calls, is_swapped=whole_in_a))
+            groups.append(join_rows(sides, rows, whole_in_a=whole_in_a))
+    return groups
 
 
-def number_rows(a: RunTables, b: RunTables, step: Rows, outer: Partners) -> Partners:
+def number_rows(runs: Runs, step: Partners, outer: Partners) -> Partners:
     """Returns of each row of `values` a number of its step, phase, call within its step, role and slot.
 
     Args:
-        a: a recording.
-        b: the other one.
-        step: of each row of `a`: the step of `b`.
+        runs: the two recordings.
+        step: as for `join_splits`.
         outer: of each row of both: the number of its outermost call in its step.
     """
-    of_a, of_b = a.values, b.values
+    one, other = runs[0].values, runs[1].values
     return number_keys(
-        (step, of_b.step),
-        (of_a.phase, of_b.phase),
+        step,
+        (one.phase, other.phase),
         outer,
-        (take(a.calls.inner, of_a.call), take(b.calls.inner, of_b.call)),
-        number_codes((of_a.roles, of_a.role), (of_b.roles, of_b.role)),
-        number_codes((of_a.slots, of_a.slot), (of_b.slots, of_b.slot)),
+        for_both(lambda run: take(run.calls.inner, run.values.call), runs),
+        number_codes((one.roles, one.role), (other.roles, other.role)),
+        number_codes((one.slots, one.slot), (other.slots, other.slot)),
     )
 
 
-def _find_split_rows(
-    of_parts: RunTables, of_whole: RunTables, splits: Sequence[Split], calls: tuple[Rows, Rows]
-) -> PartRows:
+def _find_split_rows(runs: Runs, splits: Sequence[Split], calls: Partners) -> PartRows:
+    of_parts, of_whole = runs
     split = np.full(len(of_parts.names), -1, np.int64)
     nth, transposed = split.copy(), np.zeros(len(split), bool)
     whole = np.full(len(of_whole.names), -1, np.int64)
-    for number, each in enumerate(splits):
-        whole[each.whole] = number
-        for at, part in enumerate(each.parts):
-            split[part], nth[part] = number, at
-            transposed[part] = is_transposed(of_whole.names[each.whole].type, of_parts.names[part].type)
+    for number, (whole_place, _, places) in enumerate(splits):
+        whole[whole_place] = number
+        split[[*places]], nth[[*places]] = number, np.arange(len(places))
+        types = [of_parts.names[place].type for place in places]
+        transposed[[*places]] = [is_transposed(of_whole.names[whole_place].type, name) for name in types]
     values, others = of_parts.values, of_whole.values
     parts = np.flatnonzero(values.kept & (take(split, values.place) >= 0) & ~values.is_of_op)
     wholes = np.flatnonzero(others.kept & (take(whole, others.place) >= 0) & ~others.is_of_op)
     place = values.place[parts]
     keys = number_keys((split[place], whole[others.place[wholes]]), (calls[0][parts], calls[1][wholes]))
-    counts = np.array([len(each.parts) for each in splits], np.int64)
+    counts = np.array([len(known.parts) for known in splits], np.int64)
     is_weight = values.is_of(*OF_PARAMETERS, rows=parts)
     return PartRows(parts, wholes, keys, nth[place], counts[split[place]], transposed[place] & is_weight)
 
 
-def join_rows(of_parts: RunTables, of_whole: RunTables, rows: PartRows, *, whole_in_a: bool) -> JoinedRows:
+def join_rows(runs: Runs, rows: PartRows, *, whole_in_a: bool) -> _JoinedRows:
     """Returns those of the parts whose sizes add up to their whole's in one dimension, and are equal in the others."""
     nth_key = rows.keys[0] * (int(rows.nth.max(initial=0)) + 1) + rows.nth
     keys = number_keys(rows.keys, (count_before(nth_key), count_before(rows.keys[1])))
@@ -119,7 +113,7 @@ def join_rows(of_parts: RunTables, of_whole: RunTables, rows: PartRows, *, whole
     distinct, group = np.unique(whole[order], return_inverse=True)
     group = group.reshape(-1)
     part, whole_rows = rows.parts[order], rows.wholes[whole[order]]
-    given, wanted = widen(of_parts.values.sizes[part], of_whole.values.sizes[whole_rows])
+    given, wanted = widen(runs[0].values.sizes[part], runs[1].values.sizes[whole_rows])
     is_transposed_part = rows.transposed[order] & (given[:, 1] >= 0) & (given[:, 2:] < 0).all(axis=1)
     given[is_transposed_part, :2] = given[is_transposed_part, 1::-1]
     dimension = _find_dimension(given, wanted, group, len(distinct))[group]
@@ -137,29 +131,27 @@ def join_rows(of_parts: RunTables, of_whole: RunTables, rows: PartRows, *, whole
         offset=(before - np.maximum.accumulate(np.where(first, before, 0)))[is_joined],
         permuted=np.where(is_transposed_part, TRANSPOSED, -1)[is_joined],
     )
-    return JoinedRows(joined, pairs[:, ::-1] if whole_in_a else pairs)
+    return joined, pairs[:, ::-1] if whole_in_a else pairs
 
 
 def _find_dimension(given: Sizes, wanted: Sizes, group: Rows, groups: int) -> Rows:
     """Returns for each group of parts the dimension in which they follow each other; -1 if there is none."""
-    total, whole = np.zeros((groups, given.shape[1]), np.int64), np.zeros((groups, given.shape[1]), np.int64)
-    differ = np.zeros((groups, given.shape[1]), bool)
+    total, whole, differ = np.zeros((3, groups, given.shape[1]), np.int64)
     np.add.at(total, group, given)
-    np.logical_or.at(differ, group, given != wanted)
+    np.maximum.at(differ, group, given != wanted)
     whole[group] = wanted
     others = differ.sum(axis=1, keepdims=True) - differ
     fits = (total == whole) & (whole >= 0) & (others == 0)
     return np.where(fits.any(axis=1), fits.argmax(axis=1), -1)
 
 
-def collect(found: Sequence[JoinedRows]) -> Joined:
+def collect(groups: Sequence[Joined]) -> Joined:
     """Returns all joined parts."""
     none = np.empty(0, np.int64)
-    columns = {
-        each.name: [none, *(getattr(one.joined, each.name) for one in found)] for each in fields(Joined)
-    }
-    joined = {name: np.concatenate(each) for name, each in columns.items()}
-    return Joined(**joined | {"whole_in_a": joined["whole_in_a"].astype(bool)})
+    no_parts = Joined(
+        part=none, whole=none, whole_in_a=none.astype(bool), dimension=none, offset=none, permuted=none
+    )
+    return Joined(**join_columns([no_parts, *groups]))
 
 
 _FORWARD = PHASES.index(FORWARD)
@@ -174,22 +166,23 @@ class MicroBatches:
     models: tuple[int, int]  # its place in both
 
 
-def find_micro_batches(a: RunTables, b: RunTables, places: PlacePairs, steps: Rows) -> MicroBatches | None:
+def find_micro_batches(runs: Runs, places: PlacePairs, steps: Rows) -> MicroBatches | None:
     """Returns the micro-batches; None if both call their models as often in a step, or not on parts of one batch."""
-    calls = a.calls
+    calls = runs[0].calls
     outermost = calls.kept & (calls.parent < 0) & (calls.phase == _FORWARD) & (calls.place >= 0)
-    for at in np.unique(calls.place[outermost]).tolist():
-        there = int(places.partner[at])
-        if there < 0:
+    for place in np.unique(calls.place[outermost]).tolist():
+        models = place, int(places.partner[place])
+        if models[1] < 0:
             continue
-        counts = _count_outermost(a, at, steps[:, 0]), _count_outermost(b, there, steps[:, 1])
-        for whole_in_a, wholes, parts in ((False, counts[1], counts[0]), (True, counts[0], counts[1])):
+        counts = for_both(_count_outermost, runs, models, steps.T)
+        for whole_in_a in (False, True):
+            parts, wholes = swap(counts, is_swapped=whole_in_a)
             if not wholes.any() or wholes.sum() >= parts.sum():
                 continue
             count = int(parts.sum() // wholes.sum())
-            sides = ((b, there), (a, at)) if whole_in_a else ((a, at), (b, there))
-            if (parts == wholes * count).all() and _are_parts(sides[0], sides[1], count):
-                return MicroBatches(count, whole_in_a, (at, there))
+            sides, places_of = swap(runs, is_swapped=whole_in_a), swap(models, is_swapped=whole_in_a)
+            if (parts == wholes * count).all() and _are_parts(sides, places_of, count):
+                return MicroBatches(count, whole_in_a, models)
     return None
 
 
@@ -200,11 +193,11 @@ def _count_outermost(side: RunTables, place: int, steps: Rows) -> Rows:
     return np.asarray(found[1] - found[0], np.int64)
 
 
-def _are_parts(side: tuple[RunTables, int], whole: tuple[RunTables, int], count: int) -> bool:
+def _are_parts(runs: Runs, models: tuple[int, int], count: int) -> bool:
     """Returns whether what the first calls are given, or return, adds up to that of the first call of the whole."""
     for role in (INPUT, OUTPUT):
-        parts, one = _find_batches(*side, role), _find_batches(*whole, role)
-        if len(parts) >= count and len(one) and int(parts[:count].sum()) == int(one[0]):
+        parts, wholes = for_both(_find_batches, runs, models, (role, role))
+        if len(parts) >= count and len(wholes) and int(parts[:count].sum()) == int(wholes[0]):
             return True
     return False
 
@@ -246,50 +239,33 @@ def find_batched(side: RunTables, place: int | None) -> Batched:
 
 
 def join_micro_batches(
-    a: RunTables,
-    b: RunTables,
-    places: PlacePairs,
-    step: Rows,
-    found: MicroBatches,
-    batched: tuple[Batched, Batched],
-) -> JoinedRows:
+    runs: Runs, places: PlacePairs, step: Partners, micro: MicroBatches, batched: tuple[Batched, Batched]
+) -> _JoinedRows:
     """Returns the tensors of micro-batches that are parts of those of the whole batch."""
-    keys = _number_values(a, b, places, step, found)
-    sides, batched = ((b, a), batched[::-1]) if found.whole_in_a else ((a, b), batched)
-    keys = keys[::-1] if found.whole_in_a else keys
-    parts, wholes = (
-        np.flatnonzero(each.values & (side.values.call >= 0))
-        for side, each in zip(sides, batched, strict=True)
+    keys = swap(_number_values(runs, places, step, micro), is_swapped=micro.whole_in_a)
+    runs, batched = swap(runs, is_swapped=micro.whole_in_a), swap(batched, is_swapped=micro.whole_in_a)
+    parts, wholes = for_both(
+        lambda run, of: np.flatnonzero(of.values & (run.values.call >= 0)), runs, batched
     )
-    part_calls = sides[0].values.call[parts]
-    return join_rows(
-        *sides,
-        PartRows(
-            parts,
-            wholes,
-            (keys[0][parts], keys[1][wholes]),
-            sides[0].calls.outer[part_calls] % found.count,
-            np.full(len(parts), found.count),
-            np.zeros(len(parts), bool),
-        ),
-        whole_in_a=found.whole_in_a,
+    part_rows = PartRows(
+        parts,
+        wholes,
+        (keys[0][parts], keys[1][wholes]),
+        runs[0].calls.outer[runs[0].values.call[parts]] % micro.count,
+        np.full(len(parts), micro.count),
+        np.zeros(len(parts), bool),
     )
+    return join_rows(runs, part_rows, whole_in_a=micro.whole_in_a)
 
 
-def _number_values(
-    a: RunTables, b: RunTables, places: PlacePairs, step: Rows, found: MicroBatches
-) -> Partners:
+def _number_values(runs: Runs, places: PlacePairs, step: Partners, micro: MicroBatches) -> Partners:
     """Returns a number of what each row was measured of, where micro-batches have that of their batch."""
-    of_a, of_b = a.values, b.values
-    outer = take(a.calls.outer, of_a.call), take(b.calls.outer, of_b.call)
-    outer = (outer[0], outer[1] // found.count) if found.whole_in_a else (outer[0] // found.count, outer[1])
-    op = number_codes((a.ops.names, take(a.ops.name, of_a.op)), (b.ops.names, take(b.ops.name, of_b.op)))
+    counts = (1, micro.count) if micro.whole_in_a else (micro.count, 1)
+    outer = for_both(lambda run, count: take(run.calls.outer, run.values.call) // count, runs, counts)
+    op = for_both(lambda run: np.where(run.values.is_of_op, run.values.op, -1), runs)
     return number_keys(
-        number_rows(a, b, step, outer),
-        (take(places.partner, of_a.place), of_b.place),
-        (np.where(of_a.is_of_op, op[0], -1), np.where(of_b.is_of_op, op[1], -1)),
-        (
-            np.where(of_a.is_of_op, take(a.ops.nth, of_a.op), -1),
-            np.where(of_b.is_of_op, take(b.ops.nth, of_b.op), -1),
-        ),
+        number_rows(runs, step, outer),
+        (take(places.partner, runs[0].values.place), runs[1].values.place),
+        number_codes(*((run.ops.names, take(run.ops.name, of)) for run, of in zip(runs, op, strict=True))),
+        for_both(lambda run, of: take(run.ops.nth, of), runs, op),
     )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from ...recording.module_path import join
 from ...recording.options.path_filter import name_nearest
 from ..tables.columns import Rows
 from ..tables.placement import ModuleName
-from ..tables.run import RunTables
+from .both import Runs, no_partners
 
 #: The rule that stands for all the rules that are proposed.
 AUTO = "auto"
@@ -114,26 +115,23 @@ class PlacePairs:
 
     def find_split(self, *, in_a: bool) -> Rows:
         """Returns the places of one recording that are parts, or wholes of parts."""
-        found = [
-            each
-            for split in self.splits
-            for each in ((split.whole,) if split.whole_in_a == in_a else split.parts)
-        ]
-        return np.array(found, np.int64)
+        places = [(split.whole,) if split.whole_in_a == in_a else split.parts for split in self.splits]
+        return np.array([*chain.from_iterable(places)], np.int64)
 
 
-def pair_places(a: RunTables, b: RunTables, rules: Sequence[Rule]) -> PlacePairs:
+def pair_places(runs: Runs, rules: Sequence[Rule]) -> PlacePairs:
     """Returns the partners of the places of both module trees.
 
     Raises:
         ValueError: a rule means no module, or several modules of which one is not the whole.
     """
-    links = _link(a, b, rules)
+    a, b = runs
+    links = _link(runs, rules)
     linked: dict[int, list[int]] = {}  # by the place of b
     for at, found in links.items():
         for there in found:
             linked.setdefault(there, []).append(at)
-    partner, back = np.full(len(a.names), -1, np.int64), np.full(len(b.names), -1, np.int64)
+    partner, back = no_partners(a.names, b.names)
     splits: list[Split] = []
     for there, ones in linked.items():
         if len(ones) > 1:
@@ -141,17 +139,18 @@ def pair_places(a: RunTables, b: RunTables, rules: Sequence[Rule]) -> PlacePairs
         elif len(links[ones[0]]) == 1:
             partner[ones[0]], back[there] = there, ones[0]
     splits += [Split(at, True, tuple(found)) for at, found in links.items() if len(found) > 1]
-    for each in splits:
-        _require_parts(each, a, b, linked, links)
+    for split in splits:
+        _require_parts(split, runs, linked, links)
     return PlacePairs(partner, back, tuple(splits))
 
 
-def _link(a: RunTables, b: RunTables, rules: Sequence[Rule]) -> dict[int, list[int]]:
+def _link(runs: Runs, rules: Sequence[Rule]) -> dict[int, list[int]]:
     """Returns the places of `b` for places of `a`.
 
     A rule comes before an equal path, and a module that it matches before those inside of another that it matches.
     """
-    roots = _pair_roots(a, b)
+    a, b = runs
+    roots = _pair_roots(runs)
     there: dict[tuple[str, str], list[int]] = {}
     for index, name in enumerate(b.names):
         there.setdefault((name.root, name.path), []).append(index)
@@ -178,13 +177,9 @@ def _link(a: RunTables, b: RunTables, rules: Sequence[Rule]) -> dict[int, list[i
 
 
 def _require_parts(
-    split: Split,
-    a: RunTables,
-    b: RunTables,
-    linked: Mapping[int, Sequence[int]],
-    links: Mapping[int, Sequence[int]],
+    split: Split, runs: Runs, linked: Mapping[int, Sequence[int]], links: Mapping[int, Sequence[int]]
 ) -> None:
-    of_whole, of_parts = (a, b) if split.whole_in_a else (b, a)
+    of_whole, of_parts = runs if split.whole_in_a else runs[::-1]
     others = linked if split.whole_in_a else links
     counts = [of_parts.places.places[part].module.parameters or 0 for part in split.parts]
     whole = of_whole.places.places[split.whole].module.parameters or 0
@@ -197,9 +192,9 @@ def _require_parts(
     )
 
 
-def _pair_roots(a: RunTables, b: RunTables) -> dict[str, str]:
+def _pair_roots(runs: Runs) -> dict[str, str]:
     """Returns the root of `b` for roots of `a`: of equal names, and else the only ones, or those in equal order."""
-    names = [list(dict.fromkeys(name.root for name in side.names)) for side in (a, b)]
+    names = [list(dict.fromkeys(name.root for name in side.names)) for side in runs]
     common = {name: name for name in names[0] if name in names[1]}
     rest = [[name for name in each if name not in common] for each in names]
     return common | dict(zip(*rest, strict=False))

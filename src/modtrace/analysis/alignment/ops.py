@@ -9,7 +9,6 @@ from ...recording.role import OP_OUTPUT, PARAMETER
 from ..tables.calls import iterate_levels
 from ..tables.columns import (
     Bools,
-    Column,
     Partners,
     RowFinder,
     Rows,
@@ -22,8 +21,15 @@ from ..tables.columns import (
 )
 from ..tables.ops import bare_name
 from ..tables.run import RunTables
-from .calls import translate
-from .contents import number_contents, number_shapes
+from .both import (
+    Runs,
+    for_both,
+    no_partners,
+    number_contents,
+    number_partners,
+    number_shapes,
+    number_steps,
+)
 from .modules import PlacePairs
 from .sequences import align_sequences
 
@@ -33,9 +39,7 @@ _FORWARD, _OPTIMIZED = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 _ALONE = -2
 
 
-def pair_ops(
-    a: RunTables, b: RunTables, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
-) -> tuple[Rows, Rows]:
+def pair_ops(runs: Runs, places: PlacePairs, calls: Partners, steps: Rows) -> Partners:
     """Returns the partner of each op; -1 if there is none.
 
     What ran in a call of a module without partner is aligned as a part of the call around it: it may be that one of the
@@ -48,40 +52,35 @@ def pair_ops(
     known to be for the same parameter. In other calls those come first that read the same weights, or return the same,
     then those that such ops read, and then those that something needs.
     """
-    groups, is_alone = _number_groups(a, b, places, calls, steps)
-    rows = [
-        _sort_ops(side, side.ops.kept & ~alone, group)
-        for side, alone, group in zip((a, b), is_alone, groups, strict=True)
-    ]
-    if not _update_in_one_order(a, b, places):
-        rows = [each[side.ops.phase[each] != _OPTIMIZED] for side, each in zip((a, b), rows, strict=True)]
-    found = _GroupedOps((rows[0], rows[1]), groups)
-    tokens, are_idle = _number_ops(a, b), (_run_for_nothing(a), _run_for_nothing(b))
-    differing = found.pair_equal(number_keys(tokens[0], are_idle))
-    differing = differing[a.ops.phase[rows[0][found.begins[differing]]] != _OPTIMIZED]
+    groups, is_alone = _number_groups(runs, places, calls, steps)
+    rows = for_both(_sort_ops, runs, is_alone, groups)
+    if not _update_in_one_order(runs, places):
+        rows = for_both(lambda run, rows: rows[run.ops.phase[rows] != _OPTIMIZED], runs, rows)
+    ops = _GroupedOps(rows, groups)
+    tokens, are_idle = _number_ops(runs), for_both(_run_for_nothing, runs)
+    differing = ops.pair_equal(number_keys(tokens[0], are_idle))
+    differing = differing[runs[0].ops.phase[rows[0][ops.begins[differing]]] != _OPTIMIZED]
     if not len(differing):
-        return found.partners
-    found.align(
-        differing, [_leave_out(each, are_idle) for each in (_number_weights(a, b), _number_outputs(a, b))]
+        return ops.partners
+    ops.align(
+        differing,
+        [_leave_out(numbers, are_idle) for numbers in (_number_weights(runs), _number_outputs(runs))],
     )
     alike = number_keys(tokens[1], groups)
-    _pair_by_readers(a, b, found, alike)
-    partner, back = found.partners
-    known, are_known = (
-        (np.where(partner >= 0, np.arange(len(partner)), -1), back.copy()),
-        (partner >= 0, back >= 0),
-    )
+    _pair_by_readers(runs, ops, alike)
+    known = number_partners(*ops.partners)
+    are_known = for_both(lambda numbers: numbers >= 0, known)
     exact = number_keys(tokens[1], are_idle)
-    others = [_leave_out(each, are_known) for each in (_leave_out(exact, are_idle), exact, *tokens[1:])]
-    found.align(differing, [known, *others])
-    _pair_by_readers(a, b, found, alike)
-    return found.partners
+    others = [_leave_out(numbers, are_known) for numbers in (_leave_out(exact, are_idle), exact, *tokens[1:])]
+    ops.align(differing, [known, *others])
+    _pair_by_readers(runs, ops, alike)
+    return ops.partners
 
 
 class _GroupedOps:
     """Ops of two recordings that may be partners if they are of one group, and the partners that were found."""
 
-    def __init__(self, rows: tuple[Rows, Rows], groups: tuple[Rows, Rows]) -> None:
+    def __init__(self, rows: Partners, groups: Partners) -> None:
         """Finds no partners yet.
 
         Args:
@@ -89,7 +88,7 @@ class _GroupedOps:
             groups: a number of the group of each op, whether it is among them or not.
         """
         self.rows = rows
-        self.partners = np.full(len(groups[0]), -1, np.int64), np.full(len(groups[1]), -1, np.int64)
+        self.partners = no_partners(*groups)
         one, other = groups[0][rows[0]], groups[1][rows[1]]
         distinct, self.begins, self._counts = np.unique(one, return_index=True, return_counts=True)
         self._starts = np.searchsorted(other, distinct)
@@ -130,26 +129,25 @@ class _GroupedOps:
         partner[one[is_new]], back[other[is_new]] = other[is_new], one[is_new]
 
 
-def _pair_by_readers(a: RunTables, b: RunTables, found: _GroupedOps, alike: Partners) -> None:
+def _pair_by_readers(runs: Runs, ops: _GroupedOps, alike: Partners) -> None:
     """Pairs ops without partner whose outputs the same op reads as the same argument; not those of optimizers.
 
     They may run before or behind another branch in one of the recordings.
 
     Args:
-        a: a recording.
-        b: the other one.
-        found: the ops that may have a partner, and those that have.
+        runs: the two recordings.
+        ops: the ops that may have a partner, and those that have.
         alike: equal numbers of ops of both that may be the same, of one group.
     """
-    partner, back = found.partners
-    can = np.zeros(len(partner), bool), np.zeros(len(back), bool)
-    for each, side, rows, known in zip(can, (a, b), found.rows, found.partners, strict=True):
-        each[rows] = (known[rows] < 0) & (side.ops.phase[rows] != _OPTIMIZED)
+    partner, back = ops.partners
+    can = for_both(lambda known: np.zeros(len(known), bool), ops.partners)
+    for is_open, run, rows, known in zip(can, runs, ops.rows, ops.partners, strict=True):
+        is_open[rows] = (known[rows] < 0) & (run.ops.phase[rows] != _OPTIMIZED)
     if not (can[0].any() and can[1].any()):
         return
-    paired = PairedReads(a, b)
-    made, made_b = (each.flow.tensors.producer[each.flow.read] for each in (a, b))
-    begins = np.searchsorted(a.flow.reader, np.arange(len(partner) + 1))
+    paired = PairedReads(*runs)
+    made, made_b = (run.flow.tensors.producer[run.flow.read] for run in runs)
+    begins = np.searchsorted(runs[0].flow.reader, np.arange(len(partner) + 1))
     readers = np.flatnonzero(partner >= 0)
     while len(readers):
         reads = ranges(begins[readers], begins[readers + 1] - begins[readers])
@@ -176,48 +174,53 @@ def number_names(a: RunTables, b: RunTables) -> Partners:
     return number_codes(one, other)
 
 
-def _number_ops(a: RunTables, b: RunTables) -> list[tuple[Rows, Rows]]:
-    """Returns numbers of the ops of both: by name, with shape and dtype, with shape, with the number of elements."""
-    name = number_codes(*((side.ops.names, side.ops.name) for side in (a, b)))
-    base = number_names(a, b)
-    shape, numel, dtype = number_shapes(a, b)
+def _number_ops(runs: Runs) -> list[Partners]:
+    """Returns numbers of the ops of both: by name, with shape and dtype, with shape, with the number of elements.
+
+    The first are by name and shape for what an optimizer runs.
+    """
+    name = number_codes(*((run.ops.names, run.ops.name) for run in runs))
+    base = number_names(*runs)
+    shape, numel, dtype = number_shapes(runs)
     with_shape = number_keys(base, shape)
+    is_optimized = for_both(lambda run: run.ops.phase == _OPTIMIZED, runs)
+    shape_of_optimized = _leave_out(with_shape, for_both(np.logical_not, is_optimized))
     return [
-        _choose_for_optimizers(a, b, with_shape, base),
+        number_keys(is_optimized, base, shape_of_optimized),
         number_keys(name, shape, dtype),
         with_shape,
         number_keys(base, numel),
     ]
 
 
-def _number_weights(a: RunTables, b: RunTables) -> Partners:
+def _number_weights(runs: Runs) -> Partners:
     """Returns a number of what the largest parameter that each op reads held at first, for ops of the same name.
 
     It is -1 for ops that read none, also not through views, or only constants.
     """
-    parameters = [np.flatnonzero(each.values.is_of(PARAMETER)) for each in (a, b)]
-    base = number_names(a, b)
-    weight = [
-        _find_read(side, rows, content)
-        for side, rows, content in zip((a, b), parameters, number_contents(a, b, parameters), strict=True)
-    ]
-    numbers = number_keys((weight[0], weight[1]), base)
-    one, other = (np.where(read < 0, -1, number) for read, number in zip(weight, numbers, strict=True))
-    return one, other
+    rows = for_both(lambda run: np.flatnonzero(run.values.is_of(PARAMETER)), runs)
+    return _number_by_name(runs, for_both(_find_read, runs, rows, number_contents(runs, rows)))
 
 
-def _number_outputs(a: RunTables, b: RunTables) -> Partners:
+def _number_outputs(runs: Runs) -> Partners:
     """Returns a number of what each op returned first, for ops of the same name; -1 for what was not measured."""
-    rows = [np.flatnonzero(each.values.is_of(OP_OUTPUT) & (each.values.op >= 0)) for each in (a, b)]
-    rows = [mine[each.values.is_first[mine]] for each, mine in zip((a, b), rows, strict=True)]
-    base = number_names(a, b)
-    found = []
-    for side, mine, content in zip((a, b), rows, number_contents(a, b, rows), strict=True):
-        of_op = np.full(len(side.ops.name), -1, np.int64)
-        of_op[side.values.op[mine]] = content[mine]
-        found.append(of_op)
-    numbers = number_keys((found[0], found[1]), base)
-    return np.where(found[0] < 0, -1, numbers[0]), np.where(found[1] < 0, -1, numbers[1])
+    rows = for_both(_find_first_outputs, runs)
+    contents = no_partners(runs[0].ops.name, runs[1].ops.name)
+    for run, at, number, content in zip(runs, rows, number_contents(runs, rows), contents, strict=True):
+        content[run.values.op[at]] = number[at]
+    return _number_by_name(runs, contents)
+
+
+def _find_first_outputs(run: RunTables) -> Rows:
+    values = run.values
+    rows = np.flatnonzero(values.is_of(OP_OUTPUT) & (values.op >= 0))
+    return rows[values.is_first[rows]]
+
+
+def _number_by_name(runs: Runs, contents: Partners) -> Partners:
+    """Returns numbers of contents that differ for ops of other names; -1 stays."""
+    is_unknown = for_both(lambda content: content < 0, contents)
+    return _leave_out(number_keys(contents, number_names(*runs)), is_unknown)
 
 
 def _find_read(side: RunTables, rows: Rows, content: Rows) -> Rows:
@@ -240,85 +243,75 @@ def _find_read(side: RunTables, rows: Rows, content: Rows) -> Rows:
     return found
 
 
-def _choose_for_optimizers(a: RunTables, b: RunTables, ones: Partners, others: Partners) -> Partners:
-    """Returns the first numbers for what an optimizer runs, the second for other ops; they are made disjoint."""
-    beyond = 1 + max(int(each.max(initial=0)) for each in others)
-    one, other = (
-        np.where(side.ops.phase == _OPTIMIZED, number + beyond, by_name)
-        for side, number, by_name in zip((a, b), ones, others, strict=True)
-    )
-    return one, other
-
-
-def _sort_ops(side: RunTables, kept: Column, group: Rows) -> Rows:
-    """Returns the ops in the order in which they began, those of one group next to each other."""
-    rows = np.flatnonzero(kept)
-    return rows[np.lexsort((side.ops.order[rows], group[rows]))]
+def _sort_ops(run: RunTables, is_alone: Bools, group: Rows) -> Rows:
+    """Returns the ops that are aligned in the order in which they began, those of one group next to each other."""
+    rows = np.flatnonzero(run.ops.kept & ~is_alone)
+    return rows[np.lexsort((run.ops.order[rows], group[rows]))]
 
 
 def _number_groups(
-    a: RunTables, b: RunTables, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
-) -> tuple[tuple[Rows, Rows], tuple[Column, Column]]:
+    runs: Runs, places: PlacePairs, calls: Partners, steps: Rows
+) -> tuple[Partners, tuple[Bools, Bools]]:
     """Returns a number of the call in which each op is aligned, and whether it is not aligned at all."""
-    numbers = np.arange(len(calls[1]))
-    apart = a.is_apart, b.is_apart
-    differs = [np.append(apart[1 - at], False)[calls[at]] != apart[at] for at in range(2)]
-    around = (
-        _find_around(a, places.partner, places.find_split(in_a=True), calls[0], calls[0], differs[0]),
-        _find_around(b, places.back, places.find_split(in_a=False), calls[1], numbers, differs[1]),
+    apart = runs[0].is_apart, runs[1].is_apart
+    around = for_both(
+        _find_around,
+        runs,
+        (places.partner, places.back),
+        (places.find_split(in_a=True), places.find_split(in_a=False)),
+        number_partners(*calls),
+        for_both(
+            lambda own, other, partner: np.append(other, False)[partner] != own, apart, apart[::-1], calls
+        ),
     )
-    call, call_b = take(around[0], a.ops.call), take(around[1], b.ops.call)
-    step = translate(a.ops.step, steps)
+    call = for_both(lambda run, around: take(around, run.ops.call), runs, around)
+    step = number_steps(runs[0].ops.step, runs[1].ops.step, steps)
     groups = number_keys(
-        (np.maximum(call, -1), np.maximum(call_b, -1)),
-        (np.where(call < 0, step, -1), np.where(call_b < 0, b.ops.step, -1)),
-        (np.where(call < 0, a.ops.phase, -1), np.where(call_b < 0, b.ops.phase, -1)),
+        for_both(lambda call: np.maximum(call, -1), call),
+        for_both(lambda call, step: np.where(call < 0, step, -1), call, step),
+        for_both(lambda call, run: np.where(call < 0, run.ops.phase, -1), call, runs),
     )
-    return groups, ((call == _ALONE) | (step < 0), (call_b == _ALONE) | ~np.isin(b.ops.step, steps[:, 1]))
+    return groups, for_both(lambda call, step: (call == _ALONE) | (step < 0), call, step)
 
 
-def _find_around(
-    side: RunTables, places: Rows, split: Rows, partner: Rows, number: Rows, differs: Bools
-) -> Rows:
+def _find_around(run: RunTables, places: Rows, split: Rows, number: Rows, differs: Bools) -> Rows:
     """Returns for each call the number of the call in which its ops are aligned; -1: outside of calls; or _ALONE.
 
     Args:
-        side: the recording.
+        run: the recording.
         places: the partner of each place.
         split: places that are parts of one in the other recording.
-        partner: the partner of each call.
-        number: the number of each call.
+        number: of each call, which is equal for partners; -1 for calls without one.
         differs: whether the call `is_apart`, and its partner is not, or the other way round.
     """
-    calls, found = side.calls, np.full(len(partner), -1, np.int64)
+    calls, around = run.calls, np.full(len(number), -1, np.int64)
     key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.phase)))
-    has_other = np.isin(key, key[(partner >= 0) & (calls.place >= 0)])
+    has_other = np.isin(key, key[(number >= 0) & (calls.place >= 0)])
     is_alone = has_other & (calls.wraps == 0) & (take(places, calls.place) >= 0)
     is_alone |= np.isin(calls.place, split)  # a part of an op is no op of the whole
     for level in iterate_levels(calls.parent):
-        above = np.where(is_alone[level], _ALONE, take(found, calls.parent[level]))
-        found[level] = np.where(partner[level] >= 0, np.where(differs[level], _ALONE, number[level]), above)
-    return found
+        above = np.where(is_alone[level], _ALONE, take(around, calls.parent[level]))
+        around[level] = np.where(number[level] >= 0, np.where(differs[level], _ALONE, number[level]), above)
+    return around
 
 
-def _update_in_one_order(a: RunTables, b: RunTables, places: PlacePairs) -> bool:
+def _update_in_one_order(runs: Runs, places: PlacePairs) -> bool:
     """Returns whether the optimizers of both were seen to go through the parameters in the same order."""
-    orders = [
-        each.place[rows_in_order(each.kept & (each.phase == _OPTIMIZED) & ~each.is_of_op, each.order)]
-        for each in (a.values, b.values)
-    ]
-    partners = take(places.partner, orders[0])
-    return bool(np.array_equal(_drop_repeats(partners), _drop_repeats(orders[1])))
+    order, order_b = for_both(_order_updates, runs, (places.partner, np.arange(len(places.back))))
+    return bool(np.array_equal(order, order_b))
 
 
-def _drop_repeats(places: Rows) -> Rows:
-    """Returns each place once, in the order in which they come first."""
+def _order_updates(run: RunTables, numbers: Rows) -> Rows:
+    """Returns the numbers of places whose parameters the optimizer updates, each once, in the order of the first."""
+    values = run.values
+    kept = values.kept & (values.phase == _OPTIMIZED) & ~values.is_of_op
+    places = take(numbers, values.place[rows_in_order(kept, values.order)])
     return places[np.sort(np.unique(places, return_index=True)[1])]
 
 
 def _leave_out(numbers: Partners, are_out: tuple[Bools, Bools]) -> Partners:
     """Returns numbers with which those that are left out are equal to none."""
-    return np.where(are_out[0], -1, numbers[0]), np.where(are_out[1], -1, numbers[1])
+    return for_both(lambda is_out, number: np.where(is_out, -1, number), are_out, numbers)
 
 
 class PairedReads:

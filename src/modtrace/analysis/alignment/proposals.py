@@ -13,9 +13,10 @@ import numpy as np
 from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT, PARAMETER
-from ..tables.columns import Rows, number_keys, number_texts, rows_in_order, take
+from ..tables.columns import Partners, Rows, number_keys, number_texts, rows_in_order, take
 from ..tables.run import RunTables
 from ..tables.tensors import number_sizes
+from .both import Runs, for_both, no_partners, number_partners
 from .modules import PlacePairs, Rule, apply_rules, read_rules
 from .sequences import align_sequences
 
@@ -54,29 +55,30 @@ class PairedLeaves(NamedTuple):
     same: Mapping[int, int]  # and those that are beside them or called next to them, and alike
 
 
-def read_leaves(a: RunTables, b: RunTables) -> PairedLeaves:
+def read_leaves(runs: Runs) -> PairedLeaves:
     """Returns the leaves of two recordings, siblings that are parts of one as one."""
-    weights = _describe_weights(a), _describe_weights(b)
-    one, other = _find_leaves(a, weights[0]), _find_leaves(b, weights[1])
-    joined = _join_siblings(a, one, other), _join_siblings(b, other, one)
-    by_weights = _pair_by_weights(joined, weights)
-    same = by_weights | _pair_siblings(a, b, joined, by_weights)
+    weights = for_both(_describe_weights, runs)
+    leaves = for_both(_find_leaves, runs, weights)
+    joined = for_both(_join_siblings, runs, leaves, leaves[::-1])
+    ones, others = for_both(_find_unique, weights, joined)
+    by_weights = {leaf: others[key] for key, leaf in ones.items() if key in others}
+    same = by_weights | _pair_siblings(runs, joined, by_weights)
     return PairedLeaves(*joined, by_weights, _add_neighbours(joined, same))
 
 
 def unpair_containers(
-    a: RunTables, b: RunTables, places: PlacePairs, leaves: PairedLeaves, rules: Sequence[Rule]
+    runs: Runs, places: PlacePairs, leaves: PairedLeaves, rules: Sequence[Rule]
 ) -> PlacePairs:
     """Returns pairs of places without those of modules around others, of which one is around what the other is not.
 
     Leaves with equal weights tell that. A pair that a rule means stays.
     """
     partner, back = places.partner.copy(), places.back.copy()
-    is_meant = np.array(
-        [any(each.expression.fullmatch(name.path) for each in rules) for name in a.names], bool
-    )
-    for at, there in leaves.by_weights.items():
-        around, around_b = _find_around(a, leaves.a[at].places[0]), _find_around(b, leaves.b[there].places[0])
+    is_meant = [any(rule.expression.fullmatch(name.path) for rule in rules) for name in runs[0].names]
+    for leaf, leaf_b in leaves.by_weights.items():
+        around, around_b = for_both(
+            _find_around, runs, (leaves.a[leaf].places[0], leaves.b[leaf_b].places[0])
+        )
         for one, other in [
             *((place, int(partner[place])) for place in around),
             *((int(back[place]), place) for place in around_b),
@@ -94,51 +96,47 @@ def _find_around(side: RunTables, place: int) -> set[int]:
     return found
 
 
-def propose_rules(a: RunTables, b: RunTables, places: PlacePairs, leaves: PairedLeaves) -> tuple[str, ...]:
+def propose_rules(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> tuple[str, ...]:
     """Returns rules for modules without partner that agree in parameters and outputs, in the order of their calls.
 
     Equal weights speak for them before that order does. Names are not looked at, also where both have a module of a
     name, if its weights, or those of one beside it, are elsewhere in the other recording.
     """
-    same = [(leaves.a[at], leaves.b[there]) for at, there in leaves.same.items()]
-    partner, back = _doubt_moved(a, b, places, same)
+    partner, back = _doubt_moved(runs, places, leaves)
     if not ((partner < 0).any() and (back < 0).any()):
         return ()
     links = [
         link
-        for at, there in _align_leaves(a, b, leaves, (partner, back))
-        for link in product(leaves.a[at].places, leaves.b[there].places)
+        for leaf, leaf_b in _align_leaves(runs, leaves, (partner, back))
+        for link in product(leaves.a[leaf].places, leaves.b[leaf_b].places)
     ]
-    links += _pair_containers(a, b, links)
+    links += _pair_containers(runs, links)
     named = [
-        (a.names[at].path, b.names[there].path)
-        for at, there in dict.fromkeys(links)
-        if partner[at] < 0
-        and back[there] < 0
-        and places.partner[at] != there
-        and "=" not in b.names[there].path  # a rule cannot say it
+        (runs[0].names[place].path, path)
+        for place, place_b in dict.fromkeys(links)
+        if partner[place] < 0
+        and back[place_b] < 0
+        and places.partner[place] != place_b
+        and "=" not in (path := runs[1].names[place_b].path)  # a rule cannot say it
     ]
     return tuple(_choose_rules(named))
 
 
-def _doubt_moved(
-    a: RunTables, b: RunTables, places: PlacePairs, same: Sequence[tuple[_Leaf, _Leaf]]
-) -> tuple[Rows, Rows]:
+def _doubt_moved(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> Partners:
     """Returns the partners of both recordings' places without those beside a module whose weights are elsewhere.
 
     An index has moved where a Sequential has a layer more.
     """
-    partner, back = places.partner.copy(), places.back.copy()
-    moved = [(one.places[0], other.places[0]) for one, other in same]
-    moved = [(at, there) for at, there in moved if partner[at] >= 0 and partner[at] != there]
-    for side, own, at in ((a, partner, 0), (b, back, 1)):
-        parent = np.array([place.parent for place in side.places.places], np.int64)
-        around = [parent[pair[at]] for pair in moved]
+    partner, back = partners = places.partner.copy(), places.back.copy()
+    same = [(leaves.a[leaf].places[0], leaves.b[leaf_b].places[0]) for leaf, leaf_b in leaves.same.items()]
+    same = [(one, other) for one, other in same if partner[one] >= 0 and partner[one] != other]
+    for run, own, moved in zip(runs, partners, np.array(same, np.int64).reshape(-1, 2).T, strict=True):
+        parent = np.array([place.parent for place in run.places.places], np.int64)
         is_container = np.isin(np.arange(len(parent)), parent)
-        own[np.isin(parent, around) & ~is_container] = -1
+        own[np.isin(parent, parent[moved]) & ~is_container] = -1
     partner[(partner >= 0) & (take(back, partner) < 0)] = -1
     back[(back >= 0) & (take(partner, back) < 0)] = -1
-    return partner, back
+    return partners
 
 
 def _find_leaves(side: RunTables, weights: Mapping[int, tuple[float, ...]]) -> list[_Leaf]:
@@ -203,43 +201,27 @@ def _find_outputs(side: RunTables, place: Rows) -> Rows:
     return found[place]
 
 
-def _pair_by_weights(
-    leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]],
-    weights: tuple[Mapping[int, tuple[float, ...]], Mapping[int, tuple[float, ...]]],
-) -> dict[int, int]:
-    """Returns the pairs of leaves with equal weights, maybe transposed, that no other leaf has."""
-    ones, others = (_find_unique(known, those) for known, those in zip(weights, leaves, strict=True))
-    return {at: others[key] for key, at in ones.items() if key in others}
-
-
 def _pair_siblings(
-    a: RunTables, b: RunTables, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
+    runs: Runs, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
 ) -> dict[int, int]:
     """Returns the pairs of leaves that are alike and beside leaves that are the same, as many in both modules."""
-    above, above_b = (
-        [side.places.places[each.places[0]].parent for each in those]
-        for side, those in zip((a, b), leaves, strict=True)
+    above, above_b = parents = for_both(
+        lambda run, leaves: [run.places.places[leaf.places[0]].parent for leaf in leaves], runs, leaves
     )
     partners: dict[int, set[int]] = defaultdict(set)
     back: dict[int, set[int]] = defaultdict(set)
-    for at, there in same.items():
-        partners[above[at]].add(above_b[there])
-        back[above_b[there]].add(above[at])
-    ones, others = (
-        _group_alike(those, parents, taken)
-        for those, parents, taken in (
-            (leaves[0], above, same.keys()),
-            (leaves[1], above_b, {*same.values()}),
-        )
-    )
-    found: dict[int, int] = {}
-    for (parent, alike), mine in ones.items():
+    for leaf, leaf_b in same.items():
+        partners[above[leaf]].add(above_b[leaf_b])
+        back[above_b[leaf_b]].add(above[leaf])
+    ones, others = for_both(_group_alike, leaves, parents, (same.keys(), {*same.values()}))
+    siblings: dict[int, int] = {}
+    for (parent, likeness), group in ones.items():
         if len(partners[parent]) != 1 or len(back[parent_b := next(iter(partners[parent]))]) != 1:
             continue
-        theirs = others.get((parent_b, alike), [])
-        if len(mine) == len(theirs):
-            found |= zip(mine, theirs, strict=True)
-    return found
+        group_b = others.get((parent_b, likeness), [])
+        if len(group) == len(group_b):
+            siblings |= zip(group, group_b, strict=True)
+    return siblings
 
 
 def _add_neighbours(
@@ -301,39 +283,39 @@ def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
     return {place: each for place, each in found.items() if each[-2] < each[-1]}
 
 
-def _align_leaves(
-    a: RunTables, b: RunTables, both: PairedLeaves, partners: tuple[Rows, Rows]
-) -> list[tuple[int, int]]:
+def _align_leaves(runs: Runs, leaves: PairedLeaves, partners: Partners) -> list[tuple[int, int]]:
     """Returns pairs of leaves: those that are the same, and others in the order of their calls."""
-    leaves, same = (both.a, both.b), both.same
-    shapes = number_sizes(a.values.sizes, b.values.sizes)
-    first = [np.array([each.places[0] for each in those], np.int64) for those in leaves]
-    known = take(partners[0], first[0]), np.where(take(partners[1], first[1]) >= 0, first[1], -1)
-    anchor = np.full(len(first[0]), -1, np.int64), np.full(len(first[1]), -1, np.int64)
-    anchor[0][[*same]], anchor[1][[*same.values()]] = [*same], [*same]
-    output = [np.array([each.output for each in those], np.int64) for those in leaves]
-    shape = take(shapes[0], output[0]), take(shapes[1], output[1])
-    kinds = number_texts([each.kind for each in leaves[0]], [each.kind for each in leaves[1]])
-    parameters = [np.array([each.parameters for each in those], np.int64) for those in leaves]
-    loose = number_keys(known, anchor, (parameters[0], parameters[1]), kinds)
-    aligned = align_sequences(number_keys(loose, shape), loose).tolist()
-    return [*same.items(), *((at, there) for at, there in aligned if at not in same)]
+    one, other = both = [
+        np.array([(leaf.places[0], leaf.output, leaf.parameters) for leaf in known], np.int64)
+        .reshape(-1, 3)
+        .T
+        for known in (leaves.a, leaves.b)
+    ]
+    known = for_both(lambda number, columns: take(number, columns[0]), number_partners(*partners), both)
+    anchor = no_partners(one[0], other[0])
+    anchor[0][[*leaves.same]] = anchor[1][[*leaves.same.values()]] = [*leaves.same]
+    shapes = number_sizes(runs[0].values.sizes, runs[1].values.sizes)
+    shape = for_both(lambda number, columns: take(number, columns[1]), shapes, both)
+    kinds = number_texts([leaf.kind for leaf in leaves.a], [leaf.kind for leaf in leaves.b])
+    loose = number_keys(known, anchor, (one[2], other[2]), kinds)
+    pairs = align_sequences(number_keys(loose, shape), loose).tolist()
+    return [*leaves.same.items(), *((leaf, leaf_b) for leaf, leaf_b in pairs if leaf not in leaves.same)]
 
 
-def _pair_containers(a: RunTables, b: RunTables, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _pair_containers(runs: Runs, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns pairs of modules around the same pairs of modules: called ones, and containers that are not called."""
-    found: list[tuple[int, int]] = []
-    around = _group_around(a, [at for at, _ in links]), _group_around(b, [there for _, there in links])
-    for inside, ones in around[0].items():
-        others = around[1].get(inside, [])
-        of_type = {b.names[there].type: there for there in reversed(others)}
-        alike = {at: of_type[type_] for at in ones if (type_ := a.names[at].type) in of_type}
+    pairs: list[tuple[int, int]] = []
+    around, around_b = for_both(_group_around, runs, np.array(links, np.int64).reshape(-1, 2).T.tolist())
+    for inside, ones in around.items():
+        others = around_b.get(inside, [])
+        of_type = {runs[1].names[place].type: place for place in reversed(others)}
+        alike = {place: of_type[name] for place in ones if (name := runs[0].names[place].type) in of_type}
         if len(ones) != len(others) and len({*alike.values()}) == len(alike):
-            found.extend(alike.items())
-            ones = [at for at in ones if at not in alike]
-            others = [there for there in others if there not in alike.values()]
-        found.extend(zip(ones, others, strict=False))
-    return found
+            pairs.extend(alike.items())
+            ones = [place for place in ones if place not in alike]
+            others = [place for place in others if place not in alike.values()]
+        pairs.extend(zip(ones, others, strict=False))
+    return pairs
 
 
 def _group_around(side: RunTables, leaves: Sequence[int]) -> Mapping[tuple[frozenset[int], bool], list[int]]:

@@ -1,5 +1,7 @@
 """Lists what has no partner in the other recording, with the reason, and pairs it with what it recomputes."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
@@ -16,120 +18,105 @@ from ..tables.columns import (
     take,
 )
 from ..tables.run import RunTables
-from .calls import translate
+from .both import translate
 from .contract import REASONS, Unpaired, UnpairedRows
 from .joins import Batched
 
 #: The code of each reason.
 _CODE = {name: code for code, name in enumerate(REASONS)}
-_BACKWARD, _RECOMPUTED = PHASES.index(BACKWARD), PHASES.index(RECOMPUTE)
+_FORWARD, _BACKWARD, _RECOMPUTE = (PHASES.index(phase) for phase in (FORWARD, BACKWARD, RECOMPUTE))
 
 
-def list_unpaired(
-    side: RunTables,
-    other: RunTables,
-    steps: Rows,
-    places: Rows,
-    calls: Rows,
-    ops: Rows,
-    values: Rows,
-    joined: Rows,
-    batched: Batched,
-    recomputed: Rows,
-) -> Unpaired:
+@dataclass(frozen=True, eq=False)
+class Paired:
+    """One recording, and which of its rows have a partner in the other; -1 for those without."""
+
+    run: RunTables
+    other: RunTables
+    steps: Rows  # (n, 2): pairs of its steps and of those of the other
+    places: Rows
+    calls: Rows
+    ops: Rows
+    values: Rows
+    split: Rows  # places whose module is one of several parts, or the whole of several
+    batched: Batched  # rows of micro-batches and of their batch
+
+
+def list_unpaired(side: Paired, recomputed: Rows) -> Unpaired:
     """Returns what one recording has alone.
 
     Args:
         side: the recording.
-        other: the other one.
-        steps: pairs of its steps and of those of the other.
-        places: the partner of each place, as all that follow; -1 for none.
-        calls: the same of calls.
-        ops: the same of ops.
-        values: the same of rows of `values`.
-        joined: places whose module is one of several parts, or the whole of several.
-        batched: rows of micro-batches and of their batch.
         recomputed: pairs of rows of `values`: of a recompute, and of its forward.
     """
-    inside = np.flatnonzero(np.isin(places, other.values.place[other.values.is_inside]))
-    of_call = _tell_calls(side, steps[:, 0], places, calls, joined, inside)
-    of_op = _tell_ops(side, steps[:, 0], calls, ops, joined)
-    of_value = _tell_values(side, steps[:, 0], places, of_call, calls, of_op, ops, joined, values)
-    of_value[(of_value == _CODE["site"]) & _is_measured_before(side, other, steps, places)] = _CODE["before"]
-    asked = other.data.meta.options
-    if not asked.get("ops") and not len(other.ops.step):
+    run, other, batched = side.run, side.other, side.batched
+    of_call = _explain_calls(side)
+    of_op = _explain_ops(side)
+    of_value = _explain_values(side, of_call, of_op)
+    options = other.data.meta.options
+    if not options.get("ops") and not len(other.ops.step):
         of_op[of_op != _CODE["step"]] = _CODE["unrecorded"]
-        of_value[(side.values.op >= 0) & (of_value != _CODE["step"])] = _CODE["unrecorded"]
-        if not asked.get("backward_times") and _BACKWARD not in other.calls.phase:
-            of_call[(side.calls.phase == _BACKWARD) & (of_call == _CODE["call"])] = _CODE["unrecorded"]
+        of_value[(run.values.op >= 0) & (of_value != _CODE["step"])] = _CODE["unrecorded"]
+        if not options.get("backward_times") and _BACKWARD not in other.calls.phase:
+            of_call[(run.calls.phase == _BACKWARD) & (of_call == _CODE["call"])] = _CODE["unrecorded"]
     for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
         reason[rows & (reason != _CODE["step"])] = _CODE["joined"]
-    alone = np.setdiff1d(np.flatnonzero(places < 0), joined)
+    alone = np.setdiff1d(np.flatnonzero(side.places < 0), side.split)
     return Unpaired(
-        modules=tuple(side.names[at] for at in alone.tolist()),
-        calls=_list_rows(calls, side.calls.kept, side.calls.start_ns, of_call),
-        ops=_list_rows(ops, side.ops.kept, side.ops.order, of_op),
-        values=_list_rows(values, side.values.kept, side.values.order, of_value),
+        modules=tuple(run.names[place] for place in alone.tolist()),
+        calls=_list_rows(side.calls, run.calls.kept, run.calls.start_ns, of_call),
+        ops=_list_rows(side.ops, run.ops.kept, run.ops.order, of_op),
+        values=_list_rows(side.values, run.values.kept, run.values.order, of_value),
         recomputed=recomputed,
     )
 
 
-def _tell_calls(
-    side: RunTables, steps: Rows, places: Rows, partner: Rows, joined: Rows, inside: Rows
-) -> Column:
-    calls = side.calls
+def _explain_calls(side: Paired) -> Column:
+    calls = side.run.calls
+    inside = np.flatnonzero(np.isin(side.places, side.other.values.place[side.other.values.is_inside]))
     has_place = calls.place >= 0
-    reason = np.full(len(partner), _CODE["call"], np.int8)
-    reason[has_place & (take(places, calls.place) < 0)] = _CODE["module"]
-    reason[has_place & np.isin(calls.place, joined)] = _CODE["joined"]
+    reason = np.full(len(calls.step), _CODE["call"], np.int8)
+    reason[has_place & (take(side.places, calls.place) < 0)] = _CODE["module"]
+    reason[has_place & np.isin(calls.place, side.split)] = _CODE["joined"]
     reason[has_place & np.isin(calls.place, inside)] = _CODE["inside"]
-    is_repeat = (calls.phase == _RECOMPUTED) & (take(partner, calls.unwrapped) >= 0)
+    is_repeat = (calls.phase == _RECOMPUTE) & (take(side.calls, calls.unwrapped) >= 0)
     reason[is_repeat] = _CODE["recompute"]
     reason[calls.wraps > 0] = _CODE["wrapper"]
-    reason[~np.isin(calls.step, steps)] = _CODE["step"]
+    reason[~np.isin(calls.step, side.steps[:, 0])] = _CODE["step"]
     return reason
 
 
-def _tell_ops(side: RunTables, steps: Rows, calls: Rows, partner: Rows, joined: Rows) -> Column:
-    ops = side.ops
+def _explain_ops(side: Paired) -> Column:
+    ops = side.run.ops
     reason = np.full(len(ops.step), _CODE["op"], np.int8)
     reason[ops.phase == PHASES.index(OPTIMIZER)] = _CODE["optimizer"]
     reason[ops.is_preparing] = _CODE["prepared"]
     reason[ops.is_view] = _CODE["view"]
-    reason[np.isin(take(side.calls.place, ops.call), joined)] = _CODE["joined"]
-    is_recomputed = ops.phase == _RECOMPUTED
-    is_alone = (ops.call < 0) | (take(calls, ops.call) < 0)
-    is_alone |= ~np.isin(ops.call, ops.call[is_recomputed & (partner >= 0)])  # of a function inside a call
+    reason[np.isin(take(side.run.calls.place, ops.call), side.split)] = _CODE["joined"]
+    is_recomputed = ops.phase == _RECOMPUTE
+    is_alone = (ops.call < 0) | (take(side.calls, ops.call) < 0)
+    is_alone |= ~np.isin(ops.call, ops.call[is_recomputed & (side.ops >= 0)])  # of a function inside a call
     reason[is_recomputed & is_alone] = _CODE["recompute"]
-    reason[~np.isin(ops.step, steps)] = _CODE["step"]
+    reason[~np.isin(ops.step, side.steps[:, 0])] = _CODE["step"]
     return reason
 
 
-def _tell_values(
-    side: RunTables,
-    steps: Rows,
-    places: Rows,
-    of_call: Column,
-    calls: Rows,
-    of_op: Column,
-    ops: Rows,
-    joined: Rows,
-    partner: Rows,
-) -> Column:
-    values = side.values
+def _explain_values(side: Paired, of_call: Column, of_op: Column) -> Column:
+    values = side.run.values
     has_op, has_call = values.is_of_op, values.call >= 0
     reason = np.full(len(values.step), _CODE["site"], np.int8)
-    reason[(values.place >= 0) & (take(places, values.place) < 0) & ~has_op] = _CODE["module"]
-    rows = np.flatnonzero(has_call & ~has_op & (take(calls, values.call) < 0))
+    reason[(values.place >= 0) & (take(side.places, values.place) < 0) & ~has_op] = _CODE["module"]
+    rows = np.flatnonzero(has_call & ~has_op & (take(side.calls, values.call) < 0))
     reason[rows] = of_call[values.call[rows]]
     # Compiled code has no calls, but the tensors of forward and backward are to be there.
-    reason[(reason == _CODE["inside"]) & (values.phase == _RECOMPUTED)] = _CODE["recompute"]
+    reason[(reason == _CODE["inside"]) & (values.phase == _RECOMPUTE)] = _CODE["recompute"]
     reason[reason == _CODE["inside"]] = _CODE["site"]
-    rows = np.flatnonzero(has_op & (take(ops, values.op) < 0))
+    rows = np.flatnonzero(has_op & (take(side.ops, values.op) < 0))
     reason[rows] = of_op[values.op[rows]]
-    reason[np.isin(values.place, joined) & (values.place >= 0) & ~has_op] = _CODE["joined"]
-    reason[(reason == _CODE["site"]) & _is_seen_again(side, partner)] = _CODE["again"]
-    reason[~np.isin(values.step, steps)] = _CODE["step"]
+    reason[np.isin(values.place, side.split) & (values.place >= 0) & ~has_op] = _CODE["joined"]
+    reason[(reason == _CODE["site"]) & _is_seen_again(side.run, side.values)] = _CODE["again"]
+    reason[~np.isin(values.step, side.steps[:, 0])] = _CODE["step"]
+    reason[(reason == _CODE["site"]) & _is_measured_before(side)] = _CODE["before"]
     return reason
 
 
@@ -143,28 +130,25 @@ def _is_seen_again(side: RunTables, partner: Rows) -> Column:
     return is_kept & np.isin(key, key[is_kept & (partner >= 0)])
 
 
-def _is_measured_before(side: RunTables, other: RunTables, steps: Rows, places: Rows) -> Bools:
+def _is_measured_before(side: Paired) -> Bools:
     """Returns which rows are of leaves that the other recording has measured in an earlier step."""
-    of, of_other = side.values, other.values
-    leaves, others = (np.flatnonzero((each.op >= 0) & ~each.is_of(OP_OUTPUT)) for each in (of, of_other))
+    one, other = side.run.values, side.other.values
+    leaves, others = (np.flatnonzero((each.op >= 0) & ~each.is_of(OP_OUTPUT)) for each in (one, other))
     keys, known = number_keys(
-        (take(places, of.place[leaves]), of_other.place[others]),
-        number_codes((of.roles, of.role[leaves]), (of_other.roles, of_other.role[others])),
-        number_codes((of.slots, of.slot[leaves]), (of_other.slots, of_other.slot[others])),
+        (take(side.places, one.place[leaves]), other.place[others]),
+        number_codes((one.roles, one.role[leaves]), (other.roles, other.role[others])),
+        number_codes((one.slots, one.slot[leaves]), (other.slots, other.slot[others])),
     )
     first = np.full(1 + max(int(keys.max(initial=0)), int(known.max(initial=0))), np.iinfo(np.int64).max)
-    np.minimum.at(first, known, of_other.step[others])
-    found = np.zeros(len(of.step), bool)
-    found[leaves] = first[keys] < translate(of.step[leaves], steps)
-    return found
+    np.minimum.at(first, known, other.step[others])
+    is_before = np.zeros(len(one.step), bool)
+    is_before[leaves] = first[keys] < translate(one.step[leaves], side.steps)
+    return is_before
 
 
 def _list_rows(partner: Rows, kept: Column, order: Rows, reason: Column) -> UnpairedRows:
     rows = rows_in_order(kept & (partner < 0), order)
     return UnpairedRows(rows=rows, reason=reason[rows])
-
-
-_FORWARD, _RECOMPUTE = PHASES.index(FORWARD), PHASES.index(RECOMPUTE)
 
 
 def pair_recomputed(side: RunTables, chosen: Bools) -> Rows:

@@ -5,7 +5,7 @@ import numpy as np
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.role import OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import Numbers
-from ..alignment.calls import translate
+from ..alignment.both import translate
 from ..alignment.ops import PairedReads, number_names
 from ..tables.columns import Bools, Rows, dictionary_codes, number_keys, ranges, take
 from ..tables.measured import read_measured
