@@ -29,10 +29,10 @@ class Rule:
 
     def match(self, path: str) -> tuple[int, str] | None:
         """Returns how much of a path the rule matches, and the path that it makes of it; None if it does not apply."""
-        found = self.expression.match(path)
-        if found is None:
+        match = self.expression.match(path)
+        if match is None:
             return None
-        return found.end(), join(found.expand(self.target), path[found.end() :].removeprefix("."))
+        return match.end(), join(match.expand(self.target), path[match.end() :].removeprefix("."))
 
 
 def read_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
@@ -66,9 +66,9 @@ def apply_rules(rules: Sequence[Rule], path: str) -> list[str]:
     Several rules that match equally much all apply: a fused projection has a rule for each of its parts. A module that
     no rule matches keeps its path.
     """
-    found = [match for rule in rules if (match := rule.match(path)) is not None]
-    most = max((length for length, _ in found), default=-1)
-    return list(dict.fromkeys(made for length, made in found if length == most)) or [path]
+    matches = [match for rule in rules if (match := rule.match(path)) is not None]
+    most = max((length for length, _ in matches), default=-1)
+    return list(dict.fromkeys(target for length, target in matches if length == most)) or [path]
 
 
 def map_paths(
@@ -81,20 +81,16 @@ def map_paths(
     """
     known, paths = {name.path for name in others}, [name.path for name in ones]
     for rule in rules:
-        _require(rule, [match[1] for path in paths if (match := rule.match(path)) is not None], known, paths)
+        targets = [match[1] for path in paths if (match := rule.match(path)) is not None]
+        if not targets:
+            near = name_nearest(f"re:{rule.source}", sorted(paths))
+            raise ValueError(f"map={rule.text!r} matches no module of the first recording{near}")
+        if known.isdisjoint(targets):
+            near = name_nearest(targets[0], sorted(known))
+            raise ValueError(
+                f"map={rule.text!r} makes the path {targets[0]!r}, which the second recording does not have{near}"
+            )
     return [apply_rules(rules, path) for path in paths]
-
-
-def _require(rule: Rule, made: Sequence[str], known: set[str], paths: Sequence[str]) -> None:
-    rule_name = f"map={rule.text!r}"
-    if not made:
-        near = name_nearest(f"re:{rule.source}", sorted(paths))
-        raise ValueError(f"{rule_name} matches no module of the first recording{near}")
-    if known.isdisjoint(made):
-        near = name_nearest(made[0], sorted(known))
-        raise ValueError(
-            f"{rule_name} makes the path {made[0]!r}, which the second recording does not have{near}"
-        )
 
 
 class Split(NamedTuple):
@@ -125,20 +121,19 @@ def pair_places(runs: Runs, rules: Sequence[Rule]) -> PlacePairs:
     Raises:
         ValueError: a rule means no module, or several modules of which one is not the whole.
     """
-    a, b = runs
     links = _link(runs, rules)
     linked: dict[int, list[int]] = {}  # by the place of b
-    for at, found in links.items():
-        for there in found:
-            linked.setdefault(there, []).append(at)
-    partner, back = no_partners(a.names, b.names)
+    for place, others in links.items():
+        for other in others:
+            linked.setdefault(other, []).append(place)
+    partner, back = no_partners(runs[0].names, runs[1].names)
     splits: list[Split] = []
-    for there, ones in linked.items():
-        if len(ones) > 1:
-            splits.append(Split(there, False, tuple(ones)))
-        elif len(links[ones[0]]) == 1:
-            partner[ones[0]], back[there] = there, ones[0]
-    splits += [Split(at, True, tuple(found)) for at, found in links.items() if len(found) > 1]
+    for other, places in linked.items():
+        if len(places) > 1:
+            splits.append(Split(other, False, tuple(places)))
+        elif len(links[places[0]]) == 1:
+            partner[places[0]], back[other] = other, places[0]
+    splits += [Split(place, True, tuple(others)) for place, others in links.items() if len(others) > 1]
     for split in splits:
         _require_parts(split, runs, linked, links)
     return PlacePairs(partner, back, tuple(splits))
@@ -149,30 +144,33 @@ def _link(runs: Runs, rules: Sequence[Rule]) -> dict[int, list[int]]:
 
     A rule comes before an equal path, and a module that it matches before those inside of another that it matches.
     """
-    a, b = runs
     roots = _pair_roots(runs)
-    there: dict[tuple[str, str], list[int]] = {}
-    for index, name in enumerate(b.names):
-        there.setdefault((name.root, name.path), []).append(index)
-    mapped = map_paths(rules, a.names, b.names)
+    places_of: dict[tuple[str, str], list[int]] = {}
+    for place, name in enumerate(runs[1].names):
+        places_of.setdefault((name.root, name.path), []).append(place)
     by_rule: dict[int, list[int]] = {}
     by_path: dict[int, list[int]] = {}
-    for at, (name, paths) in enumerate(zip(a.names, mapped, strict=True)):
-        known = [there.get((roots.get(name.root, ""), path), []) for path in paths]
+    for place, (name, paths) in enumerate(
+        zip(runs[0].names, map_paths(rules, runs[0].names, runs[1].names), strict=True)
+    ):
+        known = [places_of.get((roots.get(name.root, ""), path), []) for path in paths]
         if paths == [name.path]:
-            by_path[at] = known[0]
+            by_path[place] = known[0]
         else:
-            by_rule[at] = [places[0] for places in known if places]
-    is_meant = {at: any(rule.expression.fullmatch(a.names[at].path) for rule in rules) for at in by_rule}
-    meant = {place for at, found in by_rule.items() if is_meant[at] for place in found}
-    by_rule = {
-        at: found if is_meant[at] else [place for place in found if place not in meant]
-        for at, found in by_rule.items()
+            by_rule[place] = [others[0] for others in known if others]
+    meant = {
+        place: others
+        for place, others in by_rule.items()
+        if any(rule.expression.fullmatch(runs[0].names[place].path) for rule in rules)
     }
-    taken = {place for found in by_rule.values() for place in found}
-    for at, found in by_path.items():  # of several places of one path, as a module was replaced, the next
-        by_path[at] = [place for place in found if place not in taken][:1]
-        taken.update(by_path[at])
+    taken = {*chain.from_iterable(meant.values())}
+    by_rule = {
+        place: [other for other in others if other not in taken] for place, others in by_rule.items()
+    } | meant
+    taken = {*chain.from_iterable(by_rule.values())}
+    for place, others in by_path.items():  # of several places of one path, as a module was replaced, the next
+        by_path[place] = [other for other in others if other not in taken][:1]
+        taken.update(by_path[place])
     return by_rule | by_path
 
 
@@ -196,5 +194,5 @@ def _pair_roots(runs: Runs) -> dict[str, str]:
     """Returns the root of `b` for roots of `a`: of equal names, and else the only ones, or those in equal order."""
     names = [list(dict.fromkeys(name.root for name in side.names)) for side in runs]
     common = {name: name for name in names[0] if name in names[1]}
-    rest = [[name for name in each if name not in common] for each in names]
+    rest = [[name for name in roots if name not in common] for roots in names]
     return common | dict(zip(*rest, strict=False))

@@ -90,10 +90,10 @@ def unpair_containers(
 
 def _find_around(side: RunTables, place: int) -> set[int]:
     """Returns the places of the modules around a module."""
-    found = set[int]()
+    around = set[int]()
     while (place := side.places.places[place].parent) >= 0:
-        found.add(place)
-    return found
+        around.add(place)
+    return around
 
 
 def propose_rules(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> tuple[str, ...]:
@@ -159,29 +159,27 @@ def _find_leaves(side: RunTables, weights: Mapping[int, tuple[float, ...]]) -> l
 
 def _join_siblings(side: RunTables, leaves: Sequence[_Leaf], others: Sequence[_Leaf]) -> list[_Leaf]:
     """Returns the leaves, where siblings in a row that are as large as one that only the others have are one leaf."""
-    own = {each.parameters for each in leaves}
-    wanted = {(each.parameters, each.largest) for each in others if each.parameters not in own}
+    own = {leaf.parameters for leaf in leaves}
+    wanted = {(leaf.parameters, leaf.largest) for leaf in others if leaf.parameters not in own}
     joined: list[_Leaf] = []
-    at = 0
-    while at < len(leaves):
-        count = _count_parts(side, leaves[at : at + _MOST_PARTS], wanted)
-        parts = leaves[at : at + count]
-        if count > 1:
-            places = tuple(place for each in parts for place in each.places)
-            joined.append(_Leaf(places, -1, sum(each.parameters for each in parts), 0, ""))
-        else:
-            joined += parts
-        at += count
+    first = 0
+    while first < len(leaves):
+        count = _count_parts(side, leaves[first : first + _MOST_PARTS], wanted)
+        parts = leaves[first : first + count]
+        first += count
+        places = tuple(place for leaf in parts for place in leaf.places)
+        total = sum(leaf.parameters for leaf in parts)
+        joined.append(parts[0] if count == 1 else _Leaf(places, -1, total, 0, ""))
     return joined
 
 
 def _count_parts(side: RunTables, leaves: Sequence[_Leaf], wanted: set[tuple[int, float]]) -> int:
-    above = {side.places.places[each.places[0]].parent for each in leaves[:1]}
     total, largest = 0, 0.0
-    for count, each in enumerate(leaves, 1):
-        if not each.parameters or side.places.places[each.places[0]].parent not in above:
+    parents = [side.places.places[leaf.places[0]].parent for leaf in leaves]
+    for count, (leaf, parent) in enumerate(zip(leaves, parents, strict=True), 1):
+        if not leaf.parameters or parent != parents[0]:
             break
-        total, largest = total + each.parameters, largest + each.largest
+        total, largest = total + leaf.parameters, largest + leaf.largest
         if count > 1 and not wanted.isdisjoint({(total, largest), (total, 0)}):
             return count
     return 1
@@ -189,7 +187,7 @@ def _count_parts(side: RunTables, leaves: Sequence[_Leaf], wanted: set[tuple[int
 
 def _name_kind(type_name: str) -> str:
     lower = type_name.lower()
-    return next((each for each in _KINDS if each in lower), lower)
+    return next((kind for kind in _KINDS if kind in lower), lower)
 
 
 def _find_outputs(side: RunTables, place: Rows) -> Rows:
@@ -248,22 +246,22 @@ def _group_alike(
     leaves: Sequence[_Leaf], parents: Sequence[int], taken: Collection[int]
 ) -> dict[tuple[int, _Likeness], list[int]]:
     """Returns the leaves with parameters that are not taken, by the module around them, and by what they are like."""
-    found: dict[tuple[int, _Likeness], list[int]] = defaultdict(list)
-    for at, (each, parent) in enumerate(zip(leaves, parents, strict=True)):
-        if at not in taken and each.parameters and len(each.places) == 1:
-            found[parent, each.likeness].append(at)
-    return found
+    groups: dict[tuple[int, _Likeness], list[int]] = defaultdict(list)
+    for number, (leaf, parent) in enumerate(zip(leaves, parents, strict=True)):
+        if number not in taken and leaf.parameters and len(leaf.places) == 1:
+            groups[parent, leaf.likeness].append(number)
+    return groups
 
 
 def _find_unique(
     weights: Mapping[int, tuple[float, ...]], leaves: Sequence[_Leaf]
 ) -> dict[tuple[float, ...], int]:
     """Returns the leaf of all weights that only one leaf has."""
-    found: dict[tuple[float, ...], list[int]] = defaultdict(list)
-    for number, each in enumerate(leaves):
-        if len(each.places) == 1 and each.places[0] in weights:
-            found[weights[each.places[0]]].append(number)
-    return {key: numbers[0] for key, numbers in found.items() if len(numbers) == 1}
+    known: dict[tuple[float, ...], list[int]] = defaultdict(list)
+    for number, leaf in enumerate(leaves):
+        if len(leaf.places) == 1 and leaf.places[0] in weights:
+            known[weights[leaf.places[0]]].append(number)
+    return {key: numbers[0] for key, numbers in known.items() if len(numbers) == 1}
 
 
 def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
@@ -279,8 +277,8 @@ def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
     ):
         known = sorted(size for size in sizes if size >= 0)
         of_place[place].append((math.prod(known), *known, low, high))
-    found = {place: max(each) for place, each in of_place.items()}
-    return {place: each for place, each in found.items() if each[-2] < each[-1]}
+    largest_of = {place: max(weights) for place, weights in of_place.items()}
+    return {place: weight for place, weight in largest_of.items() if weight[-2] < weight[-1]}
 
 
 def _align_leaves(runs: Runs, leaves: PairedLeaves, partners: Partners) -> list[tuple[int, int]]:
@@ -345,12 +343,12 @@ def _choose_rules(named: Sequence[tuple[str, str]]) -> list[str]:
     rules: list[Rule] = []
     for expression, targets in grouped.items():
         for target, pairs in targets.items():
-            texts = [f"{expression}={target}"]
-            if len(pairs) == 1:
-                texts = [f"{re.escape(one)}={_escape(other)}" for one, other in pairs]
-            if any(other not in apply_rules(rules, one) for one, other in pairs):
-                chosen += texts
-                rules += read_rules(texts)
+            if all(other in apply_rules(rules, one) for one, other in pairs):
+                continue
+            one, other = pairs[0]
+            is_one = len(pairs) == 1
+            chosen.append(f"{re.escape(one)}={_escape(other)}" if is_one else f"{expression}={target}")
+            rules += read_rules(chosen[-1:])
     return chosen
 
 

@@ -133,7 +133,7 @@ def _is_seen_again(side: RunTables, partner: Rows) -> Column:
 def _is_measured_before(side: Paired) -> Bools:
     """Returns which rows are of leaves that the other recording has measured in an earlier step."""
     one, other = side.run.values, side.other.values
-    leaves, others = (np.flatnonzero((each.op >= 0) & ~each.is_of(OP_OUTPUT)) for each in (one, other))
+    leaves, others = (np.flatnonzero((values.op >= 0) & ~values.is_of(OP_OUTPUT)) for values in (one, other))
     keys, known = number_keys(
         (take(side.places, one.place[leaves]), other.place[others]),
         number_codes((one.roles, one.role[leaves]), (other.roles, other.role[others])),
