@@ -166,23 +166,17 @@ def pair_recomputed(side: RunTables, chosen: Bools) -> Rows:
     if not len(again):
         return np.empty((0, 2), np.int64)
     first = rows_in_order(is_known & (values.phase == _FORWARD), values.order)
-    ops, calls = np.arange(len(side.ops.step)), np.arange(len(side.calls.step))
-    owner = _find_owners(side, again, _find_forward_ops(side), side.calls.unwrapped)
-    again, owner = again[owner >= 0], owner[owner >= 0]
-    keys, others = number_keys(
-        (owner, _find_owners(side, first, ops, calls)),
-        (values.is_of_op[again], values.is_of_op[first]),
-        (values.role[again], values.role[first]),
-        (values.slot[again], values.slot[first]),
+    of_op, columns = values.is_of_op, (values.is_of_op, values.role, values.slot)
+    owner = np.where(of_op, values.op, values.call)
+    repeated = np.where(
+        of_op, take(_find_forward_ops(side), values.op), take(side.calls.unwrapped, values.call)
     )
-    found, _ = pair_keys(keys, others)
-    return np.stack([again, take(first, found)], axis=1)[found >= 0]
-
-
-def _find_owners(side: RunTables, rows: Rows, op: Rows, call: Rows) -> Rows:
-    """Returns of which op or call each row was measured, as what stands for that."""
-    values = side.values
-    return np.where(values.is_of_op[rows], take(op, values.op[rows]), take(call, values.call[rows]))
+    again = again[repeated[again] >= 0]
+    keys, others = number_keys(
+        (repeated[again], owner[first]), *((column[again], column[first]) for column in columns)
+    )
+    partner, _ = pair_keys(keys, others)
+    return np.stack([again, take(first, partner)], axis=1)[partner >= 0]
 
 
 def _find_forward_ops(side: RunTables) -> Rows:
@@ -195,19 +189,19 @@ def _find_forward_ops(side: RunTables) -> Rows:
     again, first = (
         np.flatnonzero((ops.phase == phase) & (ops.call >= 0)) for phase in (_RECOMPUTE, _FORWARD)
     )
-    found = np.full(len(ops.step), -1, np.int64)
+    repeated = np.full(len(ops.step), -1, np.int64)
     if not len(again):
-        return found
+        return repeated
     call = ops.call[again]
     names, others = number_keys(
         (side.calls.unwrapped[call], ops.call[first]), (ops.name[again], ops.name[first])
     )
     size = 1 + max(int(names.max()), int(others.max(initial=0)))
-    counts, count = (np.bincount(each, minlength=size)[names] for each in (names, others))
+    counts, count = (np.bincount(numbers, minlength=size)[names] for numbers in (names, others))
     is_part = side.calls.phase[call] == _FORWARD
     nth = ops.nth[again] - np.where(is_part, count, 0)
     keys, others = number_keys((names, others), (nth, ops.nth[first]))
-    found[again] = np.where(
+    repeated[again] = np.where(
         is_part & (counts % np.maximum(count, 1) > 0), -1, take(first, find_rows(others, keys))
     )
-    return found
+    return repeated

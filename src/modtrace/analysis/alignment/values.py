@@ -61,16 +61,11 @@ def number_values(runs: Runs, places: PlacePairs, steps: Rows, calls: Partners, 
     kind = for_both(lambda of: np.where(of.is_of_op, 2, np.where(of.call >= 0, 1, 0)), values)
     numbers = (number_partners(places.partner, places.back), number_partners(*calls), number_partners(*ops))
     owner = for_both(_find_owners, values, kind, *numbers)
-    keys = number_keys(step, (one.phase, other.phase), role, kind, owner)
+    phase_of_calls = for_both(lambda of, kind: np.where(kind == 0, -1, of.phase), values, kind)
     kept = for_both(lambda of, step: of.kept & (step >= 0), values, step)
     return ValueKeys(
-        keys,
-        number_keys(
-            step,
-            for_both(lambda kind, key: np.where(kind == 0, -1, key), kind, keys),
-            role,
-            for_both(lambda kind, number: np.where(kind == 0, number, -1), kind, owner),
-        ),
+        number_keys(step, (one.phase, other.phase), role, kind, owner),
+        number_keys(step, phase_of_calls, role, kind, owner),
         number_codes((one.slots, one.slot), (other.slots, other.slot)),
         for_both(_have_partners, values, kept, kind, owner),
         number_keys(step, role, (take(places.partner, one.home), other.home)),
@@ -167,7 +162,7 @@ def _find_unlike(runs: Runs, keys: ValueKeys, partners: Partners) -> tuple[Bools
         return_inverse=True,
     )
     positions = np.split(position.reshape(-1), [int(is_output[0].sum())])
-    count, count_b = (np.bincount(each, minlength=len(owners)) for each in positions)
+    count, count_b = (np.bincount(numbers, minlength=len(owners)) for numbers in positions)
     differs = owners[count != count_b]
     types = number_texts(*for_both(lambda run: [name.type for name in run.names], runs))
     paired = np.flatnonzero(is_output[0] & (partners[0] >= 0))
@@ -204,8 +199,8 @@ def _pair_more(runs: Runs, wanted: tuple[Column, Column], partners: Partners, ke
 
 
 def _order(values: RunValues) -> Rows:
-    index = [re.match(r"\[(\d+)\]", slot) for slot in values.slots]
-    rank = np.array([*(int(each[1]) if each else 0 for each in index), 0])[values.slot]
+    matches = [re.match(r"\[(\d+)\]", slot) for slot in values.slots]
+    rank = np.array([*(int(match[1]) if match else 0 for match in matches), 0])[values.slot]
     is_output = values.is_of(OUTPUT) & (values.call >= 0)
     return np.asarray(np.where(is_output, rank * len(rank), 0) + values.order)
 
