@@ -190,9 +190,10 @@ except ImportError as error:
     print(type(error).__name__, isinstance(error, modtrace.ModtraceError), error.name, error)
 """
     done = run_python(WITHOUT_TORCH + code, cwd=tmp_path)
-    assert done.stdout == f"MissingLibraryError True torch modtrace.record() {HOW_TO_GET_TORCH}\n", (
-        done.stderr
-    )
+    assert (
+        done.stdout
+        == f"MissingLibraryError True torch modtrace.record() (modtrace record) {HOW_TO_GET_TORCH}\n"
+    ), done.stderr
 
 
 def test_tracking_where_there_is_no_torch_says_how_to_get_it(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_recording_a_script_where_there_is_no_torch_is_misuse(tmp_path: Path) ->
     done = run_without_torch("record", "x.py", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == f"modtrace: error: modtrace record {HOW_TO_GET_TORCH}\n"
+    assert done.stderr == f"modtrace: error: modtrace.record() (modtrace record) {HOW_TO_GET_TORCH}\n"
     assert [each.name for each in tmp_path.iterdir()] == ["x.py"]
 
 

@@ -219,9 +219,9 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
         (["record"], "give a script to run, or -m and a module."),
         (
             ["record", "--steps", "3", "train.py"],
-            "--steps 3 is not START:STOP[:EVERY], such as 100:200 or 0::50",
+            "--steps: steps='3' is not START:STOP[:EVERY], such as 100:200 or 0::50",
         ),
-        (["record", "--steps", "5:5", "train.py"], "--steps 5:5 holds no step: START counts from 0"),
+        (["record", "--steps", "5:5", "train.py"], "--steps: steps='5:5' holds no step: START counts from 0"),
         (
             ["record", "--to", "there", "train.py"],
             "there: a folder that is not a recording is here already (it holds 'notes.txt')",
@@ -256,11 +256,11 @@ def test_misuse_ends_with_code_2_and_says_what_and_where(tmp_path, monkeypatch, 
 def test_pattern_that_matches_nothing_is_told_in_a_line_and_marked(tmp_path):
     done = run(tmp_path, "record", "--to", "run", "--include", "O", "train.py", script=TRAIN)
     warning = next(line for line in done.stderr.splitlines() if "warning" in line)
-    assert warning.startswith("modtrace: warning: --include O matches no module or parameter that was met; ")
+    assert warning.startswith("modtrace: warning: include='O' matches no module or parameter that was met; ")
     assert modtrace.open_recording(tmp_path / "run").meta.marks == (
         warning.removeprefix("modtrace: warning: "),
     )
-    assert done.stderr.count("--include O") == 1
+    assert done.stderr.count("include='O'") == 1
 
 
 def test_pattern_of_parameters_matches_though_the_model_is_gone_at_the_end(tmp_path):

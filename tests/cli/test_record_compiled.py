@@ -58,7 +58,9 @@ def test_measuring_inside_without_values_is_refused_in_the_words_of_the_command(
     (tmp_path / "train.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     assert run_command(monkeypatch, "record", "--compiled", "inside", "--values", "none", "train.py") == 2
-    assert "--compiled inside measures values, and no values are wanted" in capsys.readouterr().err
+    assert (
+        "--compiled: compiled='inside' measures values, and no values are wanted" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("factor", "told"), [("1", False), ("float('nan')", True)])

@@ -196,7 +196,7 @@ def test_program_that_cannot_be_compiled_leaves_the_recording_that_it_would_repl
 def test_recording_that_is_there_names_the_option_of_the_command(tmp_path: Path) -> None:
     run(tmp_path, "record", "train.py", script=TRAIN)
     done = run(tmp_path, "record", "--to", "train.modtrace", "train.py", script=TRAIN, check=2)
-    assert done.stderr.endswith("Give another path, or --overwrite to replace it.\n")
+    assert done.stderr.endswith("Give another path, or overwrite=True (--overwrite) to replace it.\n")
 
 
 def test_step_before_the_exception_is_the_one_that_is_shown(tmp_path: Path) -> None:

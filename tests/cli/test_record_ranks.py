@@ -152,7 +152,7 @@ def test_second_run_replaces_the_first_if_it_may_and_trains_unrecorded_if_not(
         assert warning.startswith(
             f"modtrace: warning: rank {rank} of {world_size} is not recorded, and the run goes on: run.modtrace: "
         )
-        assert warning.endswith("Give another path, or --overwrite to replace it.")
+        assert warning.endswith("Give another path, or overwrite=True (--overwrite) to replace it.")
         assert "can be deleted" not in ended.output
     assert check(path, world_size, steps=2) == first
     replacing = launcher.record(tmp_path, 4, ranks, "--to", "run.modtrace", "--overwrite")

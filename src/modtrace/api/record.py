@@ -85,7 +85,7 @@ def record(
         MisuseError: on entering, if a recording to the same path is running in this process.
         RecordingExistsError: on entering, if `to` exists already.
     """
-    require("torch", "modtrace.record()")
+    require("torch", "modtrace.record() (modtrace record)")
     from ..collect.names.given_models import roots_of
 
     roots_of(model)

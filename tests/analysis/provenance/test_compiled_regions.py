@@ -7,6 +7,8 @@ from torch import nn
 
 import modtrace
 
+REMEDY = 'record(compiled="inside") (modtrace record --compiled inside) names the module inside of this compiled one'
+
 
 class LogOf(nn.Module):
     def __init__(self):
@@ -28,7 +30,7 @@ def first_of(model: nn.Module, called: nn.Module, **options: str) -> modtrace.No
 def test_compiled_module_is_to_be_measured_inside() -> None:
     model = LogOf()
     found = first_of(model, torch.compile(model, backend="aot_eager"))
-    assert found.remedy == 'record(compiled="inside") names the module inside of this compiled one'
+    assert found.remedy == REMEDY
     inside = first_of(model, torch.compile(model, backend="aot_eager"), compiled="inside")
     assert inside.path == "inner"
     assert "ops=True" in (inside.remedy or "")
@@ -110,6 +112,6 @@ def test_kernels_that_are_not_seen_are_not_taken_for_ops(values: float) -> None:
     whole, inside = found
     assert whole is not None and inside is not None
     assert (whole.path, whole.role, whole.op) == ("", "output", None)
-    assert whole.remedy == 'record(compiled="inside") names the module inside of this compiled one'
+    assert whole.remedy == REMEDY
     assert (inside.path, inside.role, inside.op) == ("0.second", "output", None)
     assert "aot_eager" in (inside.remedy or "")

@@ -652,7 +652,7 @@ def test_backend_that_refuses_taps_is_said_to_be_one_for_the_boundary():
     ):
         called(torch.randn(2))
     if sys.version_info >= (3, 11):
-        assert raised.value.__notes__[-1].endswith("record with compiled='boundary'")
+        assert raised.value.__notes__[-1].endswith("record with compiled='boundary' (--compiled boundary)")
 
 
 #: Compiles a model with its values, and tells what of it was in the caches of compilers.

@@ -16,7 +16,7 @@ TENSOR_IDS = "modtrace.collect.tensor_ids._tensor_ids"
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_parts, "_is_told", False)
+    monkeypatch.setattr(compiled_parts, "_has_warned", False)
 
 
 def warnings_of(**options: object) -> list[str]:

@@ -247,7 +247,7 @@ def test_what_is_no_pattern_is_refused(argument, pattern, error):
 
 @pytest.mark.parametrize("argument", ["include", "exclude"])
 def test_pattern_without_values_is_refused(argument):
-    with pytest.raises(ValueError, match="values=None measures nothing"):
+    with pytest.raises(ValueError, match=r"values=None \(--values none\) measures nothing"):
         modtrace.record(Net(), values=None, **{argument: "head"})
 
 
