@@ -80,7 +80,7 @@ FORMATS: dict[str, ExportFormat] = {
 }
 
 
-class FormatName(click.Choice[str]):
+class FormatName(click.Choice):  # type: ignore[type-arg]  # no parameter before click 8.2
     """The name of a format on the command line."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class FormatName(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value == "graphml":
             self.fail(f"{NO_GRAPHML}.", param, ctx)
-        return super().convert(value, param, ctx)
+        return str(super().convert(value, param, ctx))
 
 
 def find_format(name: str | None, path: Path) -> str:
