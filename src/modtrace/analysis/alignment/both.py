@@ -90,7 +90,8 @@ def number_contents(runs: Runs, rows: Partners) -> Partners:
 
 
 def _read_extremes(run: RunTables, rows: Rows) -> tuple[Column, Column]:
-    return run.values.stats.min[rows], run.values.stats.max[rows]
+    stats = run.values.read_stats()
+    return stats.min[rows], stats.max[rows]
 
 
 def number_shapes(runs: Runs) -> tuple[Partners, Partners, Partners]:
@@ -100,7 +101,7 @@ def number_shapes(runs: Runs) -> tuple[Partners, Partners, Partners]:
     shapes, counts, dtypes = (
         for_both(take, numbers, rows)
         for numbers in (
-            number_sizes(one.sizes, other.sizes),
+            number_sizes(one.read_sizes(), other.read_sizes()),
             number_keys((one.numel, other.numel)),
             number_codes(one.dtype[::-1], other.dtype[::-1]),
         )

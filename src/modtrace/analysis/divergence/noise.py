@@ -179,7 +179,7 @@ def find_gain_before(run: PairedRun) -> Numbers:
     Their backward takes the mean of a gradient, weighted by the output, from that.
     """
     tables, gain = run.tables, np.ones(len(run.rows))
-    stats, flow, is_plain = tables.values.stats, tables.flow, tables.ops.is_plain
+    stats, flow, is_plain = tables.values.read_stats(), tables.flow, tables.ops.is_plain
     is_centering = tables.ops.are_named(_CENTERING) & run.is_unpaired[:-1]
     if not is_centering.any():
         return gain

@@ -149,7 +149,7 @@ class SharedMemory:
 def find_norms(tables: RunTables) -> Numbers:
     """Returns the L2 norm of each tensor as an op returned it, or of a leaf when it was first read; NaN for none."""
     values, tensors = tables.values, tables.flow.tensors
-    norm = values.stats.l2
+    norm = values.read_stats().l2
     of_tensor = np.full(len(tensors), np.nan)
     leaves = np.flatnonzero(~values.is_of(OP_OUTPUT) & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
     row = take(leaves, find_rows(values.site_id[leaves], tensors.site_id))
@@ -244,7 +244,7 @@ def _find_returned_views(tables: RunTables, rows: Rows) -> Rows:
     is_left = np.append(tables.ops.is_view, False)[producer] & (call >= 0)
     is_left[flow.read[tables.ops.call[flow.reader] == call[flow.read]]] = False
     views = np.flatnonzero(is_left)
-    shape, own_shape = number_sizes(flow.tensors.sizes[views], values.sizes[rows])
+    shape, own_shape = number_sizes(flow.tensors.read_sizes()[views], values.sizes[rows])
     keys, wanted = number_keys((call[views], values.call[rows]), (shape, own_shape))
     distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
     where = find_rows(distinct, wanted)

@@ -199,7 +199,7 @@ def _find_equal(
     """Returns rows of both recordings that hold the same up to noise, and their errors."""
     rows, rows_b = _find_unequal_outputs(a, differs), _find_unequal_outputs(b, differs)
     values, values_b = a.tables.values, b.tables.values
-    stats, stats_b = values.stats.take(rows), values_b.stats.take(rows_b)
+    stats, stats_b = values.read_stats().take(rows), values_b.read_stats().take(rows_b)
     noises, noises_b = _find_noises(a, rows, noise), _find_noises(b, rows_b, noise)
     keys, keys_b = number_keys(
         (translate(values.step[rows], steps), values_b.step[rows_b]),
@@ -231,7 +231,7 @@ def _find_unequal_outputs(run: PairedRun, differs: Bools) -> Rows:
     is_equal[run.rows[differs]] = False
     rows = np.flatnonzero((tensor >= 0) & ~is_equal)
     rows = rows[~run.tables.flow.tensors.is_whole[tensor[rows]]]
-    stats = run.tables.values.stats.take(rows)
+    stats = run.tables.values.read_stats().take(rows)
     is_mask = -stats.min > _MASKED * np.abs(stats.max)
     return rows[np.isfinite(stats.l2) & (stats.min < stats.max) & ~is_mask]
 

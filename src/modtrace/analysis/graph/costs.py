@@ -59,7 +59,7 @@ class MeasuredValues:
 def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
     """Returns the statistics of a step."""
     values = read_measured_values(data, step)
-    stats = values.stats
+    stats = values.read_stats()
     is_call = values.is_of(role.OUTPUT, role.GRAD_OUTPUT)
     return MeasuredValues(
         op_id=np.where(is_call, NONE, values.op_id),

@@ -51,15 +51,14 @@ class Tensors:
         """The shape of each tensor as a text."""
         return [shape_text(shape) for shape in self.shapes]
 
-    @cached_property
-    def sizes(self) -> Sizes:
-        """The shape of each tensor, as rows of a matrix."""
+    def read_sizes(self) -> Sizes:
+        """Returns the shape of each tensor, as rows of a matrix. It is not kept, as `PlacedValues.read_stats()`."""
         return read_sizes(self.table["shape"])
 
     @cached_property
     def numel(self) -> Column:
         """The number of elements of each tensor."""
-        return count_elements(self.sizes).reshape(-1)
+        return count_elements(self.read_sizes()).reshape(-1)
 
     @cached_property
     def storage(self) -> Column:
