@@ -1,6 +1,7 @@
 """What leaves an op by an exception is the user's own, and marks the op and the calls that it ends."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,8 +98,8 @@ def test_error_of_torch_is_the_same_with_the_users_frames():
     def failure() -> tuple[Any, ...]:
         with pytest.raises(RuntimeError) as caught:
             model(torch.ones(1, 3))
-        frames = [(each.path.name, each.name) for each in caught.traceback]
-        return type(caught.value), str(caught.value), [each for each in frames if each[0] not in between]
+        frames = [(Path(entry.path).name, entry.name) for entry in caught.traceback]
+        return type(caught.value), str(caught.value), [frame for frame in frames if frame[0] not in between]
 
     plain = failure()
     with recording() as rec:
