@@ -274,7 +274,11 @@ def test_numbers_of_numpys_are_numbers() -> None:
         ({"ops": 5}, TypeError, "ops=5: give names of ops or globs"),
         ({"ops": [5]}, TypeError, r"ops=\[5\]: give names of ops or globs"),
         ({"channel_dim": None}, TypeError, "channel_dim=None: give the number of a dimension, such as -1"),
-        ({"tensors": 1}, ValueError, "tensors=1: give True, False or 'lazy'"),
+        (
+            {"tensors": 1},
+            ValueError,
+            r"tensors=1: give True \(--capture tensors\), False or 'lazy' \(--capture tensors=lazy\)",
+        ),
         ({"hash": "no"}, TypeError, "hash='no': give True or False"),
         ({"micro_batches": 1}, TypeError, "micro_batches=1: give True or False"),
     ],

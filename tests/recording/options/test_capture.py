@@ -63,7 +63,10 @@ def test_a_role_that_is_given_twice_counts_once() -> None:
         ({"sample": -1}, "sample=-1: give a number of values, at most 65,536"),
         ({"sample": 65_537}, "sample=65537: give a number of values, at most 65,536"),
         ({"on_trigger": -1}, "on_trigger=-1: give a number of steps, 0 for no waiting"),
-        ({"tensors": "copy"}, "tensors='copy': give True, False or 'lazy'"),
+        (
+            {"tensors": "copy"},
+            "tensors='copy': give True (--capture tensors), False or 'lazy' (--capture tensors=lazy)",
+        ),
         (
             {"ops": "aten.mm*"},
             "ops=('aten.mm*',) chooses among what ops return: it takes the role 'op_output'",
@@ -106,7 +109,7 @@ def test_what_is_of_another_kind_is_refused(arguments: dict[str, Any], text: str
             {"values": OF_OPS},
             "Capture(roles='op_output') looks at what ops return: it takes record(ops=True)",
         ),
-        ({"values": [USUAL] * 41}, "values holds 41 captures, and 40 are the most"),
+        ({"values": [USUAL] * 41}, "values (--capture) holds 41 captures, and 40 are the most"),
     ],
 )
 def test_what_record_cannot_do_is_refused(arguments: dict[str, Any], text: str) -> None:

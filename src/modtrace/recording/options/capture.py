@@ -129,7 +129,9 @@ class Capture:
 
     def _check_switches(self) -> None:
         if not (isinstance(self.tensors, (bool, str)) and self.tensors in (True, False, "lazy")):
-            raise ValueError(f"tensors={self.tensors!r}: give True, False or 'lazy'")
+            raise ValueError(
+                f"tensors={self.tensors!r}: give True (--capture tensors), False or 'lazy' (--capture tensors=lazy)"
+            )
         for name in ("hash", "sketch", "micro_batches"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r}: give True or False")
@@ -212,7 +214,9 @@ def to_captures(
     if not entries:
         raise ValueError(f"values={values!r}: give at least one Capture, or None to measure nothing")
     if len(entries) > _MOST_CAPTURES:
-        raise ValueError(f"values holds {len(entries)} captures, and {_MOST_CAPTURES} are the most")
+        raise ValueError(
+            f"values (--capture) holds {len(entries)} captures, and {_MOST_CAPTURES} are the most"
+        )
     captures: list[Capture] = []
     for entry in entries:
         captures += (
