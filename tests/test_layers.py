@@ -147,13 +147,15 @@ def faults(source: str, module: str) -> list[str]:
         return [f"{module}: the layer {layer!r} is not in MAY_IMPORT of tests/test_layers.py"]
     found = []
     for imported in _imports(ast.parse(source), module):
-        why = _fault(layer, imported) or _fault_inside_layer(module, imported.target)
+        why = _fault(layer, _package_in(layer, module), imported) or _fault_inside_layer(
+            module, imported.target
+        )
         if why is not None:
             found.append(f"{module}:{imported.line}: {imported.target}: {why}")
     return found
 
 
-def _fault(layer: str, imported: Import) -> str | None:
+def _fault(layer: str, package: str, imported: Import) -> str | None:
     library = imported.target.split(".")[0]
     if library == "modtrace":
         return _fault_inside(layer, _layer_of(imported.target), imported.when)
@@ -161,6 +163,8 @@ def _fault(layer: str, imported: Import) -> str | None:
         return f"{layer} must work without torch"
     if library == "click" and layer not in MAY_IMPORT_CLICK:
         return f"{layer} must work without click"
+    if library == "pyarrow" and layer == "analysis" and package != "tables":
+        return "analysis/tables reads Arrow, and builds it"
     if library in NEVER_AT_IMPORT and imported.when == "import":
         return "import it in the function that needs it"
     return None
@@ -306,6 +310,7 @@ def test_importing_modtrace_imports_no_library() -> None:
         ("store.__init__", "from ..collect import scopes", "store must not know collect"),
         ("store.reader", "import modtrace.analysis.graph", "store must not know analysis"),
         ("analysis.graph", "from modtrace import store", "analysis must not know store"),
+        ("analysis.graph.build", "import pyarrow as pa", "analysis/tables reads Arrow, and builds it"),
         ("analysis.graph", "def f():\n    from ..views import text", "analysis must not know views"),
         (
             "recording.meta",

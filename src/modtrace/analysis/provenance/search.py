@@ -6,7 +6,6 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER
@@ -14,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_OUTPUT, LEAF, LOSS, OP_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import nonfinite_rows
 from ...recording.triggers.step_conditions import Use
-from ..tables.columns import Column, RowFinder, column_of
+from ..tables.columns import ArrowTable, Column, RowFinder, column_of
 from ..tables.inside import find_unseen
 from ..tables.one_step import IndexedTables, OneStep
 from ..tables.op_rules import SHAPES_ONLY, UNSCALES
@@ -40,7 +39,7 @@ class LiveStep:
     innocent: Innocent
     earlier: EarlierSteps
     use: Use
-    values_before: Callable[[], pa.Table]  # rows of parameters and their gradients in the steps before
+    values_before: Callable[[], ArrowTable]  # rows of parameters and their gradients in the steps before
 
 
 def find_first(

@@ -6,7 +6,6 @@ from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.phase import BACKWARD, OPTIMIZER
@@ -14,7 +13,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import LOSS, PARAMETER, PARAMETER_GRAD
 from ...recording.triggers.step_tables import GROWTH_STEPS
 from ..tables.calls import phases_of
-from ..tables.columns import column_of
+from ..tables.columns import ArrowTable, column_of
 from ..tables.one_step import IndexedTables, OneStep
 from ..tables.op_rules import SEED
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, SOURCE, Aftermath, Growth, NonFinite
@@ -33,7 +32,7 @@ _ROW = np.dtype([("step", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_ma
 
 
 def add_surroundings(
-    run: IndexedTables, skipped: SkippedSteps, before: Sequence[pa.Table], found: NonFinite
+    run: IndexedTables, skipped: SkippedSteps, before: Sequence[ArrowTable], found: NonFinite
 ) -> NonFinite:
     """Returns the answer with what grew in the steps before, and with what else was not finite from its step on.
 
@@ -82,7 +81,7 @@ def _find_aftermath(step: OneStep, rows: _Rows) -> Aftermath:
     )
 
 
-def _read_parameters(run: IndexedTables, before: Sequence[pa.Table], step: int) -> _Rows:
+def _read_parameters(run: IndexedTables, before: Sequence[ArrowTable], step: int) -> _Rows:
     """Returns the rows of parameters and of their gradients that were measured from `GROWTH_STEPS` before a step on."""
     role_of = np.zeros(max(run.sites, default=-1) + 2, np.int8)
     for number, site in run.sites.items():

@@ -198,9 +198,13 @@ def number_codes(one: Coded, other: Coded) -> Partners:
 
 
 def decode(texts: Sequence[str | None], codes: Column) -> pa.Array:
-    """Returns the texts that codes stand for, as a dictionary column; null for negative codes."""
-    indices = np.ma.masked_array(codes.astype(np.int32), codes < 0)
-    return pa.DictionaryArray.from_arrays(from_numpy(indices), from_strings(texts))
+    """Returns the texts that codes stand for, as a dictionary column; null for negative codes and for None."""
+    numbers, _ = number_texts(texts, ())
+    indices = take(numbers, codes).astype(np.int32)
+    known = [text for text in dict.fromkeys(texts) if text is not None]
+    return pa.DictionaryArray.from_arrays(
+        from_numpy(np.ma.masked_array(indices, indices < 0)), from_strings(known)
+    )
 
 
 def build_table(columns: Mapping[str, Any]) -> ArrowTable:

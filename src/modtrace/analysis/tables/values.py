@@ -111,9 +111,10 @@ class PlacedValues:
         has_role = np.array([*(name in roles for name in self.roles), False])
         return np.asarray(has_role[self.role[rows]])
 
-    def take_sites(self, name: str, rows: Rows) -> pa.ChunkedArray:
-        """Returns what a column of `sites` has for some rows."""
-        return self.data.table("sites")[name].take(from_numpy(self.site[rows]))
+    def take_sites(self, name: str, rows: Rows | slice = slice(None)) -> pa.ChunkedArray:
+        """Returns what a column of `sites` has for all rows, or for some; null for those without site."""
+        site = self.site[rows]
+        return self.data.table("sites")[name].take(from_numpy(np.ma.masked_array(site, site < 0)))
 
     def at_sites(self, column: Column) -> Column:
         """Returns what a column of `sites` has for each row; -1 for those without site."""

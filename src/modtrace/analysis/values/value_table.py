@@ -3,16 +3,24 @@
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...recording.arrow.arrays import from_strings, to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
-from ...recording.statistics.moments import DERIVED, RAW, read_statistics
+from ...recording.statistics.moments import DERIVED, RAW
 from ...recording.statistics.tier2 import OF_TIER_2, read_tier2
 from ..tables.calls import read_all_calls
-from ..tables.columns import column_of, number_keys, pair_keys, rows_in_order
-from ..tables.placement import NOWHERE, ModuleName, Placer
+from ..tables.columns import (
+    ArrowTable,
+    Column,
+    build_table,
+    column_of,
+    decode,
+    number_keys,
+    pair_keys,
+    rows_in_order,
+)
+from ..tables.placement import ModuleName, Placer
 from ..tables.values import PlacedValues
 
 #: The columns before the statistics: where and when a tensor was seen, and what it is.
@@ -21,7 +29,7 @@ _FRONT = (
 )  # fmt: skip
 
 
-def build_value_table(data: RecordingData) -> pa.Table:
+def build_value_table(data: RecordingData) -> ArrowTable:
     """Returns all rows of `values`, with further columns; see `Recording.frame`.
 
     Path and type are those of the place at which the module was called. A derived column is null where nothing was
@@ -35,36 +43,33 @@ def build_value_table(data: RecordingData) -> pa.Table:
     columns["hash"] = from_strings([None if code is None else code.hex() for code in hashes])
     columns["relative"] = relative_sizes(placed)
     order = dict.fromkeys([*_FRONT, *RAW, *DERIVED, *OF_TIER_2, "argmax", "relative", *columns])
-    return pa.table({name: columns[name] for name in order})
+    return build_table({name: columns[name] for name in order})
 
 
 def _name_sites(values: PlacedValues) -> dict[str, Any]:
-    indices = pa.array(values.site, mask=values.site < 0)
     copied = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth": "op_nth"}
-    return {name: values.data.table("sites")[of].take(indices) for name, of in copied.items()}
+    return {name: values.take_sites(column) for name, column in copied.items()}
 
 
 def _name_places(values: PlacedValues) -> dict[str, Any]:
     """Returns root, path and type of the place of each row as dictionary columns; null for NOWHERE."""
     placer = Placer(values.data)
     placed = values.find_places(read_all_calls(values.data.table("calls"), placer))
-    modules, rows = placer.name_modules(), pa.array(placed, mask=placed == NOWHERE)
+    modules = placer.name_modules()
     return {
-        name: pa.array([getattr(module, name) for module in modules], pa.string())
-        .dictionary_encode()
-        .take(rows)
-        for name in ModuleName._fields
+        name: decode([getattr(module, name) for module in modules], placed) for name in ModuleName._fields
     }
 
 
-def _derive(values: pa.Table) -> dict[str, pa.Array]:
+def _derive(values: ArrowTable) -> dict[str, Any]:
     tier2 = read_tier2(values)
     unmeasured = to_numpy(values["count"].is_null())
-    columns = {name: pa.array(getattr(tier2.stats, name), mask=unmeasured) for name in DERIVED}
-    return columns | {name: pa.array(getattr(tier2, name), mask=~tier2.is_measured) for name in OF_TIER_2}
+    columns = {name: np.ma.masked_array(getattr(tier2.stats, name), unmeasured) for name in DERIVED}
+    of_tier_2 = {name: np.ma.masked_array(getattr(tier2, name), ~tier2.is_measured) for name in OF_TIER_2}
+    return columns | of_tier_2
 
 
-def relative_sizes(values: PlacedValues) -> pa.Array:
+def relative_sizes(values: PlacedValues) -> Column:
     """Returns the L2 norm of each update, divided by that of the parameter before the same optimizer step.
 
     It is null for other roles, and if the parameter was not measured.
@@ -77,9 +82,9 @@ def relative_sizes(values: PlacedValues) -> pa.Array:
     # The n-th optimizer step of a step has its n-th update.
     partner, _ = pair_keys(*number_keys(*((column[updates], column[parameters]) for column in columns)))
     updates, parameters = updates[partner >= 0], parameters[partner[partner >= 0]]
-    l2 = read_statistics(values.table).l2
+    l2 = values.read_stats().l2
     size, known = np.full(len(l2), np.nan), np.zeros(len(l2), bool)
     known[updates] = True
     with np.errstate(all="ignore"):
         size[updates] = l2[updates] / l2[parameters]
-    return pa.array(size, mask=~known)
+    return np.ma.masked_array(size, ~known)
