@@ -11,9 +11,7 @@ from ..optional import require
 from ..recording.protocols import RecordingData
 from ..store.reader import FolderReader
 from .answers import ShownComparison
-
-#: Characters of what is neither a recording nor a model that an error shows.
-_SHOWN_OF_SUBJECT = 60
+from .graph import shorten
 
 
 def compare(
@@ -93,8 +91,9 @@ def _read(
         recorded: RecordingData = data
         return recorded
     if not callable(getattr(given, "named_modules", None)):
-        text = repr(given)[:_SHOWN_OF_SUBJECT]
-        raise TypeError(f"compare({name}={text}): give a recording, the path of one, or a torch.nn.Module")
+        raise TypeError(
+            f"compare({name}={shorten(given)}): give a recording, the path of one, or a torch.nn.Module"
+        )
     if args is None and kwargs is None:
         raise TypeError(
             "compare() of models: give the arguments of the call too, as a tuple: compare(model, other, (x,))"

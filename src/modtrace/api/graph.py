@@ -11,7 +11,7 @@ from ..recording.protocols import RecordingData
 from ..store.reader import FolderReader
 from .model_graph import Choice, ModelGraph
 
-#: Characters of what is no model that an error shows.
+#: Characters of what is neither a model nor a recording that an error shows.
 _SHOWN_OF_SUBJECT = 60
 
 
@@ -58,7 +58,7 @@ def graph(
     if isinstance(subject, (str, os.PathLike)) or (is_recording and not callable(subject)):
         return _graph_of_recording(subject, args, input_shapes, kwargs)
     if not callable(subject):
-        raise TypeError(f"graph({_short(subject)}): give a torch.nn.Module, a recording, or the path of one")
+        raise TypeError(f"graph({shorten(subject)}): give a torch.nn.Module, a recording, or the path of one")
     require("torch", "modtrace.graph() of a model")
     from ..replay.one_call import record_call
     from ..replay.random_inputs import make_inputs
@@ -80,6 +80,7 @@ def _graph_of_recording(
     return graph_of(data, step)
 
 
-def _short(subject: object) -> str:
+def shorten(subject: object) -> str:
+    """Returns what an error shows of something that is neither a model nor a recording."""
     text = repr(subject)
     return text if len(text) <= _SHOWN_OF_SUBJECT else f"{text[:_SHOWN_OF_SUBJECT]}..."
