@@ -1,6 +1,7 @@
 """The autograd engine: its nodes, their numbers, the running backward, and the function that starts one."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -85,20 +86,21 @@ class EngineEntry:
     _HOLDERS: tuple[Any, ...] = (torch.autograd.graph, torch.autograd)
 
     def __init__(self) -> None:
-        self._restorers: list[Callable[[], None]] = []
+        self._patches = ExitStack()
+        self._is_wrapped = False
 
     def wrap(self, wrapper_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replaces the function by `wrapper_of(original)`. It does nothing if torch lacks the function."""
         original = getattr(torch.autograd.graph, "_engine_run_backward", None)
-        if original is not None and not self._restorers:
-            wrapper = wrapper_of(original)
-            self._restorers = [replace(holder, "_engine_run_backward", wrapper) for holder in self._HOLDERS]
+        if original is not None and not self._is_wrapped:
+            self._is_wrapped, wrapper = True, wrapper_of(original)
+            for holder in self._HOLDERS:
+                replace(holder, "_engine_run_backward", wrapper, self._patches)
 
     def restore(self) -> None:
         """Restores the original."""
-        for restore in self._restorers:
-            restore()
-        self._restorers = []
+        self._patches.close()
+        self._is_wrapped = False
 
     @classmethod
     def functions(cls) -> list[Any]:

@@ -73,7 +73,7 @@ class RunListener(Protocol):
 
 
 class GraphListener(RunListener, Protocol):
-    """Receives graphs too."""
+    """Receives the graphs that compilers are given, and each run of what they made."""
 
     def compiled(self, graph: CompiledGraph) -> None:
         """Receives a graph that a compiler was given, after it has returned."""
@@ -90,12 +90,8 @@ class AOTAutogradPatch:
                 returns.
         """
         self._prepare = prepare
-        self._restore: Callable[[], None] | None = None
-
-    @property
-    def is_on(self) -> bool:
-        """True from `start()` to `stop()`."""
-        return self._restore is not None
+        self._patches = ExitStack()
+        self.is_on = False  # from `start()` to `stop()`
 
     def start(self) -> None:
         """Wraps it, once the program has called `torch.compile`; before that it does nothing."""
@@ -109,13 +105,13 @@ class AOTAutogradPatch:
             with self._prepare(graph_module, kwargs) if self.is_on else nullcontext():
                 return original(graph_module, *args, **kwargs)
 
-        self._restore = replace(common, "aot_module_simplified", aot_module_simplified)
+        self.is_on = True
+        replace(common, "aot_module_simplified", aot_module_simplified, self._patches)
 
     def stop(self) -> None:
         """Restores the function."""
-        restore, self._restore = self._restore, None
-        if restore is not None:
-            restore()
+        self.is_on = False
+        self._patches.close()
 
 
 class CompilerWatch:
@@ -200,10 +196,7 @@ def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphO
             given=sorted({given[id(maker)] for maker in _makers_of(node) if id(maker) in given}),
             saved=sorted({saved[maker.name] for maker in _makers_of(node) if maker.name in saved}),
             returned=returned[id(node)],
-            is_view=any(
-                returned_value.alias_info and not returned_value.alias_info.is_write
-                for returned_value in returns
-            ),
+            is_view=any(value.alias_info and not value.alias_info.is_write for value in returns),
             shape=None if first is None else [_to_number(size) for size in first.shape],
             dtype=None if first is None else str(first.dtype).removeprefix("torch."),
             source=_line_of_user(node.meta.get("stack_trace") or ""),
@@ -228,8 +221,8 @@ def _first_tensor(value: Any) -> torch.Tensor | None:
 
 
 def _makers_of(node: Any) -> Iterator[Any]:
-    for all_input_node in node.all_input_nodes:
-        yield from _makers_of_value(all_input_node)
+    for given in node.all_input_nodes:
+        yield from _makers_of_value(given)
 
 
 def _makers_of_value(node: Any) -> Iterator[Any]:
@@ -288,14 +281,10 @@ def _naming_kernels(nodes: list[Any], ops: list[GraphOp]) -> Iterator[None]:
                 kernel = define(scheduling, code, scheduled, *args, **kwargs)
                 use = f"{kernel}@{uses[kernel]}" if uses[kernel] else kernel
                 uses[kernel] += 1
-                origins = {
-                    origin.name
-                    for kernel_node in scheduled
-                    for origin in getattr(kernel_node.node, "origins", ())
-                }
+                origins = {origin.name for part in scheduled for origin in getattr(part.node, "origins", ())}
                 for name in origins & by_name.keys():
                     by_name[name].kernels.append(use)
                 return kernel
 
-            stack.callback(replace(CppScheduling, "define_kernel", define_kernel))
+            replace(CppScheduling, "define_kernel", define_kernel, stack)
         yield

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -96,9 +96,9 @@ def nested_regions_traced_again() -> Iterator[None]:
     if not hasattr(module, "save_reuse_entry"):
         yield
         return
-    restore = replace(module, "save_reuse_entry", lambda *args, **kwargs: None)
-    yield
-    restore()
+    with ExitStack() as patches:
+        replace(module, "save_reuse_entry", lambda *args, **kwargs: None, patches)
+        yield
 
 
 def make_effectful_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:

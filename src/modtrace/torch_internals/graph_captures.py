@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -216,16 +216,14 @@ class _Wrapped:
             finally:
                 ended(graph)
 
-        self._restorers = [
-            replace(kind, "capture_begin", capture_begin),
-            replace(kind, "capture_end", capture_end),
-        ]
+        self._patches = ExitStack()
+        replace(kind, "capture_begin", capture_begin, self._patches)
+        replace(kind, "capture_end", capture_end, self._patches)
 
     def restore(self) -> None:
         """Restores the methods."""
         self._is_restored = True
-        for restore in self._restorers:
-            restore()
+        self._patches.close()
 
 
 def _graph_classes() -> list[Any]:

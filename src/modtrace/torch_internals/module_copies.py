@@ -148,7 +148,7 @@ def _wrap(kind: type, name: str) -> None:
         return made if ours is None or made is self else clean(ours, self, made, *args)
 
     _wrapped.add((kind, name))
-    _while_any.callback(replace(kind, name, copy_without_ours))
+    replace(kind, name, copy_without_ours, _while_any)
 
 
 def _clean_reduced(ours: _Ours, module: nn.Module, value: Any, protocol: Any = None) -> Any:
@@ -209,4 +209,4 @@ def _wrap_scripting() -> None:
             return script(module, *args, **kwargs)
 
     _wrapped.add((nn.Module, "script"))
-    _while_any.callback(replace(holder, "create_script_module", script_without_ours))
+    replace(holder, "create_script_module", script_without_ours, _while_any)

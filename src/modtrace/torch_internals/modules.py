@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
@@ -57,9 +58,9 @@ class GlobalHooks:
             _renumber(handle, number)
         self._ids = {handle.id for handle in self._handles}
         self._original: Any = getattr(hooks, "_has_any_global_hook", None)
-        self._restore: Callable[[], None] = lambda: None
+        self._patches = ExitStack()
         if self._original is not None:
-            self._restore = replace(hooks, "_has_any_global_hook", self._are_there_others)
+            replace(hooks, "_has_any_global_hook", self._are_there_others, self._patches)
 
     def remove(self) -> None:
         """Removes both. If others have wrapped our function since, it stays, and answers as torch's does."""
@@ -69,7 +70,7 @@ class GlobalHooks:
             # Removing torch's own handle leaves its number in the list of those that take keyword arguments (2.13).
             getattr(hooks, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
         self._ids = set()
-        self._restore()
+        self._patches.close()
 
     def _are_there_others(self) -> bool:
         return bool(self._original()) and any(hooks.keys() - self._ids for hooks in _tables_of_call_hooks())

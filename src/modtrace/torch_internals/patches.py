@@ -1,6 +1,6 @@
 """Replaces attributes of torch and of models while modtrace needs that, and restores them."""
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -8,11 +8,11 @@ from typing import Any
 MISSING: Any = object()
 
 
-def replace(holder: Any, name: str, new: Any) -> Callable[[], None]:
-    """Sets an attribute of a Python module, a class or an object, and returns a function that restores it.
+def replace(holder: Any, name: str, new: Any, patches: ExitStack) -> None:
+    """Sets an attribute of a Python module, a class or an object until `patches` is closed, which restores it.
 
-    If other code has replaced the attribute since, that function leaves it: a wrapper around `new` stays, and `new`
-    has to pass calls on then. What a class or an object inherits is inherited again.
+    If other code has replaced the attribute since, it stays: a wrapper around `new` stays, and `new` has to pass calls
+    on then. What a class or an object inherits is inherited again.
     """
     before = vars(holder).get(name, MISSING)
     # Of a model: its `__setattr__` would register what it is given.
@@ -30,8 +30,8 @@ def replace(holder: Any, name: str, new: Any) -> Callable[[], None]:
         else:
             setattr(holder, name, before)
 
+    patches.callback(restore)  # first: a KeyboardInterrupt may come behind any line
     if is_object:
         holder.__dict__[name] = new
     else:
         setattr(holder, name, new)
-    return restore

@@ -5,6 +5,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -52,20 +53,21 @@ class UnseenSteps:
         if self in _watching:
             _watching.remove(self)
         if not _watching:
-            for restore in _restorers.values():
-                restore()
-            _restorers.clear()
+            _patches.close()
+            _wrapped.clear()
 
 
 _watching: list[UnseenSteps] = []
-_restorers: dict[str, Callable[[], None]] = {}  # of what is replaced, by its name
+_patches = ExitStack()  # is closed when nobody watches
+_wrapped: set[str] = set()  # names of functions
 
 
 def _wrap(holder: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Wraps a private function of torch, unless this torch has none, or it is wrapped already."""
     original = vars(holder).get(name) if holder is not None else None
-    if original is not None and name not in _restorers:
-        _restorers[name] = replace(holder, name, functools.wraps(original)(make(original)))
+    if original is not None and name not in _wrapped:
+        _wrapped.add(name)
+        replace(holder, name, functools.wraps(original)(make(original)), _patches)
 
 
 class _Entered(threading.local):

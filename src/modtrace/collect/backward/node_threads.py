@@ -82,7 +82,7 @@ class NodeThreads:
             known |= backward.reached_logs
         if len(known) > 1:
             number = node._sequence_nr()
-            known = {log for log in known if log.span_of(number) is not None}
+            known = {maker for maker in known if maker.span_of(number) is not None}
         return known
 
     def _owners_of(self, task: int, backward: Backward | None) -> GraphOwners:

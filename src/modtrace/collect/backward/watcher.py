@@ -79,7 +79,7 @@ class BackwardWatcher:
             self._begin(backward, hooks, outputs)
             result = original(outputs, *args, **kwargs)
             raised = False
-            if backward.marks_made and any(span is not backward.log for span in backward.spans):
+            if backward.marks_made and any(made_on is not backward.log for made_on in backward.spans):
                 with self._subscribers.guard(None):
                     mark_made_by(backward, outputs, result)
             return result

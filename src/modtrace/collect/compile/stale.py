@@ -1,4 +1,4 @@
-"""Keeps compiled code that has our hooks in it apart from compiled code without them."""
+"""Makes Dynamo compile modules with our hooks separately from modules without them."""
 
 from contextlib import ExitStack
 from types import FunctionType, MethodType
@@ -16,13 +16,14 @@ class _Stale:
     def __init__(self, module: nn.Module, forward: FunctionType) -> None:
         self.blocks = 0  # that need it; each holds the module
         own = MethodType(forward, module)
-        self._restore = replace(module, "forward", own)
+        self._patches = ExitStack()
+        replace(module, "forward", own, self._patches)
         self._end = leave_out_of_copies(module, attributes=[Attribute("forward", own, MISSING)])
 
     def end(self) -> None:
         """Removes our `forward`, unless the user has set another."""
         self._end()
-        self._restore()
+        self._patches.close()
 
 
 _stale: dict[int, _Stale] = {}  # by the `id` of the module

@@ -69,7 +69,7 @@ _numbers = count()
 
 
 class Taps:
-    """The taps of one receiver. Modules are known apart by the order in which they were tapped."""
+    """The taps of one receiver. Modules are distinguished by the order in which they were tapped."""
 
     def __init__(self, receiver: TapReceiver) -> None:
         _prepare_torch()

@@ -101,7 +101,7 @@ class InsideCall(NamedTuple):
         """How many calls of the same module began in the segment before this one, in compiled code or outside of it."""
         # One that was not seen, as before there were taps, counts as one right behind the begin of the seen call.
         place, begun = self.place or (self.nth, self.index + 1)
-        return place + bisect_left(self.segment.calls_of(self.module_id, begun), begun)
+        return place + bisect_left(self.segment.indices_of(self.module_id, begun), begun)
 
     def in_place_of(self, repeated: CallRef) -> "InsideCall":
         """Returns the call that this one repeats, if `repeated` is what the call that hooks saw repeats."""
@@ -305,8 +305,8 @@ class Segment:
             rank += self.inside.count_before(CallRef(self, index).counted_as, index)
         return rank
 
-    def calls_of(self, module_id: int, until: int) -> Sequence[int]:
-        """Returns the calls of a module, at least those before the call `until`."""
+    def indices_of(self, module_id: int, until: int) -> Sequence[int]:
+        """Returns the indices of a module's calls, ascending; those from `until` on may be missing."""
         return self._ranks(until - 1)[1].get(module_id, ())
 
     def _ranks(self, last: int) -> tuple[list[int], dict[int, list[int]]]:

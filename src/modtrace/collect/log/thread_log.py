@@ -233,7 +233,7 @@ class ThreadLogs:
                 if thread == threading.get_ident():
                     log.forgotten_seq = number  # what has been made since is known
                 self._threads_seen += 1
-                self.all = [log for log in self.all if log.is_needed()] + [log]
+                self.all = [other for other in self.all if other.is_needed()] + [log]
         return log
 
     def take_ids(self, number: int) -> int:

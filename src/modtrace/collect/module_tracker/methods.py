@@ -6,6 +6,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
@@ -162,7 +163,8 @@ class _Wrapper:
 
         keep_out_of_dynamo(call, _Wrapper.run, with_callees=False)
         before = vars(holder).get(name, MISSING)
-        self._restore = replace(holder, name, call)
+        self._patches = ExitStack()
+        replace(holder, name, call, self._patches)
         self._end: Callable[[], None] | None = None  # that copies of the module are made without the wrapper
         if isinstance(holder, nn.Module):
             self._end = leave_out_of_copies(holder, attributes=[Attribute(name, call, before)])
@@ -185,7 +187,7 @@ class _Wrapper:
         _wrappers.pop((id(self._holder), self._name), None)
         if self._end is not None:
             self._end()
-        self._restore()
+        self._patches.close()
 
     def run(self, function: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         """Calls the method in a scope of each tracker that follows it for this module."""

@@ -106,6 +106,7 @@ class ModuleTracker:
         self._methods.stop()
         self._hooks.stop()
         self._end()
+        self._scopes = None
         self._steps.stop()
         process.release(self._listener)
         self._listener.tracker = None
@@ -255,7 +256,7 @@ class ModuleTracker:
         return known or type(module).__name__
 
     def _end(self) -> None:
-        """Answers and opens nothing more."""
+        """Stops answering, and opens no more scopes."""
         self._tracker = None
         if self._scopes is not None:
             self._scopes.is_stopped = True

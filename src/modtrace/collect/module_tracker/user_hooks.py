@@ -42,7 +42,7 @@ class UserHooks(Listener):
             AssertionError: another hook is registered as the only one of this kind.
         """
         for kind, hook in hooks.items():
-            if hook.alone and any(hook.alone for hook in self._hooks[kind]):
+            if hook.alone and any(other.alone for other in self._hooks[kind]):
                 raise AssertionError(
                     f"a {kind} is registered already, and there is one of each kind. Call clear_user_hooks() first, "
                     "or register with several=True"

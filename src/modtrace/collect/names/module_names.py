@@ -270,8 +270,8 @@ class ModuleNames:
         if not is_replica(module):
             return None
         if self._hooks_at != self.revision:
-            modules = ((named, named.module) for named in self.modules)
-            self._by_hooks = {id_of_hooks(module): named for named, module in modules if module is not None}
+            held = ((named, named.module) for named in self.modules)
+            self._by_hooks = {id_of_hooks(alive): named for named, alive in held if alive is not None}
             self._hooks_at = self.revision
         original = self._by_hooks.get(id_of_hooks(module))  # a replica shares them with its original
         if original is not None:

@@ -36,7 +36,7 @@ class OpFlops:
         used = np.zeros(len(schemas), bool)
         used[schema] = True
         counted = np.array(
-            [is_used and self._is_counted(schema) for schema, is_used in zip(schemas, used, strict=False)]
+            [is_used and self._is_counted(known) for known, is_used in zip(schemas, used, strict=False)]
         )
         ops = np.flatnonzero(counted[schema])
         for op, argument, (given, returned) in zip(

@@ -197,7 +197,7 @@ class Recorder(Listener):
         self._nonfinite.raise_found()
 
     def fire(self, kind: str, reason: str, *, with_open: bool = False) -> None:
-        """Writes the held steps, with a note that gives the reason. `with_open` has the open step written when it ends.
+        """Writes the held steps, with a note that gives the reason. With `with_open` the open step too.
 
         Raises:
             MisuseError: nothing holds steps.

@@ -14,7 +14,7 @@ from ...recording.failure_reporter import start_thread
 from ...recording.triggers.trigger_kinds import OnSignal
 
 #: A signal is acted on at most this long after it arrived, or when a step ends.
-_LOOK_EVERY_S = 0.5
+_ACT_EVERY_S = 0.5
 
 
 class SignalWatch:
@@ -54,7 +54,7 @@ class SignalWatch:
                 self._ours[trigger.number] = handler = partial(self._handle, trigger)
                 self._former[trigger.number] = _in_use(trigger.number, signal.signal(trigger.number, handler))
         self._thread = start_thread(
-            self._act_often, "modtrace-signals", without="signals are acted on when a step ends"
+            self._run, "modtrace-signals", without="signals are acted on when a step ends"
         )
 
     def stop(self) -> str | None:
@@ -85,8 +85,8 @@ class SignalWatch:
                 return
             self._fire(name)
 
-    def _act_often(self) -> None:
-        while not self._stopping.wait(_LOOK_EVERY_S):
+    def _run(self) -> None:
+        while not self._stopping.wait(_ACT_EVERY_S):
             self.act()
 
     def _handle(self, trigger: OnSignal, number: int, frame: FrameType | None) -> None:

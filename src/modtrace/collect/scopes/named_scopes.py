@@ -73,9 +73,11 @@ class NamedScopes:
         self, module: nn.Module, frame: FrameType | None, args: Any, kwargs: Any
     ) -> OpenScope | None:
         """Begins the call of a `forward` that was not called through its module. Returns None if it was."""
+        if self.is_stopped:
+            return None
         tracker = self._tracker
         scope = OpenScope(tracker.logs.current, module, args, kwargs)
-        if self.is_stopped or scope.log.context.outermost == id(module):
+        if scope.log.context.outermost == id(module):
             return None
         try:
             with tracker.subscribers.guard(module):
@@ -124,7 +126,7 @@ class NamedScopes:
         is_open = False
         with tracker.subscribers.guard(context.module):
             is_open = tracker.unwind_to(log, context.outermost)
-            log.scopes = [scope for scope in log.scopes if scope is not context]
+            log.scopes = [other for other in log.scopes if other is not context]
         try:
             if is_open and not context.is_scope and scope.module is not None:
                 leaving = tracker.subscribers.leaving

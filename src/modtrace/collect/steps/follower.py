@@ -60,11 +60,11 @@ class StepFollower(Listener):
                 step.fold()
             if len(self._steps) > self._prune_at:
                 self._steps = {
-                    segment: step
-                    for segment, step in self._steps.items()
-                    if (step.is_open and segment in step.segments)
-                    or not segment.is_closed
-                    or segment.has_graph()
+                    kept: its_step
+                    for kept, its_step in self._steps.items()
+                    if (its_step.is_open and kept in its_step.segments)
+                    or not kept.is_closed
+                    or kept.has_graph()
                 }
                 self._prune_at = len(self._steps) + _PRUNE_AT
 

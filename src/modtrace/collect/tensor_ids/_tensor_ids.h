@@ -156,13 +156,16 @@ typedef struct {
 
 extern PyType_Spec ids_spec;
 
-/* Returns the number of a tensor, and reserves memory for a use of it; -1 with an exception. */
+/* Returns the number of a tensor, and reserves memory for a use of it; -1 with an exception. `geometry` receives the
+   number of the tensor's Geometry. */
 int64_t identify_tensor(TensorIds *self, PyObject *tensor, int64_t *geometry);
 
 /* Returns the number of a tensor; -1 if it is new and would become a leaf, and with an exception. */
 int64_t find_tensor(TensorIds *self, PyObject *tensor);
 
-/* The functions below return -1 with an exception if nothing has changed. This one records that an op reads a tensor. */
+/* Where the functions below fail they have changed nothing, and return -1, or NULL, with an exception. */
+
+/* Records that an op reads a tensor. */
 int read_tensor(TensorIds *self, PyObject *tensor);
 
 /* Records that an op has written to a tensor, and maybe resized its storage. */

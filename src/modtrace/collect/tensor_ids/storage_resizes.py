@@ -1,6 +1,7 @@
 """Notifies of storages that Python code resizes, which the dispatcher does not see."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
@@ -12,7 +13,8 @@ from ...torch_internals.patches import replace
 Receiver = Callable[[torch.UntypedStorage], None]
 
 _receivers: list[Receiver] = []
-_restore: Callable[[], None] | None = None  # while there are receivers
+_patches = ExitStack()  # is closed when there is no receiver
+_is_wrapped = False
 
 
 def watch_resizes(receiver: Receiver) -> None:
@@ -21,20 +23,21 @@ def watch_resizes(receiver: Receiver) -> None:
     FSDP frees the memory of parameters by it, and allocates it again. All receivers share one wrapper, because two
     could not be removed in any order.
     """
-    global _restore
+    global _is_wrapped
     _receivers.append(receiver)
-    if _restore is None:
-        _restore = replace(torch.UntypedStorage, "resize_", _wrap(torch.UntypedStorage.resize_))
+    if not _is_wrapped:
+        _is_wrapped = True
+        replace(torch.UntypedStorage, "resize_", _wrap(torch.UntypedStorage.resize_), _patches)
 
 
 def unwatch_resizes(receiver: Receiver) -> None:
     """Removes a receiver, and the wrapper with the last one; it does nothing if there is no such receiver."""
-    global _restore
+    global _is_wrapped
     if receiver in _receivers:
         _receivers.remove(receiver)
-    if _restore is not None and not _receivers:
-        _restore()
-        _restore = None
+    if not _receivers:
+        _is_wrapped = False
+        _patches.close()
 
 
 def _wrap(original: Any) -> Any:

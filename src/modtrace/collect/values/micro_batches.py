@@ -48,7 +48,8 @@ class MicroBatchTaps(ValueSource):
         self._resumed: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
         self._is_leaving = False  # some step has ended, but not the backward in it
         self._of_backward: dict[Backward | None, MeasuredParameters] = {}
-        keep_out_of_dynamo(GradientHook.__call__, MicroBatchTaps._measure_gradient)
+        keep_out_of_dynamo(MicroBatchTaps._measure_gradient)
+        keep_out_of_dynamo(GradientHook.__call__, with_callees=False)
 
     def opened(self, segment: Segment, active: Mask) -> None:
         """Registers hooks on the parameters of a module whose call begins, once a step."""
@@ -194,7 +195,7 @@ class _GradientHook(GradientHook):
     def __init__(
         self, sites: list[ParameterSite], active: Mask, receive: Callable[["_GradientHook", Any], None]
     ) -> None:
-        super().__init__(receive)
+        self.receive, self.handle = receive, None  # without a call: each step makes one for each parameter
         self.sites = sites
         self.active = active  # the captures that may want the step
         #: Those of the parameter: `swap_tensors` gives it others, without hooks.

@@ -42,7 +42,7 @@ class ParameterTaps(ValueSource):
         """Measures nothing before an optimizer steps.
 
         Args:
-            active: the captures that may measure_one at the step which an optimizer belongs to now.
+            active: the captures that may want the step to which an optimizer belongs now.
         """
         super().__init__(measuring)
         self._active = active

@@ -53,9 +53,11 @@ class CallTaps(ValueSource):
         #: Without hooks, in graphs that may live.
         self._suspended: list[tuple[Segment, list[GradientTap]]] = []
         self._prune_at = _KEPT_SUSPENDED
-        self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # by the captures that may look
-        keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient)
-        keep_out_of_dynamo(GradientHook.__call__, BaseTap.__call__)
+        self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # by the captures that may want it
+        keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient, BaseTap.__call__)
+        keep_out_of_dynamo(
+            GradientHook.__call__, with_callees=False
+        )  # those of `track()` call the user's functions
 
     def opened(self, segment: Segment, active: Mask) -> None:
         marks = self._open_marks.get(active)
