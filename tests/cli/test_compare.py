@@ -86,3 +86,22 @@ def test_the_growth_is_drawn(
 
     assert run_command(monkeypatch, "compare", runs[0], runs[1], "-o", str(picture)) == 1
     assert "relative error" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("7", "step=7 of the first recording: no step 7 in this recording; there are: 0."),
+        ("0:7", "step=7 of the second recording: no step 7 in this recording; there are: 0."),
+        ("0:", "'0:': '' is no step: give a number, -1 for the last, or first"),
+    ],
+)
+def test_a_step_that_one_recording_lacks_is_named_with_it(
+    step: str,
+    said: str,
+    runs: tuple[str, str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(monkeypatch, "compare", runs[0], runs[1], "--step", step) == 2
+    assert f"Invalid value for --step: {said}" in capsys.readouterr().err

@@ -79,4 +79,7 @@ def _read_steps(text: str | None) -> tuple[int | str | None, int | str | None]:
     if text is None:
         return None, None
     first, colon, second = text.partition(":")
-    return to_asked_step(first), to_asked_step(second) if colon else None
+    try:
+        return to_asked_step(first), to_asked_step(second) if colon else None
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{text!r}: {error.message}", param_hint="--step") from None

@@ -263,3 +263,8 @@ def test_part_of_another_class_is_no_fault() -> None:
     told = read_guard(text, "blocks.1", ["blocks.1", "blocks.1.mlp"])
     assert told.reason == "blocks.1.mlp is of another class"
     assert told.advice == "nothing, if it comes once: a graph is kept for each class"
+
+
+def test_a_module_whose_name_begins_like_that_of_a_size_is_named() -> None:
+    told = read_guard("0/0: self._modules['size_head'].training == True", "", {"size_head"})
+    assert (told.module, told.subject) == ("size_head", "size_head.training")

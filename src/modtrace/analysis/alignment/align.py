@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...recording.protocols import RecordingData
-from ..tables.chosen_step import find_step
+from ..tables.chosen_step import find_step, find_step_kinds, no_step
 from ..tables.columns import Bools, Partners, Rows, to_pairs
 from ..tables.run import RunTables, read_run_tables
 from .both import Runs, for_both, translate
@@ -53,9 +53,22 @@ def read_both(
     Raises:
         ValueError: there is no such step.
     """
-    chosen = None if step is None else (find_step(a, step), find_step(b, step if step_b is None else step_b))
+    chosen = None
+    if step is not None:
+        other = step if step_b is None else step_b
+        chosen = _choose_step(a, step, "first"), _choose_step(b, other, "second")
     steps, of_a, of_b = pair_steps(a, b, chosen)
     return read_run_tables(a, of_a), read_run_tables(b, of_b), steps
+
+
+def _choose_step(data: RecordingData, asked: int | str, which: str) -> int:
+    try:
+        number, known = find_step(data, asked), sorted(find_step_kinds(data))
+        if number not in known:
+            raise no_step(asked, known)
+    except ValueError as error:
+        raise ValueError(f"step={asked!r} of the {which} recording: {error}") from None
+    return number
 
 
 def align_tables(side: RunTables, other: RunTables, steps: Rows, *, rules: Sequence[str] = ()) -> Alignment:

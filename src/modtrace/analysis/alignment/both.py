@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..tables.columns import (
+    Coded,
     Column,
     Partners,
     Rows,
@@ -16,7 +17,7 @@ from ..tables.columns import (
     take,
 )
 from ..tables.run import RunTables
-from ..tables.tensors import number_sizes, sort_sizes
+from ..tables.tensors import count_elements, number_sizes, sort_sizes
 
 Runs = tuple[RunTables, RunTables]
 _Result = TypeVar("_Result")
@@ -24,7 +25,7 @@ _Result = TypeVar("_Result")
 
 def for_both(function: Callable[..., _Result], *pairs: Iterable[Any]) -> tuple[_Result, _Result]:
     """Returns what a function returns for the first of all pairs, and for the second of all."""
-    one, other = map(function, *pairs)
+    one, other = (function(*arguments) for arguments in zip(*pairs, strict=True))
     return one, other
 
 
@@ -90,20 +91,32 @@ def number_contents(runs: Runs, rows: Partners) -> Partners:
 
 
 def _read_extremes(run: RunTables, rows: Rows) -> tuple[Column, Column]:
-    stats = run.values.read_stats()
-    return stats.min[rows], stats.max[rows]
+    least, largest = run.values.read_extremes()
+    return least[rows], largest[rows]
 
 
 def number_shapes(runs: Runs) -> tuple[Partners, Partners, Partners]:
     """Returns numbers of shape, count of elements and dtype of what the ops of both returned first; -1 for none."""
-    one, other = for_both(lambda run: run.flow.tensors, runs)
-    rows = for_both(lambda run: np.where(run.ops.kept, run.flow.first_returned, -1), runs)
-    shapes, counts, dtypes = (
-        for_both(take, numbers, rows)
+    first = for_both(lambda run: np.where(run.ops.kept, run.flow.first_returned, -1), runs)
+    sizes = for_both(lambda run, row: run.flow.tensors.read_sizes(row[row >= 0]), runs, first)
+    dtypes = for_both(_read_dtypes, runs, first)
+
+    def to_ops(row: Rows, number: Rows) -> Rows:
+        of_op: Rows = row.copy()
+        of_op[row >= 0] = number
+        return of_op
+
+    shapes, counts, of_dtypes = (
+        for_both(to_ops, first, numbers)
         for numbers in (
-            number_sizes(one.read_sizes(), other.read_sizes()),
-            number_keys((one.numel, other.numel)),
-            number_codes(one.dtype[::-1], other.dtype[::-1]),
+            number_sizes(*sizes),
+            number_keys(for_both(lambda each: count_elements(each).reshape(-1), sizes)),
+            number_codes(*dtypes),
         )
     )
-    return shapes, counts, dtypes
+    return shapes, counts, of_dtypes
+
+
+def _read_dtypes(run: RunTables, rows: Rows) -> Coded:
+    code, names = run.flow.tensors.dtype
+    return names, code[rows[rows >= 0]]

@@ -4,7 +4,7 @@ import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..tables.calls import has_threads
-from ..tables.chosen_step import find_step_kinds, no_step
+from ..tables.chosen_step import find_step_kinds
 from ..tables.columns import Partners, Rows, number_keys, rows_in_order, take
 from ..tables.run import RunCalls
 from ..tables.values import find_first_values
@@ -13,7 +13,7 @@ from .modules import PlacePairs
 
 
 def pair_steps(
-    a: RecordingData, b: RecordingData, chosen: tuple[int | None, int | None] | None
+    a: RecordingData, b: RecordingData, chosen: tuple[int, int] | None
 ) -> tuple[Rows, set[int], set[int]]:
     """Returns the pairs of steps, and the steps of each recording that are compared at all.
 
@@ -27,9 +27,6 @@ def pair_steps(
     """
     of_a, of_b = find_step_kinds(a), find_step_kinds(b)
     if chosen is not None:
-        for number, known in zip(chosen, (of_a, of_b), strict=True):
-            if number not in known:
-                raise no_step("last" if number is None else number, sorted(known))
         pair = np.array([chosen], np.int64)
         return pair, {int(pair[0, 0])}, {int(pair[0, 1])}
     common = sorted(of_a.keys() & of_b.keys())

@@ -270,8 +270,7 @@ def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
     rows = rows_in_order(values.kept & values.is_of(PARAMETER) & (values.home >= 0), values.order)
     _, first = np.unique(values.home[rows] * (len(values.slots) + 1) + values.slot[rows], return_index=True)
     rows = rows[first]
-    stats = values.read_stats()
-    least, largest = stats.min[rows], stats.max[rows]
+    least, largest = (extreme[rows] for extreme in values.read_extremes())
     of_place: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for place, sizes, low, high in zip(
         *(each.tolist() for each in (values.home[rows], values.sizes[rows], least, largest)), strict=True

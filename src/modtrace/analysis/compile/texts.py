@@ -83,6 +83,10 @@ _NO_ADVICE = (
 )
 
 
+#: Subjects that have no module: tensors of other modules change in the same way.
+_OF_ANY_TENSOR = re.compile(r"(size|stride) (\d+$|of )")
+
+
 @dataclass(frozen=True)
 class CodeLine:
     """A line of the user's code."""
@@ -156,7 +160,7 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
         advice=advice,
         subject=subject,
         values=values,
-        module=None if subject.startswith(("size", "stride")) else module,
+        module=None if _OF_ANY_TENSOR.match(subject) else module,
         stack=stack,
     )
 

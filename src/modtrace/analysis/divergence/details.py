@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ...recording.arrow.arrays import from_strings
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import LEAF, OPTIMIZER_STATE, PARAMETER, UPDATE
 from ...recording.suggestions import first_few
@@ -103,7 +104,6 @@ class Details:
     def to_table(self) -> ArrowTable:
         """Returns all pairs, with names and numbers."""
         pairs, rows, values = self._pairs, self._a.rows, self._a.tables.values
-        run = -1 if pairs.recompute_of is None else (FIRST, SECOND).index(pairs.recompute_of)
         measured, measured_b = self._measured
         columns: dict[str, Any] = {
             "step": values.step[rows],
@@ -116,7 +116,7 @@ class Details:
             "inputs_known": pairs.inputs.is_known,
             "score": pairs.ranking.score,
             "metric": decode(METRICS, pairs.errors.metric),
-            "recompute_of": decode([FIRST, SECOND], np.full(len(rows), run)),
+            "recompute_of": from_strings([pairs.recompute_of] * len(rows)),
             "row_a": measured.rows,
             "row_b": measured_b.rows,
         }

@@ -179,10 +179,10 @@ def find_gain_before(run: PairedRun) -> Numbers:
     Their backward takes the mean of a gradient, weighted by the output, from that.
     """
     tables, gain = run.tables, np.ones(len(run.rows))
-    stats, flow, is_plain = tables.values.read_stats(), tables.flow, tables.ops.is_plain
     is_centering = tables.ops.are_named(_CENTERING) & run.is_unpaired[:-1]
     if not is_centering.any():
         return gain
+    stats, flow, is_plain = tables.values.read_stats(), tables.flow, tables.ops.is_plain
     outputs = np.flatnonzero(tables.tensor_of_value >= 0)
     tensor = tables.tensor_of_value[outputs]
     norm = _to_tensors(flow, tensor, stats.l2[outputs])

@@ -98,13 +98,13 @@ def check_recomputes(data: RecordingData) -> RecomputeCheck:
     numbers, calls = _find_recomputed(data)
     require_rows(data, "values")
     run = IndexedTables(data)
-    steps = [OneStep(run, number) for number in numbers]
     compared = _Compared()
-    differences = [one for step in steps for one in _compare_ops(step, compared)]
+    # A step is kept no longer than it is compared.
+    differences = [one for number in numbers for one in _compare_ops(OneStep(run, number), compared)]
     is_by_ops, ended = compared.any, compared.ended
     if not is_by_ops:
         compared = _Compared()
-        differences = [one for step in steps for one in _compare_modules(step, compared)]
+        differences = [one for number in numbers for one in _compare_modules(OneStep(run, number), compared)]
     if not compared.any:
         raise NothingRecordedError(
             f"{calls} calls were recomputed, and no tensor was measured in both their forward and their recompute."
@@ -113,7 +113,7 @@ def check_recomputes(data: RecordingData) -> RecomputeCheck:
     return RecomputeCheck(
         differences=tuple(sorted(differences, key=lambda one: (one.step, one.cause == UPDATED_TWICE))),
         calls=calls,
-        steps=len(steps),
+        steps=len(numbers),
         by_hash=compared.by_hash,
         by_statistics=compared.by_statistics,
         by_ops=is_by_ops,
@@ -162,7 +162,7 @@ def _compare_ops(step: OneStep, compared: _Compared) -> Iterator[RecomputeDiffer
             carriers.add(op)
         if differing and not was_given:
             forward, recompute = differing[0]
-            [source] = step.run.find("ops", ["source"], op_id=step.ops.op_id[[op]])["source"].to_pylist()
+            source = step.table("ops")["source"][op].as_py()
             place = {"op": step.name_op(op), "op_nth": int(step.ops.nth[op]), "source_line": source}
             cause = find_cause_of_op(step, op, pairs, forward, recompute)
             yield _describe_difference(step.locate_op(op) | place, forward, recompute, cause)
@@ -179,15 +179,14 @@ def _count_ended(step: OneStep, pairs: Mapping[int, int]) -> int:
 
 def _compare_modules(step: OneStep, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields, of each part of the model that was recomputed, the first module whose output differs."""
-    rows = sorted(_read_rows(step, OUTPUT), key=lambda row: int(row["order"]))
+    rows = _read_rows(step, OUTPUT)
+    recomputes = sorted((row for row in rows if row["phase"] == RECOMPUTE), key=lambda row: int(row["order"]))
     forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
     placed = read_step_ops(step, step=step.number).placed
     call_ids = placed.call_id.tolist()
     row_of = {call: row for row, call in enumerate(call_ids)}
     inside, parts = _find_inside(placed), set[int]()
-    for row in rows:
-        if row["phase"] != RECOMPUTE:
-            continue
+    for row in recomputes:
         call, of_forward = row_of.get(row["call_id"], -1), None
         if call >= 0:
             around, where, of_forward = call, int(placed.where[call]), call_ids[placed.origin[call]]

@@ -105,8 +105,10 @@ def find_findings(
         yield replace(finding, answer=comparison)
         divergences = comparison.divergences[1:_MOST]
         yield from (located.build_finding(one) for one in divergences if one.kind != AMPLIFIED)
+    check = None
     with contextlib.suppress(NothingRecordedError):
         check = check_recomputes(data)
+    if check is not None:
         difference = next(iter(check.differences), None)
         yield ReportFinding(
             answer=check,

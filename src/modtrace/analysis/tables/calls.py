@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 
-from ...recording.arrow.arrays import to_numpy
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from .columns import Column, RowFinder, Rows, column_of, phase_codes, ranges
@@ -22,7 +22,6 @@ class Calls:
     """Calls as columns; `parent` and `repeats` are row numbers."""
 
     table: pa.Table  # the table of all calls
-    rows: Rows | slice  # which of it these are
     placer: Placer
     call_id: Column
     module: Column  # NO_MODULE where null
@@ -83,7 +82,7 @@ class Calls:
 
     def column(self, name: str) -> Column:
         """Returns another column of the table; -1 for null."""
-        return column_of(self.table, name)[self.rows]
+        return column_of(self.table, name)
 
 
 def outermost_calls(table: pa.Table) -> Column:
@@ -118,30 +117,27 @@ def read_calls(table: pa.Table, placer: Placer, step: int | None, *, also: Colum
     earlier = np.unique(steps[np.isin(call_ids, missing)])
     if len(earlier):
         is_kept = is_kept | np.isin(steps, earlier)
-    return _read_rows(table, np.flatnonzero(is_kept), placer, step)
+    return _read_table(table.filter(from_numpy(is_kept)), placer, step)
 
 
 def read_all_calls(table: pa.Table, placer: Placer) -> Calls:
     """Returns the calls of all steps."""
-    return _read_rows(table, slice(None), placer, None)
+    return _read_table(table, placer, None)
 
 
-def _read_rows(table: pa.Table, rows: Rows | slice, placer: Placer, step: int | None) -> Calls:
-    def read(name: str) -> Column:
-        return column_of(table, name)[rows]
-
-    start_ns, ended = read("start_ns"), to_numpy(table["end_ns"].is_valid())[rows]
+def _read_table(table: pa.Table, placer: Placer, step: int | None) -> Calls:
+    read = partial(column_of, table)
+    start_ns, ended = read("start_ns"), to_numpy(table["end_ns"].is_valid())
     took_ns = np.where(ended, read("end_ns") - start_ns, 0)
     overhead_ns = np.clip(read("overhead_ns"), 0, took_ns)
-    phase, module, call_id = phase_codes(table["phase"])[rows], read("module_id"), read("call_id")
+    phase, module, call_id = phase_codes(table["phase"]), read("module_id"), read("call_id")
     find_call = RowFinder(call_id)
-    parent, repeats = find_call(read("parent_call_id")), find_call(_read_repeated(table)[rows])
+    parent, repeats = find_call(read("parent_call_id")), find_call(_read_repeated(table))
     if len(phase):
         parent = np.where((parent >= 0) & (phase[parent] == phase), parent, -1)
     levels = list(iterate_levels(parent))
     return Calls(
         table=table,
-        rows=rows,
         placer=placer,
         call_id=call_id,
         module=module,

@@ -69,11 +69,11 @@ def with_all_inside(data: RecordingData) -> tuple[RecordingData, Unseen]:
 
 
 def _add_unfused(data: RecordingData, step: int | None) -> tuple[RecordingData, Unseen]:
-    runs, calls, ops = _read_runs(data, step), data.table("calls"), data.table("ops")
+    runs, calls = _read_runs(data, step), data.table("calls")
     regions = set(column_of(calls, "call_id")[column_of(calls, "compiled") == 1].tolist())
     if not runs and not regions:
         return data, Unseen(frozenset(), frozenset())
-    added = _Added(data, runs, fused=False)
+    added, ops = _Added(data, runs, fused=False), data.table("ops")
     regions -= {run["call_id"] for run in runs}
     beside = pc.and_(
         pc.is_in(ops["call_id"], pa.array(regions, pa.int64())),
@@ -120,7 +120,9 @@ class _Added:
         self._by_path = {
             (module["root_id"], module["path"]): number for number, module in self._modules.items()
         }
-        self._ops = data.table("ops")
+        #: As they are now: a recording that runs has more rows later, with ids that are given out here.
+        self._before = {name: data.table(name) for name in ("calls", "ops", "tensors", "uses")}
+        self._ops = self._before["ops"]
         self._call_of = column_of(self._ops, "call_id").copy()
         self._nth = column_of(self._ops, "nth").copy()
         self._op_id, self._start_ns = column_of(self._ops, "op_id"), column_of(self._ops, "start_ns")
@@ -129,13 +131,13 @@ class _Added:
         self._by_call = np.argsort(self._call_of, kind="stable")  # the ops, in order of their calls
         self._calls_in_order = self._call_of[self._by_call]
         self._new: dict[str, list[_Row]] = {name: [] for name in ("calls", "ops", "tensors", "uses")}
-        calls = data.table("calls")
+        calls = self._before["calls"]
         is_forward = phase_codes(calls["phase"]) == PHASES.index(FORWARD)
         steps, modules = (column_of(calls, name)[is_forward].tolist() for name in ("step", "module_id"))
         self._calls = Counter(zip(steps, modules, strict=True))
         self._maker_of: dict[int, int] = {}  # the ops of recorded tensors that runs return
         self._ids = {
-            name: count(int(column_of(data.table(table), name).max(initial=-1)) + 1)
+            name: count(int(column_of(self._before[table], name).max(initial=-1)) + 1)
             for table, name in (("calls", "call_id"), ("ops", "op_id"), ("tensors", "tensor_id"))
         }
         calls = calls.filter(
@@ -320,7 +322,7 @@ class _Added:
     def _tables(self) -> dict[str, pa.Table]:
         call_id = pa.array(self._call_of, pa.int64(), mask=self._call_of < 0)
         ops = _set(_set(self._ops, "call_id", call_id), "nth", pa.array(self._nth, pa.int32()))
-        calls, tensors = self._data.table("calls"), self._data.table("tensors")
+        calls, tensors = self._before["calls"], self._before["tensors"]
         has_run = pc.is_in(calls["call_id"], pa.array(list(self._regions), pa.int64()))
         producer, rows = column_of(tensors, "producer_op").copy(), column_of(tensors, "tensor_id")
         for row in np.flatnonzero(np.isin(rows, np.array([*self._maker_of], np.int64))).tolist():
@@ -330,7 +332,7 @@ class _Added:
             "ops": ops.filter(from_numpy(self._is_kept)),
             "tensors": _set(tensors, "producer_op", producers),
             "calls": _set(calls, "compiled", pc.or_(pc.fill_null(calls["compiled"], False), has_run)),
-            "uses": self._data.table("uses"),
+            "uses": self._before["uses"],
         }
         for name, new in self._new.items():
             tables[name] = pa.concat_tables([tables[name], pa.Table.from_pylist(new, schema=schema(name))])

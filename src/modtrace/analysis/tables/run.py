@@ -1,4 +1,4 @@
-"""Reads what an alignment needs of one recording, as columns."""
+"""The calls, ops and values of all steps of one recording, as columns."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...recording.arrow.arrays import to_numpy
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from .columns import Bools, Column, Rows, column_of, dictionary_codes, number_keys, ranges
 
 #: How the names of dtypes of whole numbers begin.
@@ -51,9 +51,10 @@ class Tensors:
         """The shape of each tensor as a text."""
         return [shape_text(shape) for shape in self.shapes]
 
-    def read_sizes(self) -> Sizes:
-        """Returns the shape of each tensor, as rows of a matrix. It is not kept, as `PlacedValues.read_stats()`."""
-        return read_sizes(self.table["shape"])
+    def read_sizes(self, rows: Rows | None = None) -> Sizes:
+        """Returns the shape of each tensor, or of some, as rows of a matrix. It is not kept: it is large."""
+        shapes = self.table["shape"]
+        return read_sizes(shapes if rows is None else shapes.take(from_numpy(rows)))
 
     @cached_property
     def numel(self) -> Column:
