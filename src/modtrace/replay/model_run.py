@@ -27,9 +27,8 @@ class Results:
     outputs: dict[str, bytes] = field(default_factory=dict)  # of outputs, and of buffers after the run
     gradients: dict[str, bytes] = field(default_factory=dict)
     generators: AllGenerators | None = None  # their states after the run
-    surroundings: dict[str, Any] = field(
-        default_factory=dict
-    )  # what it has left behind (`read_surroundings`)
+    #: What it has left behind (`read_surroundings`).
+    surroundings: dict[str, Any] = field(default_factory=dict)
     modules: set[tuple[str, str]] = field(default_factory=set)  # paths and class names after the run
     unchecked: list[tuple[str, str]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)  # what differs after everything has been restored

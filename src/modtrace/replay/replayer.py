@@ -51,9 +51,8 @@ class Replayer:
             ReplayFault: the results differ.
         """
         arguments = own_memory(inputs, kept.written) if self._copy_writes else list(inputs)
-        shown = [
-            tensor.detach() for tensor in arguments
-        ]  # an op may change the shape or memory of its arguments
+        # An op may change the shape or memory of its arguments.
+        shown = [tensor.detach() for tensor in arguments]
         try:
             output = call_op(kept, arguments)
         except Exception as error:

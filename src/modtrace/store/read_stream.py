@@ -87,9 +87,8 @@ def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -
     try:
         file_schema = ipc.read_schema(source)
         at = [number for number, name in enumerate(file_schema.names) if name in wanted.names]
-        for (
-            number
-        ) in at:  # other widths of numbers and codes are accepted, as another version might write them
+        # Other widths of numbers and codes are accepted, as another version might write them.
+        for number in at:
             field, kind = file_schema.field(number), wanted.field(file_schema.names[number]).type
             if _family(field.type) != _family(kind):
                 raise LookupError(f"{field.name} is of type {field.type}, and {kind} is expected")

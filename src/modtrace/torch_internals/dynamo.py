@@ -353,9 +353,8 @@ def describe_graph_break(kept: Any) -> str:
 
 def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:
     """Returns a text with the stack below it, in the way in which Dynamo adds one to a guard that failed (2.13)."""
-    frames = [
-        traceback.FrameSummary(frame.filename, frame.lineno, frame.name) for frame in stack
-    ]  # with their code
+    # With their code.
+    frames = [traceback.FrameSummary(frame.filename, frame.lineno, frame.name) for frame in stack]
     return f"{text.rstrip()}\nUser stack trace:\n{''.join(traceback.format_list(frames))}".rstrip()
 
 

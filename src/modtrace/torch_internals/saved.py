@@ -17,9 +17,8 @@ from .checkpoint import bound_arguments, is_reentrant_checkpoint
 
 _RAW_SAVED = "_raw_saved_"
 _CUSTOM_SAVED = ("_raw_saved_tensors",)
-_ALREADY_FREED = (
-    "already been freed"  # some nodes raise this after backward; others have empty variables then
-)
+# Some nodes raise this after backward; others have empty variables then.
+_ALREADY_FREED = "already been freed"
 _HIDING_NODES = ("CopySlices",)  # holds the node of an in-place op on a view, and shows none of it
 _SavedVariable: type | tuple[()] = getattr(torch._C._autograd, "SavedTensor", ())
 

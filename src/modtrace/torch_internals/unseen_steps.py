@@ -128,9 +128,10 @@ def _first_of(args: Any, function: FunctionType) -> Any:
 def note_traced_step() -> None:
     """Notifies the watchers that Dynamo traces an optimizer's step, in code that Dynamo traces. It adds no node."""
     if is_dynamo_compiling():
+        # When Dynamo traces a call of this, it runs what is given.
         from torch._dynamo.comptime import (
             comptime,
-        )  # when Dynamo traces a call of this, it runs what is given
+        )
 
         comptime(_report_traced)
 

@@ -33,9 +33,8 @@ class AbsorbedDifferences:
         """
         self._runs, self._errors = runs, errors
         self._elsewhere, self._are_repeated = elsewhere, are_repeated
-        self._consequences: dict[
-            int, Consequences
-        ] = {}  # of the first or the second run, once they are asked for
+        #: Of the first or the second run, once they are asked for.
+        self._consequences: dict[int, Consequences] = {}
 
     def dismiss(self, ranking: Ranking) -> Ranking:
         """Returns a ranking without blame on differences that come to nothing.

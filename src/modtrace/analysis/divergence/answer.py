@@ -99,9 +99,8 @@ class OneSided:
     calls: tuple[Named, ...] = ()
     ops: tuple[Named, ...] = ()
     tensors: tuple[Named, ...] = ()  # what was measured
-    harmless: int = (
-        0  # further rows: of wrappers, recomputes, views, copies, casts and parts of joined tensors
-    )
+    #: Further rows: of wrappers, recomputes, views, copies, casts and parts of joined tensors.
+    harmless: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.modules or self.calls or self.ops or self.tensors)

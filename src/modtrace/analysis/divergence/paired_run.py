@@ -24,9 +24,8 @@ class PairedRun:
 
     tables: RunTables
     rows: Rows  # of `values`
-    is_unpaired: (
-        Bools  # of each op: it computes something, and the other recording lacks it; the last is for no op
-    )
+    #: Of each op: it computes something, and the other recording lacks it; the last is for no op.
+    is_unpaired: Bools
 
     @cached_property
     def names(self) -> Names:

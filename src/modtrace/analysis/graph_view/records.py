@@ -82,9 +82,8 @@ class ViewEdge(NamedTuple):
     dtype: str | None
     reads: int  # edges of the graph that it stands for
     time_ns: int  # when the target first read it
-    is_loop: (
-        bool  # leads back in its phase: from one folded layer to the next, or into a container a second time
-    )
+    #: Leads back in its phase: from one folded layer to the next, or into a container a second time.
+    is_loop: bool
     output: str = ""  # which of several things that the source returns
 
 

@@ -72,9 +72,8 @@ class ModuleTree(ByPhase[PhaseTimes]):
     outside_ns: int | None  # the part of the step in which no call ran; None: not known
     backward_recorded: bool  # some step of the recording has backward calls, or was to have them
     ops_recorded: bool = False  # ops were to be recorded: recording each of them takes a part of the times
-    device_times: bool = (
-        False  # times are those of devices, not those at which the host has issued their work
-    )
+    #: Times are those of devices, not those at which the host has issued their work.
+    device_times: bool = False
     device_step_ns: int | None = None  # from the first of these times in the step to the last
     lacks_device_times: bool = False  # they were to be recorded, and none is known in the step
     notes: tuple[Note, ...] = ()  # why steps were written, or were not

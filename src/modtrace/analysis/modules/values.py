@@ -129,6 +129,7 @@ def _summarize(
     outputs, gradients = rows[_OUTPUT], rows[_GRADIENT]
     slot = values.rows.slot
     of_output, of_gradient = (dict(split_rows(part, slot[part])) for part in (outputs, gradients))
+    # As they were first measured.
     summary = ValueSummary(
         output=values.merge(outputs),
         gradient=values.merge(gradients),
@@ -140,9 +141,7 @@ def _summarize(
                 output=values.merge(of_output.get(code, _NO_ROWS)),
                 gradient=values.merge(of_gradient.get(code, _NO_ROWS)),
             )
-            for code in dict.fromkeys(
-                slot[np.append(outputs, gradients)].tolist()
-            )  # as they were first measured
+            for code in dict.fromkeys(slot[np.append(outputs, gradients)].tolist())
         ),
         nonfinite=tuple(
             NonFiniteCount(

@@ -29,9 +29,8 @@ class Memory:
 
     def __init__(self, step: OneStep) -> None:
         self._regions = step.regions
-        self._writes: dict[
-            int, list[tuple[MemoryRegion, Finiteness]]
-        ] = {}  # by storage: what ops have left there
+        #: By storage: what ops have left there.
+        self._writes: dict[int, list[tuple[MemoryRegion, Finiteness]]] = {}
         self._doubted: set[int] = set()  # storages
         self._unwritten: dict[int, list[int]] = {}  # by storage: tensors to which no op has written in full
 

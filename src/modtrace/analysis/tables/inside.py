@@ -194,9 +194,8 @@ class _Added:
             if self._fused:
                 self._replace(ran.tolist(), names, run)
             return
-        for row, op in zip(
-            ran[places].tolist(), run.ops, strict=True
-        ):  # moves the ops into the calls of their modules
+        # Moves the ops into the calls of their modules.
+        for row, op in zip(ran[places].tolist(), run.ops, strict=True):
             call = self._find_call(op, run, int(self._start_ns[row]))
             self._call_of[row], self._nth[row] = call, run.region.nth[call, op["name"]]
             run.region.nth[call, op["name"]] += 1

@@ -163,9 +163,8 @@ class BackwardWatcher:
         if log.backward is not None and log.backward.task < 0:
             log.backward.task = task
             return log.backward
-        unknown = [
-            running for running in self._running if running.task < 0
-        ]  # on a thread of the engine's own
+        # On a thread of the engine's own.
+        unknown = [running for running in self._running if running.task < 0]
         if len(unknown) > 1:
             node = current_node()
             begun = [candidate for candidate in unknown if node in root_nodes(candidate.outputs)]

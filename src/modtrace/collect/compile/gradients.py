@@ -39,9 +39,8 @@ class Awaited:
         self.place = place
         self.event = event
         ids = [id(tensor) for tensor in tensors]
-        self.firsts = [
-            ids.index(number) for number in ids
-        ]  # for each tensor, the position where it occurs first
+        #: For each tensor, the position where it occurs first.
+        self.firsts = [ids.index(number) for number in ids]
         self.expected: set[int] = set()
         self.arrived: dict[int, dict[int, torch.Tensor | None]] = {}  # by backward
         self.before: Awaited | None = None

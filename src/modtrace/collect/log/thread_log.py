@@ -252,9 +252,8 @@ class Backward:
     ) -> None:
         self.log = log
         self.calls: BackwardCalls = BackwardCalls()
-        self.outer = (
-            outer  # the one that runs this one in a node; the program may have begun it on another thread
-        )
+        #: The one that runs this one in a node; the program may have begun it on another thread.
+        self.outer = outer
         self.outer_of_thread = log.backward
         self.outer_call = -1 if self.outer is None else self.outer.calls.innermost
         #: The thread that waits for it, and for those around it: on a device their nodes run on another one.
@@ -282,9 +281,8 @@ class Backward:
         self.marks_made = False  # nodes that it makes on threads of the engine's own are marked with those
         self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
         self.context = log.context
-        self.marks_additions = (
-            False  # hooks distinguish the engine's sums of gradients from the work of nodes
-        )
+        #: Hooks distinguish the engine's sums of gradients from the work of nodes.
+        self.marks_additions = False
         self.adding_for = -1  # the number of the node that has just done its own work ...
         #: ... and the innermost call that holds all calls whose gradients meet there.
         self.adding_in: CallRef | None = None

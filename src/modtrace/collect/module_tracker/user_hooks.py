@@ -31,9 +31,8 @@ class UserHooks(Listener):
         self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
         self._tracker: ScopeTracker | None = None
         self._events: set[str] = set()  # to which it has subscribed
-        self._outputs: bool | None = (
-            None  # whether outputs are recorded for it; None: it receives no backward
-        )
+        #: Whether outputs are recorded for it; None: it receives no backward.
+        self._outputs: bool | None = None
 
     def add(self, hooks: dict[str, Hook]) -> None:
         """Adds hooks by kind.

@@ -113,9 +113,8 @@ class OpMode(UnwrappedMode):
         self._log: Any = None
         self._task = -1  # the graph task that ran last ...
         self._task_backward: Any = None  # ... its backward ...
-        self._maker: ThreadLog | None = (
-            None  # ... and the log of the thread that has made its graph, if it is one
-        )
+        #: ... and the log of the thread that has made its graph, if it is one.
+        self._maker: ThreadLog | None = None
 
     @property
     def is_inside(self) -> bool:

@@ -78,9 +78,8 @@ class OpSchema:
 
     def is_ours(self, args: Sequence[Any]) -> bool:
         """Returns whether a call is of one of modtrace's ops, by which compiled code has modules measured."""
-        op = (
-            args[1] if self.name == "with_effects" else self.func
-        )  # by the former compiled code calls another op
+        # Compiled code calls another op through `with_effects`.
+        op = args[1] if self.name == "with_effects" else self.func
         return self.may_be_ours and getattr(op, "namespace", "") == "modtrace"
 
     def find_written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

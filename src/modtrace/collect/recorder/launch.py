@@ -17,9 +17,8 @@ class Launch(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
-    name: str = (
-        ""  # the same for all ranks of a launch, and perhaps for a later one; "" for a process by itself
-    )
+    #: The same for all ranks of a launch, and perhaps for a later one; "" for a process by itself.
+    name: str = ""
     run_id: str = ""  # an id that the launcher uses once; "" without one
     attempt: int = 0  # how often torchrun has restarted the ranks
     has_others: bool = False  # other ranks may wait for this one

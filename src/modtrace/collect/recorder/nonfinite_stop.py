@@ -33,9 +33,8 @@ class OpenStep(NamedTuple):
 
     number: int
     rows: Rows
-    keep: Callable[
-        [], None
-    ]  # what was measured for the optimizer that begins, and would go if it does not end
+    #: What was measured for the optimizer that begins, and would go if it does not end.
+    keep: Callable[[], None]
 
 
 class NonFiniteStop(Listener):
@@ -94,9 +93,8 @@ class NonFiniteStop(Listener):
         """Raises if the step has made values that are not finite. What a closure computes is seen when it has ended."""
         if self._flight_recorder is None:
             return
-        found_inf = getattr(
-            optimizer, "found_inf", None
-        )  # a GradScaler leaves it to a fused optimizer to skip
+        # A GradScaler leaves it to a fused optimizer to skip.
+        found_inf = getattr(optimizer, "found_inf", None)
         is_skipping = (lambda: False) if found_inf is None else partial(_is_true, found_inf)
         self._may_skip(is_skipping)
         if is_skipping() is False:

@@ -254,9 +254,8 @@ class OutputGradients(Listener):
 
     def _pass_on(self, returned: Returned, gradients: list[Any], arriving: Arriving | None) -> None:
         try:
-            if any(
-                gradient is not None for gradient in gradients
-            ):  # the node may run for another of its outputs
+            # The node may run for another of its outputs.
+            if any(gradient is not None for gradient in gradients):
                 self._receiver(returned, returned.tree.fill(gradients), arriving)
         finally:
             if arriving is not None:

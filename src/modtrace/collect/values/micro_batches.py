@@ -72,9 +72,8 @@ class MicroBatchTaps(ValueSource):
         living = list(self._left.items())
         if not living:
             return
-        of_module: dict[
-            NamedModule, tuple[Segment, Mask]
-        ] = {}  # the program may keep the graph of every step
+        # The program may keep the graph of every step.
+        of_module: dict[NamedModule, tuple[Segment, Mask]] = {}
         for segment, active in living:
             _, others = of_module.get(segment.named, (segment, 0))
             of_module[segment.named] = segment, active | others

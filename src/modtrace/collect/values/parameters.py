@@ -250,9 +250,8 @@ class _Place(NamedTuple):
     """The place of a parameter in an optimizer, and what is wanted of it."""
 
     position: _Position
-    masks: dict[
-        str, tuple[Mask, Mask]
-    ]  # by role: the captures that want it there, and those that want the role
+    #: By role: the captures that want it there, and those that want the role.
+    masks: dict[str, tuple[Mask, Mask]]
     sites: list[ParameterSite]
     names: dict[str, str]  # by role, for whole tensors
 

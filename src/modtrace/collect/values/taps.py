@@ -55,9 +55,8 @@ class CallTaps(ValueSource):
         self._prune_at = _KEPT_SUSPENDED
         self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # by the captures that may want it
         keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient, BaseTap.__call__)
-        keep_out_of_dynamo(
-            GradientHook.__call__, with_callees=False
-        )  # those of `track()` call the user's functions
+        # Those of `track()` call the user's functions.
+        keep_out_of_dynamo(GradientHook.__call__, with_callees=False)
 
     def opened(self, segment: Segment, active: Mask) -> None:
         marks = self._open_marks.get(active)

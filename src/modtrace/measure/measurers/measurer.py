@@ -67,9 +67,8 @@ class Measurer:
                 by_thread = self._together.by_thread
                 launches = by_thread.get(threading.get_ident()) if by_thread else None
                 batches = None if launches is None else launches.moment_batches
-                launched: Measurement | None = self._launcher.measure(
-                    tensor, batches
-                )  # None: not contiguous, say
+                # None: not contiguous, say.
+                launched: Measurement | None = self._launcher.measure(tensor, batches)
                 if launched is not None:
                     return launched
             measure = self._plain.get(kind_of(tensor))

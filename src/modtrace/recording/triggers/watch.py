@@ -50,9 +50,8 @@ class TriggerWatch:
             triggers: the triggers.
             find: names what made the values that are not finite. None: the first tensor that holds some is named.
         """
-        self.findings: list[
-            TriggerFinding
-        ] = []  # what was found in the steps that have ended, until somebody takes it
+        #: What was found in the steps that have ended, until somebody takes it.
+        self.findings: list[TriggerFinding] = []
         self._names = SiteNames()
         self._tables = StepTables(GROWTH_STEPS if any(map(has_action, triggers)) else 0)
         #: A trigger asks what made non-finite values.
