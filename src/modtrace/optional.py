@@ -9,7 +9,7 @@ _HOW_TO_GET = {
     "torch": "Recording runs inside PyTorch. Install the build for your machine (https://pytorch.org), "
     "or any build with `pip install 'modtrace[torch]'`.",
     "matplotlib": "Install it with `pip install 'modtrace[plot]'`, "
-    "or draw the numbers of .history(...) (--json) yourself.",
+    "or draw the numbers yourself: rec.history(...) in Python, modtrace plot --json on the command line.",
     "polars": "Install it with `pip install polars`, or use .table(...), which gives Arrow tables.",
     "pandas": "Install it with `pip install 'modtrace[frame]'`, or use .table(...), which needs no pandas.",
 }

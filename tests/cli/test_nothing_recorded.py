@@ -249,6 +249,6 @@ def test_role_that_is_missing_says_that_the_recording_is_not_whole(run: Runner) 
     assert run("plot", "--role", "parameter") == 2
     assert run.err == (
         "modtrace: error: run.modtrace: role='parameter' was not measured; measured were: output. "
-        "Record with values=modtrace.Capture(roles='parameter') (modtrace record --capture). "
+        "Record with values=modtrace.Capture(roles='parameter') (modtrace record --capture 'roles=parameter'). "
         "The recording is not whole: not closed: the process ended or is still running; complete to step 1.\n"
     )

@@ -1,6 +1,7 @@
 """The progress of a recording is reported on a terminal, on lines of its own."""
 
 import io
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,10 @@ class StandardError(io.StringIO):
 
     is_terminal = True
 
-    def isatty(self) -> bool:
-        return self.is_terminal
+    def fileno(self) -> int:
+        if not self.is_terminal:
+            raise OSError("no terminal")
+        return 2
 
 
 class Run:
@@ -23,7 +26,8 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stderr = StandardError()
         monkeypatch.setattr("sys.stderr", self.stderr)
-        monkeypatch.setenv("COLUMNS", "10")
+        monkeypatch.setenv("COLUMNS", "99")  # of standard output, which may be another terminal
+        monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((10, 5)))
         self.progress = SimpleNamespace(steps=0, rows=0)
         self.reporter = ProgressReporter(self, lambda progress: f"{progress.steps} steps", quiet=False)
 

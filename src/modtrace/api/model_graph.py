@@ -313,11 +313,7 @@ def _to_tuple(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_filter(path: Any, what: str) -> PathFilter:
-    argument = "path" if what == "filter" else what
-    try:
-        return to_path_filter(path, argument=argument)
-    except ValueError as error:
-        raise ValueError(f"{what}(): {str(error).removeprefix(f'{argument}=')}") from error
+    return to_path_filter(path, argument="path" if what == "filter" else what)
 
 
 def _name_filter(**given: Any) -> str:

@@ -121,8 +121,8 @@ def check_choices(captures: Sequence[Capture], watched: Sequence[Trigger], model
         check_types(capture.types, model)
         if capture.on_trigger and not watched:
             raise ValueError(
-                f"Capture(on_trigger={capture.on_trigger}) waits for a trigger: "
-                "give record(triggers=...) or keep_last= (--keep-last)"
+                f"Capture(on_trigger={capture.on_trigger}) (--capture on_trigger={capture.on_trigger}) waits for a "
+                "trigger: give record(triggers=...) or keep_last= (--keep-last)"
             )
 
 

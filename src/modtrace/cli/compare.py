@@ -53,7 +53,7 @@ def compare(
             check_picture_name(path)
     first, second = open_with_rows(a), open_with_rows(b)
     step_a, step_b = _read_steps(step)
-    with errors_of(f"{a} and {b}", first, option=None):
+    with errors_of(f"{a} and {b}", first):
         found = compare_recordings(
             first,
             second,

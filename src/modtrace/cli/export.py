@@ -46,7 +46,7 @@ def export(
     data, write = open_with_rows(run, *FORMATS[name].tables), FORMATS[name].load_writer()
     options = ExportOptions(step=read_step(run, data, step), depth=depth, phase=phase)
     with errors_told(path):
-        with errors_of(run, data):
+        with errors_of(run, data, option="--step"):
             files = write(data, path, options)
         sizes = {each: each.stat().st_size for each in files or [path]}
     marks = data.meta.marks

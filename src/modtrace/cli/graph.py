@@ -103,7 +103,7 @@ def graph(
     writer = _find_writer(path)
     data = _record(run) if names_model(run) else open_with_rows(run, "calls")
     number = read_step(run, data, step)
-    with errors_of(run, data):
+    with errors_of(run, data, option="--step"):
         whole = graph_of(data, number)
     shown = whole
     with usage_errors():
@@ -112,7 +112,7 @@ def graph(
         shown = shown if views else shown.without_views()
         shown = shown.collapse(*collapse) if collapse else shown
     shown = shown.with_tensors() if tensors else shown
-    with errors_of(run, data):
+    with errors_of(run, data, option="--step"):
         require_nodes(whole, shown)
     shown = shown.fold() if fold else shown
     shown, note = at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)

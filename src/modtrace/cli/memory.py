@@ -21,7 +21,7 @@ def memory(run: str, step: AskedStep, ops: bool, top: int | None, as_json: bool)
     """
     data = open_with_rows(run, "ops")
     number = read_step(run, data, step)
-    with errors_of(run, data):
+    with errors_of(run, data, option="--step"):
         table = build_memory_table(data, step=number, ops=ops)
         require_ops_of(data, table.step)
     if as_json:

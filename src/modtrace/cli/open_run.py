@@ -62,7 +62,7 @@ def read_step(run: str, data: RecordingData, asked: AskedStep) -> int | None:
     Raises:
         click.BadParameter: the recording that was opened from `run` has no such step.
     """
-    with errors_of(run, data):
+    with errors_of(run, data, option="--step"):
         return find_step(data, asked)
 
 
@@ -75,7 +75,7 @@ def require_ops_of(data: RecordingData, step: ShownStep | None, phase: str | Non
 
 
 @contextmanager
-def errors_of(run: str, data: RecordingData, *, option: str | None = "--step") -> Iterator[None]:
+def errors_of(run: str, data: RecordingData, *, option: str | None = None) -> Iterator[None]:
     """Names the recording and the option in the errors of the block, which computes an answer.
 
     Args:
@@ -117,7 +117,9 @@ def usage_errors(option: str | None = None) -> Iterator[None]:
 
 def _find_option(text: str) -> str | None:
     """Returns the option of the running command that a text begins with: `steps=...`, `filter(op=...)`."""
-    argument = re.match(r"(?:\w+\()?(\w+)(\[\d+\])?[=(]", text)
+    if re.match(r"filter\(\w+=.*, \w+=", text):  # together they select nothing
+        return None
+    argument = re.match(r"(?:filter\()?(\w+)(\[\d+\])?[=(]", text)
     context = click.get_current_context(silent=True)
     if argument is None or context is None:
         return None

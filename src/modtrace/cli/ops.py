@@ -30,7 +30,7 @@ def ops(run: str, step: AskedStep, by: GroupedBy, phase: str | None, top: int | 
     """
     data = open_with_rows(run, "ops")
     number = read_step(run, data, step)
-    with errors_of(run, data):
+    with errors_of(run, data, option="--step"):
         table = build_op_table(data, step=number, by=by, phase=phase)
         require_ops_of(data, table.step, phase)
     if as_json:

@@ -28,7 +28,7 @@ def paths(
     """
     data = _record_call(run) if names_model(run) else open_with_rows(run, "ops")
     number = read_step(run, data, step)
-    with errors_of(run, data):
+    with errors_of(run, data, option="--step"):
         found = build_op_paths(data, step=number, phase=phase)
         require_ops_of(data, found.step, phase)
     if as_json:

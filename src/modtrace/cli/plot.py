@@ -44,7 +44,7 @@ def plot(
     data = open_with_rows(run)
     selection = Selection(list(patterns) or None, role, steps=steps)
     number = read_step(run, data, step)
-    with errors_of(run, data, option=None):
+    with errors_of(run, data):
         found = find_plotted(data, selection, stat=stat, kind=kind, step=number)
     if path is not None:
         write_axes(draw(found, kind), path)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -29,7 +28,7 @@ class ProgressReporter:
         self._reported = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._report, name="modtrace-progress", daemon=True)
-        if not quiet and _is_terminal():
+        if not quiet and _columns():
             with contextlib.suppress(RuntimeError):  # the system has no more threads
                 self._thread.start()
 
@@ -63,15 +62,16 @@ class ProgressReporter:
         The program may have left its line open, as a bar of tqdm does. A terminal goes on to the next line then: blanks
         up to its last column stay on a line that is empty, and run over from any other.
         """
-        fresh = f"{' ' * (shutil.get_terminal_size().columns - 1)}\r" if _is_terminal() else ""
+        columns = _columns()
+        fresh = f"{' ' * (columns - 1)}\r" if columns else ""
         with contextlib.suppress(OSError, ValueError):  # standard error is closed
             # In one write: other ranks may print to the same terminal.
             print(f"{fresh}modtrace: {text}\n", end="", file=sys.stderr, flush=True)
 
 
-def _is_terminal() -> bool:
-    """Returns whether standard error is a terminal."""
+def _columns() -> int:
+    """Returns the width of the terminal that standard error is; 0 if it is none, or has no width."""
     try:
-        return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
-        return False
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (AttributeError, OSError, ValueError):  # there is none, it is no terminal, or closed
+        return 0

@@ -37,7 +37,7 @@ def show(
     """Shows the module tree of the recording RUN with the times and values of one step."""
     data = open_with_rows(run, "calls")
     number = read_step(run, data, step)
-    with errors_of(run, data):
+    with errors_of(run, data, option="--step"):
         tree = build_module_tree(data, step=number)
     if as_json:
         print_text(render_module_tree_json(tree))

@@ -43,7 +43,7 @@ def view(run: str, path: str | None, step: AskedStep, max_mb: float, against: st
     """
     data = open_with_rows(run)
     number = read_step(run, data, step)
-    with errors_of(run, data, option=None):
+    with errors_of(run, data):
         comparison = compare_recordings(data, open_with_rows(against)) if against else None
         page = make_report(data, step=number, max_mb=max_mb, comparison=comparison)
     _write(page, run, path)

@@ -64,9 +64,9 @@ class ModelState:
 
     def clear_gradients(self) -> None:
         """Clears all gradients, so that the next backward starts without any; `restore` restores the user's."""
-        for tensor in self._tensors:
-            if tensor.tensor.is_leaf:
-                tensor.tensor.grad = None
+        for state in self._tensors:
+            if state.tensor.is_leaf:
+                state.tensor.grad = None
 
     def differences(self) -> list[str]:
         """Returns descriptions of what has changed since the state was saved."""

@@ -31,7 +31,7 @@ def perturbed(kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int) 
         seed: of the random contents.
     """
     tensor = inputs[at]
-    others = [tensor for place, tensor in enumerate(inputs) if place != at]
+    others = [other for place, other in enumerate(inputs) if place != at]
     generator = torch.Generator().manual_seed(seed)
     is_index = may_be_index(tensor, kept.schema.func, kept.argument_names[at])
     for change in _changes(tensor, kept, others, generator, is_index=is_index):

@@ -35,7 +35,7 @@ def write_csv(data: RecordingData, path: str | os.PathLike[str]) -> list[Path]:
     with staged(Path(path), name="csv", last=Path(_file_of(RUNS)), known=known) as to:
         for name, table in export_tables(data):
             _write_file(table, to / _file_of(name))
-    return [Path(path, table) for table in known]
+    return [Path(path, name) for name in known]
 
 
 def _file_of(table: str) -> str:

@@ -222,9 +222,13 @@ def test_what_is_no_run_is_refused() -> None:
     for tolerance in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=rf"tolerance={tolerance}: give a relative error"):
             modtrace.compare(record(model()), record(model()), tolerance=tolerance)
-    with pytest.raises(ValueError, match=r"^no step 99 in this recording; there are: 0$"):
+    with pytest.raises(
+        ValueError, match=r"^step=99 of the first recording: no step 99 in this recording; there are: 0$"
+    ):
         modtrace.compare(record(model()), record(model()), step=99)
-    with pytest.raises(ValueError, match=r"^no step 1 in this recording; there are: 0$"):
+    with pytest.raises(
+        ValueError, match=r"^step=1 of the second recording: no step 1 in this recording; there are: 0$"
+    ):
         modtrace.compare(record(model()), record(model()), step=(0, 1))
 
 

@@ -146,7 +146,7 @@ def test_the_exponents_of_many_sites_are_of_one_step() -> None:
     found = build_exponents(build.data(), Selection(), step=1)
     assert (found.steps, found.sites) == ((1, 1), ("a", "b"))
     with pytest.raises(
-        ValueError, match=r"^path=None means 2 sites \(a, b\), and a histogram over steps is of one\."
+        ValueError, match=r"^no path means 2 sites \(a, b\), and a histogram over steps is of one\."
     ):
         build_exponents(build.data(), Selection())
 

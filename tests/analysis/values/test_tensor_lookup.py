@@ -111,7 +111,8 @@ def test_tensors_come_with_their_steps(rec: Recording) -> None:
             "b.attn",
             {"role": "input"},
             "role='input' was not kept whole; kept whole were: grad_output, output, parameter. "
-            "Record with values=modtrace.Capture(roles='input', tensors=True) (modtrace record --capture).",
+            "Record with values=modtrace.Capture(roles='input', tensors=True) "
+            "(modtrace record --capture 'roles=input tensors').",
         ),
         ("b.attn", {"role": "outputs"}, "role='outputs': give one of input, output"),
         ("b.attn", {"step": 0, "slot": "[3]"}, "slot='[3]': no such row with role='output'"),

@@ -204,7 +204,8 @@ def test_stats_with_ops_and_a_pattern_still_measures_every_op() -> None:
         (Capture(include="blcks.*"), "include='blcks.*' matches no module or parameter; the nearest are: "),
         (
             Capture(on_trigger=2),
-            "Capture(on_trigger=2) waits for a trigger: give record(triggers=...) or keep_last=",
+            "Capture(on_trigger=2) (--capture on_trigger=2) waits for a trigger: "
+            "give record(triggers=...) or keep_last=",
         ),
     ],
     ids=["class", "glob", "trigger"],

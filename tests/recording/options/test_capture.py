@@ -103,11 +103,15 @@ def test_what_is_of_another_kind_is_refused(arguments: dict[str, Any], text: str
     [
         ({"values": "all"}, "values='all': give 'stats', modtrace.Capture(...), a list of those, or None"),
         ({"values": []}, "values=[]: give at least one Capture, or None to measure nothing"),
-        ({"values": None, "include": "head"}, "include and exclude choose what is measured, and values=None"),
+        (
+            {"values": None, "include": "head"},
+            "include and exclude (--include, --exclude) choose what is measured, and values=None",
+        ),
         ({"values": USUAL, "exclude": "head"}, "with values=Capture(...) say include and exclude there"),
         (
             {"values": OF_OPS},
-            "Capture(roles='op_output') looks at what ops return: it takes record(ops=True)",
+            "Capture(roles='op_output') (--capture roles=op_output) looks at what ops return: "
+            "it takes record(ops=True)",
         ),
         ({"values": [USUAL] * 41}, "values (--capture) holds 41 captures, and 40 are the most"),
     ],

@@ -49,9 +49,10 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
     cells = group_rows(selected)
     sites = np.unique(cells.site)
     if step is None and len(sites) > 1:
+        path = "no path" if selection.path is None else f"path={selection.path!r}"
         names = first_few([selected.names[site] for site in sites], 5)
         raise ValueError(
-            f"path={selection.path!r} means {len(sites)} sites ({names}), "
+            f"{path} means {len(sites)} sites ({names}), "
             "and a histogram over steps is of one. "
             "Give its path, or step= (--step) for all of them in one step."
         )

@@ -144,11 +144,12 @@ def kept_values(data: RecordingData) -> ArrowTable:
 
 
 def _describe_no_role(selection: Selection, roles: Sequence[str]) -> str:
-    what, more = ("kept whole", ", tensors=True") if selection.kept else ("measured", "")
+    what = "kept whole" if selection.kept else "measured"
+    more, option = (", tensors=True", " tensors") if selection.kept else ("", "")
     capture = f"values=modtrace.Capture(roles={selection.role!r}{more})"
     return (
         f"role={selection.role!r} was not {what}; {what} were: {', '.join(roles)}. "
-        f"Record with {capture} (modtrace record --capture)."
+        f"Record with {capture} (modtrace record --capture 'roles={selection.role}{option}')."
     )
 
 

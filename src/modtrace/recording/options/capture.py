@@ -201,7 +201,8 @@ def to_captures(
     if values is None:
         if include is not None or exclude is not None:
             raise ValueError(
-                "include and exclude choose what is measured, and values=None (--values none) measures nothing"
+                "include and exclude (--include, --exclude) choose what is measured, and values=None (--values none) "
+                "measures nothing"
             )
         return ()
     if isinstance(values, str) and values == STATS:
@@ -252,7 +253,9 @@ def _one(given: object, ops: bool) -> Capture:
     if set(given.roles) == set(ROLES):  # "all": the roles that are recorded
         return replace(given, roles=[role for role in ROLES if role not in OP_ROLES])
     role = next(role for role in given.roles if role in OP_ROLES)
-    raise ValueError(f"Capture(roles={role!r}) looks at what ops return: it takes record(ops=True) (--ops)")
+    raise ValueError(
+        f"Capture(roles={role!r}) (--capture roles={role}) looks at what ops return: it takes record(ops=True) (--ops)"
+    )
 
 
 def _checked_roles(given: Any) -> tuple[str, ...]:

@@ -36,7 +36,10 @@ SMALLEST_SUM = 1e-290
 
 def _derived(name: str) -> Any:
     """Returns a property of `Stats` that is computed as the column of `StatColumns` with this name."""
-    return property(lambda stats: getattr(columns_of([stats]), name)[0].item())
+    return property(
+        lambda stats: getattr(columns_of([stats]), name)[0].item(),
+        doc=f"As `StatColumns.{name}`, of one tensor.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

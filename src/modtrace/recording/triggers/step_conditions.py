@@ -144,8 +144,7 @@ def condition_of(trigger: NonFinite | Above | OutOfBand, find: Finder | None) ->
         return IsNonFinite(trigger, find)
     judge: _Judge
     if isinstance(trigger, Above):
-        limit = float(trigger.limit)
-        judge = lambda keys, values: Judged(values > limit, f"is above {limit:g}")  # noqa: E731
+        judge = partial(_judge_by_limit, float(trigger.limit))
     else:
         judge = partial(_judge_by_band, StepBand(trigger.factor, trigger.window, trigger.needs))
     if is_logged(trigger.stat):
@@ -226,6 +225,11 @@ class Judged(NamedTuple):
 
 #: Returns which numbers are a reason to fire. There is at least one number, each with the key of its site or name.
 _Judge = Callable[[Sequence[object], npt.NDArray[np.float64]], Judged]
+
+
+def _judge_by_limit(limit: float, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
+    """Finds numbers that are above a limit."""
+    return Judged(values > limit, f"is above {limit:g}")
 
 
 def _judge_by_band(last: StepBand, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:

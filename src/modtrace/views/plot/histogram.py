@@ -178,7 +178,7 @@ def _ends_of(powers: _Powers) -> list[_End]:
     room = _ROOM * (last - first)
     seen: list[_End] = []
     for name, (smallest, largest) in _FORMATS.items():
-        line = len({power.line for power in seen})
+        line = len({end.line for end in seen})
         if first < smallest < last:
             seen.append(_End(smallest, f"smallest normal {name}", line, smallest - first < room))
         if first < largest < last:

@@ -154,9 +154,9 @@ def describe_rest(found: Compilations) -> Iterator[Text]:
     if len(found.regions) > _SHOWN_REGIONS:
         yield Text(f"{len(found.regions) - _SHOWN_REGIONS} more regions, all of them with --json", "yellow")
     alike: dict[tuple[bool, tuple[str, ...]], list[Inside]] = defaultdict(list)
-    for op in found.inside:
-        below = tuple(_below(op.region, path) for path in op.modules)
-        alike[op.measured, below].append(op)
+    for region in found.inside:
+        below = tuple(_below(region.region, path) for path in region.modules)
+        alike[region.measured, below].append(region)
     for regions in list(alike.values())[:_SHOWN_MODULES]:
         more = f" (and alike in {count_of(len(regions) - 1, 'more region')})" if len(regions) > 1 else ""
         first = regions[0]

@@ -202,7 +202,7 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
         verb = "first seen at" if found.kind == FIRST_SEEN else "made by"
         yield f"{verb} {forms_of_op(op)[-1]}{backward}{where}, {size}"
     yield from _explain(found)
-    yield from (f"read {input_value}" for input_value in found.inputs)
+    yield from (f"read {read}" for read in found.inputs)
     if found.chain:
         hidden = len(found.chain) - _LINKS
         more = [f"{hidden} more"] if hidden > 0 else []

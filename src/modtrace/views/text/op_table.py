@@ -129,7 +129,7 @@ def _name_cell(row: OpRow) -> Text:
 
 
 def _describe_busiest(table: OpTable, row: OpRow) -> str | None:
-    roots = {row.busiest_root for row in table.rows} - {None}
+    roots = {other.busiest_root for other in table.rows} - {None}
     prefix = f"{row.busiest_root}: " if len(roots) > 1 and row.busiest_root else ""
     return f"{prefix}{row.busiest}"
 

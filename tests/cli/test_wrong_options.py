@@ -32,7 +32,8 @@ SCHEDULE = "such as 100:200 or 0::50."
         ),
         (
             ["--values", "none", "--include", "x"],
-            "include and exclude choose what is measured, and values=None (--values none) measures nothing.",
+            "include and exclude (--include, --exclude) choose what is measured, and values=None (--values none) "
+            "measures nothing.",
         ),
         (
             ["--capture", "stats", "--exclude", "x"],
@@ -67,11 +68,13 @@ SCHEDULE = "such as 100:200 or 0::50."
         ),
         (
             ["--capture", "roles=leaf"],
-            "Capture(roles='leaf') looks at what ops return: it takes record(ops=True) (--ops).",
+            "Capture(roles='leaf') (--capture roles=leaf) looks at what ops return: it takes record(ops=True) "
+            "(--ops).",
         ),
         (
             ["--capture", "on_trigger=2"],
-            "Capture(on_trigger=2) waits for a trigger: give record(triggers=...) or keep_last= (--keep-last).",
+            "Capture(on_trigger=2) (--capture on_trigger=2) waits for a trigger: "
+            "give record(triggers=...) or keep_last= (--keep-last).",
         ),
         (["--capture", "stats"] * 99, "values (--capture) holds 99 captures, and 40 are the most."),
         (
