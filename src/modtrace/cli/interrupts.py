@@ -84,7 +84,7 @@ class EndingSignals:
         raise Terminated(number)
 
     def _exchange(self, number: signal.Signals, one: Any, other: Any) -> bool:
-        """Replaces a handler if it is in use; returns whether it has done so."""
+        """Replaces the handler `one` of a signal by `other`, on the main thread, unless another is installed."""
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or os.getpid() != self._pid or signal.getsignal(number) != one:
             return False

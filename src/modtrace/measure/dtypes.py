@@ -128,7 +128,7 @@ def _from_float16(raw: Raw, scratch: Scratch) -> Floats:
 
 
 def _pairs(raw: Raw) -> npt.NDArray[np.uint32] | None:
-    """Views pairs of 16-bit elements as 32-bit elements; returns None if memory is not aligned for it."""
+    """Returns a view of each two elements of 16 bits as one of 32; None if memory is not contiguous or aligned."""
     if sys.byteorder != "little" or not raw.flags.c_contiguous:
         return None
     pairs = raw[: len(raw) - len(raw) % 2].view(np.uint32)

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-#: Python's stack has 1,000 frames, and code that walks through a value or writes it again uses two a level.
+#: How deep values may be nested. Python's stack has 1,000 frames, and code that walks through a value uses two a level.
 _MOST_LEVELS = 200
 
 

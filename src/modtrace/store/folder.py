@@ -72,9 +72,10 @@ def create_rank_folder(
 
 @contextlib.contextmanager
 def _alone_in(path: Path) -> Iterator[None]:
-    """Makes the folder `path`, and keeps the starts of other processes out of it inside the block.
+    """Makes the folder `path`; only one process at a time is inside the block for it, and others wait.
 
-    A file does it that only one process can make: locks of the system do not work on every network's file system.
+    The lock is a file that each process tries to create: locks of the system do not work on every network's file
+    system. A file that has not changed for some seconds was left by a process that was killed, and is removed.
     """
     lock = path / STARTING
     modified_ns, since_s = 0, time.monotonic()

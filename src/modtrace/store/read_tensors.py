@@ -173,7 +173,9 @@ def _index_bytes(file: Path) -> int:
 
 
 def _read_shard(file: Path, state: tuple[int, ...]) -> _Shard:
-    tensors = _read_index(index_file(file))  # it lists all whole tensors, whether there is a header or not
+    tensors = _read_index(
+        index_file(file)
+    )  # an unfinished shard has one, which lists the tensors that are complete
     content = _Mapped(file) if tensors is None else _Open(file)
     length = int.from_bytes(content.read(0, LENGTH_BYTES), "little")
     if tensors is None:

@@ -19,7 +19,9 @@ _RAW_SAVED = "_raw_saved_"
 _CUSTOM_SAVED = ("_raw_saved_tensors",)
 # Some nodes raise this after backward; others have empty variables then.
 _ALREADY_FREED = "already been freed"
-_HIDING_NODES = ("CopySlices",)  # holds the node of an in-place op on a view, and shows none of it
+_HIDING_NODES = (
+    "CopySlices",
+)  # the node of an in-place op on a view is inside of it, and Python cannot reach that
 _SavedVariable: type | tuple[()] = getattr(torch._C._autograd, "SavedTensor", ())
 
 

@@ -237,7 +237,10 @@ def _chart(pairs: ComparedPairs, first: Divergence | None) -> list[GrowthPoint]:
 
 
 def _choose_charted(pairs: ComparedPairs, outputs: Rows) -> Rows:
-    """Returns the first output of each call, and of calls that return the same tensor the innermost."""
+    """Returns which of the outputs are points of the chart: of each call the first output.
+
+    Of nested calls that return the same tensor, only the innermost has a point.
+    """
     values, rows = pairs.a.tables.values, pairs.a.rows[outputs]
     order = np.lexsort((values.site[rows], values.call[rows]))
     is_first = np.append(True, np.diff(values.call[rows[order]]) != 0) | (values.call[rows[order]] < 0)

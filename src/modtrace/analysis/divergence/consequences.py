@@ -109,13 +109,14 @@ class Consequences:
         return tensor >= 0 and all(self._is_ignored[alias] for alias in self._find_aliases(tensor))
 
     def follow(self, pair: int, with_others: bool) -> Rows:
-        """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not.
+        """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not gone.
 
-        What the caller of a module ignores is no end, where something else that comes of the difference is equal.
+        It is gone where all that comes of it is equal in both runs but for noise. What the caller of a module ignores
+        may differ, as long as something else that comes of the difference is equal.
 
         Args:
             pair: the difference.
-            with_others: it is followed through ops that read another difference, which does not come of this one.
+            with_others: whether to follow it through ops that also read a difference of another origin.
         """
         tensor = int(self._tensor[pair])
         if tensor < 0:
@@ -267,7 +268,11 @@ class Consequences:
         return bool(left > 0 and (is_noise & (np.maximum(error, seen) <= _GONE * left)).all())
 
     def _find_share(self, read: _Difference, op: int, made: int) -> float:
-        """Returns the share of an output that comes from a tensor that its op has read; NaN if it is not known."""
+        """Estimates how much of a tensor's relative error is left in an output of an op that reads it, from 0 to 1.
+
+        It is the ratio of the norms of what is read and what is made, less where the op averages or where another
+        summand is most of the output. NaN if a norm is not known.
+        """
         norm, ratio = float(self._norm[made]), self._memory.ratio(made, read.tensor)
         share = read.norm / norm * self._find_factor(op, read.tensor)
         if self._averages[op]:

@@ -17,7 +17,7 @@ from .culprits import Culprit, Culprits, find_unpaired_read
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, find_errors
 from .names import label
 from .operands import Operands
-from .pair_inputs import name_parameters
+from .pair_inputs import number_parameters
 from .pairs import ComparedPairs
 from .relations import Relation, find_relation
 
@@ -175,7 +175,7 @@ class Details:
         if not is_alike[pair]:
             return {}
         alike = np.flatnonzero(is_alike)
-        keys, step = name_parameters(tables, rows[alike]), values.step[rows[alike]]
+        keys, step = number_parameters(tables, rows[alike]), values.step[rows[alike]]
         differs, own = self._pairs.ranking.is_over_noise[alike], alike == pair
         now, earlier = step == step[own], (keys == keys[own]) & (step < step[own])
         updated = {"updated": (int(differs[now].sum()), int(now.sum()))}
@@ -192,7 +192,7 @@ class Details:
         is_count = np.array([*(name.endswith(".step") for name in values.slots), False])
         counts = np.flatnonzero(values.is_of(OPTIMIZER_STATE, rows=rows) & is_count[values.slot[rows]])
         counts = counts[values.step[rows[counts]] == step]
-        is_same = name_parameters(tables, rows[counts]) == name_parameters(tables, rows[[pair]])
+        is_same = number_parameters(tables, rows[counts]) == number_parameters(tables, rows[[pair]])
         for count in counts[is_same].tolist():
             largest, largest_b = float(a.measured.stats.max[count]), float(b.measured.stats.max[count])
             if largest != largest_b:

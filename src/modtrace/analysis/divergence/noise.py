@@ -11,7 +11,7 @@ from ..tables.measured import ComparedRows
 from ..tables.op_flow import OpFlow
 from ..tables.op_rules import ADDITIVE
 from ..tables.run import RunTables
-from .pair_inputs import find_largest, name_parameters
+from .pair_inputs import find_largest, number_parameters
 from .paired_run import PairedRun, find_op_inputs
 from .tensor_metrics import EPSILONS
 
@@ -23,8 +23,8 @@ FACTOR = 2.0
 #: Fewer tensors with unequal dtypes are not a run in another dtype.
 _FEW = 0.1
 
-#: The largest error of two tensors that are noise alone. It is the root of 2, or 1.2 times that by sketches; that of a
-#: tensor and its negative is 2, which is no chance.
+#: The largest relative error of two tensors that consist of independent noise: sqrt(2), and 1.2 times that where it is
+#: estimated from sketches. A tensor and its negative have an error of 2, which does not happen by chance.
 MOST_NOISE = 1.7
 
 #: The largest multiple of what was measured between runs that is noise: a further run differs by other rounding.
@@ -233,7 +233,7 @@ def _compare_with_siblings(factor: Numbers, run: PairedRun) -> None:
 def _find_same_parameter(tables: RunTables, rows: Rows, wanted: Rows) -> Rows:
     """Returns the position in `rows` of the parameter, and the step, of each wanted row; -1 for none."""
     keys, wanted_keys = (
-        name_parameters(tables, some) << 32 | tables.values.step[some].astype(np.int64)
+        number_parameters(tables, some) << 32 | tables.values.step[some].astype(np.int64)
         for some in (rows, wanted)
     )
     return find_rows(keys, wanted_keys)

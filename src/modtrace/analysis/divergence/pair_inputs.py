@@ -193,7 +193,7 @@ def _accumulate_largest(numbers: Numbers, resets: Bools, starts: Bools) -> Numbe
 def _add_parameters(inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers) -> None:
     """Adds to parameters, and what their optimizer computes, the errors that the same parameter had before."""
     of_parameters = np.flatnonzero(tables.values.is_of(*OF_PARAMETERS, rows=rows))
-    keys = name_parameters(tables, rows[of_parameters])
+    keys = number_parameters(tables, rows[of_parameters])
     of_parameters = of_parameters[np.argsort(keys, kind="stable")]
     is_new = np.append(True, np.diff(np.sort(keys)) != 0)[: len(keys)]
     known = np.nan_to_num(error[of_parameters], nan=0.0, posinf=np.inf)
@@ -206,8 +206,8 @@ def _add_parameters(inputs: PairInputs, tables: RunTables, rows: Rows, error: Nu
     inputs.error[gradients] = np.fmax(inputs.error[gradients], before[gradients])
 
 
-def name_parameters(tables: RunTables, rows: Rows) -> Rows:
-    """Returns a number for the parameter that each row is of, or that an optimizer has updated."""
+def number_parameters(tables: RunTables, rows: Rows) -> Rows:
+    """Returns for each row the number of its parameter, equal for the gradient, states and updates of that."""
     values = tables.values
     names = [slot.partition(".")[0].partition("[")[0] for slot in values.slots]
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}

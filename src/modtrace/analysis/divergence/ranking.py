@@ -149,9 +149,10 @@ def merge_rankings(rankings: Sequence[Ranking], order: Rows) -> Ranking:
 def choose_first(ranking: Ranking) -> int | None:
     """Returns the pair that made the difference; None if nothing differs by more than noise.
 
-    It is the first pair that stands out from inputs without a difference, or by at least the root of the largest score.
-    So a difference of a few times the noise does not hide a later one of a thousand times, and one of a thousand times
-    stays the first where it is amplified later.
+    A score is how many times the noise an error is. The first pair is returned of those whose inputs do not differ, and
+    of those whose score is at least the square root of the largest. So a difference of a few times the noise does not
+    hide a later one of a thousand times, and one of a thousand times is returned though it is amplified to a million
+    times later.
     """
     rows = np.flatnonzero(ranking.is_beyond)
     if not len(rows):

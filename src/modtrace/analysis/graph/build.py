@@ -70,12 +70,15 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
 
 
 def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
-    """Returns which calls are kept: those of shown ops, outermost calls, calls without ops, and all their parents.
+    """Returns for each call of the recording whether the graph has a layer for it.
+
+    Kept are the calls in which a shown op ran, the outermost calls and those without any op, as far as they belong to
+    the part that is shown, and the callers of all these.
 
     Args:
         ops: the ops of the step.
         part: the part of the step that is shown.
-        busy: the calls in which ops ran, shown or not. None: no ops were recorded, and all calls are kept.
+        busy: the calls in which ops ran, shown or not. None: no ops were recorded, and all calls of the part are kept.
     """
     calls, where = ops.placed, ops.placed.where
     is_place = np.array([*part.has_places([place.path for place in ops.placed.places]), part.paths is None])

@@ -1,11 +1,12 @@
-"""What the memory of a step holds while its ops are followed: finite values, intended infinities, or bad ones."""
+"""Tracks which memory of a step holds finite values, intended infinities, unmeasured values, or bad ones."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..tables.one_step import MemoryRegion, OneStep
 
-#: What the values of a tensor are, from the best to the worst; UNSEEN: they were not measured.
+#: Kinds of values, from the best to the worst: all finite; with infinities that are written on purpose, as in masks;
+#: not measured; with others that are not finite.
 CLEAN, MEANT, UNSEEN, BAD = range(4)
 
 
@@ -13,7 +14,8 @@ class Finiteness(NamedTuple):
     """The values of a tensor, or of a part of memory."""
 
     kind: int = CLEAN
-    #: The number of the event; of MEANT that of the constant; of UNSEEN the tensor written; -1: not known.
+    #: Where they come from. Of BAD: the number of the event; of MEANT: that of the constant; of UNSEEN: the id of the
+    #: tensor that was written. -1: not known.
     origin: int = -1
     #: Of BAD further events from which some of the values come.
     others: frozenset[int] = frozenset()
@@ -66,7 +68,10 @@ class Memory:
         self._unwritten.setdefault(self.storage_of(tensor), []).append(tensor)
 
     def find_unwritten(self, tensor: int) -> int | None:
-        """Returns the allocated tensor of which a tensor shows a part, if ops have not written to all of it."""
+        """Returns a tensor that was allocated without values, if `tensor` shares memory with it; None if there is none.
+
+        Allocated tensors that ops have written in full since do not count.
+        """
         allocated = self._unwritten.get(self.storage_of(tensor), ())
         return next((one for one in allocated if self.do_overlap(one, tensor)), None)
 

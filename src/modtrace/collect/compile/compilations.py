@@ -101,7 +101,7 @@ class CompilationRecorder(Listener):
             self._ops.stop()
 
     def _watch(self) -> None:
-        """Registers our callback with Dynamo again after an import or a reset."""
+        """Registers our callback with Dynamo, if it has been imported or reset since."""
         call_after_compilations(self._ended)
         if self._ops is not None:
             self._ops.watch()

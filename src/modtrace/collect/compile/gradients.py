@@ -214,7 +214,11 @@ class _View(NamedTuple):
 
 
 def _ref(tensor: torch.Tensor) -> _Ref:
-    """Returns a weak reference; a strong one while Dynamo traces, because the tracer drops what no node names."""
+    """Returns a function that returns the tensor, or None once the tensor has been freed.
+
+    While Dynamo traces, tensors are of another type. The function keeps these alive, because the tracer drops a tensor
+    that no node of its graph names.
+    """
     return weakref.ref(tensor) if type(tensor) is torch.Tensor else lambda: tensor
 
 

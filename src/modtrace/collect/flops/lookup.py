@@ -162,7 +162,11 @@ _HARMLESS = re.compile(
 
 
 def is_unknown(name: str) -> bool:
-    """Returns whether an operator without a formula (`aten::linalg_svd.U`) does work that should be counted."""
+    """Returns whether the FLOPs of an operator that has no formula are unknown, rather than none.
+
+    They are unknown for all operators of other libraries, and in torch for those whose name has a word of a product or
+    of linear algebra (`aten::linalg_svd.U`).
+    """
     namespace, _, rest = name.partition("::")
     base = rest.partition(".")[0]
     if namespace not in _NAMESPACES:

@@ -99,7 +99,7 @@ class InsideCall(NamedTuple):
     @property
     def rank(self) -> int:
         """How many calls of the same module began in the segment before this one, in compiled code or outside of it."""
-        # One that was not seen, as before there were taps, counts as one right behind the begin of the seen call.
+        # A call that was not seen, because there were no taps yet, counts as one that begins right after `index`.
         place, begun = self.place or (self.nth, self.index + 1)
         return place + bisect_left(self.segment.indices_of(self.module_id, begun), begun)
 

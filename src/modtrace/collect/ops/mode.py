@@ -50,7 +50,7 @@ NO_NODE = -1
 class OpRun(NamedTuple):
     """The location of consecutive ops of one thread, until the next run begins."""
 
-    first: int  # op of those since they were last taken
+    first: int  # index of the run's first op among the ops recorded since they were last taken
     where: Any  # a Segment; a ThreadLog, whose nodes are looked up later; a Location; None: outside
     backward: Any  # the Backward it runs in
     thread: int

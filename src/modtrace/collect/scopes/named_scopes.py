@@ -30,8 +30,8 @@ class NamedScopes:
     """Opens and closes scopes in the tracker's logs.
 
     Inside a module, or with a module of its own, a scope is a call like any other. A scope outside of any module may
-    last as long as the whole training. It is logged in pieces ("stretches"), each of which lies between two outermost
-    calls.
+    last as long as the whole training. It is logged in pieces ("stretches"): one before, between and after the
+    outermost calls that run meanwhile.
     """
 
     def __init__(self, tracker: ScopeTracker) -> None:
@@ -141,7 +141,7 @@ class NamedScopes:
                     tracker.leave(log, output, raised=raised)
 
     def _owner(self) -> NamedModule | None:
-        """Returns the module of the running or recomputed call around a scope; None if there is none."""
+        """Returns the module whose call a new scope is inside of, also in recompute; None outside of all modules."""
         log = self._tracker.logs.current
         if log.context.named is not None:
             return None if log.is_in_stretch else log.context.named

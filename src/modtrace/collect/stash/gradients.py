@@ -174,7 +174,7 @@ class OutputGradients(Listener):
     # Watching.
 
     def _watch(self, tensor: torch.Tensor) -> Watch | None:
-        """Returns the watch of a tensor; None if it has no gradient, or if torch runs no hook for it."""
+        """Returns the watch that receives the gradient of a tensor; None if it gets none, or torch runs no hook."""
         try:
             if not tensor.requires_grad or is_batched_tensor(tensor):
                 return None

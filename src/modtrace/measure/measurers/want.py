@@ -21,8 +21,8 @@ class Want(NamedTuple):
     hash: bool = False
     sketch: bool = False
     sample: int = 0
-    tensors: bool = False  # a copy at once ...
-    lazy: bool = False  # ... or later; a copy at once is wanted more
+    tensors: bool = False  # whether the tensor is copied at once
+    lazy: bool = False  # whether it is copied later, unless it is copied at once
     functions: tuple[Callable[[torch.Tensor], Any], ...] = ()
 
     def __or__(self, other: "Want") -> "Want":

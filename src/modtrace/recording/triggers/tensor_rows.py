@@ -13,7 +13,7 @@ _Ids = npt.NDArray[np.int64]
 
 Columns = Mapping[str, pa.Array]
 
-#: One batch of rows of a table.
+#: The name of a table, and some rows of it.
 Batch = tuple[str, Columns]
 
 _NO_SITE = -1

@@ -14,7 +14,7 @@ _TAG = re.compile(r"""(<(?:"[^"]*"|'[^']*'|[^>"'])*>)""")
 _NAME = re.compile(r"<(/?)\s*(\w+)", re.ASCII)
 _ATTRIBUTE = re.compile(r"""([\w:-]+)\s*=\s*(["'])(.*?)\2""")
 
-#: What stands between texts of different places.
+#: The elements that separate two texts: on both sides of one of these, the texts have places of their own.
 _STRUCTURE = frozenset({"table", "tr", "td", "hr", "vr", "img"})
 
 #: How much wider than in Helvetica names and shapes are in the widest fonts that are common, DejaVu Sans and Verdana:
@@ -85,7 +85,9 @@ class FixedLabels:
             margin: how much room is left beside the label, on both sides together.
             align: left, center or right, for lines that say nothing else.
         """
-        if "record" in str(attributes.get("shape")):  # a label in a language of its own
+        if "record" in str(
+            attributes.get("shape")
+        ):  # its label is no HTML, but in Graphviz's language for records
             return {}
         size, font = float(attributes.get("fontsize") or 14), str(attributes.get("fontname") or "")
         return {

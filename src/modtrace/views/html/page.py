@@ -28,7 +28,7 @@ def render_report(report: Report) -> str:
 
 
 def size_without_data() -> int:
-    """Returns how many bytes a page has beside its report."""
+    """Returns the size in bytes of the page without a report: its text, style and code."""
     return len(_read_page().encode("utf-8"))
 
 
