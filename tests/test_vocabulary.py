@@ -47,6 +47,7 @@ RETIRED = {
     "tell_of": "passes to",
     "comes_by": "is seen",
     "came_by": "was seen",
+    "each": "what the variable holds: call, op, column",
 }
 
 #: Pairs of words that contain a retired one and mean something else.
@@ -54,6 +55,9 @@ IN_ENGLISH = {
     "in_place": "writes in place",
     "tree_place": "the word that replaces one meaning of `place`",
     "tree_places": "the same, of several",
+    "of_each": "for every one of several",
+    "in_each": "for every one of several",
+    "once_each": "every one of several one time",
 }
 
 #: Retired words that mean something else in a folder or in files whose paths begin so.

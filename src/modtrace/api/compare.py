@@ -58,14 +58,14 @@ def compare(
         ModtraceError: a recording cannot be read.
     """
     read = partial(_read, args=args, kwargs=kwargs, seed=seed, gradients=gradients)
-    first, second = (read(each, name) for each, name in ((a, "a"), (b, "b")))
+    first, second = (read(run, name) for run, name in ((a, "a"), (b, "b")))
     noise = noise if isinstance(noise, (list, tuple)) else [noise]
     step_a, step_b = step if isinstance(step, tuple) else (step, None)
     found = compare_recordings(
         first,
         second,
         rules=_to_rules(map),
-        noise=[read(each, "noise") for each in noise],
+        noise=[read(run, "noise") for run in noise],
         tolerance=tolerance,
         step=step_a,
         step_b=step_b,

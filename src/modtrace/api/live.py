@@ -59,8 +59,8 @@ class RecordOptions:
         Captures may wait for them. Ops that run between two steps belong to the first, and what was measured of what
         they made is in the second.
         """
-        of_ops = int(self.ops is not None and any(has_action(each) for each in self.triggers))
-        return max([of_ops, *(each.on_trigger for each in self.values)])
+        of_ops = int(self.ops is not None and any(has_action(trigger) for trigger in self.triggers))
+        return max([of_ops, *(capture.on_trigger for capture in self.values)])
 
     @property
     def measures_all(self) -> bool:
@@ -68,7 +68,7 @@ class RecordOptions:
         return (
             self.ops is not None
             and self.steps == ALL_STEPS
-            and any(each.measures_all for each in self.values)
+            and any(capture.measures_all for capture in self.values)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class RecordOptions:
             **captures_to_json(self.values),
             **({} if self.compiled == BOUNDARY else {"compiled": self.compiled}),
             **({} if self.keep_last is None else {"keep_last": self.keep_last}),
-            **({"triggers": [repr(each) for each in self.triggers]} if self.triggers else {}),
+            **({"triggers": [repr(trigger) for trigger in self.triggers]} if self.triggers else {}),
         }
 
 

@@ -307,7 +307,7 @@ class ModelGraph:
 
 def _to_tuple(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
     found = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    if not found or not all(isinstance(each, str) for each in found):
+    if not found or not all(isinstance(pattern, str) for pattern in found):
         raise TypeError(f"filter({name}={given!r}): give a text, or several in a list")
     return found
 

@@ -115,7 +115,7 @@ def check_choices(captures: Sequence[Capture], watched: Sequence[Trigger], model
     """Raises ValueError if a pattern matches nothing in the model, or a capture waits for no trigger."""
     from ..collect.names.given_models import check_patterns, check_types
 
-    for paths in (*(each.paths for each in captures), *paths_of(watched)):
+    for paths in (*(capture.paths for capture in captures), *paths_of(watched)):
         check_patterns(paths, model)
     for capture in captures:
         check_types(capture.types, model)

@@ -211,7 +211,7 @@ class Recording(answers.Displayed):
             TypeError, ValueError: no tensor is selected, or those of several sites are.
         """
         found = find_tensors(self._settled(), site, Selection(None, role, slot, phase, call, steps))
-        return ((step, to_torch_if_there(each)) for step, each in found)
+        return ((step, to_torch_if_there(tensor)) for step, tensor in found)
 
     def first_nonfinite(self) -> NonFinite | None:
         """Returns what made the first NaN or infinite values: the op where ops were recorded, else the first module.

@@ -71,7 +71,7 @@ def _words(command: Any) -> Sequence[str]:
     try:
         if isinstance(command, (str, bytes, os.PathLike)):
             return os.fsdecode(command).split()
-        return [os.fsdecode(each) for each in command]
+        return [os.fsdecode(word) for word in command]
     except TypeError:  # Popen will have refused it, or will have taken what we do not know
         return []
 

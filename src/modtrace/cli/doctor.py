@@ -62,7 +62,10 @@ def diagnose() -> Diagnosis:
     names, problem = _check_torch_names()
     missing = find_missing_parts()
     return Diagnosis(
-        versions={"python": platform.python_version(), **{each: _version(each) for each in _LIBRARIES}},
+        versions={
+            "python": platform.python_version(),
+            **{library: _version(library) for library in _LIBRARIES},
+        },
         cuda=_describe_cuda(),
         kernel=_describe_part(KERNEL, missing),
         tensor_ids=_describe_part(TENSOR_IDS, missing),
@@ -85,7 +88,7 @@ def _check_torch_names() -> tuple[tuple[Finding, ...], str | None]:
     try:
         from ..torch_internals.private_names import check_all
 
-        return tuple(Finding(*each) for each in check_all()), None
+        return tuple(Finding(*name) for name in check_all()), None
     except Exception as error:  # a broken torch fails to import in any way, and telling that is our task
         return (), f"{type(error).__name__}: {error}"
 
@@ -106,10 +109,10 @@ def _describe_cuda() -> str:
 
 def _describe_part(part: str, missing: Sequence[MissingPart]) -> str:
     """Returns whether a part of modtrace is compiled, and why and at what cost it is not."""
-    lacks = [each for each in missing if each.part == part]
+    lacks = [lack for lack in missing if lack.part == part]
     if not lacks:
         return "compiled"
-    costs = "; ".join(each.cost for each in lacks)
+    costs = "; ".join(lack.cost for lack in lacks)
     return f"{lacks[0].problem}: {costs}. Install a C compiler, then modtrace again."
 
 
@@ -120,7 +123,7 @@ def render_diagnosis(diagnosis: Diagnosis, *, with_all: bool = False, color: boo
         with_all: instead of the missing names all of them, in a table as wide as the longest.
     """
     names, texts = zip(*_lines(diagnosis), strict=True)
-    columns = [Column("", [Text(each) for each in names], right=False), Column("", texts, right=False)]
+    columns = [Column("", [Text(name) for name in names], right=False), Column("", texts, right=False)]
     listed = _render_all(diagnosis.torch_names, color) if with_all else _render_missing(diagnosis, color)
     return render_columns(columns, color=color) + (f"\n{listed}" if listed else "")
 
@@ -131,7 +134,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[tuple[str, Text]]:
     told |= {"CUDA": diagnosis.cuda, "CPU kernels": diagnosis.kernel, TENSOR_IDS: diagnosis.tensor_ids}
     told |= {"torch names": _describe_torch_names(diagnosis)}
     told |= {
-        each.name: f"{'found' if each.found else 'missing'}: {each.what_for}" for each in diagnosis.programs
+        program.name: f"{'found' if program.found else 'missing'}: {program.what_for}"
+        for program in diagnosis.programs
     }
     beside = _WIDTH - max(map(len, told)) - 2
     for name, text in told.items():
@@ -142,7 +146,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[tuple[str, Text]]:
 def _describe_torch_names(diagnosis: Diagnosis) -> str:
     if diagnosis.torch_problem is not None:
         return f"not looked for, because {diagnosis.torch_problem}"
-    count, found = len(diagnosis.torch_names), sum(each.found for each in diagnosis.torch_names)
+    count, found = len(diagnosis.torch_names), sum(finding.found for finding in diagnosis.torch_names)
     if found == count:
         return f"all {count} that modtrace needs are found (--all lists them)"
     return f"{count - found} of the {count} that modtrace needs are missing"
@@ -150,18 +154,18 @@ def _describe_torch_names(diagnosis: Diagnosis) -> str:
 
 def _render_missing(diagnosis: Diagnosis, color: bool) -> str:
     lines = []
-    for each in diagnosis.torch_names:
-        if not each.found:
-            lost = textwrap.wrap(f"without it is lost: {each.what_for}", _WIDTH - 4)
-            lines += [Text(f"missing: {each.name}", "red"), *(Text(f"    {line}") for line in lost)]
+    for finding in diagnosis.torch_names:
+        if not finding.found:
+            lost = textwrap.wrap(f"without it is lost: {finding.what_for}", _WIDTH - 4)
+            lines += [Text(f"missing: {finding.name}", "red"), *(Text(f"    {line}") for line in lost)]
     return render_lines(lines, color=color)
 
 
 def _render_all(findings: Sequence[Finding], color: bool) -> str:
-    states = [Text("found", "green") if each.found else Text("missing", "red") for each in findings]
+    states = [Text("found", "green") if finding.found else Text("missing", "red") for finding in findings]
     columns = [
-        Column("name of torch", [Text(each.name) for each in findings], right=False),
+        Column("name of torch", [Text(finding.name) for finding in findings], right=False),
         Column("", states, right=False),
-        Column("what is lost without it", [Text(each.what_for) for each in findings], right=False),
+        Column("what is lost without it", [Text(finding.what_for) for finding in findings], right=False),
     ]
     return render_columns(columns, color=color) if findings else ""

@@ -13,7 +13,7 @@ from .export_formats import FORMATS, ExportOptions, FormatName, check_options, f
 from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option
 from .output import tell, tell_marks, wrap
 
-_ABOUT = "\n".join(f"  {name}: {each.about}" for name, each in FORMATS.items())
+_ABOUT = "\n".join(f"  {name}: {kind.about}" for name, kind in FORMATS.items())
 
 
 @click.command(epilog=f"\b\nFormats:\n{_ABOUT}")
@@ -48,7 +48,7 @@ def export(
     with errors_told(path):
         with errors_of(run, data, option="--step"):
             files = write(data, path, options)
-        sizes = {each: each.stat().st_size for each in files or [path]}
+        sizes = {file: file.stat().st_size for file in files or [path]}
     marks = data.meta.marks
     tell(_render_json(name, path, sizes, marks) if as_json else wrap(_render(name, path, sizes)), path)
     if not as_json:
@@ -57,9 +57,9 @@ def export(
 
 def _render(name: str, path: Path, sizes: dict[Path, int]) -> str:
     files = f"{len(sizes)} files, " if len(sizes) > 1 else ""
-    size = format_bytes(sum(sizes.values())) if any(each.is_file() for each in sizes) else "no regular file"
+    size = format_bytes(sum(sizes.values())) if any(file.is_file() for file in sizes) else "no regular file"
     folder = "the folder " if path.is_dir() else ""
-    beside = [each.name for each in sizes if each != path and each.parent == path.parent]
+    beside = [file.name for file in sizes if file != path and file.parent == path.parent]
     others = f"; the others lie beside it: {', '.join(beside)}" if beside else ""
     return f"wrote {folder}{path} ({name}, {files}{size}){others}\n"
 

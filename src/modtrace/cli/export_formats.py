@@ -100,8 +100,8 @@ def find_format(name: str | None, path: Path) -> str:
     """
     if name is not None:
         return name
-    for known, each in FORMATS.items():
-        if path.name.lower().endswith(each.suffixes):
+    for known, kind in FORMATS.items():
+        if path.name.lower().endswith(kind.suffixes):
             return known
     if path.suffix.lower() == ".graphml":
         raise click.UsageError(f"{path}: {NO_GRAPHML}.")

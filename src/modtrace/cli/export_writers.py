@@ -20,7 +20,7 @@ def write_parquet(data: RecordingData, path: Path, options: ExportOptions) -> li
     """Writes all ranks of the recording, each to files of its own."""
     if not isinstance(data, FolderReader):
         return write_rank(data, path)
-    return [file for each in open_ranks(data) for file in write_rank(each.data, path, name=each.name)]
+    return [file for rank in open_ranks(data) for file in write_rank(rank.data, path, name=rank.name)]
 
 
 def write_csv(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:

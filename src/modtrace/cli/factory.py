@@ -117,11 +117,11 @@ def _find_factory(text: str, module: ModuleType, name: str) -> Any:
 
 def _describe_names(module: ModuleType, name: str) -> str:
     """Returns a list of similar names in the module, or else of some that may be factories."""
-    public = [each for each in vars(module) if not each.startswith("_")]
+    public = [name for name in vars(module) if not name.startswith("_")]
     near = difflib.get_close_matches(name, public, n=_NAMED)
     if near:
         return f"the nearest names are: {', '.join(near)}"
-    own = [each for each in public if getattr(vars(module)[each], "__module__", None) == module.__name__]
+    own = [name for name in public if getattr(vars(module)[name], "__module__", None) == module.__name__]
     return f"it has: {', '.join(own[:_NAMED]) or 'nothing of its own'}"
 
 
@@ -146,7 +146,7 @@ def _check(text: str, made: Any, module_type: type) -> LoadedModel:
         raise click.ClickException(
             f"{text}: args is not a tuple but {_name_type(args)}. Write (args,) for a single argument."
         )
-    if not isinstance(kwargs, Mapping) or not all(isinstance(each, str) for each in kwargs):
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
         raise click.ClickException(
             f"{text}: kwargs is not a dict of names and values but {_name_type(kwargs)}."
         )
@@ -168,11 +168,13 @@ def _name_type(value: Any) -> str:
 def locate_error(error: BaseException) -> str:
     """Returns an exception in one line with the place where it was raised: `ValueError: boom (models.py:3)`."""
     said = " ".join(str(error).split())
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]
-    frames = [each for each in frames if not each.filename.startswith(_PACKAGE)]
-    own = [each for each in frames if f"{os.sep}site-packages{os.sep}" not in each.filename]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
+    ]
+    frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    own = [frame for frame in frames if f"{os.sep}site-packages{os.sep}" not in frame.filename]
     place = f" ({_shorten((own or frames)[-1].filename)}:{(own or frames)[-1].lineno})" if frames else ""
-    notes = "".join(f"; {each}" for each in getattr(error, "__notes__", ()))
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
     return f"{type(error).__name__}{': ' if said else ''}{said}{place}{notes}"
 
 

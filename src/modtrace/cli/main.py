@@ -48,7 +48,7 @@ class _LazyGroup(click.Group):
             return None
         command = getattr(importlib.import_module(f"modtrace.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
-        if any(each.name == "run" for each in command.params):
+        if any(param.name == "run" for param in command.params):
             command.epilog = "\n\n".join(filter(None, (_RUN, command.epilog)))
         return command
 

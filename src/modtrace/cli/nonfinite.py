@@ -51,7 +51,7 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
             render_nonfinite,
             found,
             measured,
-            further=[each for each in (first[1:], *further) if each],
+            further=[group for group in (first[1:], *further) if group],
             absorbed=find_absorbed(data, limit + 1) if every else (),
             limit=limit,
             marks=meta.marks,
@@ -63,4 +63,4 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
 def _find_groups(data: RecordingData, most: int) -> list[list[NonFinite]]:
     """Returns what made such values, with what is alike in one list. Of one alone nothing after it is searched."""
     found = find_all(data)
-    return list(islice(group_alike(found), most)) if most > 1 else [[each] for each in islice(found, 1)]
+    return list(islice(group_alike(found), most)) if most > 1 else [[one] for one in islice(found, 1)]

@@ -37,8 +37,10 @@ class _RecordCommand(click.Command):
     """Leaves everything from the script, or from `-m` and the module's name, to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = (each for each in self.params if isinstance(each, click.Option) and not each.is_flag)
-        take_values = {name for each in options for name in each.opts}
+        options = (
+            option for option in self.params if isinstance(option, click.Option) and not option.is_flag
+        )
+        take_values = {name for option in options for name in option.opts}
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] != "--":
             if args[at] == "-m":
@@ -258,12 +260,12 @@ class _Recorded:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ModtraceWarning)
             self._recording.__exit__(*raised)
-        for each in caught:
-            if issubclass(each.category, ModtraceWarning):
-                self._say(f"warning: {each.message}")
-                self.told.append(str(each.message))
+        for warning in caught:
+            if issubclass(warning.category, ModtraceWarning):
+                self._say(f"warning: {warning.message}")
+                self.told.append(str(warning.message))
             else:
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 @contextlib.contextmanager

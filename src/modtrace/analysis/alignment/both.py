@@ -110,7 +110,7 @@ def number_shapes(runs: Runs) -> tuple[Partners, Partners, Partners]:
         for_both(to_ops, first, numbers)
         for numbers in (
             number_sizes(*sizes),
-            number_keys(for_both(lambda each: count_elements(each).reshape(-1), sizes)),
+            number_keys(for_both(lambda sizes: count_elements(sizes).reshape(-1), sizes)),
             number_codes(*dtypes),
         )
     )

@@ -59,7 +59,7 @@ class Unpaired:
     def is_harmless(self) -> bool:
         """True if nothing says that the other model computes something else."""
         tables = (self.calls, self.ops, self.values)
-        return all(HARMLESS.issuperset(each.count()) for each in tables)
+        return all(HARMLESS.issuperset(table.count()) for table in tables)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

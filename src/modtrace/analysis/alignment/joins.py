@@ -230,7 +230,7 @@ def find_batched(side: RunTables, place: int | None) -> Batched:
     """Returns the rows of a model that is called with micro-batches, and of what is done outside with its outputs."""
     calls, ops, values = side.calls, side.ops, side.values
     if place is None:
-        return Batched(*(np.zeros(len(each.step), bool) for each in (calls, ops, values)))
+        return Batched(*(np.zeros(len(rows.step), bool) for rows in (calls, ops, values)))
     of_calls = np.asarray(calls.kept & (take(calls.place, calls.outermost) == place), bool)
     is_outside = (ops.call < 0) & (ops.phase != PHASES.index(OPTIMIZER))
     of_ops = np.asarray(is_outside | (take(of_calls, ops.call) > 0), bool)

@@ -319,8 +319,8 @@ class PairedReads:
 
     def __init__(self, a: RunTables, b: RunTables) -> None:
         self._flow = a.flow
-        self._slot, slot_b = number_codes(*((each.flow.slots, each.flow.slot) for each in (a, b)))
-        self._width = 1 + max(int(each.max(initial=0)) for each in (self._slot, slot_b))
+        self._slot, slot_b = number_codes(*((run.flow.slots, run.flow.slot) for run in (a, b)))
+        self._width = 1 + max(int(slots.max(initial=0)) for slots in (self._slot, slot_b))
         self._find = RowFinder(b.flow.reader * self._width + slot_b)
 
     def find(self, reads: Rows, partner: Rows) -> Rows:

@@ -273,7 +273,7 @@ def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
     least, largest = (extreme[rows] for extreme in values.read_extremes())
     of_place: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for place, sizes, low, high in zip(
-        *(each.tolist() for each in (values.home[rows], values.sizes[rows], least, largest)), strict=True
+        *(column.tolist() for column in (values.home[rows], values.sizes[rows], least, largest)), strict=True
     ):
         known = sorted(size for size in sizes if size >= 0)
         of_place[place].append((math.prod(known), *known, low, high))

@@ -131,7 +131,7 @@ def _find_anchors(one: Rows, other: Rows) -> Rows | None:
     tokens, numbers = np.unique(np.concatenate([one, other]), return_inverse=True)
     numbers = numbers.reshape(-1)
     left, right = numbers[: len(one)], numbers[len(one) :]
-    counts, others = (np.bincount(each, minlength=len(tokens)) for each in (left, right))
+    counts, others = (np.bincount(tokens_of_run, minlength=len(tokens)) for tokens_of_run in (left, right))
     equal = np.where((counts == others) & (counts > 0), counts, 0)
     least = equal[equal > 0].min() if equal.any() else 0
     pairs = _pair_occurrences(left, right, equal == least)

@@ -47,7 +47,7 @@ class MeasuredValues:
             "sumsq": self.sumsq,
         }
         sums = {name: sum_at(at, column[known], size) for name, column in columns.items()}
-        return {name: np.where(counts > 0, each, -1) for name, each in sums.items()}
+        return {name: np.where(counts > 0, column, -1) for name, column in sums.items()}
 
     def first_at_sites(self) -> "MeasuredValues":
         """Returns one row for each site: the first row that belongs to an op, or else the first row."""

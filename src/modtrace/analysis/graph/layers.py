@@ -87,8 +87,8 @@ class _Growing:
         elif self._where[above] == where and self._module[above] != self._module[row]:
             self._of_call[row] = around  # a wrapper and what it wraps are one
             return
-        for each in self._containers_between(where, self._layers[around].where):
-            around = self._container(around, each, phase)
+        for container in self._containers_between(where, self._layers[around].where):
+            around = self._container(around, container, phase)
         kind = OPTIMIZER_STEP if phase == _OPTIMIZER and where < 0 else MODULE
         self._of_call[row] = self._add(kind, phase, around, where, row, self._start_ns[row])
 
@@ -169,10 +169,10 @@ class _Growing:
         )
 
     def _pre_order(self) -> list[int]:
-        def by_time(each: int) -> tuple[int, int]:
-            return self._layers[each].start_ns, each
+        def by_time(layer: int) -> tuple[int, int]:
+            return self._layers[layer].start_ns, layer
 
-        waiting = sorted((at for at, each in enumerate(self._layers) if each.parent < 0), key=by_time)
+        waiting = sorted((at for at, layer in enumerate(self._layers) if layer.parent < 0), key=by_time)
         waiting.reverse()
         order = []
         while waiting:

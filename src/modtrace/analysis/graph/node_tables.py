@@ -164,7 +164,7 @@ def ends_of(placed: Calls) -> Column:
 def join_tables(parts: Sequence[NodeTable]) -> NodeTable:
     """Joins several tables. Only the first one's `repeats` and `args` may refer to anything."""
     starts = np.cumsum([0, *(len(part.names) for part in parts)])
-    name = np.concatenate([each.name + start for each, start in zip(parts, starts, strict=False)])
+    name = np.concatenate([table.name + start for table, start in zip(parts, starts, strict=False)])
     return NodeTable(
         **join_columns(parts) | {"name": name},
         root=[root for part in parts for root in part.root],

@@ -149,7 +149,7 @@ class _Visible:
                 made.append(self._tensor_node(item, made[number[self._maker[item]]]))
         if self._maker:  # what `_foreach_add_` makes has no slots
             keys = distinct(node.key for node in made)
-            made = [each._replace(key=key) for each, key in zip(made, keys, strict=True)]
+            made = [layer._replace(key=key) for layer, key in zip(made, keys, strict=True)]
         return tuple(made)
 
     def _layer_nodes(self, rows: Rows, number: Rows) -> Iterable[ViewNode]:

@@ -42,8 +42,8 @@ def fold_graph(graph: Graph) -> Folding:
         if layer[run.first] != run.first:
             continue  # it is in a folded layer, which another one represents
         runs.append(run)
-        for each in run.layers:
-            _map_onto(graph, run.first, each, layer, node)
+        for other in run.layers:
+            _map_onto(graph, run.first, other, layer, node)
     return Folding(layer=follow(layer), node=follow(node), runs=tuple(runs))
 
 
@@ -70,19 +70,19 @@ def _split(graph: Graph, siblings: Sequence[int], signatures: Sequence[int]) -> 
     run: list[int] = []
     direction = 0
     numbers = [_number(graph, sibling) for sibling in siblings]
-    for each, number in zip([*siblings, NONE], [*numbers, None], strict=True):
+    for sibling, number in zip([*siblings, NONE], [*numbers, None], strict=True):
         last = _number(graph, run[-1]) if run else None
         step = 0 if number is None or last is None else number - last
         is_next = (
-            run and abs(step) == 1 and direction in (0, step) and signatures[each] == signatures[run[-1]]
+            run and abs(step) == 1 and direction in (0, step) and signatures[sibling] == signatures[run[-1]]
         )
         if is_next:
             direction = step
-            run.append(each)
+            run.append(sibling)
             continue
         if len(run) > 1:
             yield Run(run[0], tuple(run))
-        run, direction = ([each] if number is not None else []), 0
+        run, direction = ([sibling] if number is not None else []), 0
 
 
 def _number(graph: Graph, layer: int) -> int | None:

@@ -36,9 +36,9 @@ def name_layers(graph: Graph, folding: Folding | None) -> tuple[list[str], list[
         old, label = names[run.first], f"{numbers[0]}..{numbers[-1]}"
         new = f"{old.removesuffix(labels[run.first])}{label}"
         labels[run.first] = label
-        for each in range(run.first, int(layers.last[run.first]) + 1):
-            if is_below(names[each], old):
-                names[each] = new + names[each][len(old) :]
+        for number in range(run.first, int(layers.last[run.first]) + 1):
+            if is_below(names[number], old):
+                names[number] = new + names[number][len(old) :]
     return names, labels
 
 

@@ -86,7 +86,7 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
 
 
 def _fully_masked(trace: Trace, name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
-    reads_mask = any(trace.step.tensors.dtypes[each.tensor] == "bool" for each in inputs)
+    reads_mask = any(trace.step.tensors.dtypes[read.tensor] == "bool" for read in inputs)
     is_softmax = (name in SOFTMAX or is_attention(name)) and event.meant_inputs
     if not event.counts.nan or not (is_softmax or (name in _FUSED_ATTENTION and reads_mask)):
         return None
@@ -107,7 +107,7 @@ def _outside_of_domain(name: str, inputs: list[ReadTensor]) -> Cause | None:
     if name not in _FINITE_BETWEEN:
         return None
     low, high = _FINITE_BETWEEN[name]
-    for counts in (each.counts for each in inputs):
+    for counts in (read.counts for read in inputs):
         if counts is None or counts.min is None or counts.max is None:
             continue
         reached = counts.max if counts.max >= high else counts.min
@@ -124,7 +124,7 @@ def _outside_of_domain(name: str, inputs: list[ReadTensor]) -> Cause | None:
 def _of_normalization(name: str, inputs: list[ReadTensor], args: str) -> Cause | None:
     if name not in _NORMALIZATIONS:
         return None
-    if _reaches([each for each in inputs if each.slot == "running_var"], -math.ulp(0.0)):
+    if _reaches([read for read in inputs if read.slot == "running_var"], -math.ulp(0.0)):
         return Cause(
             "root of a negative number",
             "its running variance is negative: as after a merge of two checkpoints, or an error in loading one",
@@ -170,7 +170,7 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
         return Cause(
             "root of a negative number", f"its input reaches down to {_lowest(inputs)}", "clamp it at 0"
         )
-    if name == "addcdiv" and _reaches([each for each in inputs if each.slot == "tensor2"], 0.0):
+    if name == "addcdiv" and _reaches([read for read in inputs if read.slot == "tensor2"], 0.0):
         return Cause(
             "division by 0",
             "its divisor holds 0: the root of the second moment and eps",
@@ -188,7 +188,7 @@ def _sums_overflow(event: Origin, inputs: list[ReadTensor]) -> bool:
     """Returns whether the sum of all elements of an input may be beyond the largest number of the output's dtype."""
     limit = LARGEST.get(event.counts.dtype, math.inf)
     return any(
-        each.counts is not None and _abs_max(each.counts) * each.counts.numel > limit for each in inputs
+        read.counts is not None and _abs_max(read.counts) * read.counts.numel > limit for read in inputs
     )
 
 
@@ -268,7 +268,7 @@ def _is_softmax_by_hand(trace: Trace, event: Origin) -> bool:
 
     def reads(op: int) -> set[str]:
         made_by = (int(step.tensors.producer[tensor]) for _, tensor in step.reads.get(op, ()))
-        return {names[each] for each in made_by if each >= 0}
+        return {names[op] for op in made_by if op >= 0}
 
     readers = step.readers.get(event.tensor, ())
     of_sums = {
@@ -297,7 +297,7 @@ def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | Non
 
 
 def _describe_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
-    tops = [_abs_max(each.counts) for each in inputs if each.counts]
+    tops = [_abs_max(read.counts) for read in inputs if read.counts]
     if name == "mul" and len(tops) == 2:
         return (
             f"its inputs reach {tops[0]:.4g} and {tops[1]:.4g}, which multiplied are {tops[0] * tops[1]:.4g}"
@@ -307,20 +307,20 @@ def _describe_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
 
 
 def _abs_max(counts: Counts) -> float:
-    ends = [abs(each) for each in (counts.min, counts.max) if each is not None and math.isfinite(each)]
+    ends = [abs(bound) for bound in (counts.min, counts.max) if bound is not None and math.isfinite(bound)]
     return max(ends, default=0.0)
 
 
 def _largest(inputs: list[ReadTensor]) -> float:
-    return max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
+    return max((_abs_max(read.counts) for read in inputs if read.counts), default=0.0)
 
 
 def _reaches(inputs: list[ReadTensor], bound: float) -> bool:
-    return any(each.counts and each.counts.min is not None and each.counts.min <= bound for each in inputs)
+    return any(read.counts and read.counts.min is not None and read.counts.min <= bound for read in inputs)
 
 
 def _lowest(inputs: list[ReadTensor]) -> str:
-    return f"{min(each.counts.min for each in inputs if each.counts and each.counts.min is not None):.4g}"
+    return f"{min(read.counts.min for read in inputs if read.counts and read.counts.min is not None):.4g}"
 
 
 def _divisors(name: str, inputs: list[ReadTensor], args: str) -> list[tuple[float, float]]:
@@ -332,11 +332,11 @@ def _divisors(name: str, inputs: list[ReadTensor], args: str) -> list[tuple[floa
     constant = None if is_inverse else re.search(r'"other":(-?[\d.]+)', args)
     if constant:
         return [(float(constant[1]), float(constant[1]))]
-    divisors = inputs if len(inputs) == 1 else [each for each in inputs if each.slot == "other"]
+    divisors = inputs if len(inputs) == 1 else [read for read in inputs if read.slot == "other"]
     return [
-        (each.counts.min, each.counts.max)
-        for each in divisors
-        if each.counts is not None and each.counts.min is not None and each.counts.max is not None
+        (read.counts.min, read.counts.max)
+        for read in divisors
+        if read.counts is not None and read.counts.min is not None and read.counts.max is not None
     ]
 
 

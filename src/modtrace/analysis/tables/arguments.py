@@ -36,7 +36,9 @@ def _count_from_the_end(given: dict[str, Any], rank: int) -> dict[str, Any]:
     """Returns the arguments that say axes, all of them as negative numbers."""
     axes = {name: value for name, value in given.items() if name.startswith("dim") and value is not None}
     return {
-        name: [_from_end(each, rank) for each in value] if isinstance(value, list) else _from_end(value, rank)
+        name: [_from_end(element, rank) for element in value]
+        if isinstance(value, list)
+        else _from_end(value, rank)
         for name, value in axes.items()
     }
 

@@ -29,7 +29,7 @@ def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
     known: dict[str, int] = {}
     chunks = [np.empty(0, np.int64)]
     for chunk in column.chunks:
-        codes = [known.setdefault(each, len(known)) for each in chunk.dictionary.to_pylist()]
+        codes = [known.setdefault(value, len(known)) for value in chunk.dictionary.to_pylist()]
         chunks.append(np.array([*codes, -1], np.int64)[to_numpy(chunk.indices, null=-1)])
     return np.concatenate(chunks), tuple(known)
 
@@ -43,20 +43,20 @@ def phase_codes(column: pa.ChunkedArray) -> Column:
     """Returns the phases as codes of `PHASES`, for any codes in the chunks; -1 for null."""
     chunks = []
     for chunk in column.chunks:
-        codes = np.array([PHASES.index(each) for each in chunk.dictionary.to_pylist()] + [-1], np.int8)
+        codes = np.array([PHASES.index(phase) for phase in chunk.dictionary.to_pylist()] + [-1], np.int8)
         chunks.append(codes[to_numpy(chunk.indices, null=-1)])
     return np.concatenate(chunks) if chunks else np.empty(0, np.int8)
 
 
 def columns_at(table: object, rows: Column) -> dict[str, Any]:
     """Returns the columns of a dataclass at some rows, by their names."""
-    return {name: each[rows] for name, each in vars(table).items() if isinstance(each, np.ndarray)}
+    return {name: column[rows] for name, column in vars(table).items() if isinstance(column, np.ndarray)}
 
 
 def join_columns(tables: Sequence[object]) -> dict[str, Any]:
     """Returns the columns of dataclasses of one type by their names, one table after the other."""
-    names = [name for name, each in vars(tables[0]).items() if isinstance(each, np.ndarray)]
-    return {name: np.concatenate([getattr(each, name) for each in tables]) for name in names}
+    names = [name for name, column in vars(tables[0]).items() if isinstance(column, np.ndarray)]
+    return {name: np.concatenate([getattr(part, name) for part in tables]) for name in names}
 
 
 def take(column: Column, rows: Rows) -> Rows:
@@ -210,7 +210,8 @@ def decode(texts: Sequence[str | None], codes: Column) -> pa.Array:
 def build_table(columns: Mapping[str, Any]) -> ArrowTable:
     """Returns a table of columns of numpy or Arrow."""
     arrays = {
-        name: from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in columns.items()
+        name: from_numpy(column) if isinstance(column, np.ndarray) else column
+        for name, column in columns.items()
     }
     return pa.table(arrays)
 

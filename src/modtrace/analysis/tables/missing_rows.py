@@ -44,7 +44,7 @@ def require_ops(data: RecordingData, step: int, phase: str | None = None) -> Non
         steps = name_steps(np.unique(column_of(ops, "step")).tolist())
         raise NothingRecordedError(f"no ops are of step {step}; steps with ops: {steps}.{missing}")
     if phase is not None and PHASES.index(phase) not in found:
-        there = ", ".join(each for code, each in enumerate(PHASES) if code in found) or "none"
+        there = ", ".join(phase for code, phase in enumerate(PHASES) if code in found) or "none"
         raise NothingRecordedError(
             f"no ops of step {step} ran in phase {phase!r}; they ran in: {there}.{missing}"
         )
@@ -69,7 +69,7 @@ def explain_none(data: RecordingData, what: str) -> str:
 
 def explain_empty(data: RecordingData) -> str:
     """Returns why a recording has no calls, ops, values and logged numbers, and what to do; "" if it has some."""
-    if any(data.table(each).num_rows for each in ("calls", "ops", "values", "scalars")):
+    if any(data.table(name).num_rows for name in ("calls", "ops", "values", "scalars")):
         return ""
     meta = data.meta
     advice = " Record a program that calls a torch.nn.Module in its steps." if meta.complete else ""
@@ -104,5 +104,5 @@ def _were_wanted(meta: RunMeta, what: str) -> bool:
         return True
     option = meta.options.get("ops" if what == "ops" else "values", bool(meta.marks or meta.notes))
     if what == "whole tensors" and not isinstance(option, bool):
-        return isinstance(option, list) and any(each.get("tensors") for each in option)
+        return isinstance(option, list) and any(capture.get("tensors") for capture in option)
     return bool(option)

@@ -67,7 +67,7 @@ class StepOps:
     def take(self, rows: Rows) -> "StepOps":
         """Returns some of the ops."""
         columns: dict[str, Any] = {
-            name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
+            name: column[rows] for name, column in vars(self).items() if isinstance(column, np.ndarray)
         }
         return replace(self, **columns)
 
@@ -163,7 +163,7 @@ def _unmark_given_up(
     in_vain -= {modules[row["module_id"]].module_id for row in tried if row["error"] is None}
     if not in_vain:
         return table
-    ids = [each for each, module in modules.items() if module.module_id in in_vain]
+    ids = [number for number, module in modules.items() if module.module_id in in_vain]
     at = table.schema.get_field_index("compiled")
     compiled = to_numpy(table["compiled"]) & ~np.isin(column_of(table, "module_id"), ids)
     return table.set_column(at, table.schema.field(at), from_numpy(compiled))

@@ -133,7 +133,7 @@ class Placer:
         self._main = {module.module_id: index for index, module in enumerate(distinct)}
         self.places = [TreePlace(module, module.path, self._registered_in(module)) for module in distinct]
         self._at = {(place.module.root_id, place.path): index for index, place in enumerate(self.places)}
-        self._aliased = {(each.root_id, alias): each for each in distinct for alias in each.aliases}
+        self._aliased = {(module.root_id, alias): module for module in distinct for alias in module.aliases}
         self._known: dict[tuple[int, int], int] = {}  # by module and calling place
         self._shared: dict[tuple[int, str], int] = {}  # by module and path
 
@@ -212,9 +212,9 @@ class Placer:
             if (root_id, path) in self._aliased:
                 missing.append(path)
         index = self._at.get((root_id, path), NOWHERE)
-        for each in reversed(missing):
-            module = self._aliased[root_id, each]
-            index = self._shared[module.module_id, each] = self._add(TreePlace(module, each, index))
+        for name in reversed(missing):
+            module = self._aliased[root_id, name]
+            index = self._shared[module.module_id, name] = self._add(TreePlace(module, name, index))
         return index
 
     def _add(self, place: TreePlace) -> int:
@@ -226,7 +226,7 @@ class Placer:
 
 def label_places(places: Sequence[TreePlace]) -> list[str]:
     """Returns the label of each place, which is the part of its path below its parent; the name for a root."""
-    return [_label(each, places[each.parent] if each.parent != NOWHERE else None) for each in places]
+    return [_label(place, places[place.parent] if place.parent != NOWHERE else None) for place in places]
 
 
 def name_roots(places: Sequence[TreePlace]) -> dict[int, str]:

@@ -278,7 +278,7 @@ def read_run_tables(data: RecordingData, steps: Collection[int]) -> RunTables:
 
 
 def _read_ops(table: ArrowTable, steps: Column, calls: RunCalls) -> RunOps:
-    step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
+    step, op_id, start_ns = (column_of(table, name) for name in ("step", "op_id", "start_ns"))
     phase, call = phase_codes(table["phase"]), find_rows(calls.call_id, column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
     return RunOps(

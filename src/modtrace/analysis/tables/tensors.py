@@ -117,7 +117,7 @@ def widen(one: Sizes, other: Sizes) -> tuple[Sizes, Sizes]:
     """Returns two matrices of shapes with as many columns each, at least two."""
     width = max(one.shape[1], other.shape[1], 2)
     wide, other_wide = (
-        np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1) for each in (one, other)
+        np.pad(shapes, ((0, 0), (0, width - shapes.shape[1])), constant_values=-1) for shapes in (one, other)
     )
     return wide, other_wide
 

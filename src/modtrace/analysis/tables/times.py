@@ -89,14 +89,14 @@ NO_CALLS = PhaseTimes()
 
 def sum_times(times: Sequence[PhaseTimes], outer: Sequence[PhaseTimes]) -> PhaseTimes:
     """Returns the sum of several times. Their totals are those of `outer`, of which none is inside another one."""
-    shares = [each.share for each in outer if each.share is not None]
+    shares = [module.share for module in outer if module.share is not None]
     return PhaseTimes(
-        calls=sum(each.calls for each in times),
-        total_ns=sum(each.total_ns for each in outer),
-        self_ns=sum(each.self_ns for each in times),
+        calls=sum(module.calls for module in times),
+        total_ns=sum(module.total_ns for module in outer),
+        self_ns=sum(module.self_ns for module in times),
         share=sum(shares) if shares else None,
-        unfinished=sum(each.unfinished for each in times),
-        raised=sum(each.raised for each in times),
+        unfinished=sum(module.unfinished for module in times),
+        raised=sum(module.raised for module in times),
     )
 
 

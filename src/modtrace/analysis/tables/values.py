@@ -186,5 +186,5 @@ def find_first_values(data: RecordingData) -> dict[int, tuple[float, ...]]:
     steps, first = np.unique(column_of(values, "step")[rows], return_index=True)
     found = values.take(from_numpy(rows[first])).select(["min", "max", "sum", "sumsq"])
     return dict(
-        zip(steps.tolist(), zip(*(each.to_pylist() for each in found.columns), strict=True), strict=True)
+        zip(steps.tolist(), zip(*(column.to_pylist() for column in found.columns), strict=True), strict=True)
     )

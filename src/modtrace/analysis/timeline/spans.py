@@ -80,8 +80,8 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
     """
     firsts = [0, *accumulate(len(part) for part in parts)]
     parent = [
-        np.where(each.parent < 0, -1, each.parent + firsts[part])
-        for each, part in zip(parts, parents, strict=True)
+        np.where(parent_of.parent < 0, -1, parent_of.parent + firsts[part])
+        for parent_of, part in zip(parts, parents, strict=True)
     ]
     return SpanRows(
         name=_join([part.name for part in parts]),
@@ -96,9 +96,9 @@ def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
     by_name = [{detail.name: detail for detail in part.details} for part in parts]
     return [
         _join(
-            [known.get(name) or each.nothing(len(part)) for known, part in zip(by_name, parts, strict=True)]
+            [known.get(name) or column.nothing(len(part)) for known, part in zip(by_name, parts, strict=True)]
         )
-        for name, each in like.items()
+        for name, column in like.items()
     ]
 
 

@@ -37,7 +37,7 @@ OVERFLOW = "overflow"
 EXP_OVERFLOW = "exp overflow"
 
 #: In the options of a recording: the triggers that check all that was measured of modules, whatever they do then.
-_WATCH_ALL = {repr(NonFiniteTrigger(then=each)) for each in (None, *THEN)}
+_WATCH_ALL = {repr(NonFiniteTrigger(then=action)) for action in (None, *THEN)}
 
 _COLUMNS = [
     "step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count", "max", "first_index", "shape",

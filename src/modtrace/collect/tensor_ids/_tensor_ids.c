@@ -214,12 +214,12 @@ int note_resized(TensorIds *self, PyObject *stored) {
 }
 
 static int is_among(PyObject *tensor, PyObject *given) {
-    PyObject *iterator = PyObject_GetIter(given), *each;
+    PyObject *iterator = PyObject_GetIter(given), *item;
     if (iterator == NULL) return -1;
     int is_found = 0;
-    while (!is_found && (each = PyIter_Next(iterator)) != NULL) {
-        is_found = each == tensor;
-        Py_DECREF(each);
+    while (!is_found && (item = PyIter_Next(iterator)) != NULL) {
+        is_found = item == tensor;
+        Py_DECREF(item);
     }
     Py_DECREF(iterator);
     return PyErr_Occurred() ? -1 : is_found;

@@ -142,10 +142,10 @@ static uint32_t width_of_channels(const Task *task) { return (task->channels + 1
 /* Cuts a tensor into parts, by its count and the size of a number alone, and sets the size of its row. */
 static void cut(Task *task, const Program *program) {
     uint64_t unit = program->part_bytes / program->number_bytes, units = (task->count + unit - 1) / unit;
-    uint64_t each = (units + program->most_parts - 1) / program->most_parts;
-    each = each ? each : 1;
-    task->part_size = each * unit;
-    task->parts = units ? (uint32_t)((units + each - 1) / each) : 1;
+    uint64_t units_of_part = (units + program->most_parts - 1) / program->most_parts;
+    units_of_part = units_of_part ? units_of_part : 1;
+    task->part_size = units_of_part * unit;
+    task->parts = units ? (uint32_t)((units + units_of_part - 1) / units_of_part) : 1;
     task->width = program->row_width + width_of_channels(task);
 }
 

@@ -114,11 +114,11 @@ def _forget_frames(error: BaseException) -> None:
     pending: list[BaseException | None] = [error]
     visited: set[int] = set()
     while pending:
-        each = pending.pop()
-        if each is not None and id(each) not in visited:
-            visited.add(id(each))
-            each.__traceback__ = None
-            pending += [each.__cause__, each.__context__]
+        cause = pending.pop()
+        if cause is not None and id(cause) not in visited:
+            visited.add(id(cause))
+            cause.__traceback__ = None
+            pending += [cause.__cause__, cause.__context__]
 
 
 #: A tensor or an array with more elements than this does not become a list.

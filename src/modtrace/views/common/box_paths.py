@@ -17,7 +17,7 @@ def name_boxes(boxes: Sequence[ViewBox]) -> list[str]:
     for box in boxes:
         around = f"{found[box.box]}/" if box.box >= 0 else ""
         distinct = next(
-            each for each in _number_on(around + _escape(label_layer(box)), counts) if each not in taken
+            path for path in _number_on(around + _escape(label_layer(box)), counts) if path not in taken
         )
         taken.add(distinct)
         found.append(distinct)

@@ -161,7 +161,7 @@ def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Itera
         if too_many <= 0:
             break
         left_out.add(title)
-        too_many -= sum(own for each, own in zip(columns, widths, strict=True) if each.title == title)
+        too_many -= sum(own for column, own in zip(columns, widths, strict=True) if column.title == title)
     shown = [column for column in columns if column.title not in left_out]
     in_order = dict.fromkeys(column.title for column in columns if column.title in left_out)
     return FittedColumns(shown, tuple(in_order), needed)

@@ -55,7 +55,7 @@ def to_json_number(value: Any) -> Any:
 def to_json(value: Any) -> Any:
     """Returns a value with all numbers inside it as JSON can hold them."""
     if isinstance(value, dict):
-        return {name: to_json(each) for name, each in value.items()}
+        return {name: to_json(element) for name, element in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(part) for part in value]
     return to_json_number(value)

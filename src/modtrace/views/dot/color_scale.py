@@ -65,7 +65,9 @@ class Overlay:
 
     def __init__(self, column: _Column, view: GraphView) -> None:
         self._column = column
-        known = [each for each in map(self._value, view.nodes) if each is not None and math.isfinite(each)]
+        known = [
+            value for value in map(self._value, view.nodes) if value is not None and math.isfinite(value)
+        ]
         self._scale = Scale.of(known)
 
     def node(self, node: ViewNode) -> dict[str, str]:
@@ -86,7 +88,7 @@ class Overlay:
         scale, write = self._scale, self._column.write
         if scale.low is None or scale.high is None:
             return Html(f"{self._column.name}: not known of any node")
-        cells = "".join(f'<td bgcolor="{each}" width="16" height="10"></td>' for each in _RAMP)
+        cells = "".join(f'<td bgcolor="{color}" width="16" height="10"></td>' for color in _RAMP)
         kind = " (logarithmic)" if scale.is_log else ""
         low, high = write(scale.low), f"{write(scale.high)}{kind}"
         return Html(
@@ -110,7 +112,7 @@ def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
     """
     if name is None:
         return None
-    columns = {each.name: each for each in _COLUMNS}
+    columns = {column.name: column for column in _COLUMNS}
     if name not in columns:
         raise ValueError(f"color={name!r}: nodes have no such number; there are: {', '.join(columns)}")
     return Overlay(columns[name], view)

@@ -56,11 +56,11 @@ class Sides:
 
     def _find_below_starts(self, ranked: Sequence[ViewEdge]) -> set[int]:
         """Returns the nodes that read a node of their own box which reads nothing itself, most often a parameter."""
-        reading = {each.target for each in ranked}
+        reading = {edge.target for edge in ranked}
         return {
-            each.target
-            for each in ranked
-            if each.source not in reading and self._box[each.source] == self._box[each.target] >= 0
+            edge.target
+            for edge in ranked
+            if edge.source not in reading and self._box[edge.source] == self._box[edge.target] >= 0
         }
 
     def _hold_loose(self, view: GraphView, ranked: Sequence[ViewEdge]) -> dict[int, int]:
@@ -68,7 +68,7 @@ class Sides:
 
         Without that, the node (a gradient that only the optimizer reads) would be at the top of the picture.
         """
-        tied = {each.source for each in ranked} | {each.target for each in ranked}
+        tied = {edge.source for edge in ranked} | {edge.target for edge in ranked}
         tied.update(at for row in self.rows for at in row)
         holds: dict[int, int] = {}
         for edge in view.edges:
@@ -92,7 +92,7 @@ def _find_sides(view: GraphView) -> list[str]:
     first = FORWARD if FORWARD in view.phases else next(iter(view.phases), FORWARD)
     for at in reversed(range(len(known))):  # who reads something comes behind it
         known[at] = known[at] or known[readers.get(at, at)] or first
-    return [each or first for each in known]
+    return [column or first for column in known]
 
 
 def find_rows(view: GraphView, sides: Sequence[str]) -> Iterator[tuple[int, ...]]:
@@ -127,9 +127,9 @@ def _find_rows_without_forward(view: GraphView, placed: Set[int]) -> Iterator[tu
 
 def _layers_by_call(view: GraphView, phase: str) -> dict[_Call, int]:
     return {
-        _call_of(each): at
-        for at, each in enumerate(view.nodes)
-        if each.kind == LAYER and each.phase == phase and each.path is not None
+        _call_of(node): at
+        for at, node in enumerate(view.nodes)
+        if node.kind == LAYER and node.phase == phase and node.path is not None
     }
 
 
@@ -180,7 +180,7 @@ def choose_edges(view: GraphView, sides: Sequence[str]) -> Iterator[DrawnEdge]:
 def _bundle(side: str, before: ViewEdge, edge: ViewEdge) -> ViewEdge:
     """Merges two edges into one, from the source that is further up."""
     choose = max if side in _UPWARD else min
-    return choose(before, edge, key=lambda each: each.source)._replace(reads=before.reads + edge.reads)
+    return choose(before, edge, key=lambda end: end.source)._replace(reads=before.reads + edge.reads)
 
 
 def place_idle(view: GraphView) -> Iterator[ViewEdge]:
@@ -190,7 +190,7 @@ def place_idle(view: GraphView) -> Iterator[ViewEdge]:
     """
     tied = {end for edge in view.edges for end in (edge.source, edge.target)}
     is_idle = [
-        each.kind in (CALL, LAYER) and not each.ops and at not in tied for at, each in enumerate(view.nodes)
+        node.kind in (CALL, LAYER) and not node.ops and at not in tied for at, node in enumerate(view.nodes)
     ]
     last: dict[str | None, int] = {}
     for at, node in enumerate(view.nodes):

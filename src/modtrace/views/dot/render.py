@@ -78,7 +78,7 @@ class _Writer:
         yield from self._boxes()
         yield from _columns(find_columns(self._view, self._sides.of_node))
         for row in self._sides.rows:
-            yield f"  {{ rank=same; {'; '.join(f'n{each}' for each in row)} }}\n"
+            yield f"  {{ rank=same; {'; '.join(f'n{number}' for number in row)} }}\n"
         yield from map(self._edge, choose_edges(self._view, self._sides.of_node))
         yield from map(self._invisible, filter(self._sides.is_ranked, place_idle(self._view)))
         yield "}\n"

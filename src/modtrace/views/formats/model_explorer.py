@@ -145,18 +145,18 @@ def _to_ends(
     return {
         "incomingEdges": [
             {
-                "sourceNodeId": view.nodes[each.source].key,
-                "sourceNodeOutputId": str(each.output),
+                "sourceNodeId": view.nodes[edge.source].key,
+                "sourceNodeOutputId": str(edge.output),
                 "targetNodeInputId": str(slot),
             }
-            for slot, each in enumerate(incoming)
+            for slot, edge in enumerate(incoming)
         ],
         "inputsMetadata": [
-            {"id": str(slot), "attrs": _to_pairs(each.described)} for slot, each in enumerate(incoming)
+            {"id": str(slot), "attrs": _to_pairs(edge.described)} for slot, edge in enumerate(incoming)
         ],
         "outputsMetadata": [
-            {"id": str(slot), "attrs": _to_pairs(_describe_tensor(*each))}
-            for slot, each in enumerate(outputs)
+            {"id": str(slot), "attrs": _to_pairs(_describe_tensor(*tensor))}
+            for slot, tensor in enumerate(outputs)
         ],
     }
 

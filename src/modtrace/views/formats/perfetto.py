@@ -134,7 +134,7 @@ class _SpanWriter:
         # Where arrows begin or end. Arrow n begins at end n; the numbers of all targets are higher.
         begin, stop = np.searchsorted(self._rows, [first, end]).tolist()
         ends = zip(self._rows[begin:stop].tolist(), self._order[begin:stop].tolist(), strict=True)
-        flows = {at: [flow for _, flow in group] for at, group in groupby(ends, key=lambda each: each[0])}
+        flows = {at: [flow for _, flow in group] for at, group in groupby(ends, key=lambda end: end[0])}
         for row, (kind, lane, start_ns, duration_ns, name), told in zip(
             range(first, end), rows, args, strict=False
         ):

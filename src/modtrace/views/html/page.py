@@ -59,7 +59,7 @@ _PAGE_POLICY = '<meta http-equiv="Content-Security-Policy" content="{}">'
 
 
 def _policy_of(page: str) -> str:
-    scripts, styles = (" ".join(map(_hash, each.findall(page))) for each in (_SCRIPT, _STYLE))
+    scripts, styles = (" ".join(map(_hash, pattern.findall(page))) for pattern in (_SCRIPT, _STYLE))
     return (
         f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"

@@ -33,10 +33,10 @@ def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
     numbers = bytearray()
     tables = {
         name: {
-            "rows": each.rows,
-            "columns": [_to_column(name, column, dictionaries, numbers) for column in each.columns],
+            "rows": table.rows,
+            "columns": [_to_column(name, column, dictionaries, numbers) for column in table.columns],
         }
-        for name, each in report.tables.items()
+        for name, table in report.tables.items()
     }
     values = {
         "format": "modtrace report",
@@ -48,7 +48,7 @@ def to_payload(report: Report) -> tuple[dict[str, Any], bytes]:
         "dictionaries": dictionaries,
         "tables": tables,
         "lanes": [vars(lane) for lane in report.lanes],
-        "dimensions": [{"name": name, "values": list(each)} for name, each in report.dimensions.items()],
+        "dimensions": [{"name": name, "values": list(values)} for name, values in report.dimensions.items()],
         "findings": [describe_finding(finding) for finding in report.findings],
     }
     return values, bytes(numbers)

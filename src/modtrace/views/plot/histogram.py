@@ -148,7 +148,7 @@ def _draw(ax: "Axes", x: Numbers, y: Numbers, shares: Numbers) -> None:
 def _draw_ticks(axis: "Axis", powers: _Powers) -> None:
     """Labels the axis of magnitudes."""
     first, last = map(int, powers.bounds)
-    every = next(each for each in (1, 2, 4, 8, 16, 32) if (last - first) / each <= 10)
+    every = next(step for step in (1, 2, 4, 8, 16, 32) if (last - first) / step <= 10)
     inside = range(first + powers.zero, last + 1 - powers.nonfinite)
     ticks = {float(power): f"$2^{{{power}}}$" for power in inside if power % every == 0}
     ticks |= powers.names
@@ -164,9 +164,9 @@ def _draw_lines(draw_line: Callable[..., Any], powers: _Powers) -> None:
         draw_line(powers.edges[1], color="black", linewidth=0.8)
     if powers.nonfinite:
         draw_line(powers.edges[-2], color=NONFINITE_COLOR, linewidth=0.8)
-    for each in _ends_of(powers):
-        draw_line(each.power, color="white", linewidth=1.2)
-        draw_line(each.power, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
+    for end in _ends_of(powers):
+        draw_line(end.power, color="white", linewidth=1.2)
+        draw_line(end.power, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
 
 
 # Where formats end.
@@ -188,15 +188,15 @@ def _ends_of(powers: _Powers) -> list[_End]:
 
 def _name_ends_inside(ax: "Axes", powers: _Powers) -> None:
     """Labels horizontal lines: the first format's on the left, the other's on the right."""
-    for each in _ends_of(powers):
+    for end in _ends_of(powers):
         ax.annotate(
-            each.name,
-            (0.99 if each.line else 0.01, each.power),
+            end.name,
+            (0.99 if end.line else 0.01, end.power),
             xycoords=("axes fraction", "data"),
-            xytext=(0, 3 if each.is_above else -3),
+            xytext=(0, 3 if end.is_above else -3),
             textcoords="offset points",
-            ha="right" if each.line else "left",
-            va="bottom" if each.is_above else "top",
+            ha="right" if end.line else "left",
+            va="bottom" if end.is_above else "top",
             size="x-small",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1},
         )

@@ -161,8 +161,8 @@ def _move_apart(heights: list[float], gap: float) -> list[float]:
         middles.append(middle)
     apart = [0.0] * len(heights)
     for pile, middle in zip(piles, middles, strict=True):
-        for at, each in enumerate(pile):
-            apart[each] = middle + gap * (at - (len(pile) - 1) / 2)
+        for at, label in enumerate(pile):
+            apart[label] = middle + gap * (at - (len(pile) - 1) / 2)
     return apart
 
 

@@ -84,10 +84,10 @@ def describe_comparison(found: Comparison) -> list[str]:
     return [*answer, *(line for line in render_comparison(found).splitlines() if line not in answer)]
 
 
-def describe_divergence(each: Divergence) -> list[str]:
+def describe_divergence(diff: Divergence) -> list[str]:
     """Returns where a difference was made in one line, and then how."""
-    given = f": {', '.join(each.arguments)}" if each.arguments else ""
-    return [f"a difference at {_name(each)}{given}", *_explain(each)]
+    given = f": {', '.join(diff.arguments)}" if diff.arguments else ""
+    return [f"a difference at {_name(diff)}{given}", *_explain(diff)]
 
 
 def render_comparison_json(found: Comparison) -> str:
@@ -104,7 +104,7 @@ def _describe_environments(found: Comparison) -> list[Text]:
     lead = "environments: "
     return [
         Text(f"{lead}{printable(first)}", "yellow"),
-        *(Text(" " * len(lead) + printable(each), "yellow") for each in rest),
+        *(Text(" " * len(lead) + printable(line), "yellow") for line in rest),
     ]
 
 
@@ -144,30 +144,30 @@ def _describe_reshaped(found: Comparison) -> Iterator[Text]:
     """Yields which outputs were not compared as their shapes differ; none where models return the same shapes."""
     if not any(pair.outermost for pair in found.reshaped):
         return
-    each, others = found.reshaped[0], len(found.reshaped) - 1
-    shapes = [f"{list(each.shape)}", f"{list(each.shape_b)}"]
-    if each.calls != each.calls_b:
-        counts = (each.calls, each.calls_b)
+    change, others = found.reshaped[0], len(found.reshaped) - 1
+    shapes = [f"{list(change.shape)}", f"{list(change.shape_b)}"]
+    if change.calls != change.calls_b:
+        counts = (change.calls, change.calls_b)
         shapes = [f"{n} x {shape}" if n > 1 else shape for n, shape in zip(counts, shapes, strict=True)]
-    told = f"{printable(each.name)} is {shapes[0]} against {shapes[1]}"
+    told = f"{printable(change.name)} is {shapes[0]} against {shapes[1]}"
     told += f", and {count_of(others, 'other output')} of modules" if others else ""
     yield Text.join([Text("the shapes differ: ", "bold red"), Text(told, "bold")])
     if found.is_void:
-        yield Text(f"  {_guess_reason(each)}")
+        yield Text(f"  {_guess_reason(change)}")
         yield Text("  nothing that a model returned was compared: give both runs the same inputs")
 
 
-def _guess_reason(each: Reshaped) -> str:
+def _guess_reason(change: Reshaped) -> str:
     """Returns what makes such shapes: batches in parts, a cache, padding."""
-    shape, shape_b = each.shape, each.shape_b
+    shape, shape_b = change.shape, change.shape_b
     if len(shape) != len(shape_b):
         return f"they have {len(shape)} and {len(shape_b)} axes"
     axes = [at for at, (size, size_b) in enumerate(zip(shape, shape_b, strict=True)) if size != size_b]
     if len(axes) > 1:
         return f"axes {', '.join(map(str, axes))} differ"
     [axis] = axes
-    is_whole = each.calls * shape[axis] == each.calls_b * shape_b[axis]
-    what = f"axis {axis} is {shape[axis]} in {count_of(each.calls, 'call')}, and {shape_b[axis]} in {each.calls_b}"
+    is_whole = change.calls * shape[axis] == change.calls_b * shape_b[axis]
+    what = f"axis {axis} is {shape[axis]} in {count_of(change.calls, 'call')}, and {shape_b[axis]} in {change.calls_b}"
     if axis == 0:
         return f"{what}: " + ("a batch in parts, or the share of a rank" if is_whole else "another batch")
     if axis < len(shape) - 1:
@@ -189,143 +189,143 @@ def _say_agreement(found: Comparison) -> Iterator[Text]:
         yield Text(": nothing that was compared differs")
 
 
-def _name(each: Divergence) -> str:
-    return f"{name_place(each)}, step {each.step}" + (f", {each.phase}" if each.phase else "")
+def _name(diff: Divergence) -> str:
+    return f"{name_place(diff)}, step {diff.step}" + (f", {diff.phase}" if diff.phase else "")
 
 
-def name_place(each: Divergence) -> str:
+def name_place(diff: Divergence) -> str:
     """Returns the op or the tensor with its module: `mul in blocks.0.attn`."""
-    return f"{forms_of_op(each.op)[-1]} {_place(each)}" if each.op else _name_tensor(each)
+    return f"{forms_of_op(diff.op)[-1]} {_place(diff)}" if diff.op else _name_tensor(diff)
 
 
-def _place(each: Divergence) -> str:
+def _place(diff: Divergence) -> str:
     """Returns `in PATH`, or where an op is that is in no module."""
-    if each.path is None:
-        return "in the optimizer" if each.phase == OPTIMIZER else "outside of modules"
-    return f"in {_module(each)}"
+    if diff.path is None:
+        return "in the optimizer" if diff.phase == OPTIMIZER else "outside of modules"
+    return f"in {_module(diff)}"
 
 
-def _module(each: Divergence) -> str:
-    return (each.path or each.root or "") + (f"@{each.call}" if each.call else "")
+def _module(diff: Divergence) -> str:
+    return (diff.path or diff.root or "") + (f"@{diff.call}" if diff.call else "")
 
 
-def _name_tensor(each: Divergence) -> str:
-    known = BY_NAME.get(each.role)
-    role = known.of_one if known else each.role
-    if each.call is None and each.path is not None and each.slot:
-        return f"{role} {join(each.path, each.slot)}"
-    where = _place(each) if each.path is None else f"of {_module(each)}"
-    return f"{role} {each.slot}".rstrip() + f" {where}"
+def _name_tensor(diff: Divergence) -> str:
+    known = BY_NAME.get(diff.role)
+    role = known.of_one if known else diff.role
+    if diff.call is None and diff.path is not None and diff.slot:
+        return f"{role} {join(diff.path, diff.slot)}"
+    where = _place(diff) if diff.path is None else f"of {_module(diff)}"
+    return f"{role} {diff.slot}".rstrip() + f" {where}"
 
 
-def _explain(each: Divergence) -> Iterator[str]:
-    if each.recompute_of is not None:
-        yield f"what the {each.recompute_of} run recomputes differs from its own forward"
-    if each.only_in is None:
-        yield _explain_kind(each)
-        yield _describe_error(each)
+def _explain(diff: Divergence) -> Iterator[str]:
+    if diff.recompute_of is not None:
+        yield f"what the {diff.recompute_of} run recomputes differs from its own forward"
+    if diff.only_in is None:
+        yield _explain_kind(diff)
+        yield _describe_error(diff)
     else:
-        explained = "" if each.kind == GROWN else f"; {_explain_kind(each).partition(',')[0]}"
-        yield f"only the {each.only_in} run has it{explained}"
-        yield f"it shows in {each.seen_at}: {_describe_error(each)}"
-    if each.relation is not None:
-        yield f"the second run's is {each.relation}"
-    if each.leads_to is not None:
-        yield f"that is less than noise; behind it summands cancel, and it becomes {each.leads_to}"
-    if each.through is not None and each.only_in is not None:
-        other = SECOND if each.only_in == FIRST else FIRST
-        yield f"in its place the {other} run has {each.through}, which the {each.only_in} lacks"
-    elif each.through is not None:
-        yield f"it depends on {each.through}"
-    if each.other is not None:
-        what = "it" if each.only_in is None else "what is compared"
-        yield f"in the second run {what} is {each.other or 'outside of modules'}"
-    names = ("first", "second") if each.recompute_of is None else ("forward", "recompute")
+        explained = "" if diff.kind == GROWN else f"; {_explain_kind(diff).partition(',')[0]}"
+        yield f"only the {diff.only_in} run has it{explained}"
+        yield f"it shows in {diff.seen_at}: {_describe_error(diff)}"
+    if diff.relation is not None:
+        yield f"the second run's is {diff.relation}"
+    if diff.leads_to is not None:
+        yield f"that is less than noise; behind it summands cancel, and it becomes {diff.leads_to}"
+    if diff.through is not None and diff.only_in is not None:
+        other = SECOND if diff.only_in == FIRST else FIRST
+        yield f"in its place the {other} run has {diff.through}, which the {diff.only_in} lacks"
+    elif diff.through is not None:
+        yield f"it depends on {diff.through}"
+    if diff.other is not None:
+        what = "it" if diff.only_in is None else "what is compared"
+        yield f"in the second run {what} is {diff.other or 'outside of modules'}"
+    names = ("first", "second") if diff.recompute_of is None else ("forward", "recompute")
     yield from (
-        f"{name:<{len(names[1])}}  {text}" for name, text in zip(names, (each.a, each.b), strict=True)
+        f"{name:<{len(names[1])}}  {text}" for name, text in zip(names, (diff.a, diff.b), strict=True)
     )
-    if each.largest is not None and each.where is not None and each.pair is not None:
-        at = ", ".join(map(str, each.where))
-        yield f"most at [{at}]: {each.pair[0]:.6g} and {each.pair[1]:.6g}" + _describe_tensors(each)
-    if each.source_line:
-        yield f"at {each.source_line}"
-    yield from _advise(each)
+    if diff.largest is not None and diff.where is not None and diff.pair is not None:
+        at = ", ".join(map(str, diff.where))
+        yield f"most at [{at}]: {diff.pair[0]:.6g} and {diff.pair[1]:.6g}" + _describe_tensors(diff)
+    if diff.source_line:
+        yield f"at {diff.source_line}"
+    yield from _advise(diff)
 
 
-def _advise(each: Divergence) -> Iterator[str]:
+def _advise(diff: Divergence) -> Iterator[str]:
     """Yields what makes the runs comparable where they begin with other numbers, or what else to look at."""
-    if each.states:
+    if diff.states:
         yield "load the state of the optimizer, too, or begin both without"
-    elif each.updated_since is not None or (each.role in (UPDATE, OPTIMIZER_STATE) and each.input_error):
-        if 2 * each.updated[0] <= each.updated[1]:
+    elif diff.updated_since is not None or (diff.role in (UPDATE, OPTIMIZER_STATE) and diff.input_error):
+        if 2 * diff.updated[0] <= diff.updated[1]:
             yield _ON_ROUNDING
-    elif each.kind == SOURCE and each.role in (PARAMETER, BUFFER):
+    elif diff.kind == SOURCE and diff.role in (PARAMETER, BUFFER):
         yield "give both the same seed, or load the same weights"
-    elif each.kind == SOURCE:
+    elif diff.kind == SOURCE:
         yield "give both the same input"
-    elif each.kind in (MADE, SEEN) and each.op is not None and bare_name(each.op) in RANDOM:
-        if each.recompute_of is None:
+    elif diff.kind in (MADE, SEEN) and diff.op is not None and bare_name(diff.op) in RANDOM:
+        if diff.recompute_of is None:
             yield "it draws random numbers: give both the same seed, and draw as often before it"
         else:
             yield "it draws random numbers: checkpoint(preserve_rng_state=True) draws the same again"
 
 
-def _describe_tensors(each: Divergence) -> str:
-    told = [f"{each.close_share:.1%} of the elements within 0.1 %"] if each.close_share is not None else []
-    if each.cosine is not None and not math.isnan(each.cosine):
-        told.append(f"cosine {each.cosine:.6f}")
-    if each.ulps is not None and each.ulps < 1e6:
-        told.append(f"{each.ulps:.0f} ulp")
+def _describe_tensors(diff: Divergence) -> str:
+    told = [f"{diff.close_share:.1%} of the elements within 0.1 %"] if diff.close_share is not None else []
+    if diff.cosine is not None and not math.isnan(diff.cosine):
+        told.append(f"cosine {diff.cosine:.6f}")
+    if diff.ulps is not None and diff.ulps < 1e6:
+        told.append(f"{diff.ulps:.0f} ulp")
     return f" ({', '.join(told)})" if told else ""
 
 
-def _explain_kind(each: Divergence) -> str:
-    if each.updated_since is not None:
-        differing, every = each.updated
+def _explain_kind(diff: Divergence) -> str:
+    if diff.updated_since is not None:
+        differing, every = diff.updated
         return (
-            f"in step {each.updated_since} it was apart by noise at most; its optimizer has moved it elsewhere since: "
+            f"in step {diff.updated_since} it was apart by noise at most; its optimizer has moved it elsewhere since: "
             f"{differing} of {count_of(every, 'parameter')} now differ"
         )
-    if each.states:
-        return f"its optimizer began with another state: {', '.join(each.states)}"
-    if each.kind == SOURCE:
+    if diff.states:
+        return f"its optimizer began with another state: {', '.join(diff.states)}"
+    if diff.kind == SOURCE:
         return "it differs before the step has computed anything"
-    if each.operands and each.kind != AMPLIFIED:
-        return f"it reads another tensor: {first_few(each.operands, _OPERANDS)}"
-    if each.turned:
-        return f"what it reads is equal, but its axes were put in another order: {each.turned}"
-    if each.kind == MADE and each.through is not None and each.only_in is None:
-        before = "apart by noise" if each.input_error else "equal"
+    if diff.operands and diff.kind != AMPLIFIED:
+        return f"it reads another tensor: {first_few(diff.operands, _OPERANDS)}"
+    if diff.turned:
+        return f"what it reads is equal, but its axes were put in another order: {diff.turned}"
+    if diff.kind == MADE and diff.through is not None and diff.only_in is None:
+        before = "apart by noise" if diff.input_error else "equal"
         return f"it made the difference, or ops before it that one run alone has: what these read is {before}"
-    if each.kind == MADE and each.arguments and not each.input_error:
+    if diff.kind == MADE and diff.arguments and not diff.input_error:
         return "the tensors that it reads are equal, its output is not"
-    if each.kind == MADE and each.metric == STATISTICS and each.input_error:
+    if diff.kind == MADE and diff.metric == STATISTICS and diff.input_error:
         return "its inputs have like statistics, its output has others; before it, elements may have changed places"
-    if each.kind == MADE:
+    if diff.kind == MADE:
         return (
             "its inputs are equal, its output is not"
-            if not each.input_error
+            if not diff.input_error
             else ("its inputs are apart by noise, its output by more")
         )
-    if each.kind == AMPLIFIED:
-        return f"its output is {each.amplification:.3g} times farther apart than its inputs"
-    if each.kind == SEEN:
-        before = "apart by noise" if each.input_error else "equal"
+    if diff.kind == AMPLIFIED:
+        return f"its output is {diff.amplification:.3g} times farther apart than its inputs"
+    if diff.kind == SEEN:
+        before = "apart by noise" if diff.input_error else "equal"
         return f"what was measured before it is {before}; its inputs were not compared"
-    assert each.kind == GROWN
+    assert diff.kind == GROWN
     return "no op or module stands out: small differences have added up, and here they are more than noise"
 
 
-def _describe_error(each: Divergence) -> str:
-    if each.metric == SHAPES:
+def _describe_error(diff: Divergence) -> str:
+    if diff.metric == SHAPES:
         return "the shapes differ"
-    if each.metric == NONFINITE or (math.isinf(each.error) and each.metric != HASHES):
+    if diff.metric == NONFINITE or (math.isinf(diff.error) and diff.metric != HASHES):
         return "one has more NaN or infinite elements"
-    if each.metric == HASHES and math.isinf(each.error):
+    if diff.metric == HASHES and math.isinf(diff.error):
         return "the hashes differ, and nothing else was measured"
-    noise = f"noise is {format_error(each.noise)}"
-    bounds = f" ({format_error(each.low)} to {format_error(each.high)})" if each.metric == SKETCHES else ""
-    return f"relative error {format_error(each.error)}{bounds}, {noise}"
+    noise = f"noise is {format_error(diff.noise)}"
+    bounds = f" ({format_error(diff.low)} to {format_error(diff.high)})" if diff.metric == SKETCHES else ""
+    return f"relative error {format_error(diff.error)}{bounds}, {noise}"
 
 
 def _describe_compared(found: Comparison) -> str:
@@ -359,7 +359,7 @@ def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
             yield Text(f"only in the {name} run: {_count_unmatched(side)}", "yellow")
             for kind in (
                 side.modules,
-                *(tuple(map(_name_one, each)) for each in (side.ops, side.calls, side.tensors)),
+                *(tuple(map(_name_one, names)) for names in (side.ops, side.calls, side.tensors)),
             ):
                 if kind:
                     yield Text(f"  {printable(first_few(kind, max(top // 3, 1)))}")
@@ -369,8 +369,8 @@ def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
         yield from (Text(f"  {printable(rule)}") for rule in found.proposed[:top])
 
 
-def _name_one(each: Named) -> str:
-    return each.name + (f" x{each.count}" if each.count > 1 else "")
+def _name_one(named: Named) -> str:
+    return named.name + (f" x{named.count}" if named.count > 1 else "")
 
 
 def _count_unmatched(side: OneSided) -> str:

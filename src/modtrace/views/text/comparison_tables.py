@@ -110,13 +110,15 @@ def render_growth_and_places(
 def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str:
     shown, unknown = _choose_points(found.growth), _name_unknown(found)
     finite = [growth.error for growth in found.growth if 0 < growth.error < math.inf]
-    low = math.floor(math.log10(min([*finite, *(each.noise for each in shown if each.noise)], default=1e-7)))
+    low = math.floor(
+        math.log10(min([*finite, *(point.noise for point in shown if point.noise)], default=1e-7))
+    )
     high = max(math.ceil(math.log10(max(finite, default=1.0))), low + 1)
     columns = [
-        Column("error", [Text(format_error(each.error, unknown)) for each in shown]),
-        Column(f"1e{low:+03d} .. 1e{high:+03d}", [_bar(each, low, high) for each in shown], right=False),
+        Column("error", [Text(format_error(point.error, unknown)) for point in shown]),
+        Column(f"1e{low:+03d} .. 1e{high:+03d}", [_bar(point, low, high) for point in shown], right=False),
     ]
-    names = _cut_all([printable(each.name) for each in shown], columns, width)
+    names = _cut_all([printable(point.name) for point in shown], columns, width)
     return render_columns(
         [Column("growth", [Text(name) for name in names], right=False), *columns], color=color
     )
@@ -126,10 +128,10 @@ def _choose_points(growth: Sequence[GrowthPoint]) -> list[GrowthPoint]:
     """Returns a few of the points in order: blocks, the first beyond noise, the one before it, the ends."""
     if len(growth) <= _CHARTED:
         return list(growth)
-    beyond = next((at for at, each in enumerate(growth) if each.error > each.noise), 0)
+    beyond = next((at for at, point in enumerate(growth) if point.error > point.noise), 0)
     asked = {0, max(beyond - 1, 0), beyond, len(growth) - 1}
     blocks = [
-        at for at, each in enumerate(growth) if each.name.rpartition(".")[2].isdigit() and at not in asked
+        at for at, point in enumerate(growth) if point.name.rpartition(".")[2].isdigit() and at not in asked
     ]
     others = blocks or [at for at in range(len(growth)) if at not in asked]
     room = _CHARTED - len(asked)
@@ -139,12 +141,12 @@ def _choose_points(growth: Sequence[GrowthPoint]) -> list[GrowthPoint]:
     return [growth[at] for at in sorted(asked | chosen)]
 
 
-def _bar(each: GrowthPoint, low: int, high: int) -> Text:
-    if not each.error:
+def _bar(point: GrowthPoint, low: int, high: int) -> Text:
+    if not point.error:
         return Text()
-    share = 1.0 if math.isinf(each.error) else (math.log10(each.error) - low) / (high - low)
+    share = 1.0 if math.isinf(point.error) else (math.log10(point.error) - low) / (high - low)
     return Text(
-        "#" * max(1, round(_BAR * min(max(share, 0.0), 1.0))), "red" if each.error > each.noise else "dim"
+        "#" * max(1, round(_BAR * min(max(share, 0.0), 1.0))), "red" if point.error > point.noise else "dim"
     )
 
 
@@ -164,18 +166,18 @@ def _render_places(
     """Returns a table, and the titles of its columns."""
     shown = places[:top]
     columns = [
-        Column("step", [Text(str(each.step)) for each in shown]),
-        Column("phase", [Text(each.phase or "") for each in shown], right=False),
-        Column("error", [Text(number(each.error), "red") for each in shown]),
-        Column("inputs", [Text("?" if each.kind == SEEN else number(each.input_error)) for each in shown]),
-        Column("noise", [Text(number(each.noise), "dim") for each in shown]),
-        Column("", [Text(each.kind) for each in shown], right=False),
+        Column("step", [Text(str(diff.step)) for diff in shown]),
+        Column("phase", [Text(diff.phase or "") for diff in shown], right=False),
+        Column("error", [Text(number(diff.error), "red") for diff in shown]),
+        Column("inputs", [Text("?" if diff.kind == SEEN else number(diff.input_error)) for diff in shown]),
+        Column("noise", [Text(number(diff.noise), "dim") for diff in shown]),
+        Column("", [Text(diff.kind) for diff in shown], right=False),
     ]
-    names = [printable(name(each)) for each in shown]
+    names = [printable(name(diff)) for diff in shown]
     least = Column("place", [Text("." * min(_WHOLE_NAME, max(map(len, names))))])
     fitted = fit_columns([least, *columns], width, _DISPENSABLE)
     kept = [column for column in columns if column.title in fitted.titles]
-    place = Column("place", [Text(each) for each in _cut_all(names, kept, width)], right=False)
+    place = Column("place", [Text(name) for name in _cut_all(names, kept, width)], right=False)
     table = render_fitted(replace(fitted, shown=[place, *kept]), width=width, color=color)
     head = render_lines([Text(title, "bold")], color=color, width=width)
     rest = [Text(count_of(len(places) - top, "more place"), "dim")] if len(places) > top else []
@@ -192,6 +194,6 @@ def _cut_all(names: Sequence[str], beside: Sequence[Column], width: int | None) 
     """Returns names that fit beside columns. Of longer ones most of the end is kept: it says in which module it is."""
     if width is None:
         return list(names)
-    room = max(width - sum(each.width + _GAP for each in beside), _SHORTEST_NAME)
+    room = max(width - sum(column.width + _GAP for column in beside), _SHORTEST_NAME)
     begin = room // 3
     return [name if len(name) <= room else f"{name[:begin]}…{name[begin + 1 - room :]}" for name in names]

@@ -115,7 +115,7 @@ def _cut(text: str) -> str:
 
 def region_columns(regions: Sequence[CompiledRegion]) -> list[Column]:
     """Returns the columns of the table of compiled regions, in the order in which they were first compiled."""
-    longest = sorted(regions, key=lambda each: -each.took_ns)[:_SHOWN_REGIONS]
+    longest = sorted(regions, key=lambda region: -region.took_ns)[:_SHOWN_REGIONS]
     regions = [region for region in regions if region in longest]
     columns = [
         Column(

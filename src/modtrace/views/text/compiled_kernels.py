@@ -31,17 +31,17 @@ def kernel_columns(regions: Sequence[CompiledInside], top: int | None) -> list[C
     fused = [(region.name, kernel.phase, kernel.name) for region, kernel in rows if kernel.is_fused]
     numbers = {key: at for at, key in enumerate(dict.fromkeys(fused), 1)}
     columns = [
-        Column("kernel", [_kernel_cell(region, each, numbers) for region, each in rows], right=False),
-        Column("phase", [Text(each.phase) for _, each in rows], right=False),
-        Column("ops", [Text(str(len(each.ops))) for _, each in rows]),
+        Column("kernel", [_kernel_cell(region, kernel, numbers) for region, kernel in rows], right=False),
+        Column("phase", [Text(kernel.phase) for _, kernel in rows], right=False),
+        Column("ops", [Text(str(len(kernel.ops))) for _, kernel in rows]),
         Column(
-            "of modules", [Text(_shorten(each.modules, _MODULES, " + ")) for _, each in rows], right=False
+            "of modules", [Text(_shorten(kernel.modules, _MODULES, " + ")) for _, kernel in rows], right=False
         ),
-        Column("fused ops", [Text(_describe_ops(each), "dim") for _, each in rows], right=False),
+        Column("fused ops", [Text(_describe_ops(kernel), "dim") for _, kernel in rows], right=False),
     ]
     if len(regions) > 1:
         columns.insert(
-            0, Column("compiled in", [Text(printable(each.name)) for each, _ in rows], right=False)
+            0, Column("compiled in", [Text(printable(region.name)) for region, _ in rows], right=False)
         )
     return columns
 

@@ -62,8 +62,8 @@ def render_nonfinite(
         lines = [Text(_describe_none(measured, marks))]
     else:
         lines = _describe(replace(found, others=0) if further else found)
-    for each in further[: limit - 1]:
-        lines += _describe(replace(each[0], others=0), "then") if len(each) == 1 else _describe_group(each)
+    for group in further[: limit - 1]:
+        lines += _describe(replace(group[0], others=0), "then") if len(group) == 1 else _describe_group(group)
     told = describe_absorbed(absorbed[:limit])
     lines += [Text.join([Text("absorbed: ", "bold"), Text(printable(line))]) for line in told]
     if len(further) >= limit or len(absorbed) > limit:
@@ -78,12 +78,12 @@ def group_alike(found: Iterable[NonFinite]) -> Iterator[list[NonFinite]]:
 
     An optimizer writes every parameter and the state of each. One answer is enough for all of them.
     """
-    for _, of_step in groupby(found, key=lambda each: each.step):
+    for _, of_step in groupby(found, key=lambda one: one.step):
         groups: dict[object, list[NonFinite]] = {}
-        for each in of_step:
-            is_held = each.kind == SOURCE and each.hint is not None
-            key = (each.phase, each.role, each.hint) if is_held else id(each)
-            groups.setdefault(key, []).append(each)
+        for one in of_step:
+            is_held = one.kind == SOURCE and one.hint is not None
+            key = (one.phase, one.role, one.hint) if is_held else id(one)
+            groups.setdefault(key, []).append(one)
         yield from groups.values()
 
 
@@ -126,8 +126,8 @@ def render_nonfinite_json(
         "marks": list(marks),
     }
     if further is not None:
-        told["all"] = [asdict(each) for each in (found, *further) if each is not None]
-        told["absorbed"] = [asdict(each) for each in absorbed]
+        told["all"] = [asdict(one) for one in (found, *further) if one is not None]
+        told["absorbed"] = [asdict(one) for one in absorbed]
     return json.dumps(told, indent=2) + "\n"
 
 
@@ -146,11 +146,11 @@ def _describe(found: NonFinite, which: str = "first non-finite values") -> list[
 
 def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
     """Returns the lines on tensors that were written in one way."""
-    counts = describe_counts(sum(each.nan_count for each in alike), sum(each.inf_count for each in alike))
+    counts = describe_counts(sum(one.nan_count for one in alike), sum(one.inf_count for one in alike))
     one = alike[0]
     known = BY_NAME.get(one.role or "")
     held = count_of(len(alike), known.of_one if known else "tensor")
-    names = f": {first_few(list(dict.fromkeys(each.source for each in alike)))}" if known else ""
+    names = f": {first_few(list(dict.fromkeys(one.source for one in alike)))}" if known else ""
     return [
         _head("then", counts, one),
         Text(f"  {printable(f'held by {held}{names}')}"),

@@ -60,7 +60,7 @@ def _describe_differences(check: RecomputeCheck) -> list[Text]:
         ]
     )
     lines = [place, *(Text(f"  {printable(line)}") for line in _explain(first))]
-    others = Counter(_name(each) + (f": {each.cause}" if each.cause else "") for each in more)
+    others = Counter(_name(diff) + (f": {diff.cause}" if diff.cause else "") for diff in more)
     told = others.most_common(_TOLD)
     lines += [
         Text(f"and {printable(name)}" + (f", {count} times" if count > 1 else "")) for name, count in told
@@ -70,22 +70,22 @@ def _describe_differences(check: RecomputeCheck) -> list[Text]:
     return [*lines, Text(_describe_compared(check))]
 
 
-def _name(each: RecomputeDifference) -> str:
-    call = f"@{each.call}" if each.call else ""
-    where = f"{each.path or each.root}{call}" if each.path is not None else "(outside of modules)"
-    if each.op is None:
-        return f"output {each.slot}".rstrip() + f" of {where}"
-    return f"{forms_of_op(each.op)[-1]} in {where}" + (f" at {each.source_line}" if each.source_line else "")
+def _name(diff: RecomputeDifference) -> str:
+    call = f"@{diff.call}" if diff.call else ""
+    where = f"{diff.path or diff.root}{call}" if diff.path is not None else "(outside of modules)"
+    if diff.op is None:
+        return f"output {diff.slot}".rstrip() + f" of {where}"
+    return f"{forms_of_op(diff.op)[-1]} in {where}" + (f" at {diff.source_line}" if diff.source_line else "")
 
 
-def _explain(each: RecomputeDifference) -> Iterator[str]:
-    if each.cause:
-        yield f"{each.cause}: {each.hint}"
+def _explain(diff: RecomputeDifference) -> Iterator[str]:
+    if diff.cause:
+        yield f"{diff.cause}: {diff.hint}"
     else:
-        yield "what it read agrees, as far as it was measured" if each.op else "its inputs were not compared"
-    if each.remedy:
-        yield f"try: {each.remedy}"
-    yield f"forward    {each.forward}"
-    yield f"recompute  {each.recompute}" + (
-        "; the hashes differ" if each.by_hash and each.forward == each.recompute else ""
+        yield "what it read agrees, as far as it was measured" if diff.op else "its inputs were not compared"
+    if diff.remedy:
+        yield f"try: {diff.remedy}"
+    yield f"forward    {diff.forward}"
+    yield f"recompute  {diff.recompute}" + (
+        "; the hashes differ" if diff.by_hash and diff.forward == diff.recompute else ""
     )

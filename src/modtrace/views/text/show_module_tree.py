@@ -85,7 +85,7 @@ def render_module_tree(
         lines = list(draw_lines(roots, depth))
         places = [_fit(_tree_columns(lines, tree, slots, below), width) for below in (False, True)]
         # Notes stand beside a module if they can.
-        fitted.append(min(places, key=lambda each: len(each.left_out)))
+        fitted.append(min(places, key=lambda place: len(place.left_out)))
     if tree.roots and types:
         fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
     head = _headline(tree, run)
@@ -129,7 +129,7 @@ def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
     key = _SORT_VALUES[sort]
 
     def sort_children(node: ModuleNode, children: Sequence[ModuleNode]) -> ModuleNode:
-        ordered = sorted(children, key=lambda each: (each.role == "inside", key(each)))
+        ordered = sorted(children, key=lambda node: (node.role == "inside", key(node)))
         return replace(node, children=tuple(ordered))
 
     return sorted(rebuild(roots, sort_children), key=key)

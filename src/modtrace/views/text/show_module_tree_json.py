@@ -64,5 +64,5 @@ def _render_nodes(roots: Sequence[ModuleNode]) -> str:
 
 def _with_commas(nodes: Sequence[ModuleNode]) -> list[ModuleNode | str]:
     """Returns the nodes from last to first, with commas between them."""
-    separated: list[ModuleNode | str] = [each for node in reversed(nodes) for each in (node, ", ")]
+    separated: list[ModuleNode | str] = [part for node in reversed(nodes) for part in (node, ", ")]
     return separated[:-1]
