@@ -242,13 +242,10 @@ class RunTables:
     @cached_property
     def origin_of_read(self) -> Rows:
         """The last tensor of `walk_views` of each read of `flow`."""
-        tensor = self.flow.read
-        for _ in range(_MOST_VIEWS):
-            viewed = self.view_of[tensor]
-            if (viewed < 0).all():
-                break
-            tensor = np.where(viewed >= 0, viewed, tensor)
-        return tensor
+        origin = np.where(self.view_of >= 0, self.view_of, np.arange(len(self.view_of)))
+        for _ in range(_MOST_VIEWS.bit_length() - 1):  # each time twice as many views are walked back
+            origin = origin[origin]
+        return np.asarray(origin[self.flow.read])
 
     def find_unread(self, among: Bools | None = None) -> Bools:
         """Returns which ops, or which of some, ran for nothing; see `OpFlow.find_unread`."""
