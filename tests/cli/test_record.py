@@ -1,7 +1,6 @@
 """`modtrace record`: a script runs as `python` would run it, and is recorded."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -11,6 +10,7 @@ import pytest
 from torch import nn
 
 import modtrace
+from helpers.command_ends import End, end_of_modtrace
 from helpers.command_line import run_command
 
 TRAIN = """
@@ -27,19 +27,20 @@ for step in range(5):
 """
 
 
-def run(folder: Path, *arguments: str, script: str | None = None, check: int | None = 0):
+def run(folder: Path, *arguments: str, script: str | None = None, status: int = 0, before: str = "") -> End:
     """Runs `modtrace` in a folder, with the script written there as train.py."""
     if script is not None:
         (folder / "train.py").write_text(textwrap.dedent(script))
-    command = [sys.executable, "-c", "from modtrace.cli.main import main; main()", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    if check is not None:
-        assert done.returncode == check, done.stderr
+    done = end_of_modtrace(folder, *arguments, before=before)
+    assert done.status == status, done.stderr
     return done
 
 
 def test_a_script_is_recorded_without_a_change_and_its_output_is_its_own(tmp_path):
-    done = run(tmp_path, "record", "train.py", script=TRAIN + "print('trained')\n")
+    (tmp_path / "train.py").write_text(TRAIN + "print('trained')\n")
+    command = [sys.executable, "-m", "modtrace", "record", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
     assert done.stdout == "trained\n"
     assert done.stderr.startswith("modtrace: recorded 5 steps, ")
     assert done.stderr.endswith("Look at it with: modtrace show train.modtrace\n")
@@ -84,50 +85,16 @@ def test_the_script_finds_its_arguments_its_folder_and_itself_as_main(tmp_path):
     assert "__main__ ['inside/main.py', '--steps', '7', '-q', 'x y'] True " in recorded.stdout
 
 
-@pytest.mark.parametrize(("code", "expected"), [("7", 7), ("None", 0), ("'no luck'", 1), ("0", 0)])
-def test_the_scripts_exit_code_is_passed_on(tmp_path, code, expected):
-    done = run(tmp_path, "record", "-q", "train.py", script=f"import sys\nsys.exit({code})\n", check=expected)
-    assert done.stderr == ("no luck\n" if code == "'no luck'" else "")
-
-
-def test_a_traceback_is_that_of_the_script_alone(tmp_path):
-    script = TRAIN + "def fail():\n    raise ValueError('boom')\n\nfail()\n"
-    done = run(tmp_path, "record", "-q", "train.py", script=script, check=1)
-    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr == plain.stderr
-    rec = modtrace.open_recording(tmp_path / "train.modtrace")
-    assert rec.meta.marks == ("the run ended by ValueError: boom; step 3 was the last to end",)
-    assert rec.table("steps").num_rows == 5
-    shown = run(tmp_path, "show", "train.modtrace")
-    assert "! the run ended by ValueError: boom; step 3 was the last to end" in shown.stdout
-
-
 def test_an_op_that_raises_is_marked_and_its_traceback_has_no_frame_of_ours(tmp_path):
     script = TRAIN + "model(torch.ones(2, 5))\n"
-    done = run(tmp_path, "record", "-q", "--ops", "train.py", script=script, check=1)
-    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = run(tmp_path, "record", "-q", "--ops", "train.py", script=script, status=1)
+    plain = run(tmp_path, status=1, before="import runpy; runpy.run_path('train.py', run_name='__main__')")
     assert done.stderr.splitlines()[-4:] == plain.stderr.splitlines()[-4:]
     assert "modtrace" not in done.stderr
     rows = modtrace.open_recording(tmp_path / "train.modtrace").table("ops").to_pylist()
     assert [row["name"] for row in rows if row["raised"]] == ["aten.addmm.default"]
     last = run(tmp_path, "paths", "train.modtrace", "--step", "5").stdout.splitlines()[-1]
     assert last.split() == ["aten.addmm.default", "0", "Linear", "forward", "raised"]
-
-
-def test_a_script_that_is_no_python_says_so_as_python_does(tmp_path):
-    done = run(tmp_path, "record", "-q", "train.py", script="def broken(:\n", check=1)
-    assert f'File "{tmp_path}/train.py", line 1' in done.stderr
-    assert "SyntaxError" in done.stderr
-    assert "modtrace" not in done.stderr
-
-
-def test_an_interrupt_ends_the_process_as_it_would_have_and_leaves_a_recording(tmp_path):
-    script = TRAIN + "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(9)\n"
-    done = run(tmp_path, "record", "-q", "train.py", script=script, check=-signal.SIGINT)
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
-    rec = modtrace.open_recording(tmp_path / "train.modtrace")
-    assert rec.meta.marks == ("the run ended by KeyboardInterrupt; step 3 was the last to end",)
-    assert "step 4 (train)" in run(tmp_path, "show", "train.modtrace").stdout
 
 
 def test_a_module_runs_as_python_m_runs_it(tmp_path):
@@ -176,7 +143,7 @@ def test_options_reach_the_recording(tmp_path):
 
 def test_a_script_without_a_model_leaves_an_empty_recording_that_says_so(tmp_path):
     run(tmp_path, "record", "train.py", script="print('hello')\n")
-    shown = run(tmp_path, "show", "train.modtrace", check=2)
+    shown = run(tmp_path, "show", "train.modtrace", status=2)
     assert "no calls are in this recording: no module was called in its steps" in shown.stderr
 
 
@@ -187,17 +154,6 @@ def test_a_script_that_records_by_itself_is_recorded_twice(tmp_path):
     run(tmp_path, "record", "--to", "outer", "train.py", script=script)
     tables = [modtrace.open_recording(tmp_path / each).table("calls") for each in ("outer", "inner")]
     assert tables[0].num_rows == tables[1].num_rows == 5 * 3 + 5
-
-
-def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
-    """A pipe that nobody reads ends `show` in silence."""
-    run(tmp_path, "record", "-q", "train.py", script=TRAIN)
-    command = (
-        f"{sys.executable} -c 'from modtrace.cli.main import main; main()' show train.modtrace | head -1"
-    )
-    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -225,6 +181,10 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
         (
             ["record", "--to", "there", "train.py"],
             "there: a folder that is not a recording is here already (it holds 'notes.txt')",
+        ),
+        (
+            ["record", "--to", "recorded", "train.py"],
+            "Give another path, or overwrite=True (--overwrite) to replace it.",
         ),
         (["show", "nope"], "nope: nothing is there. Give the folder of a recording."),
         (["show", "there"], "there: not a recording: there is no recording.json in this folder"),
@@ -286,5 +246,5 @@ def test_source_lines_of_ops_are_recorded_and_the_end_points_to_who_made_a_nan(t
     rec = modtrace.open_recording(tmp_path / "train.modtrace")
     lines = {op["name"]: op["source"] for op in rec.table("ops").to_pylist()}
     assert lines["aten.log.default"] == f"{tmp_path}/train.py:3"
-    done = run(tmp_path, "record", "--source", "train.py", check=2)
+    done = run(tmp_path, "record", "--source", "train.py", status=2)
     assert "--source is about the ops that --ops records: give both." in done.stderr

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import modtrace
 from cli.test_record import TRAIN, run
+from helpers.command_ends import End
 from modtrace.cli.children import StartedProcesses, runs_python
 
 END = "Look at it with: modtrace show train.modtrace"
@@ -33,7 +33,7 @@ for step in range(60):
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))"
 
 
-def closing_line(done: "subprocess.CompletedProcess[str]") -> str:
+def closing_line(done: End) -> str:
     said = [line for line in done.stderr.splitlines() if line.startswith("modtrace: ")]
     assert len([line for line in said if re.match("modtrace: (recorded|wrote) ", line)]) == 1
     assert said[-1] == done.stderr.splitlines()[-1]
@@ -71,7 +71,7 @@ def test_disk_that_is_full_from_the_first_batch_on_leaves_a_recording_that_opens
         "modtrace: wrote 0 of 60 steps, ROWS; incomplete from step 0: File too large ("
     )
     assert rec.triggers[0].step == 50
-    shown = run(tmp_path, "show", "train.modtrace", check=2)
+    shown = run(tmp_path, "show", "train.modtrace", status=2)
     assert "no calls are in this recording" in shown.stderr
     assert "incomplete from step 0: File too large (" in shown.stderr
 
@@ -83,26 +83,20 @@ def test_signal_that_ends_the_program_leaves_the_line_and_ends_the_process(
     script = (
         TRAIN + f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(9)\nprint('not reached')\n"
     )
-    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    try:  # whoever started the tests may ignore it
-        done = run(tmp_path, "record", "train.py", script=script, check=-number)
-    finally:
-        signal.signal(number, before)
+    done = run(tmp_path, "record", "train.py", script=script, status=-number)
     ended_by = "KeyboardInterrupt" if number == signal.SIGINT else f"Terminated: {number.name}"
     assert closing_line(done) == (
         f"modtrace: recorded 5 steps, ROWS; the run ended by {ended_by}; step 3 was the last to end. {END}"
     )
     assert done.stdout == ""
-    assert "Traceback" not in done.stderr or number == signal.SIGINT
+    assert ("Traceback" in done.stderr) == (number == signal.SIGINT)
+    assert ("\nKeyboardInterrupt\nmodtrace: " in done.stderr) == (number == signal.SIGINT)
 
 
 def test_signal_that_the_starter_ignores_stays_ignored(tmp_path: Path) -> None:
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nprint('went on')\n"
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        done = run(tmp_path, "record", "train.py", script=script)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    as_nohup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    done = run(tmp_path, "record", "train.py", script=script, before=as_nohup)
     assert done.stdout == "went on\n"
 
 
@@ -118,15 +112,17 @@ def test_handler_of_the_programs_own_and_a_forked_child_hear_sigterm_as_without_
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
     os.kill(os.getpid(), signal.SIGTERM)
     """
-    done = run(tmp_path, "record", "train.py", script=script, check=7)
+    done = run(tmp_path, "record", "train.py", script=script, status=7)
     assert done.stdout == "True\n"
 
 
 def test_exception_is_told_with_the_steps(tmp_path: Path) -> None:
-    done = run(tmp_path, "record", "train.py", script=TRAIN + "raise ValueError('boom')\n", check=1)
+    done = run(tmp_path, "record", "train.py", script=TRAIN + "raise ValueError('boom')\n", status=1)
     assert closing_line(done) == (
         f"modtrace: recorded 5 steps, ROWS; the run ended by ValueError: boom; step 3 was the last to end. {END}"
     )
+    shown = run(tmp_path, "show", "train.modtrace")
+    assert "! the run ended by ValueError: boom; step 3 was the last to end" in shown.stdout
 
 
 def test_processes_that_may_have_trained_are_counted_and_others_are_not(tmp_path: Path) -> None:
@@ -140,7 +136,7 @@ def test_processes_that_may_have_trained_are_counted_and_others_are_not(tmp_path
 
     if __name__ == "__main__":
         torch.set_num_threads(1)
-        torch.multiprocessing.spawn(train, nprocs=2)
+        torch.multiprocessing.spawn(train, nprocs=1)
         forked = multiprocessing.get_context("fork").Process(target=train)
         forked.start()
         forked.join()
@@ -151,7 +147,7 @@ def test_processes_that_may_have_trained_are_counted_and_others_are_not(tmp_path
     done = run(tmp_path, "record", "train.py", script=script)
     assert closing_line(done) == (
         "modtrace: recorded nothing; no module was called in this process; "
-        "not recorded: 4 Python processes that it started. train.modtrace is empty and can be deleted."
+        "not recorded: 3 Python processes that it started. train.modtrace is empty and can be deleted."
     )
 
 
@@ -187,21 +183,16 @@ def test_step_with_a_backward_alone_says_that_no_module_was_called(tmp_path: Pat
 
 def test_program_that_cannot_be_compiled_leaves_the_recording_that_it_would_replace(tmp_path: Path) -> None:
     run(tmp_path, "record", "train.py", script=TRAIN)
-    done = run(tmp_path, "record", "--overwrite", "train.py", script="def f(:\n", check=1)
+    done = run(tmp_path, "record", "--overwrite", "train.py", script="def f(:\n", status=1)
     assert closing_line(done) == "modtrace: recorded nothing: the program could not be started."
+    assert done.stderr.startswith(f'  File "{tmp_path}/train.py", line 1\n')
     assert "SyntaxError" in done.stderr
     assert modtrace.open_recording(tmp_path / "train.modtrace").table("steps").num_rows == 5
 
 
-def test_recording_that_is_there_names_the_option_of_the_command(tmp_path: Path) -> None:
-    run(tmp_path, "record", "train.py", script=TRAIN)
-    done = run(tmp_path, "record", "--to", "train.modtrace", "train.py", script=TRAIN, check=2)
-    assert done.stderr.endswith("Give another path, or overwrite=True (--overwrite) to replace it.\n")
-
-
 def test_step_before_the_exception_is_the_one_that_is_shown(tmp_path: Path) -> None:
     script = TRAIN + "model(torch.ones(2, 4)).sum().backward()\nraise ValueError('boom')\n"
-    run(tmp_path, "record", "train.py", script=script, check=1)
+    run(tmp_path, "record", "train.py", script=script, status=1)
     shown = run(tmp_path, "show", "train.modtrace")
     assert "step 4 (train), " in shown.stdout
     assert "; 6 steps recorded, 0 to 5" in shown.stdout

@@ -1,13 +1,12 @@
 """`modtrace record --keep-last N`: only the steps before something went wrong are written."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import modtrace
+from helpers.command_ends import end_of_modtrace
 from helpers.command_line import run_command
 
 TRAIN = """
@@ -29,12 +28,8 @@ if "raise" in sys.argv:
 def record(folder: Path, *arguments: str, options: Sequence[str] = ()) -> tuple[int, str, modtrace.Recording]:
     """The exit code, what is said on standard error, and the recording."""
     (folder / "train.py").write_text(TRAIN)
-    command = "from modtrace.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", command, "record", "--keep-last", "3", *options, "train.py", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    return done.returncode, done.stderr, modtrace.open_recording(folder / "train.modtrace")
+    done = end_of_modtrace(folder, "record", "--keep-last", "3", *options, "train.py", *arguments)
+    return done.status, done.stderr, modtrace.open_recording(folder / "train.modtrace")
 
 
 def steps_of(rec: modtrace.Recording) -> list[int]:

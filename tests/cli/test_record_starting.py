@@ -1,7 +1,5 @@
 """What fails in modtrace itself does not stop the program, and costs no recording that was there."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,6 +8,7 @@ import torch
 
 import modtrace
 from cli.test_record import TRAIN
+from helpers.command_ends import end_of_modtrace
 from modtrace.collect.recorder.recorder import Recorder
 from modtrace.errors import ModtraceWarning
 
@@ -18,6 +17,13 @@ CANNOT_BEGIN = "modtrace met an internal error when it began to record; the run 
 
 def fail(*given: object) -> NoReturn:
     raise ZeroDivisionError("out of luck")
+
+
+def failing(what: str) -> str:
+    """Python that makes a function of modtrace fail in its process."""
+    return (
+        f"from unittest import mock; mock.patch({what!r}, side_effect=ZeroDivisionError('no luck')).start()"
+    )
 
 
 def record_steps(path: Path, steps: int, **options: bool) -> modtrace.Recording:
@@ -97,13 +103,8 @@ def test_error_at_the_end_does_not_take_the_place_of_the_users(
 )
 def test_program_runs_unrecorded_where_modtrace_fails(tmp_path: Path, what: str, told: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "print('trained')\nsys.exit(3)\n")
-    code = (
-        "from unittest import mock\nfrom modtrace.cli.main import main\nimport modtrace.api.record\n"
-        f"with mock.patch({what!r}, side_effect=ZeroDivisionError('no luck')): main()"
-    )
-    command = [sys.executable, "-c", code, "record", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode) == ("trained\n", 3)
+    done = end_of_modtrace(tmp_path, "record", "train.py", before=failing(what))
+    assert (done.stdout, done.status) == ("trained\n", 3)
     first, *others = done.stderr.splitlines()
     assert first.startswith(f"modtrace: warning: {told}")
     assert not others or others == [
@@ -114,13 +115,8 @@ def test_program_runs_unrecorded_where_modtrace_fails(tmp_path: Path, what: str,
 
 def test_error_in_the_middle_is_a_warning_with_what_raises_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    code = (
-        "from unittest import mock\nfrom modtrace.cli.main import main\n"
-        "what = 'modtrace.collect.recorder.row_writer.call_columns'\n"
-        "with mock.patch(what, side_effect=ZeroDivisionError('no luck')): main()"
-    )
-    command = [sys.executable, "-c", code, "record", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    what = failing("modtrace.collect.recorder.row_writer.call_columns")
+    done = end_of_modtrace(tmp_path, "record", "train.py", before=what)
     [warned] = [line for line in done.stderr.splitlines() if "modtrace met an internal error" in line]
     assert warned.endswith(
         "the run goes on (ZeroDivisionError: no luck). Please report it; record(strict=True) raises it."

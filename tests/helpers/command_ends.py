@@ -1,10 +1,14 @@
 """Runs many commands of `modtrace record`, or of `python`, sends them signals, and returns how they end.
 
-As a program it imports what `modtrace record` needs, and then forks for each command that its standard input names.
-Python takes seconds to end a process that has imported torch: a program that runs unrecorded needs no torch.
+As a program it imports what `modtrace record` needs, and then forks for each command that its standard input names: a
+process takes seconds to import torch. It serves all tests of a run, each line is one question, and ends with them.
+A program that runs unrecorded needs no torch: Python takes a second to end a process that has imported it.
 """
 
+import atexit
 import contextlib
+import functools
+import gc
 import json
 import os
 import signal
@@ -61,7 +65,7 @@ def ends_of_python(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[
 
 
 def ends_of_modtrace(
-    folder: Path, commands: Mapping[str, Sequence[str]], *, is_recorded: bool
+    folder: Path, commands: Mapping[str, Sequence[str]], *, is_recorded: bool = True, before: str = ""
 ) -> dict[str, End]:
     """Returns how `modtrace` ends with the arguments of each command.
 
@@ -69,35 +73,54 @@ def ends_of_modtrace(
         folder: where it runs.
         commands: the arguments, by a name for them.
         is_recorded: False runs the programs as after an error of modtrace's own at the beginning.
+        before: Python that the process of each command runs first.
     """
-    statuses = _run_driver(folder, "recorded" if is_recorded else "unrecorded", commands)
+    statuses = _ask(is_recorded, {"folder": str(folder), "before": before, "commands": commands})
     return {name: End(statuses[name], *_output_of(folder, name)) for name in commands}
+
+
+def end_of_modtrace(folder: Path, *arguments: str, before: str = "") -> End:
+    """As `ends_of_modtrace`, of one command."""
+    return ends_of_modtrace(folder, {"command": arguments}, before=before)["command"]
 
 
 def ends_after_signals(folder: Path, commands: Mapping[str, Signalled]) -> dict[str, EndAfterSignal]:
     """Returns how `modtrace` ends with the arguments of each command, some of which run beside each other."""
-    ends = _run_driver(folder, "signalled", commands)
+    ends = _ask(True, {"folder": str(folder), "signalled": True, "commands": commands})
     return {
         name: EndAfterSignal(status, *_output_of(folder, name), after_s)
         for name, (status, after_s) in ends.items()
     }
 
 
-def _run_driver(folder: Path, how: str, commands: Mapping[str, Any]) -> Any:
-    done = subprocess.run(
-        [sys.executable, __file__, how],
-        input=json.dumps(commands),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def _ask(is_recorded: bool, question: Mapping[str, Any]) -> Any:
+    server = _start_server("recorded" if is_recorded else "unrecorded")
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps(question) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
+
+
+@functools.cache
+def _start_server(how: str) -> "subprocess.Popen[str]":
+    """It ends when its standard input does: with this process."""
+    command = [sys.executable, __file__, how]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(_stop_server, server, os.getpid())
+    return server
+
+
+def _stop_server(server: "subprocess.Popen[str]", started_by: int) -> None:
+    if os.getpid() == started_by:  # no fork of it
+        server.communicate()
 
 
 def _output_of(folder: Path, name: str) -> tuple[str, str]:
-    return (folder / f"{name}.out").read_text(), (folder / f"{name}.err").read_text()
+    files = folder / f"{name}.out", folder / f"{name}.err"
+    stdout, stderr = (file.read_text() for file in files)
+    for file in files:
+        file.unlink()
+    return stdout, stderr
 
 
 def _run(command: Sequence[str], folder: Path) -> End:
@@ -110,26 +133,28 @@ def write_program(folder: Path, name: str, source: str) -> None:
     (folder / f"{name}.py").write_text(textwrap.dedent(source))
 
 
-def _fork(name: str, arguments: Sequence[str]) -> int:
+def _fork(name: str, arguments: Sequence[str], before: str = "") -> int:
     """Returns 0 in the child, whose end is that of the command."""
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
         sys.argv[1:] = arguments
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, stream in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        exec(before, {})
     return child
 
 
-def _fork_for_each(commands: Mapping[str, Sequence[str]]) -> None:
+def _fork_for_each(commands: Mapping[str, Sequence[str]], before: str) -> None:
     """Returns in each child; in the parent it prints all statuses and ends."""
     statuses = {}
     for name, arguments in commands.items():
-        child = _fork(name, arguments)
+        child = _fork(name, arguments, before)
         if not child:
             return
         statuses[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    _end_driver(statuses)
+    _end_agent(statuses)
 
 
 class _Child:
@@ -180,8 +205,6 @@ def _fork_beside_each_other(
     commands: Mapping[str, tuple[Sequence[str], Sequence[tuple[int, float]]]],
 ) -> None:
     """As `_fork_for_each`, with signals."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore them
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     waiting, running, ends = list(commands.items()), {}, {}
     while waiting or running:
         while waiting and len(running) < _BESIDE:
@@ -195,10 +218,10 @@ def _fork_beside_each_other(
             if (end := child.look()) is not None:
                 ends[name] = end
                 del running[name]
-    _end_driver(ends)
+    _end_agent(ends)
 
 
-def _end_driver(ends: object) -> None:
+def _end_agent(ends: object) -> None:
     print(json.dumps(ends), flush=True)
     os._exit(0)
 
@@ -206,6 +229,8 @@ def _end_driver(ends: object) -> None:
 def _prepare(is_recorded: bool) -> None:
     from modtrace.cli import record
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not is_recorded:
         record._make_recording = lambda *_: None
         return
@@ -215,10 +240,27 @@ def _prepare(is_recorded: bool) -> None:
         main()
 
 
+def _serve() -> None:
+    """Returns in the process of each command. Each question is answered by a fork, in the folder of its own."""
+    for line in sys.stdin:
+        agent = os.fork()
+        if agent:
+            os.waitpid(agent, 0)
+            continue
+        question = json.loads(line)
+        os.chdir(question["folder"])
+        if question.get("signalled"):
+            _fork_beside_each_other(question["commands"])
+        else:
+            _fork_for_each(question["commands"], question["before"])
+        return
+    os._exit(0)
+
+
 if __name__ == "__main__":
     from modtrace.cli.main import main
 
-    how = sys.argv[1]
-    _prepare(how != "unrecorded")
-    (_fork_beside_each_other if how == "signalled" else _fork_for_each)(json.load(sys.stdin))
+    _prepare(sys.argv[1] == "recorded")
+    gc.freeze()  # what is imported: the processes of commands need not look through it as they end
+    _serve()
     main()
