@@ -1,15 +1,19 @@
 """A signal ends a recorded program also while a call does not come back to Python."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import modtrace
-from helpers.command_ends import EndAfterSignal, Signalled, ends_after_signals, write_program
+from helpers.command_ends import (
+    EndAfterSignal,
+    Signalled,
+    end_of_modtrace,
+    ends_after_signals,
+    write_program,
+)
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
@@ -96,12 +100,19 @@ def marks_of(folder: Path, name: str) -> tuple[str, ...]:
     return modtrace.open_recording(folder / f"{name}.modtrace").meta.marks
 
 
-@pytest.mark.parametrize("options", [(), ("--ops",)], ids=["values", "ops"])
-@pytest.mark.parametrize("number", [TERM, INT, pytest.param(HUP, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("number", "names", "options"),
+    [
+        (TERM, tuple(FREE), ()),
+        (INT, ("barrier", "call_in_c", "regular_expression"), ()),
+        (TERM, ("collective_in_a_module",), ("--ops",)),
+        pytest.param(HUP, tuple(FREE), (), marks=pytest.mark.soak),
+    ],
+)
 def test_signal_ends_a_blocked_program_within_two_seconds_and_closes_the_recording(
-    tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
+    tmp_path: Path, number: signal.Signals, names: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    bodies = FREE if not options else {"collective_in_a_module": FREE["collective_in_a_module"]}
+    bodies = {name: FREE[name] for name in names}
     ends = run_all(tmp_path, {name: (body, [(number, 0.2)]) for name, body in bodies.items()}, *options)
     assert {name: end.status for name, end in ends.items()} == dict.fromkeys(bodies, -number)
     assert max(end.after_s for end in ends.values()) < 2
@@ -292,7 +303,7 @@ def test_watch_ends_the_program_once_and_in_time(tmp_path: Path) -> None:
 
 def test_call_that_comes_back_while_the_recording_is_closed_changes_nothing(tmp_path: Path) -> None:
     body = "try:\n    ready()\n    block({})\nfinally:\n    print('finally')"
-    programs = {f"after_{ms}": (body.format(ms / 1000), [(TERM, 0.0)]) for ms in range(340, 660, 20)}
+    programs = {f"after_{ms}": (body.format(ms / 1000), [(TERM, 0.0)]) for ms in (340, *range(440, 600, 20))}
     ends = run_all(tmp_path, programs)
     for name, end in ends.items():
         assert (end.status, end.after_s < 2) == (-TERM, True), name
@@ -304,16 +315,21 @@ def test_call_that_comes_back_while_the_recording_is_closed_changes_nothing(tmp_
     assert ends["after_340"].stdout.endswith("finally\n")
 
 
+#: The import of the compiled part fails anew.
+NOT_COMPILED = """
+import importlib, sys
+import modtrace.cli.interrupts as interrupts
+sys.modules["modtrace.cli._blocked_call"] = None
+del sys.modules["modtrace.cli"]._blocked_call
+importlib.reload(interrupts)
+assert interrupts.blocked_call is None
+"""
+
+
 def test_without_the_compiled_part_signals_are_as_ever(tmp_path: Path) -> None:
     write_program(tmp_path, "train", BEGIN + "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(9)\n")
-    code = "import sys\nsys.modules['modtrace.cli._blocked_call'] = None\nfrom modtrace.cli.main import main\nmain()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "record", "-q", "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (-TERM, b"")
+    done = end_of_modtrace(tmp_path, "record", "-q", "train.py", before=NOT_COMPILED)
+    assert (done.status, done.stderr) == (-TERM, "")
     assert marks_of(tmp_path, "train") == (
         "the run ended by Terminated: SIGTERM; step 3 was the last to end",
     )

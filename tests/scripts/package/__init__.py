@@ -1,1 +1,0 @@
-"""A package whose `train` is run by `python -m package.train`."""
