@@ -1,13 +1,13 @@
 """What the README says works: its Python runs, its commands and options exist."""
 
 import re
-import subprocess
-import sys
 from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 
+from helpers.command_ends import end_of_modtrace
+from helpers.command_line import run_command
 from modtrace.cli.main import COMMANDS
 
 PROJECT = Path(__file__).parent.parent
@@ -30,10 +30,9 @@ def table_rows(title: str) -> list[tuple[str, str]]:
     return re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)
 
 
-def run_modtrace(*arguments: str, cwd: Path | None = None, code: int = 0) -> str:
-    command = [sys.executable, "-c", "from modtrace.cli.main import main; main()", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
+def run_modtrace(folder: Path, *arguments: str, status: int = 0) -> str:
+    done = end_of_modtrace(folder, *arguments)
+    assert done.status == status, done.stderr
     return done.stdout
 
 
@@ -43,29 +42,24 @@ def run_modtrace(*arguments: str, cwd: Path | None = None, code: int = 0) -> str
     ids=["recording", "tracking"],
 )
 def test_python_runs_as_it_stands(number: int, shown: str, tmp_path: Path) -> None:
-    block = blocks("python")[number]
-    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = end_of_modtrace(tmp_path, before=f"{blocks('python')[number]}\nraise SystemExit")
+    assert (done.status, done.stderr) == (0, "")
     assert shown in done.stdout
-    assert done.stderr == ""
+    if number == 0:
+        shown_again = run_modtrace(tmp_path, "show", "run.modtrace")
+        assert "step 2 (train)" in shown_again
+        assert "3 steps recorded, 0 to 2" in shown_again
 
 
 def test_python_is_there() -> None:
     assert len(blocks("python")) == 2
 
 
-def test_python_leaves_a_recording_that_the_command_shows(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", blocks("python")[0]], cwd=tmp_path, capture_output=True, check=True)
-    shown = run_modtrace("show", "run.modtrace", cwd=tmp_path)
-    assert "step 2 (train)" in shown
-    assert "3 steps recorded, 0 to 2" in shown
-
-
 def test_first_commands_name_the_op_that_the_readme_names(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((PROJECT / "examples" / "train_gpt.py").read_text())
     record, nonfinite = [line.split()[1:] for line in console_lines() if line.startswith("modtrace ")][:2]
-    run_modtrace(*record, "--width", "64", "--context", "16", "--batch", "2", cwd=tmp_path)
-    answer = run_modtrace(*nonfinite, cwd=tmp_path, code=1)
+    run_modtrace(tmp_path, *record, "--width", "64", "--context", "16", "--batch", "2")
+    answer = run_modtrace(tmp_path, *nonfinite, status=1)
     [printed] = blocks("")
     assert max(map(len, printed.splitlines())) <= 80
     # Sizes and numbers are those of a larger model; the op, its place and its cause are the same.
@@ -83,19 +77,21 @@ def test_commands_of_the_module_tree_give_such_a_tree(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((PROJECT / "examples" / "train_gpt.py").read_text())
     record, show = [line.split()[2:] for line in page.splitlines() if line.startswith("$ modtrace ")]
     small = ["--steps", "2", "--layers", "4", "--width", "16", "--context", "8", "--batch", "2"]
-    run_modtrace(*record, *small, cwd=tmp_path)
-    shown = run_modtrace(*show, cwd=tmp_path)
+    run_modtrace(tmp_path, *record, *small)
+    shown = run_modtrace(tmp_path, *show)
     tree = [line[:39].rstrip() for line in page.splitlines() if re.match(r"[│├└ ]*[├└]─", line)]
     assert len(tree) > 15
     assert [line for line in tree if line not in shown] == []
 
 
 @pytest.mark.parametrize(("command", "about"), table_rows("Commands"))
-def test_commands_and_their_options_exist(command: str, about: str) -> None:
+def test_commands_and_their_options_exist(
+    command: str, about: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = command.split()[1]
-    assert name in COMMANDS
     options = re.findall(r"`(--?[\w-]+)`", about)
-    text = run_modtrace(name, "--help")
+    assert run_command(monkeypatch, name, "--help") == 0
+    text = capsys.readouterr().out
     assert options
     assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", text)] == []
 

@@ -1,9 +1,9 @@
 """The Python of docs/tensors.md runs as it stands, one block behind the other."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from helpers.command_ends import end_of_modtrace
 
 PAGE = Path(__file__).parent.parent / "docs" / "tensors.md"
 
@@ -11,9 +11,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "tensors.md"
 def test_page_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = end_of_modtrace(tmp_path, before="\n".join([*blocks, "raise SystemExit"]))
+    assert (done.status, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("tensor([[")
     assert [line.split()[0] for line in lines[2:5]] == ["0", "1", "2"]

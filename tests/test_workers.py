@@ -1,33 +1,25 @@
 """Child processes of a recorded run, forked or spawned, run their modules undisturbed and record nothing."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import modtrace
+from helpers.command_ends import end_of_modtrace
 
-TIMEOUT_S = 120
-RECORD = ("-c", "from modtrace.cli.main import main; main()", "record", "--quiet", "--to", "run.modtrace")
+RECORD = ("record", "--quiet", "--to", "run.modtrace", "script.py")
 
 
-def run(folder: Path, script: str, *command: str) -> str:
+def run(folder: Path, script: str, *, is_recorded: bool = False) -> str:
     """Runs a script in a folder, and gives what it printed."""
     (folder / "script.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, *command, "script.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    if is_recorded:
+        done = end_of_modtrace(folder, *RECORD)
+    else:
+        done = end_of_modtrace(folder, before=f"{script}\nraise SystemExit")
+    assert done.status == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "modtrace" not in done.stderr
     return done.stdout
@@ -76,7 +68,7 @@ def train(context, rec=None):
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    workers = 2 if context else 0
+    workers = {"fork": 2, "spawn": 1, None: 0}[context]
     loader = DataLoader(Transformed(), batch_size=2, num_workers=workers, multiprocessing_context=context)
     total = 0.0
     for batch, had_gradient in loader:
@@ -96,7 +88,7 @@ if __name__ == "__main__":
     import modtrace
 
     with modtrace.record(to="run.modtrace", strict=True, backward_times=True) as rec:
-        print(train({context!r}, rec))
+        print(train("fork", rec))
 """
 
 AS_SCRIPT = """
@@ -105,10 +97,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_of_a_data_loader_inside_the_with_block(tmp_path, context):
+def test_workers_of_a_data_loader_inside_the_with_block(tmp_path):
     total = run_here(DATA)["train"](None)
-    assert run(tmp_path, DATA + WITH_BLOCK.format(context=context)) == f"{total}\n"
+    assert run(tmp_path, DATA + WITH_BLOCK) == f"{total}\n"
     assert sorted(calls_of(tmp_path / "run.modtrace")) == sorted(
         4 * [("Linear", "forward"), ("Linear", "backward"), ("optimizer", "optimizer")]
     )
@@ -119,7 +110,7 @@ def test_workers_of_a_data_loader_inside_the_with_block(tmp_path, context):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_a_data_loader_in_a_recorded_script(tmp_path, context):
     total = run_here(DATA)["train"](None)
-    assert run(tmp_path, DATA + AS_SCRIPT.format(context=context), *RECORD) == f"{total}\n"
+    assert run(tmp_path, DATA + AS_SCRIPT.format(context=context), is_recorded=True) == f"{total}\n"
     assert sorted(calls_of(tmp_path / "run.modtrace")) == sorted(
         4 * [("Linear", "forward"), ("optimizer", "optimizer")]
     )
@@ -143,7 +134,7 @@ if __name__ == "__main__":
 
 def test_pool_of_a_fork_server_in_a_recorded_script_gives_the_same(tmp_path):
     work = run_here(POOLED)["work"]
-    assert run(tmp_path, POOLED, *RECORD) == f"{[work(seed) for seed in range(4)]}\n"
+    assert run(tmp_path, POOLED, is_recorded=True) == f"{[work(seed) for seed in range(4)]}\n"
     assert calls_of(tmp_path / "run.modtrace") == [("Tanh", "forward")]
 
 

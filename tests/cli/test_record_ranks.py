@@ -102,19 +102,13 @@ def slurm(rank: int, world_size: int) -> Variables:
     return {"SLURM_JOB_ID": "77", "SLURM_PROCID": str(rank), "SLURM_NTASKS": str(world_size)}
 
 
-def open_mpi(rank: int, world_size: int) -> Variables:
-    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(world_size)}
-
-
 def pmi(rank: int, world_size: int) -> Variables:
     return {"PMI_RANK": str(rank), "PMI_SIZE": str(world_size)}
 
 
-def pmix(rank: int, world_size: int) -> Variables:
-    return {"PMIX_RANK": str(rank), "PMIX_NAMESPACE": "a@1", "SLURM_NTASKS": str(world_size)}
-
-
-LAUNCHERS = (by_hand, torchrun, torchrun_with_id, slurm, open_mpi, pmi, pmix)
+#: Where they meet, what they are called and that they are several are found in as many ways: tests/collect/recorder/
+#: test_launch.py has the variables of all launchers.
+LAUNCHERS = (by_hand, torchrun_with_id, slurm, pmi)
 LARGE = pytest.param(4, marks=pytest.mark.soak)
 
 
@@ -289,6 +283,7 @@ def test_two_processes_that_replace_each_other_leave_the_recording_of_the_second
     assert len(list((tmp_path / "run.modtrace").iterdir())) == 2
 
 
+@pytest.mark.soak
 def test_workers_that_python_spawns_are_ranks_too(tmp_path: Path) -> None:
     command = [sys.executable, forked_ranks.__file__, "run.modtrace", "2", "store", "2", "after"]
     done = _run(command, tmp_path)

@@ -1,6 +1,5 @@
 """The example of a map of activations: what is recorded, projected and drawn."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,13 +57,13 @@ def test_bytes_have_kinds(example: Any) -> None:
     assert list(found.values()) == ["vowel", "consonant", "space", "space", *["digit or sign"] * 3]
 
 
-def test_the_script_writes_a_picture(tmp_path: Path) -> None:
+def test_the_script_writes_a_picture(
+    example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ["--steps=2", "--layers=2", "--width=16", "--context=8", "--passages=2"]
     path = tmp_path / "map.png"
-    script = str(EXAMPLES / "activation_map.py")
-    done = subprocess.run([sys.executable, script, *small, "-o", str(path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{path}: 2 layers, 14 tokens, loss ")
+    example.main([*small, "-o", str(path)])
+    assert capsys.readouterr().out.startswith(f"{path}: 2 layers, 14 tokens, loss ")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

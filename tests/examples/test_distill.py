@@ -43,13 +43,9 @@ def test_compiled_teacher_is_the_eager_one_bit_by_bit(example: Any) -> None:
     assert losses["eager"] == losses["aot_eager"]
 
 
-def test_the_script_prints_the_losses() -> None:
-    small = ["--steps=4", "--layers=2", "--width=16", "--context=8", "--backend=aot_eager"]
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "distill.py"), *small], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+def test_the_script_prints_the_losses(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    example.main(["--steps=4", "--layers=2", "--width=16", "--context=8", "--backend=aot_eager"])
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         "step 0",
         "step 1",
         "step 2",

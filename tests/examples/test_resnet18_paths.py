@@ -2,8 +2,6 @@
 
 import importlib
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,10 +155,9 @@ def test_the_graph_computes_what_the_model_does(example: Any, model: nn.Module) 
         assert torch.equal(traced(images), model(images))
 
 
-def test_script_prints_its_table() -> None:
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_script_prints_its_table(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    example.main()
+    lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 72
     assert lines[:3] == [
         "node                   module                 call",

@@ -142,7 +142,7 @@ def _fork(name: str, arguments: Sequence[str], before: str = "") -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, stream in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        exec(before, {})
+        exec(before, {"__name__": "__main__"})
     return child
 
 
