@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import modtrace
 from helpers.first_use import Change, changes_of
 from modtrace.cli.main import COMMANDS
@@ -87,23 +89,39 @@ def test_first_use_of_public_names_and_a_first_recording_change_nothing(tmp_path
     assert changes["recorded"]["state"] == changes["run"]["state"]
 
 
-def test_first_recording_leaves_the_process_as_the_unrecorded_run_does(tmp_path: Path) -> None:
+#: Each is a process: the script and the factory make a model, and the others read one recording.
+PROCESSES = {
+    "record": ["record"],
+    "verify": ["verify"],
+    "others": [name for name in COMMANDS if name not in ("record", "verify")],
+}
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Change]:
+    """What all that behind a first training changes."""
+    folder = tmp_path_factory.mktemp("first_use")
+    (folder / "script.py").write_text(f"{MODEL}train()")
+    (folder / "factory.py").write_text(MODEL)
     programs = {how: f"{MODEL}{code}" for how, code in RECORDED.items()}
-    changes = changes_of({"unrecorded": f"{MODEL}train()", **programs}, tmp_path, before=OF_TORCH)
-    expected = changes.pop("unrecorded")
-    assert changes == dict.fromkeys(programs, expected)
-
-
-def test_first_use_of_a_command_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(f"{MODEL}train()")
-    (tmp_path / "factory.py").write_text(MODEL)
     recording = f"{MODEL}{CHECKPOINTED}with modtrace.record(model, to='run.modtrace', ops=True): train()"
-    changes = changes_of(
-        {"recording": recording} | {name: _command(name) for name in COMMANDS}, tmp_path, before=OF_TORCH
+    commands = {process: "".join(map(_command, names)) for process, names in PROCESSES.items()}
+    return changes_of(
+        {"unrecorded": f"{MODEL}train()", **programs, "recording": recording, **commands},
+        folder,
+        before=OF_TORCH,
     )
-    draws = {"record", "verify"}  # the script and the factory make a model
-    assert {name: (changes[name]["error"], changes[name]["moved"]) for name in COMMANDS} == {
-        name: (None, ["torch"] if name in draws else []) for name in COMMANDS
+
+
+def test_first_recording_leaves_the_process_as_the_unrecorded_run_does(changes: dict[str, Change]) -> None:
+    assert {how: changes[how] for how in RECORDED} == dict.fromkeys(RECORDED, changes["unrecorded"])
+
+
+def test_first_use_of_a_command_changes_nothing(changes: dict[str, Change]) -> None:
+    assert {name: (changes[name]["error"], changes[name]["moved"]) for name in PROCESSES} == {
+        "record": (None, ["torch"]),
+        "verify": (None, ["torch"]),
+        "others": (None, []),
     }
 
 
@@ -114,6 +132,8 @@ def told(change: Change) -> dict[str, object]:
 
 def _command(name: str) -> str:
     return (
-        f"import sys; sys.argv[1:] = {[name, *ARGUMENTS[name].split()]}; "
-        "from modtrace.cli.main import main; main()"
+        f"import sys; sys.argv[1:] = {[name, *ARGUMENTS[name].split()]}\n"
+        "from modtrace.cli.main import main\n"
+        "try: main()\n"
+        f"except SystemExit as ended: assert not ended.code, ({name!r}, ended.code)\n"
     )
