@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import modtrace
-from helpers.typed_graphs import box_lines, edge_lines, node_lines
+from helpers.typed_graphs import box_lines, edge_lines
 from modtrace.api.model_graph import ModelGraph
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,14 +22,6 @@ def graph() -> ModelGraph:
         patch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
         model = importlib.import_module("resnet18_paths").resnet18()
     return modtrace.graph(model, torch.zeros(2, 3, 32, 32))
-
-
-def test_depth_0_is_the_model_alone(graph: ModelGraph):
-    assert edge_lines(graph.collapse(depth=0)) == [
-        f"input:[0] -> {NET} (input)",
-        f"{NET} -> forward/output:output (output)",
-    ]
-    assert node_lines(graph.collapse(depth=0)) == ["input:[0]", NET, "forward/output:output"]
 
 
 def test_depth_1_is_the_layers_and_the_flattening_between_them(graph: ModelGraph):
@@ -50,20 +42,6 @@ def test_depth_1_is_the_layers_and_the_flattening_between_them(graph: ModelGraph
     ]
     assert len(seen.nodes) == 13
     assert box_lines(seen) == [NET]
-
-
-def test_depth_2_is_the_blocks(graph: ModelGraph):
-    blocks = [f"{NET}/layer{layer}.{block}" for layer in (1, 2, 3, 4) for block in (0, 1)]
-    seen = graph.collapse(depth=2)
-    joined = [each for each in edge_lines(seen) if "/layer" in each]
-    ends = [f"{NET}/maxpool", *blocks]
-    assert joined == [
-        *(f"{one} -> {other} (input) ×2" for one, other in zip(ends, blocks, strict=False)),
-        f"{blocks[-1]} -> {NET}/avgpool (self)",
-    ]
-    layers = [each for each in seen.nodes if each.kind == "layer" and "/layer" in each.key]
-    assert [each.key for each in layers] == blocks
-    assert [each.ops for each in layers] == [13, 13, 17, 13, 17, 13, 17, 13]
 
 
 def test_depth_3_is_the_inside_of_the_blocks(graph: ModelGraph):
@@ -106,7 +84,3 @@ def test_skip_connection_joins_what_two_ops_have_written_in_place(graph: ModelGr
         f"{NET}/layer1.0.bn2/aten.native_batch_norm.default -> {NET}/layer1.0/aten.add_.Tensor (self)",
         f"{NET}/maxpool/aten.max_pool2d_with_indices.default -> {NET}/layer1.0/aten.add_.Tensor (other)",
     ]
-
-
-def test_depth_beyond_the_deepest_shows_everything(graph: ModelGraph):
-    assert graph.collapse(depth=9).view == graph.view

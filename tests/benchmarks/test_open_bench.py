@@ -11,6 +11,7 @@ def lines(script: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.soak
 def test_large_recording_of_modules_is_measured_twice() -> None:
     first, again = lines("open_large.py", "--rows", "100000", "--kind", "modules")
     assert first.startswith("modules, first: 100,000 value rows, 22 MB on disk: ")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.store.copy import write_recording
 
 
@@ -33,10 +33,9 @@ def runs(tmp_path: Path) -> tuple[str, str, str]:
 
 
 def test_a_difference_is_exit_code_1_and_stands_on_the_first_lines(
-    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, runs: tuple[str, str, str]
 ) -> None:
-    assert run_command(monkeypatch, "compare", runs[0], runs[1]) == 1
-    assert capsys.readouterr().out.splitlines()[:6] == [
+    assert command("compare", runs[0], runs[1], code=1).out.splitlines()[:6] == [
         "the runs part at output of down, step 0, forward",
         "  what was measured before it is equal; its inputs were not compared",
         "  relative error 1.1e-01, noise is 5.8e-07",
@@ -46,45 +45,41 @@ def test_a_difference_is_exit_code_1_and_stands_on_the_first_lines(
     ]
 
 
-def test_a_tolerated_difference_is_exit_code_0(
-    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "compare", runs[0], runs[1], "--tolerance", "0.2") == 0
-    assert "equal, up to noise: no difference is more than that" in capsys.readouterr().out
+def test_a_tolerated_difference_is_exit_code_0(command: Command, runs: tuple[str, str, str]) -> None:
+    assert (
+        "equal, up to noise: no difference is more than that"
+        in command("compare", runs[0], runs[1], "--tolerance", "0.2").out
+    )
 
 
 def test_answer_comes_before_the_difference_of_the_environments(
-    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, runs: tuple[str, str, str]
 ) -> None:
-    assert run_command(monkeypatch, "compare", runs[0], runs[2]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("compare", runs[0], runs[2]).out.splitlines()
     assert lines[0] == "equal: nothing that was compared differs"
     assert lines[3] == "environments: command: train.py / other.py"
 
 
 def test_json_has_all_fields_and_no_number_that_is_not_finite(
-    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, runs: tuple[str, str, str]
 ) -> None:
-    assert run_command(monkeypatch, "compare", runs[0], runs[1], "--json") == 1
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(command("compare", runs[0], runs[1], "--json", code=1).out)
     assert (told["ok"], told["first"]["path"], told["first"]["amplification"]) == (False, "down", "Infinity")
     assert told["first"]["error"] == pytest.approx(0.5 / 4.5)
 
 
-def test_a_picture_with_an_unknown_ending_is_refused_before_anything_is_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "compare", "a", "b", "-o", "growth.txt") == 2
-    assert "growth.txt: a plot's name ends in .png, .svg, .pdf" in capsys.readouterr().err
+def test_a_picture_with_an_unknown_ending_is_refused_before_anything_is_read(command: Command) -> None:
+    assert (
+        "growth.txt: a plot's name ends in .png, .svg, .pdf"
+        in command("compare", "a", "b", "-o", "growth.txt", code=2).err
+    )
 
 
-def test_the_growth_is_drawn(
-    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_growth_is_drawn(command: Command, runs: tuple[str, str, str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "growth.svg"
 
-    assert run_command(monkeypatch, "compare", runs[0], runs[1], "-o", str(picture)) == 1
+    command("compare", runs[0], runs[1], "-o", str(picture), code=1)
     assert "relative error" in picture.read_text()
 
 
@@ -97,11 +92,9 @@ def test_the_growth_is_drawn(
     ],
 )
 def test_a_step_that_one_recording_lacks_is_named_with_it(
-    step: str,
-    said: str,
-    runs: tuple[str, str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, step: str, said: str, runs: tuple[str, str, str]
 ) -> None:
-    assert run_command(monkeypatch, "compare", runs[0], runs[1], "--step", step) == 2
-    assert f"Invalid value for --step: {said}" in capsys.readouterr().err
+    assert (
+        f"Invalid value for --step: {said}"
+        in command("compare", runs[0], runs[1], "--step", step, code=2).err
+    )

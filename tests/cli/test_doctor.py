@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.cli.doctor import Diagnosis, Finding, diagnose, render_diagnosis
 
 DIAGNOSIS = Diagnosis(
@@ -62,15 +62,11 @@ def test_all_names_of_torch_are_a_table() -> None:
     )
 
 
-def test_doctor_of_this_installation_fits_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "doctor") == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_doctor_of_this_installation_fits_80_columns(command: Command) -> None:
+    lines = command("doctor").out.splitlines()
     assert [line for line in lines if len(line) > 80] == []
     assert f"torch         {torch.__version__}" in lines  # with the build, as +cpu
-    assert run_command(monkeypatch, "doctor", "--all") == 0
-    assert "torch._C._current_autograd_node" in capsys.readouterr().out
+    assert "torch._C._current_autograd_node" in command("doctor", "--all").out
 
 
 def test_missing_torch_is_told() -> None:
@@ -101,11 +97,8 @@ def test_every_name_of_torch_is_looked_for() -> None:
     assert len(diagnose().torch_names) == len(PRIVATE_NAMES)
 
 
-def test_doctor_gives_json_and_exit_code_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "doctor", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_doctor_gives_json_and_exit_code_0(command: Command) -> None:
+    found = json.loads(command("doctor", "--json").out)
     assert list(found) == [
         "versions",
         "cuda",

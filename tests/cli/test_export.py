@@ -139,12 +139,6 @@ def test_path_that_tells_no_format_names_those_there_are(export: Export) -> None
     )
 
 
-def test_recording_that_is_not_there_is_misuse(export: Export) -> None:
-    error = error_of(export("gone.modtrace", "-o", "out.parquet"))
-    assert error == "gone.modtrace: nothing is there. Give the folder of a recording."
-    assert not os.path.exists("out.parquet")
-
-
 @pytest.mark.parametrize("name", ["parquet", "csv"])
 def test_path_that_cannot_be_written_is_one_line(name: str, export: Export) -> None:
     Path("file").write_text("mine")

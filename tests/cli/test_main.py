@@ -8,7 +8,7 @@ from types import ModuleType
 import click
 import pytest
 
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.cli.main import COMMANDS, main
 from modtrace.errors import MisuseError
 
@@ -24,11 +24,8 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
-def test_help_names_every_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
-) -> None:
-    assert run_command(monkeypatch, *arguments) == 0
-    text = capsys.readouterr().out
+def test_help_names_every_command(command: Command, arguments: tuple[str, ...]) -> None:
+    text = command(*arguments).out
     assert all(name in text for name in COMMANDS)
 
 
@@ -45,39 +42,19 @@ def test_help_imports_no_command_and_no_library() -> None:
     )
 
 
-def test_showing_imports_no_torch() -> None:
-    loaded = set(
-        run_python(
-            "import modtrace.cli.show, modtrace.api.recording, sys; print(*sys.modules)"
-        ).stdout.split()
-    )
-    assert "torch" not in loaded
-
-
-def test_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(monkeypatch, "--version") == 0
-    assert capsys.readouterr().out.startswith("modtrace 0.")
-
-
-def test_unknown_command_is_misuse(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "shew") == 2
-    assert capsys.readouterr().err == (
+def test_unknown_command_is_misuse(command: Command) -> None:
+    assert command("shew", code=2).err == (
         "modtrace: error: There is no command 'shew'. Did you mean 'show'? Try 'modtrace --help'.\n"
     )
 
 
-def test_error_of_ours_is_one_line_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_of_ours_is_one_line_and_exit_code_2(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     def show() -> None:
         raise MisuseError("out of order")
 
     replace_command(monkeypatch, "show", show)
-    assert run_command(monkeypatch, "show") == 2
-    assert capsys.readouterr().err == "modtrace: error: out of order\n"
+    assert command("show", code=2).err == "modtrace: error: out of order\n"
 
 
 def test_error_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,23 +69,25 @@ def test_error_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("code", [0, 1, 3])
-def test_exit_code_of_a_command_is_passed_on(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_exit_code_of_a_command_is_passed_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     @click.command()
     @click.pass_context
     def show(ctx: click.Context) -> None:
         ctx.exit(code)
 
     replace_command(monkeypatch, "show", show)
-    assert run_command(monkeypatch, "show") == code
+    command("show", code=code)
 
 
-def test_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_is_exit_code_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     def show() -> None:
         raise KeyboardInterrupt
 
     replace_command(monkeypatch, "show", show)
-    assert run_command(monkeypatch, "show") == 130
+    command("show", code=130)
 
 
 def test_broken_pipe_is_silent() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from builders import RecordingBuilder
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.store.copy import write_recording
 
 
@@ -25,11 +25,8 @@ def folder(tmp_path: Path) -> str:
     return path
 
 
-def test_shows_what_modules_save(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "memory", folder) == 0
-    assert capsys.readouterr().out == (
+def test_shows_what_modules_save(command: Command, folder: str) -> None:
+    assert command("memory", folder).out == (
         "train.py\n"
         "step 0 (train), 8.00us; 1 step recorded\n"
         "\n"
@@ -47,11 +44,8 @@ def test_shows_what_modules_save(
     )
 
 
-def test_ops_stand_below_their_modules_when_asked_for(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "memory", folder, "--ops", "--top", "1", "--step", "0") == 0
-    assert capsys.readouterr().out.splitlines()[4:8] == [
+def test_ops_stand_below_their_modules_when_asked_for(command: Command, folder: str) -> None:
+    assert command("memory", folder, "--ops", "--top", "1", "--step", "0").out.splitlines()[4:8] == [
         "head                   Linear    1  3.00kB  75.0%     2.00kB    9.00kB",
         "   aten.addmm.default            1  3.00kB",
         "all                              2  4.00kB",
@@ -59,35 +53,10 @@ def test_ops_stand_below_their_modules_when_asked_for(
     ]
 
 
-def test_json_is_the_table(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "memory", folder, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_is_the_table(command: Command, folder: str) -> None:
+    found = json.loads(command("memory", folder, "--json").out)
     assert [(row["name"], row["saved"]["saved_bytes"]) for row in found["rows"]] == [
         ("head", 3000),
         ("Net", 1000),
     ]
     assert found["peak_bytes"] == 9000
-
-
-def test_step_that_does_not_exist_is_misuse(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "memory", folder, "--step", "7") == 2
-    assert capsys.readouterr().err == (
-        "modtrace: error: Invalid value for --step: no step 7 in this recording; there are: 0."
-        " Try 'modtrace memory --help'.\n"
-    )
-
-
-def test_recording_without_ops_is_misuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "empty.modtrace")
-    write_recording(RecordingBuilder(options={"ops": None}).data(), path)
-
-    assert run_command(monkeypatch, "memory", path) == 2
-    assert capsys.readouterr().err == (
-        f"modtrace: error: {path}: no ops were recorded. Record with ops=True (modtrace record --ops).\n"
-    )

@@ -12,7 +12,7 @@ from torch import nn
 
 import modtrace
 from builders import RecordingBuilder, TypedRecording
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.store.copy import write_recording
 
 
@@ -32,30 +32,24 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "run.modtrace")
 
 
-def test_finding_something_is_exit_code_1(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finding_something_is_exit_code_1(command: Command, folder: str) -> None:
     write_recording(recording(1.0, float("nan")), folder)
 
-    assert run_command(monkeypatch, "nonfinite", folder) == 1
-    assert capsys.readouterr().out == (
+    assert command("nonfinite", folder, code=1).out == (
         "first non-finite values: 1 NaN in step 4, forward\n  output of head in Net, 2 elements\n"
         "  try: record(ops=True) (modtrace record --ops), on a long run with keep_last=20 (--keep-last 20), "
         "names the op that made them; this module may only have been given them\n"
     )
 
 
-def test_finite_values_are_exit_code_0(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finite_values_are_exit_code_0(command: Command, folder: str) -> None:
     write_recording(recording(1.0), folder)
 
-    assert run_command(monkeypatch, "nonfinite", folder) == 0
-    assert capsys.readouterr().out == "no non-finite values in 1 measured tensors of 1 step\n"
+    assert command("nonfinite", folder).out == "no non-finite values in 1 measured tensors of 1 step\n"
 
 
 def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_marked(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, folder: str
 ) -> None:
     class Mask(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,12 +67,10 @@ def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_mark
     with modtrace.record(model, to=folder, ops=True):
         model(torch.ones(4, 4))
 
-    assert run_command(monkeypatch, "show", folder) == 0
     assert "NaN or infinite values in step 0; do they matter? modtrace nonfinite" in " ".join(
-        capsys.readouterr().out.split()
+        command("show", folder).out.split()
     )
-    assert run_command(monkeypatch, "nonfinite", folder) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    told = " ".join(command("nonfinite", folder).out.split())
     assert re.fullmatch(
         r"no non-finite values that matter, in \d+ measured tensors of 1 step: what \d+ tensors hold came to "
         r"no loss, gradient, parameter or returned output, or no optimizer used it \(--all lists who made it\)",
@@ -86,25 +78,10 @@ def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_mark
     )
 
 
-def test_recording_without_values_is_exit_code_2_and_says_so(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_recording(recording(), folder)
-
-    assert run_command(monkeypatch, "nonfinite", folder) == 2
-    assert capsys.readouterr().err == (
-        f"modtrace: error: {folder}: no values were recorded. "
-        "Record with values='stats' or modtrace.Capture(...) (modtrace record --values stats or --capture).\n"
-    )
-
-
-def test_json_has_what_was_found_and_how_much_was_measured(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_what_was_found_and_how_much_was_measured(command: Command, folder: str) -> None:
     write_recording(recording(float("inf")), folder)
 
-    assert run_command(monkeypatch, "nonfinite", folder, "--json") == 1
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(command("nonfinite", folder, "--json", code=1).out)
     assert (found["first"]["path"], found["first"]["step"], found["first"]["inf_count"]) == ("head", 4, 1)
     assert found["measured"] == {
         "tensors": 1,
@@ -119,13 +96,6 @@ def test_json_has_what_was_found_and_how_much_was_measured(
     assert found["marks"] == []
 
 
-def test_recording_that_is_not_there_is_exit_code_2(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "nonfinite", folder) == 2
-    assert "nothing is there" in capsys.readouterr().err
-
-
 def record_healthy(folder: str, **options: Any) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -136,25 +106,21 @@ def record_healthy(folder: str, **options: Any) -> None:
             optimizer.zero_grad()
 
 
-def test_steps_that_were_looked_at_and_dropped_are_exit_code_0(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_that_were_looked_at_and_dropped_are_exit_code_0(command: Command, folder: str) -> None:
     record_healthy(folder, keep_last=2)
 
-    assert run_command(monkeypatch, "nonfinite", folder) == 0
-    assert capsys.readouterr().out == (
+    assert command("nonfinite", folder).out == (
         "no non-finite values in modules: no trigger fired; 4 steps were held and dropped\n"
     )
     assert modtrace.open_recording(folder).first_nonfinite() is None
 
 
 def test_steps_that_nobody_looked_at_before_they_were_dropped_are_exit_code_2(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, folder: str
 ) -> None:
     record_healthy(folder, keep_last=2, triggers=[modtrace.Above("rms", 1e9)])
 
-    assert run_command(monkeypatch, "nonfinite", folder) == 2
-    assert "no trigger fired; 4 steps were held and dropped" in capsys.readouterr().err
+    assert "no trigger fired; 4 steps were held and dropped" in command("nonfinite", folder, code=2).err
 
 
 @pytest.mark.parametrize(
@@ -165,13 +131,8 @@ def test_steps_that_nobody_looked_at_before_they_were_dropped_are_exit_code_2(
     ],
 )
 def test_steps_that_were_not_looked_at_are_told(
-    options: dict[str, Any],
-    expected: str,
-    folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, options: dict[str, Any], expected: str, folder: str
 ) -> None:
     record_healthy(folder, **options)
 
-    assert run_command(monkeypatch, "nonfinite", folder) == 0
-    assert capsys.readouterr().out.endswith(expected)
+    assert command("nonfinite", folder).out.endswith(expected)

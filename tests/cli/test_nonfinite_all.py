@@ -10,8 +10,7 @@ from torch import nn
 
 import modtrace
 from builders import RecordingBuilder
-from helpers.command_line import run_command
-from modtrace.errors import NothingRecordedError
+from helpers.command_line import Command
 
 
 class Faulty(nn.Module):
@@ -56,11 +55,6 @@ def test_each_is_found_when_it_is_requested(rec: modtrace.Recording) -> None:
     assert next(found).step == 0
 
 
-def test_recording_without_values_has_nothing_to_go_through() -> None:
-    with pytest.raises(NothingRecordedError):
-        next(modtrace.Recording(RecordingBuilder().data()).nonfinite())
-
-
 def test_modules_are_gone_through_step_by_step_where_no_ops_were_recorded() -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")
@@ -76,18 +70,14 @@ def test_modules_are_gone_through_step_by_step_where_no_ops_were_recorded() -> N
     assert [(each.step, each.path, each.op) for each in found] == [(1, "head", None), (2, "head", None)]
 
 
-def test_command_prints_each_at_most_the_limit(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "nonfinite", folder, "--all") == 1
-    lines = capsys.readouterr().out.splitlines()
+def test_command_prints_each_at_most_the_limit(command: Command, folder: str) -> None:
+    lines = command("nonfinite", folder, "--all", code=1).out.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
         "first non-finite values: 6 NaN in step 0, forward",
         "then: 6 NaN in step 1, forward",
         ABSORBED,
     ]
-    assert run_command(monkeypatch, "nonfinite", folder, "--all", "--limit", "1") == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("nonfinite", folder, "--all", "--limit", "1", code=1).out.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
         "first non-finite values: 6 NaN in step 0, forward",
         ABSORBED,
@@ -96,22 +86,13 @@ def test_command_prints_each_at_most_the_limit(
 
 
 @pytest.mark.parametrize(("limit", "steps"), [("20", [0, 1]), ("2", [0, 1]), ("1", [0])])
-def test_command_lists_each_in_json(
-    limit: str,
-    steps: list[int],
-    folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_command(monkeypatch, "nonfinite", folder, "--all", "--json", "--limit", limit) == 1
-    answer = json.loads(capsys.readouterr().out)
+def test_command_lists_each_in_json(command: Command, limit: str, steps: list[int], folder: str) -> None:
+    answer = json.loads(command("nonfinite", folder, "--all", "--json", "--limit", limit, code=1).out)
     assert [each["step"] for each in answer["all"]] == steps
     assert answer["all"][0] == answer["first"]
 
 
-def test_list_of_all_does_not_advise_to_list_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_list_of_all_does_not_advise_to_list_all(command: Command, tmp_path: Path) -> None:
     class Twice(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return (x - 1).log(), (x - 2).sqrt()
@@ -119,20 +100,16 @@ def test_list_of_all_does_not_advise_to_list_all(
     model = Twice()
     with modtrace.record(model, tmp_path / "run", ops=True):
         model(torch.zeros(2, 3))
-    assert run_command(monkeypatch, "nonfinite", str(tmp_path / "run")) == 1
     assert (
         "  1 other place of this step made such values too: rec.nonfinite() (modtrace nonfinite --all)\n"
-        in capsys.readouterr().out
+        in command("nonfinite", str(tmp_path / "run"), code=1).out
     )
-    assert run_command(monkeypatch, "nonfinite", str(tmp_path / "run"), "--all") == 1
-    out = capsys.readouterr().out
+    out = command("nonfinite", str(tmp_path / "run"), "--all", code=1).out
     assert "then: 6 NaN" in out
     assert "other place" not in out
 
 
-def test_tensors_that_one_optimizer_step_wrote_are_shown_in_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_tensors_that_one_optimizer_step_wrote_are_shown_in_one(command: Command, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
     with modtrace.record(model, tmp_path / "run", ops=True):
@@ -140,8 +117,7 @@ def test_tensors_that_one_optimizer_step_wrote_are_shown_in_one(
             optimizer.zero_grad()
             (model(torch.ones(1, 2)).square() * scale).sqrt().sum().backward()
             optimizer.step()
-    assert run_command(monkeypatch, "nonfinite", str(tmp_path / "run"), "--all") == 1
-    out = capsys.readouterr().out
+    out = command("nonfinite", str(tmp_path / "run"), "--all", code=1).out
     assert out.startswith(
         "first non-finite values: 2 NaN in step 1, after forward\n  made by sqrt outside of modules"
     )

@@ -25,6 +25,8 @@ ARGUMENTS = {
     "nonfinite": ("", "values"),
 }
 EACH_COMMAND = pytest.mark.parametrize("command", ARGUMENTS)
+#: What is wrong with the table is found in one place for all of them.
+SOME_COMMANDS = pytest.mark.parametrize("command", ["show", "timeline", "timeline --ops"])
 
 
 class Runner:
@@ -100,7 +102,7 @@ def test_table_whose_file_is_gone_is_the_reason(run: Runner, command: str) -> No
     assert not list(run.path.parent.glob("a.*"))
 
 
-@EACH_COMMAND
+@SOME_COMMANDS
 def test_table_whose_file_is_cut_to_nothing_is_the_reason(run: Runner, command: str) -> None:
     table = ARGUMENTS[command][1]
     (run.tables / f"{table}.arrow").write_bytes(b"")
@@ -111,7 +113,7 @@ def test_table_whose_file_is_cut_to_nothing_is_the_reason(run: Runner, command: 
     )
 
 
-@EACH_COMMAND
+@SOME_COMMANDS
 def test_run_that_was_killed_before_anything_was_written_is_the_reason(run: Runner, command: str) -> None:
     for each in run.tables.glob("*.arrow"):
         each.unlink()

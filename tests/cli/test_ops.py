@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from builders import RecordingBuilder
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.store.copy import write_recording
 
 
@@ -29,11 +29,8 @@ def folder(tmp_path: Path) -> str:
     return path
 
 
-def test_shows_the_modules_of_the_last_step(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "ops", folder) == 0
-    assert capsys.readouterr().out == (
+def test_shows_the_modules_of_the_last_step(command: Command, folder: str) -> None:
+    assert command("ops", folder).out == (
         "train.py\n"
         "step 1 (train), 8.00us; 2 steps recorded, 0 to 1\n"
         "\n"
@@ -49,12 +46,9 @@ def test_shows_the_modules_of_the_last_step(
     )
 
 
-def test_options_reach_the_table(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_reach_the_table(command: Command, folder: str) -> None:
     options = ("--step", "0", "--by", "op", "--phase", "forward", "--top", "1")
-    assert run_command(monkeypatch, "ops", folder, *options) == 0
-    assert capsys.readouterr().out == (
+    assert command("ops", folder, *options).out == (
         "train.py\n"
         "step 0 (train), 8.00us; 2 steps recorded, 0 to 1\n"
         "\n"
@@ -68,32 +62,12 @@ def test_options_reach_the_table(
     )
 
 
-def test_json_is_the_table(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "ops", folder, "--by", "call", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_is_the_table(command: Command, folder: str) -> None:
+    found = json.loads(command("ops", folder, "--by", "call", "--json").out)
     assert [(row["name"], row["sums"]["together"]["ops"]) for row in found["rows"]] == [
         ("head", 2),
         ("Net", 1),
     ]
-
-
-def test_recording_without_ops_is_misuse_and_says_how_to_get_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "calls.modtrace")
-    build = RecordingBuilder(options={"ops": None})
-    build.step(0, 0, 100)
-    build.call(build.module("", "Net"), 0, 10)
-    write_recording(build.data(), path)
-
-    assert run_command(monkeypatch, "ops", path) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == (
-        f"modtrace: error: {path}: no ops were recorded. Record with ops=True (modtrace record --ops).\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -106,18 +80,6 @@ def test_recording_without_ops_is_misuse_and_says_how_to_get_them(
     ],
 )
 def test_other_values_of_options_are_misuse(
-    folder: str,
-    options: tuple[str, ...],
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, folder: str, options: tuple[str, ...], expected: str
 ) -> None:
-    assert run_command(monkeypatch, "ops", folder, *options) == 2
-    assert expected in capsys.readouterr().err
-
-
-def test_recording_that_is_not_there_is_misuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "ops", str(tmp_path / "nowhere")) == 2
-    assert "nothing is there" in capsys.readouterr().err
+    assert expected in command("ops", folder, *options, code=2).err

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.store.copy import write_recording
 
 MODELS = """
@@ -56,11 +56,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("models_of_paths", None)
 
 
-def test_shows_each_op_with_its_call(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "paths", folder) == 0
-    assert capsys.readouterr().out == (
+def test_shows_each_op_with_its_call(command: Command, folder: str) -> None:
+    assert command("paths", folder).out == (
         "train.py\n"
         "step 0 (train), 8.00us; 1 step recorded\n"
         "\n"
@@ -72,43 +69,18 @@ def test_shows_each_op_with_its_call(
     )
 
 
-def test_modules_alone_come_in_order(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "paths", folder, "--modules", "--phase", "forward") == 0
-    assert capsys.readouterr().out == "head\nNet\n"
+def test_modules_alone_come_in_order(command: Command, folder: str) -> None:
+    assert command("paths", folder, "--modules", "--phase", "forward").out == "head\nNet\n"
 
 
-def test_json_has_as_many_ops_as_asked_for(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "paths", folder, "--json", "--top", "2", "--step", "0") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_has_as_many_ops_as_asked_for(command: Command, folder: str) -> None:
+    found = json.loads(command("paths", folder, "--json", "--top", "2", "--step", "0").out)
     assert [row["name"] for row in found["rows"]] == ["head", "head@1"]
     assert found["modules"] == ["head", ""]
 
 
-def test_step_that_does_not_exist_is_misuse(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "paths", folder, "--step", "7") == 2
-    assert "no step 7 in this recording; there are: 0" in capsys.readouterr().err
-
-
-def test_recording_without_ops_is_misuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "empty.modtrace")
-    write_recording(RecordingBuilder(options={"ops": None}).data(), path)
-
-    assert run_command(monkeypatch, "paths", path) == 2
-    assert capsys.readouterr().err == (
-        f"modtrace: error: {path}: no ops were recorded. Record with ops=True (modtrace record --ops).\n"
-    )
-
-
 def test_model_of_a_function_is_called_once_under_a_recording_of_ops(
-    models: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, models: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, dict[str, Any]]] = []
 
@@ -118,33 +90,26 @@ def test_model_of_a_function_is_called_once_under_a_recording_of_ops(
         yield SimpleNamespace(data=recording())
 
     monkeypatch.setitem(sys.modules, "modtrace.api.record", SimpleNamespace(record=record))
-    assert run_command(monkeypatch, "paths", "models_of_paths:make", "--modules", "--phase", "forward") == 0
+    printed = command("paths", "models_of_paths:make", "--modules", "--phase", "forward")
     assert asked == [("Sequential", {"ops": True, "values": None})]
-    assert capsys.readouterr().out == "head\nNet\n"
+    assert printed.out == "head\nNet\n"
 
 
-def test_ops_of_a_real_model_are_shown(
-    models: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "paths", "models_of_paths:make", "--modules") == 0
-    assert capsys.readouterr().out == "0\n1\n"
+def test_ops_of_a_real_model_are_shown(command: Command, models: None) -> None:
+    assert command("paths", "models_of_paths:make", "--modules").out == "0\n1\n"
 
 
-def test_model_that_raises_is_one_line_and_exit_code_2(
-    models: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "paths", "models_of_paths:make_wrong") == 2
-    [line] = capsys.readouterr().err.splitlines()
+def test_model_that_raises_is_one_line_and_exit_code_2(command: Command, models: None) -> None:
+    [line] = command("paths", "models_of_paths:make_wrong", code=2).err.splitlines()
     assert line.startswith(
         "modtrace: error: models_of_paths:make_wrong: calling the model raised RuntimeError: mat1 and mat2"
     )
 
 
 def test_folder_whose_name_looks_like_a_function_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_recording(recording(), "run:first")
 
-    assert run_command(monkeypatch, "paths", "run:first", "--modules") == 0
-    assert capsys.readouterr().out == "head\nNet\n"
+    assert command("paths", "run:first", "--modules").out == "head\nNet\n"

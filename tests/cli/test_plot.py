@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from helpers.typed_runs import typed_run
 from modtrace.api.recording import open_recording
 from modtrace.store.copy import write_recording
@@ -20,27 +20,19 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "run.modtrace")
 
 
-def test_a_picture_is_written_and_named(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_is_written_and_named(command: Command, folder: str, tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     assert (
-        run_command(
-            monkeypatch, "plot", folder, "blocks.*", "-o", str(path), "--kind", "heatmap", "--stat", "max"
-        )
-        == 0
+        command("plot", folder, "blocks.*", "-o", str(path), "--kind", "heatmap", "--stat", "max").out
+        == f"wrote {path}\n"
     )
-    assert capsys.readouterr().out == f"wrote {path}\n"
     open_recording(folder).write_plot(tmp_path / "same.png", "blocks.*", kind="heatmap", stat="max")
     assert path.read_bytes() == (tmp_path / "same.png").read_bytes()
 
 
-def test_json_has_the_numbers_of_the_picture(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_numbers_of_the_picture(command: Command, folder: str) -> None:
     arguments = ["blocks.0", "blocks.1", "--stat", "min", "--role", "grad_output", "--steps", "1:", "--json"]
-    assert run_command(monkeypatch, "plot", folder, *arguments) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert json.loads(command("plot", folder, *arguments).out) == {
         "steps": [1, 2],
         "sites": ["blocks.0", "blocks.1"],
         "values": [[-1.0, -2.0], [-2.0, -2.0]],
@@ -52,15 +44,10 @@ def test_json_has_the_numbers_of_the_picture(
     }
 
 
-def test_histogram_of_a_step_has_a_row_a_site(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_histogram_of_a_step_has_a_row_a_site(command: Command, tmp_path: Path) -> None:
     run = str(tmp_path / "run.modtrace")
     write_recording(typed_run(histogram=[0] * 127 + [2] + [0] * 128, zero_count=0), run)
-    assert (
-        run_command(monkeypatch, "plot", run, "blocks.*", "--kind", "histogram", "--step", "1", "--json") == 0
-    )
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(command("plot", run, "blocks.*", "--kind", "histogram", "--step", "1", "--json").out)
     assert (found["steps"], found["sites"]) == ([1, 1, 1], ["blocks.0", "blocks.1", "blocks.2"])
     assert [row[127] for row in found["shares"]] == [1.0, 1.0, 1.0]
 
@@ -83,23 +70,19 @@ def odd_names() -> TypedRecording:
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-def test_paths_with_brackets_and_other_characters_can_be_plotted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_paths_with_brackets_and_other_characters_can_be_plotted(command: Command, tmp_path: Path) -> None:
     run = str(tmp_path / "run.modtrace")
     write_recording(odd_names(), run)
     for name in NAMES:  # of which no other is meant by one as a glob
-        assert run_command(monkeypatch, "plot", run, f"parts.{name}", "--json") == 0
-        assert json.loads(capsys.readouterr().out)["sites"] == [f"parts.{name}"]
+        assert json.loads(command("plot", run, f"parts.{name}", "--json").out)["sites"] == [f"parts.{name}"]
         path = tmp_path / "plot.svg"
-        assert run_command(monkeypatch, "plot", run, f"parts.{name}", "-o", str(path)) == 0
-        assert capsys.readouterr().out == f"wrote {path}\n"
+        assert command("plot", run, f"parts.{name}", "-o", str(path)).out == f"wrote {path}\n"
         assert f"<!-- parts.{name} -->" in path.read_text()
     for kind in ("lines", "heatmap"):
-        assert run_command(monkeypatch, "plot", run, "parts.*", "-o", str(path), "--kind", kind) == 0
+        command("plot", run, "parts.*", "-o", str(path), "--kind", kind)
     assert all(f"<!-- parts.{name} -->" in path.read_text() for name in NAMES)
     histogram = ("--kind", "histogram", "-o", str(path))
-    assert run_command(monkeypatch, "plot", run, "parts.$\\frac$", *histogram) == 0
+    command("plot", run, "parts.$\\frac$", *histogram)
     assert "<!-- outputs: parts.$\\frac$ -->" in path.read_text()
 
 
@@ -121,11 +104,6 @@ def test_paths_with_brackets_and_other_characters_can_be_plotted(
     ],
 )
 def test_misuse_is_exit_code_2_with_what_to_do(
-    arguments: list[str],
-    text: str,
-    folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, arguments: list[str], text: str, folder: str
 ) -> None:
-    assert run_command(monkeypatch, "plot", folder, *arguments) == 2
-    assert capsys.readouterr().err.startswith(f"modtrace: error: {text}")
+    assert command("plot", folder, *arguments, code=2).err.startswith(f"modtrace: error: {text}")

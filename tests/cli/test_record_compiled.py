@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from helpers.command_line import run_command
+from helpers.command_line import Command
 
 PROGRAM = """
 import torch
@@ -30,9 +30,9 @@ for _ in range(2):
     ],
 )
 def test_closing_line_says_how_to_see_inside(
+    command: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
     paths: set[str],
     told: bool,
@@ -41,9 +41,8 @@ def test_closing_line_says_how_to_see_inside(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    assert run_command(monkeypatch, "record", *options, "--to", "run", "train.py") == 0
+    said = command("record", *options, "--to", "run", "train.py").err
     line = "torch.compile hides modules from it: --compiled inside measures them too"
-    said = capsys.readouterr().err
     assert (line in said) is told
     assert "no module was called" not in said
     rec = modtrace.open_recording(tmp_path / "run")
@@ -53,31 +52,28 @@ def test_closing_line_says_how_to_see_inside(
 
 
 def test_measuring_inside_without_values_is_refused_in_the_words_of_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    assert run_command(monkeypatch, "record", "--compiled", "inside", "--values", "none", "train.py") == 2
     assert (
-        "--compiled: compiled='inside' measures values, and no values are wanted" in capsys.readouterr().err
+        "--compiled: compiled='inside' measures values, and no values are wanted"
+        in command("record", "--compiled", "inside", "--values", "none", "train.py", code=2).err
     )
 
 
 @pytest.mark.parametrize(("factor", "told"), [("1", False), ("float('nan')", True)])
 def test_closing_line_of_a_program_that_failed_tells_it_where_values_are_bad(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    factor: str,
-    told: bool,
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: str, told: bool
 ) -> None:
     program = PROGRAM.replace("torch.ones(2, 4)", f"torch.ones(2, 4) * {factor}")
     (tmp_path / "train.py").write_text(f"{program}\nraise ValueError\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    assert run_command(monkeypatch, "record", "--to", "run", "train.py") == 1
-    assert ("--compiled inside measures them too" in capsys.readouterr().err) is told
+    assert (
+        "--compiled inside measures them too" in command("record", "--to", "run", "train.py", code=1).err
+    ) is told
 
 
 FUNCTION = """
@@ -99,21 +95,18 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--compiled", "inside"), ("--ops",)])
-@pytest.mark.parametrize("step", ["optimizer.step()", "pass"])
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [((), "optimizer.step()"), ((), "pass"), (("--compiled", "inside"), "pass"), (("--ops",), "pass")],
+)
 def test_closing_line_says_that_a_compiled_function_hides_the_model(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    step: str,
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], step: str
 ) -> None:
     (tmp_path / "train.py").write_text(FUNCTION.replace("STEP", step))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    assert run_command(monkeypatch, "record", *options, "--to", "run", "train.py") == 0
-    assert capsys.readouterr().err.endswith(
+    assert command("record", *options, "--to", "run", "train.py").err.endswith(
         "modtrace: no module was called outside of compiled functions: "
         "to see those inside, compile the model instead\n"
     )

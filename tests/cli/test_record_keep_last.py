@@ -7,7 +7,7 @@ import pytest
 
 import modtrace
 from helpers.command_ends import end_of_modtrace
-from helpers.command_line import run_command
+from helpers.command_line import Command
 
 TRAIN = """
 import sys
@@ -88,12 +88,11 @@ def test_stop_ends_the_program_with_an_error_and_report_lets_it_end(tmp_path: Pa
 
 
 def test_dump_without_held_steps_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
-    assert run_command(monkeypatch, "record", "--on-nonfinite", "dump", "train.py") == 2
-    assert capsys.readouterr().err == (
+    assert command("record", "--on-nonfinite", "dump", "train.py", code=2).err == (
         "modtrace: error: Invalid value for --on-nonfinite: on_nonfinite='dump' writes the steps that are held, "
         "and none are: give keep_last=20 (--keep-last 20). Try 'modtrace record --help'.\n"
     )

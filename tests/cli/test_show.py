@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.errors import RecordingNotFoundError
 
 
@@ -40,15 +40,10 @@ def two_steps() -> TypedRecording:
     return build.data()
 
 
-def test_shows_the_tree_of_the_last_step(
-    recordings: dict[str, TypedRecording],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_shows_the_tree_of_the_last_step(command: Command, recordings: dict[str, TypedRecording]) -> None:
     recordings["run.modtrace"] = two_steps()
 
-    assert run_command(monkeypatch, "show", "run.modtrace") == 0
-    assert capsys.readouterr().out == (
+    assert command("show", "run.modtrace").out == (
         "train.py\n"
         "step 1 (train), 8.00us; 2 steps recorded, 0 to 1\n"
         "\n"
@@ -70,16 +65,11 @@ def test_shows_the_tree_of_the_last_step(
     )
 
 
-def test_options_reach_the_view(
-    recordings: dict[str, TypedRecording],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_options_reach_the_view(command: Command, recordings: dict[str, TypedRecording]) -> None:
     recordings["run.modtrace"] = two_steps()
 
     arguments = ("--step", "0", "--depth", "1", "--sort", "name", "--no-fold", "--no-types")
-    assert run_command(monkeypatch, "show", "run.modtrace", *arguments) == 0
-    assert capsys.readouterr().out == (
+    assert command("show", "run.modtrace", *arguments).out == (
         "train.py\n"
         "step 0 (train), 8.00us; 2 steps recorded, 0 to 1\n"
         "\n"
@@ -95,72 +85,38 @@ def test_options_reach_the_view(
 
 
 def test_slots_have_lines_of_their_own_when_asked_for(
-    recordings: dict[str, TypedRecording],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, recordings: dict[str, TypedRecording]
 ) -> None:
     build = RecordingBuilder()
     build.step(0, 0, 1_000)
     build.output(build.call(build.module("", "Net"), 0, 500), [1.0], "['logits']")
     recordings["run.modtrace"] = build.data()
 
-    assert run_command(monkeypatch, "show", "run.modtrace", "--no-types") == 0
-    assert "['logits']" not in capsys.readouterr().out
-    assert run_command(monkeypatch, "show", "run.modtrace", "--no-types", "--slots") == 0
-    assert capsys.readouterr().out.splitlines()[2:5] == [
+    assert "['logits']" not in command("show", "run.modtrace", "--no-types").out
+    assert command("show", "run.modtrace", "--no-types", "--slots").out.splitlines()[2:5] == [
         "module         type  calls  forward   self      %  out rms  out max",
         "Net            Net       1    500ns  500ns  50.0%     1.00     1.00",
         "   ['logits']                                         1.00     1.00",
     ]
 
 
-def test_json_is_the_whole_tree(
-    recordings: dict[str, TypedRecording],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_is_the_whole_tree(command: Command, recordings: dict[str, TypedRecording]) -> None:
     recordings["run.modtrace"] = two_steps()
 
-    assert run_command(monkeypatch, "show", "run.modtrace", "--json", "--step", "1") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(command("show", "run.modtrace", "--json", "--step", "1").out)
     assert found["step"]["step"] == 1
     assert [child["path"] for child in found["roots"][0]["children"]] == ["0", "1"]
     assert found["roots"][0]["forward"]["total_ns"] == 5000
 
 
 def test_step_that_does_not_exist_is_misuse_and_names_those_there_are(
-    recordings: dict[str, TypedRecording],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, recordings: dict[str, TypedRecording]
 ) -> None:
     recordings["run.modtrace"] = two_steps()
 
-    assert run_command(monkeypatch, "show", "run.modtrace", "--step", "7") == 2
-    captured = capsys.readouterr()
+    captured = command("show", "run.modtrace", "--step", "7", code=2)
     assert captured.out == ""
     assert captured.err == (
         "modtrace: error: Invalid value for --step: no step 7 in this recording; there are: 0..1."
         " Try 'modtrace show --help'.\n"
-    )
-
-
-def test_recording_that_is_not_there_is_misuse(
-    recordings: dict[str, TypedRecording],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_command(monkeypatch, "show", "nowhere") == 2
-    assert capsys.readouterr().err == "modtrace: error: nowhere: nothing is there\n"
-
-
-def test_empty_recording_is_exit_code_2_and_says_so(
-    recordings: dict[str, TypedRecording],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    recordings["run.modtrace"] = RecordingBuilder(complete=True).data()
-
-    assert run_command(monkeypatch, "show", "run.modtrace") == 2
-    assert capsys.readouterr().err == (
-        "modtrace: error: run.modtrace: no calls are in this recording: no module was called in its steps.\n"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from helpers.command_line import run_command
+from helpers.command_line import Command, run_command
 from helpers.trace_events import arrows, find_faults, inside, lanes, load, spans
 from helpers.whole_text import render_perfetto
 from modtrace.analysis.timeline.timeline import build_timeline
@@ -54,12 +54,9 @@ def write(data: RecordingData, tmp_path: Path) -> str:
     return path
 
 
-def test_writes_a_trace_and_says_where_to_open_it(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_writes_a_trace_and_says_where_to_open_it(command: Command, folder: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    assert run_command(monkeypatch, "timeline", folder, "-o", str(path)) == 0
-    said = capsys.readouterr()
+    said = command("timeline", folder, "-o", str(path))
     assert said.out == (
         f"{path}: 29 events of 3 steps, 3.65kB. Open it at ui.perfetto.dev or chrome://tracing.\n"
     )
@@ -72,28 +69,23 @@ def test_writes_a_trace_and_says_where_to_open_it(
 
 @pytest.mark.parametrize("options", [[], ["-o", "-"], ["--json"]])
 def test_trace_goes_to_standard_output_without_a_file(
-    options: list[str], folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, options: list[str], folder: str
 ) -> None:
-    assert run_command(monkeypatch, "timeline", folder, *options) == 0
-    trace = load(capsys.readouterr().out)
+    trace = load(command("timeline", folder, *options).out)
     assert find_faults(trace) == []
     assert len(spans(trace)) == 15
 
 
 def test_trace_is_not_printed_to_a_terminal_unasked(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert run_command(monkeypatch, "timeline", folder) == 2
-    assert "give -o FILE, or -o - to print the trace" in capsys.readouterr().err
+    assert "give -o FILE, or -o - to print the trace" in command("timeline", folder, code=2).err
 
 
-def test_what_was_written_is_told_as_json(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_written_is_told_as_json(command: Command, folder: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    assert run_command(monkeypatch, "timeline", folder, "-o", str(path), "--json", "--steps", "1:") == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert json.loads(command("timeline", folder, "-o", str(path), "--json", "--steps", "1:").out) == {
         "path": str(path),
         "events": 22,
         "steps": [1, 2],
@@ -112,40 +104,29 @@ def test_what_was_written_is_told_as_json(
     ],
 )
 def test_steps_and_ops_can_be_chosen(
-    options: list[str],
-    names: list[str],
-    folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Command, options: list[str], names: list[str], folder: str
 ) -> None:
-    assert run_command(monkeypatch, "timeline", folder, *options) == 0
-    assert [each["name"] for each in spans(load(capsys.readouterr().out))] == names
+    assert [each["name"] for each in spans(load(command("timeline", folder, *options).out))] == names
 
 
-def test_arrows_between_ops_come_when_asked(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "timeline", folder, "--step", "0", "--op-flows") == 0
-    found = [(each.source["name"], each.target["name"]) for each in arrows(load(capsys.readouterr().out))]
+def test_arrows_between_ops_come_when_asked(command: Command, folder: str) -> None:
+    found = [
+        (each.source["name"], each.target["name"])
+        for each in arrows(load(command("timeline", folder, "--step", "0", "--op-flows").out))
+    ]
     assert found == [("Net", "Net"), ("aten.relu.default", "aten.threshold_backward.default")]
 
 
-def test_missing_backward_times_are_told_beside_the_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_backward_times_are_told_beside_the_trace(command: Command, tmp_path: Path) -> None:
     folder = write(recording(backward=False, ops=False), tmp_path)
-    assert run_command(monkeypatch, "timeline", folder) == 0
-    said = capsys.readouterr()
+    said = command("timeline", folder)
     assert find_faults(load(said.out)) == []
     assert said.err == NO_BACKWARD
 
 
-def test_recording_of_nothing_gives_no_trace_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recording_of_nothing_gives_no_trace_and_says_so(command: Command, tmp_path: Path) -> None:
     folder = write(RecordingBuilder(complete=True).data(), tmp_path)
-    assert run_command(monkeypatch, "timeline", folder) == 2
-    said = capsys.readouterr()
+    said = command("timeline", folder, code=2)
     assert (said.out, said.err) == (
         "",
         f"modtrace: error: {folder}: no calls are in this recording: no module was called in its steps.\n",
@@ -163,34 +144,23 @@ def test_recording_of_nothing_gives_no_trace_and_says_so(
         (["--op-flows", "--no-ops"], "--op-flows are arrows between ops: leave --no-ops out"),
     ],
 )
-def test_wrong_option_is_misuse(
-    options: list[str],
-    message: str,
-    folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_command(monkeypatch, "timeline", folder, *options) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_option_is_misuse(command: Command, options: list[str], message: str, folder: str) -> None:
+    assert message in command("timeline", folder, *options, code=2).err
 
 
 @pytest.mark.parametrize("option", ["--ops", "--op-flows"])
 def test_ops_that_were_not_recorded_cannot_be_asked_for(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, option: str, tmp_path: Path
 ) -> None:
     folder = write(recording(ops=False), tmp_path)
-    assert run_command(monkeypatch, "timeline", folder, option) == 2
-    assert capsys.readouterr().err == (
+    assert command("timeline", folder, option, code=2).err == (
         f"modtrace: error: {folder}: no ops were recorded. Record with ops=True (modtrace record --ops).\n"
     )
 
 
-def test_path_that_cannot_be_written_is_one_line(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_path_that_cannot_be_written_is_one_line(command: Command, folder: str, tmp_path: Path) -> None:
     path = tmp_path / "gone" / "trace.json"
-    assert run_command(monkeypatch, "timeline", folder, "-o", str(path)) == 2
-    assert capsys.readouterr().err == (
+    assert command("timeline", folder, "-o", str(path), code=2).err == (
         f"modtrace: error: {path}: cannot be written: No such file or directory. Give another path.\n"
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from modtrace.collect.ops.schemas import OpSchema
 
 SOURCE = """
@@ -36,16 +36,13 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("models_to_verify", None)
 
 
-def test_proved_recording_is_shown_and_exits_with_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "verify", "models_to_verify:make") == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_proved_recording_is_shown_and_exits_with_0(command: Command) -> None:
+    lines = command("verify", "models_to_verify:make").out.splitlines()
     assert lines[0] == "models_to_verify:make (Sequential): its recording is proved"
     assert [line[:8].strip() for line in lines[1:11]] == ["ok"] * 10
 
 
-def test_fault_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fault_exits_with_1(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from modtrace.collect.ops import mode as op_mode
 
     class Blind(OpSchema):
@@ -54,24 +51,22 @@ def test_fault_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             self.writes = False
 
     monkeypatch.setattr(op_mode, "OpSchema", Blind)
-    assert run_command(monkeypatch, "verify", "models_to_verify:make") == 1
-    out = capsys.readouterr().out
+    out = command("verify", "models_to_verify:make", code=1).out
     assert out.startswith("models_to_verify:make (Sequential): FAILED: ")
     assert "(aten.relu_.default in 1, forward) has changed its self, recorded as only read" in out
 
 
 def test_module_that_parses_arguments_where_it_is_imported_sees_none_of_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path
 ) -> None:
     parsing = "import argparse\nseed = argparse.ArgumentParser().parse_args()\n"
     (tmp_path / "models_to_verify.py").write_text(parsing + SOURCE)
-    assert run_command(monkeypatch, "verify", "models_to_verify:make", "--seed", "7") == 0
+    command("verify", "models_to_verify:make", "--seed", "7")
     assert sys.argv[1] == "verify"
 
 
-def test_json_is_given(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(monkeypatch, "verify", "models_to_verify:make", "--json", "--seed", "7") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_is_given(command: Command) -> None:
+    found = json.loads(command("verify", "models_to_verify:make", "--json", "--seed", "7").out)
     assert (found["ok"], found["unchecked"]) == (True, [])
     assert [each["name"] for each in found["checks"]][:2] == ["determinism", "op count"]
 
@@ -85,7 +80,6 @@ def test_json_is_given(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     ],
 )
 def test_what_is_no_factory_of_a_model_that_runs_is_misuse(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], factory: str, expected: str
+    command: Command, factory: str, expected: str
 ) -> None:
-    assert run_command(monkeypatch, "verify", factory) == 2
-    assert expected in capsys.readouterr().err
+    assert expected in command("verify", factory, code=2).err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from builders import RecordingBuilder
-from helpers.command_line import run_command
+from helpers.command_line import Command
 from helpers.report_pages import read_payload
 from modtrace.api import report
 from modtrace.api.recording import open_recording
@@ -27,32 +27,25 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_report_is_written_beside_where_one_is_and_its_path_is_printed(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "view", str(run)) == 0
+def test_report_is_written_beside_where_one_is_and_its_path_is_printed(command: Command, run: Path) -> None:
+    printed = command("view", str(run)).out
     size = os.path.getsize("run.html")
-    assert capsys.readouterr().out == f"run.html: {size / 1e3:.0f}kB. Open it in a browser.\n"
+    assert printed == f"run.html: {size / 1e3:.0f}kB. Open it in a browser.\n"
     assert Path("run.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_a_step_can_be_chosen_and_an_existing_file_is_replaced(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_can_be_chosen_and_an_existing_file_is_replaced(command: Command, run: Path) -> None:
     Path("a.html").write_text("an older one", encoding="utf-8")
-    assert run_command(monkeypatch, "view", str(run), "-o", "a.html", "--step", "first") == 0
+    command("view", str(run), "-o", "a.html", "--step", "first")
     first = Path("a.html").read_text(encoding="utf-8")
-    assert run_command(monkeypatch, "view", str(run), "-o", "a.html", "--step", "0") == 0
+    command("view", str(run), "-o", "a.html", "--step", "0")
     assert Path("a.html").read_text(encoding="utf-8") == first
     open_recording(run).write_html("a.html")
     assert Path("a.html").read_text(encoding="utf-8") != first
 
 
-def test_report_can_be_printed(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(monkeypatch, "view", str(run), "-o", "-") == 0
-    assert capsys.readouterr().out.rstrip().endswith("</html>")
+def test_report_can_be_printed(command: Command, run: Path) -> None:
+    assert command("view", str(run), "-o", "-").out.rstrip().endswith("</html>")
 
 
 @pytest.mark.parametrize(
@@ -78,37 +71,28 @@ def test_report_can_be_printed(
         ),
     ],
 )
-def test_what_cannot_be_is_refused(
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    assert run_command(monkeypatch, "view", str(run), *arguments) == 2
-    assert capsys.readouterr().err == f"modtrace: error: {message}\n"
+def test_what_cannot_be_is_refused(command: Command, run: Path, arguments: list[str], message: str) -> None:
+    assert command("view", str(run), *arguments, code=2).err == f"modtrace: error: {message}\n"
     assert list(Path().glob("*.html")) == []
 
 
 def test_marks_are_told_on_standard_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = RecordingBuilder(marks=("cut at step 3",))
     build.step(0, 0, 10)
     build.call(build.module("", "Net"), 0, 5, nth=0)
     write_recording(build.data(), tmp_path / "cut.modtrace")
     monkeypatch.chdir(tmp_path)
-    assert run_command(monkeypatch, "view", "cut.modtrace") == 0
-    assert capsys.readouterr().err == "! cut at step 3\n"
+    assert command("view", "cut.modtrace").err == "! cut at step 3\n"
 
 
 def test_a_recording_of_nothing_has_a_page_that_says_so_and_the_exit_code_is_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_recording(RecordingBuilder(complete=True).data(), tmp_path / "empty.modtrace")
     monkeypatch.chdir(tmp_path)
-    assert run_command(monkeypatch, "view", "empty.modtrace") == 2
-    assert capsys.readouterr().err == (
+    assert command("view", "empty.modtrace", code=2).err == (
         "modtrace: error: empty.modtrace: Nothing was recorded: no calls are in this recording: no module was called "
         "in its steps. Record a program that calls a torch.nn.Module in its steps.\n"
     )
@@ -147,7 +131,7 @@ def test_notebook_shows_the_page_in_a_frame(run: Path) -> None:
 
 
 def test_report_opens_with_where_the_recording_and_another_one_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, last in (("a", 2.0), ("b", 3.0)):
         build = RecordingBuilder(complete=True)
@@ -159,14 +143,17 @@ def test_report_opens_with_where_the_recording_and_another_one_part(
             build.output(build.call(fc, 100 * step + 10, 100 * step + 50, parent=root, nth=0), [1.0, number])
         write_recording(build.data(), tmp_path / f"{name}.modtrace")
     monkeypatch.chdir(tmp_path)
-    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "b.modtrace") == 0
+    command("view", "a.modtrace", "--against", "b.modtrace")
     payload = read_payload(Path("a.html").read_text(encoding="utf-8"))
     [found] = payload["findings"]
     assert (found["title"], found["severity"]) == ("the runs part at output of fc, step 4, forward", "error")
     assert "  first   float32[2], 1 .. 2, rms 1.58114" in found["lines"]
     assert (found["module"], found["step"], payload["shown_step"]) == (1, 0, 0)
-    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "a.modtrace") == 0
+    command("view", "a.modtrace", "--against", "a.modtrace")
     payload = read_payload(Path("a.html").read_text(encoding="utf-8"))
     assert [each["severity"] for each in payload["findings"]] == ["good"]
-    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "c.modtrace") == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("modtrace: error: c.modtrace: ")
+    assert (
+        command("view", "a.modtrace", "--against", "c.modtrace", code=2)
+        .err.splitlines()[-1]
+        .startswith("modtrace: error: c.modtrace: ")
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.test_record import TRAIN
-from helpers.command_line import run_command
+from helpers.command_line import Command
 
 SCHEDULE = "such as 100:200 or 0::50."
 
@@ -86,11 +86,7 @@ SCHEDULE = "such as 100:200 or 0::50."
     ],
 )
 def test_wrong_option_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    said: str,
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "there").mkdir()
@@ -98,8 +94,7 @@ def test_wrong_option_is_named(
         '{"schema_version": 1, "run_id": "old", "created": ""}'
     )
     monkeypatch.chdir(tmp_path)
-    assert run_command(monkeypatch, "record", *options, "train.py") == 2
-    error = capsys.readouterr().err
+    error = command("record", *options, "train.py", code=2).err
     hint = "" if options[0] == "--to" else " Try 'modtrace record --help'."
     assert error == f"modtrace: error: {said}{hint}\n"
     assert not re.search(r"[?.][.]", error.replace("...", ""))

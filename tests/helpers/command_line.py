@@ -1,6 +1,8 @@
 """Runs `modtrace` in this process."""
 
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
@@ -14,3 +16,14 @@ def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         main()
     assert isinstance(exit_info.value.code, int)
     return exit_info.value.code
+
+
+class Printed(NamedTuple):
+    """What a command has printed."""
+
+    out: str
+    err: str
+
+
+#: Runs `modtrace` with these arguments, and asserts that its exit code is `code`, which is 0 unless it is given.
+Command = Callable[..., Printed]
