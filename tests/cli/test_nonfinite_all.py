@@ -11,6 +11,7 @@ from torch import nn
 import modtrace
 from builders import RecordingBuilder
 from helpers.command_line import Command
+from modtrace.errors import NothingRecordedError
 
 
 class Faulty(nn.Module):
@@ -53,6 +54,11 @@ def test_each_is_found_when_it_is_requested(rec: modtrace.Recording) -> None:
     found = rec.nonfinite()
     assert isinstance(found, Iterator)
     assert next(found).step == 0
+
+
+def test_recording_without_values_has_nothing_to_go_through() -> None:
+    with pytest.raises(NothingRecordedError):
+        next(modtrace.Recording(RecordingBuilder().data()).nonfinite())
 
 
 def test_modules_are_gone_through_step_by_step_where_no_ops_were_recorded() -> None:

@@ -228,61 +228,6 @@ def test_worker_whose_rank_is_not_known_takes_nobodys_place(
     assert len(list((tmp_path / "run.modtrace").iterdir())) == 2
 
 
-#: Trains a step, says so by a file with its pid, and trains another one when somebody else has begun, or has ended.
-PAIR = """
-import os, sys, time, torch
-
-name, other, what = sys.argv[1:]
-model = torch.nn.Linear(2, 2)
-
-def train():
-    model(torch.ones(1, 2))
-
-def is_over():
-    try:
-        pid = int(open(other).read())
-        os.kill(pid, 0)
-        return what == "begun"
-    except (OSError, ValueError):
-        return os.path.exists(other)
-
-train()
-with open(name + ".new", "w") as file:
-    file.write(str(os.getpid()))
-os.rename(name + ".new", name)
-while not is_over():
-    time.sleep(0.01)
-train()
-print("trained", flush=True)
-"""
-
-
-@pytest.mark.parametrize(("first_waits", "second_waits"), [("begun", "ended"), ("ended", "begun")])
-def test_two_processes_that_replace_each_other_leave_the_recording_of_the_second(
-    launcher: Launcher, tmp_path: Path, first_waits: str, second_waits: str
-) -> None:
-    (tmp_path / "train.py").write_text(PAIR)
-    record = ["record", "--to", "run.modtrace", "--overwrite", "train.py"]
-    processes = [
-        {"env": {}, "argv": [*record, "first", "second", first_waits]},
-        {"env": {}, "argv": [*record, "second", "first", second_waits], "after": "first"},
-    ]
-    first, second = launcher.run(tmp_path, processes)
-    assert have_trained([first, second])
-    why = "run.modtrace: the recording stops at step 0: another run has replaced it while it was written."
-    assert why in first.output
-    assert " ran, and what was recorded of them cannot be read: " in first.output
-    assert "another run has replaced this recording since it was opened." in first.output
-    assert "modtrace: recorded " in second.output
-    meta = FolderReader(tmp_path / "run.modtrace").meta
-    assert (meta.complete, meta.argv[1]) == (True, "second")
-    assert {row["step"] for row in FolderReader(tmp_path / "run.modtrace").table("steps").to_pylist()} == {
-        0,
-        1,
-    }
-    assert len(list((tmp_path / "run.modtrace").iterdir())) == 2
-
-
 @pytest.mark.soak
 def test_workers_that_python_spawns_are_ranks_too(tmp_path: Path) -> None:
     command = [sys.executable, forked_ranks.__file__, "run.modtrace", "2", "store", "2", "after"]

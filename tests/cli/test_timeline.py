@@ -124,15 +124,6 @@ def test_missing_backward_times_are_told_beside_the_trace(command: Command, tmp_
     assert said.err == NO_BACKWARD
 
 
-def test_recording_of_nothing_gives_no_trace_and_says_so(command: Command, tmp_path: Path) -> None:
-    folder = write(RecordingBuilder(complete=True).data(), tmp_path)
-    said = command("timeline", folder, code=2)
-    assert (said.out, said.err) == (
-        "",
-        f"modtrace: error: {folder}: no calls are in this recording: no module was called in its steps.\n",
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,8 +1,8 @@
 """Recordings and questions import no pandas: that takes half a second, and pyarrow does it wherever it makes arrays."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from helpers.command_ends import end_of_modtrace
 
 TRAIN = """
 import sys, torch
@@ -19,6 +19,7 @@ for _ in range(2):
 
 ASK = """
 import contextlib, sys
+assert "pandas" not in sys.modules
 from modtrace.cli.main import main
 
 records = [["record", "--ops", "--to", f"{seed}.modtrace", "train.py", seed] for seed in ("0", "1")]
@@ -33,7 +34,7 @@ for words in (*records, *questions, ["compare", "0.modtrace", "1.modtrace"]):
 
 def test_recordings_and_questions_import_no_pandas(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, cwd=tmp_path)
+    done = end_of_modtrace(tmp_path, before=f"{ASK}\nraise SystemExit")
     answers = [line.split() for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
     assert [name for name, _ in answers][:2] == ["record", "record"], done.stderr
     assert len(answers) == 9

@@ -2,9 +2,8 @@
 
 Each launch has an agent of its own, as under torchrun: a fork of this program, and the ranks are its forks.
 
-It reads lines of JSON, each a launch: for each rank its variables, the arguments of `modtrace`, and a delay or a file
-that it waits for. It answers with the exit code of each rank and what it has written; None is the code of one that had
-to be killed.
+It reads lines of JSON, each a launch: for each rank its variables, the arguments of `modtrace`, and a delay. It answers
+with the exit code of each rank and what it has written; None is the code of one that had to be killed.
 """
 
 import json
@@ -61,8 +60,6 @@ def start(rank: dict[str, Any], output: str) -> int:
     os.dup2(file, 1)
     os.dup2(file, 2)
     time.sleep(rank.get("delay_s", 0.0))
-    while not os.path.exists(rank.get("after", ".")):
-        time.sleep(0.01)
     os.environ.update(rank["env"])
     sys.argv = ["modtrace", *rank["argv"]]
     code: Any = 0

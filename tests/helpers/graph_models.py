@@ -109,19 +109,6 @@ class Structures(nn.Module):
         return self.give(one * 2, other.neg())
 
 
-class WithoutGradient(nn.Module):
-    """Scales by a norm that no gradient goes through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            norm = x.abs().max()
-        return self.layer(x) / norm
-
-
 def ones(*shape: int) -> Tensor:
     """An input that wants a gradient: models without parameters are trained too."""
     return torch.ones(shape, requires_grad=True)
@@ -172,7 +159,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "None": lambda: _structures(lambda one, other: (None, one, "text", 3)),
     "cache": _gpt2,
     "attention": lambda: Case(nn.MultiheadAttention(4, 2), tuple(torch.randn(3, 1, 4) for _ in range(3))),
-    "no_grad": lambda: Case(WithoutGradient(), (torch.randn(2, 4),)),
 }  # fmt: skip
 
 
