@@ -164,7 +164,7 @@ LEFT_OUT = [
             "test_sparse_gradient_of_an_embedding_is_measured_by_its_stored_values",
             "test_tensors_without_storage_have_none",
             "test_what_cannot_be_seen_is_unknown",
-            "two_optimizers_and_a_sparse_one",
+            "[two optimizers and a sparse one",
         ),
     ),
     LeftOut(

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
@@ -17,6 +16,18 @@ import zoo
 from helpers.stat_rows import names, one, rows
 from helpers.twins import assert_untouched, state
 from helpers.user_modes import SeesFunctions, SeesOps
+
+#: All that can be measured and kept.
+EVERYTHING = modtrace.Capture(
+    roles="all",
+    stats=2,
+    hash=True,
+    sketch=True,
+    sample=8,
+    tensors=True,
+    micro_batches=True,
+    function=lambda x: x.dim(),
+)
 
 
 def small() -> nn.Sequential:
@@ -118,12 +129,13 @@ def grad_scaler_unscaled_and_fused_adamw():
     return train_scaled(fused=True, unscale=True)
 
 
-def fused_adamw():
+def fused_adamw_after_micro_batches():
     model = zoo.TiedGPT(layers=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    for _ in range(3):
+    for _ in range(2):
         optimizer.zero_grad()
-        loss_of(model).backward()
+        for _ in range(2):
+            (loss_of(model) / 2).backward()
         optimizer.step()
     return [state(model), optimizer.state_dict()["state"]]
 
@@ -393,20 +405,84 @@ def memory_formats():
     return [[(each.grad, each.grad.stride()) for each in leaves], shared]
 
 
+class Small(nn.Module):
+    """Convolution in channels-last, batch normalization, an embedding with sparse gradients, a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4, sparse=True)
+        self.convolve = nn.Conv2d(1, 2, 2).to(memory_format=torch.channels_last)
+        self.normalize = nn.BatchNorm2d(2)
+        self.frozen = nn.Linear(9, 3).requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens).unsqueeze(1)
+        return self.frozen(F.dropout(self.normalize(self.convolve(x)).flatten(2), 0.2)).square().mean()
+
+
+def optimizer_state(optimizer: Any) -> list[Any]:
+    return [dict(each) for each in optimizer.state.values()]
+
+
+def two_optimizers_and_a_sparse_one() -> list[Any]:
+    model = Small()
+    dense = [each for name, each in model.named_parameters() if not name.startswith("embed")]
+    optimizers = [torch.optim.SparseAdam(model.embed.parameters()), torch.optim.AdamW(dense)]
+    losses = []
+    for _ in range(3):
+        model.zero_grad()
+        loss = model(torch.randint(0, 7, (2, 4)))
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss)
+    gradients = [each.grad.to_dense() for each in model.parameters() if each.grad is not None]
+    return [losses, dict(model.state_dict()), gradients, *map(optimizer_state, optimizers)]
+
+
+def halves_with_a_gradient_scaler() -> list[Any]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4).bfloat16()).square().mean() * (math.inf if step == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return [state(model), optimizer_state(optimizer), scaler.get_scale()]
+
+
+def checkpointed() -> list[Any]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    optimizer = torch.optim.Adam(model.parameters())
+    for reentrant in (False, True):
+        optimizer.zero_grad()
+        x = torch.randn(3, 4, requires_grad=True)
+        checkpoint(model, x, use_reentrant=reentrant).square().sum().backward()
+        optimizer.step()
+    return [state(model), optimizer_state(optimizer)]
+
+
 RUNS = [
     in_place_relu, in_place_relu_through_a_view, output_used_twice, output_kept_and_its_gradient_retained, tied_weights,
     gradient_clipping, grad_scaler, grad_scaler_that_unscales_by_itself, grad_scaler_and_fused_adamw,
-    grad_scaler_unscaled_and_fused_adamw, fused_adamw, capturable_weight_decay_and_maximize, autocast, func_grad, vmap,
-    per_sample_gradients, vmap_with_dropout, forward_ad, inference_mode, inference_between_training,
-    parameters_made_in_inference_mode, deterministic_algorithms, create_graph, views_of_chunks,
-    view_of_an_output_written_to_before_its_module_returned_it, no_grad_view_of_a_leaf,
+    grad_scaler_unscaled_and_fused_adamw, fused_adamw_after_micro_batches, capturable_weight_decay_and_maximize,
+    autocast, func_grad, vmap, per_sample_gradients, vmap_with_dropout, forward_ad, inference_mode,
+    inference_between_training, parameters_made_in_inference_mode, deterministic_algorithms, create_graph,
+    views_of_chunks, view_of_an_output_written_to_before_its_module_returned_it, no_grad_view_of_a_leaf,
     leaf_written_to_after_its_module_returned_it, output_set_to_need_no_gradient, output_whose_data_is_replaced,
     output_detached_in_place, memory_formats, weights_swapped, tensors_swapped, output_swapped, deep_copies,
+    two_optimizers_and_a_sparse_one, halves_with_a_gradient_scaler, checkpointed,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("run", RUNS, ids=[each.__name__.replace("_", " ") for each in RUNS])
-@pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # of torch's own features
+OVER_RUNS = pytest.mark.parametrize("run", RUNS, ids=[run.__name__.replace("_", " ") for run in RUNS])
+WARNINGS_OF_TORCH = pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # about its own features
+
+
+@OVER_RUNS
+@WARNINGS_OF_TORCH
 def test_measuring_changes_no_bit_of(run, tmp_path):
     in_memory = assert_untouched(run)
     assert in_memory.table("values").num_rows > 0
@@ -415,18 +491,6 @@ def test_measuring_changes_no_bit_of(run, tmp_path):
 
 
 # The rows of those runs.
-
-
-def test_rows_of_an_output_used_twice_hold_the_whole_gradient():
-    rec = assert_untouched(output_used_twice)
-    assert names(rows(rec, role="grad_output"), "path", "order") == [("", 3), ("1", 3), ("0", 4)]
-
-
-def test_rows_of_clipped_gradients_are_within_the_norm():
-    rec = assert_untouched(gradient_clipping)
-    for step in (0, 1):
-        found = {row.order: row.sumsq for row in rows(rec, role="parameter_grad", step=step)}
-        assert sum(found.values()) == pytest.approx(0.1**2, rel=1e-4)
 
 
 @pytest.mark.parametrize("run", [grad_scaler, grad_scaler_that_unscales_by_itself])
@@ -459,26 +523,6 @@ def test_rows_of_gradients_unscaled_before_a_fused_optimizer_have_no_note():
     assert sum(row.sumsq for row in found if row.step == 0) <= 1 + 1e-4
 
 
-def test_rows_of_a_fused_optimizer_hold_the_weights_of_each_step():
-    kept: list[tuple[float, float]] = []
-
-    def keep(optimizer, args, kwargs):
-        weight = optimizer.param_groups[0]["params"][1]
-        kept.append((weight.double().sum().item(), weight.grad.double().sum().item()))
-
-    handle = optimizers.register_optimizer_step_pre_hook(keep)
-    try:
-        rec = assert_untouched(fused_adamw)
-    finally:
-        handle.remove()
-    recorded = kept[3:]  # behind those of the plain run
-    weights = names(rows(rec, role="parameter", path="embed"), "sum")
-    assert weights == pytest.approx([weight for weight, _ in recorded], abs=1e-4)
-    assert len({*weights}) == 3
-    gradients = names(rows(rec, role="parameter_grad", path="embed"), "sum")
-    assert gradients == pytest.approx([gradient for _, gradient in recorded], abs=1e-4)
-
-
 def test_rows_under_autocast_have_the_dtypes_of_the_outputs():
     rec = assert_untouched(autocast)
     assert one(rec, nth=0, role="output", path="blocks.0.fc").dtype == "bfloat16"
@@ -496,14 +540,6 @@ def test_rows_under_transforms_say_what_they_are_of():
     assert {row.note for row in rows(assert_untouched(func_grad), role="output")} == {None}
 
 
-def test_rows_in_inference_mode_are_of_outputs_only():
-    rec = assert_untouched(inference_mode)
-    assert {row.role for row in rows(rec)} == {"output"}
-    assert {row.note for row in rows(rec)} == {None}
-    in_place = [one(rec, path="blocks.0.fc"), one(rec, path="blocks.0.act")]
-    assert in_place[0].min < 0 == in_place[1].min  # a version is not counted there: both were measured
-
-
 def test_rows_of_a_view_and_its_base_are_of_the_moment_they_were_returned():
     rec = assert_untouched(view_of_an_output_written_to_before_its_module_returned_it)
     [view, base] = rows(rec, role="output", path="")
@@ -514,41 +550,38 @@ def test_rows_of_a_view_and_its_base_are_of_the_moment_they_were_returned():
 # Modes of the user's.
 
 
-def seen(mode_type: Any, run: Any, recorded: str, **options: Any) -> list[str]:
+def seen(recording: Any, run: Any, *, is_outside: bool = False) -> tuple[list[str], list[str]]:
+    """The ops and the functions that modes of the user's see of a run, inside or outside of which it is recorded."""
     torch.manual_seed(0)
-    mode = mode_type()
-    recording = modtrace.record(strict=True, **options) if recorded != "not" else nullcontext()
-    outer, inner = (recording, mode) if recorded == "outside of the mode" else (mode, recording)
-    with outer, inner:
+    ops, functions = SeesOps(), SeesFunctions()
+    outside, inside = (recording, nullcontext()) if is_outside else (nullcontext(), recording)
+    with outside, ops, functions, inside:
         run()
-    if recorded != "not":
+    return ops.seen, functions.seen
+
+
+@OVER_RUNS
+@WARNINGS_OF_TORCH
+def test_modes_of_the_users_see_nothing_of_ours_in(run):
+    plain_ops, plain_functions = seen(nullcontext(), run)
+    assert plain_ops
+    assert plain_functions
+    everything = modtrace.record(strict=True, values=EVERYTHING)
+    assert seen(everything, run) == (plain_ops, plain_functions)
+    usual = modtrace.record(strict=True, backward_times=True)
+    assert seen(usual, run, is_outside=True) == (plain_ops, plain_functions)
+    for recording in (everything, usual):
         assert recording.meta.marks == ()
         assert recording.table("values").num_rows > 0
-    return mode.seen
 
 
-@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
-@pytest.mark.parametrize("run", RUNS, ids=[each.__name__.replace("_", " ") for each in RUNS])
-@pytest.mark.filterwarnings("ignore:(?!.*modtrace)")
-def test_mode_of_the_users_sees_nothing_of_ours_in(run, mode_type):
-    plain = seen(mode_type, run, "not")
-    assert seen(mode_type, run, "inside of the mode") == plain
-    assert seen(mode_type, run, "outside of the mode", backward_times=True) == plain
-    assert plain
+OF_PARAMETERS = modtrace.Capture(
+    roles=("parameter", "parameter_grad", "update", "optimizer_state", "buffer"), micro_batches=True
+)
 
 
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
-def test_mode_of_the_users_sees_nothing_of_ours_in_a_recompute(mode_type, reentrant):
-    def run() -> None:
-        model = small()
-        x = torch.randn(3, 4, requires_grad=True)
-        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
-
-    assert seen(mode_type, run, "outside of the mode") == seen(mode_type, run, "not")
-
-
-def test_profiler_sees_nothing_of_ours():
+@pytest.mark.parametrize("values", ["stats", OF_PARAMETERS], ids=["stats", "parameters"])
+def test_profiler_sees_nothing_of_ours(values):
     def events(recording: Any) -> list[str]:
         torch.manual_seed(0)
         with recording, torch.profiler.profile() as profile:
@@ -556,4 +589,4 @@ def test_profiler_sees_nothing_of_ours():
             grad_scaler()
         return [event.name for event in profile.events()]
 
-    assert events(modtrace.record(strict=True)) == events(nullcontext())
+    assert events(modtrace.record(strict=True, values=values)) == events(nullcontext())
