@@ -74,22 +74,14 @@ FIRST = {"blocks.0.0", "blocks.0.0:weight", "blocks.0.0:bias", "blocks.0.1"}
 HEAD = {"head", "head:weight", "head:bias"}
 BLOCKS = {"blocks.0", "blocks.1"}
 
+# tests/recording/options/test_path_filter.py says which paths each pattern means.
 SELECTIONS: dict[str, tuple[Any, Any, set[str]]] = {
     "all": (None, None, {"", *BLOCKS, *FIRST, *LAST, *HEAD, "loss"}),
     "a path": ("head", None, HEAD),
-    "a glob within one part": ("blocks.*", None, BLOCKS),
-    "a glob across parts": ("blocks.**", None, {*BLOCKS, *FIRST, *LAST}),
-    "a glob of any depth": (
-        "**.0",
-        None,
-        {"blocks.0", *FIRST, *LAST} - {"blocks.0.1", "blocks.1.1"},
-    ),
+    "a glob": ("blocks.*", None, BLOCKS),
     "the root": ("", None, {""}),
     "a parameter": ("head.weight", None, {"head:weight"}),
-    "parameters by their names": ("**.bias", None, {"blocks.0.0:bias", "blocks.1.0:bias", "head:bias"}),
     "an expression": (re.compile(r"^blocks\.1\."), None, LAST),
-    "an expression as a text": ("re:^he", None, HEAD),
-    "an expression with a flag": (re.compile("^HEAD", re.IGNORECASE), None, HEAD),
     "several": (["head", re.compile(r"1\.1$")], None, {*HEAD, "blocks.1.1"}),
     "all but a module": (None, "head", {"", *BLOCKS, *FIRST, *LAST}),
     "all but parameters": (
@@ -98,17 +90,13 @@ SELECTIONS: dict[str, tuple[Any, Any, set[str]]] = {
         {"", *BLOCKS, *FIRST, *LAST, *HEAD} - {"blocks.0.0:weight", "blocks.1.0:weight", "head:weight"},
     ),
     "less than is included": ("blocks.**", "blocks.1.**", {*BLOCKS, *FIRST}),
-    "excluded although it is named": ("head", ["head.bias"], {"head", "head:weight"}),
+    "nothing": (None, re.compile(""), set()),
 }
 
 
 @pytest.mark.parametrize(("include", "exclude", "expected"), SELECTIONS.values(), ids=SELECTIONS)
 def test_what_is_selected_by(include, exclude, expected):
     assert selected(include, exclude) == expected
-
-
-def test_everything_excluded_by_an_expression_leaves_nothing():
-    assert selected(None, re.compile("")) == set()
 
 
 def test_what_is_not_selected_is_not_measured(measured):
@@ -177,21 +165,11 @@ def test_module_whose_name_is_learnt_late_is_selected_from_then_on():
 
 
 @pytest.mark.parametrize("argument", ["include", "exclude"])
-@pytest.mark.parametrize(
-    ("pattern", "said"),
-    [
-        ("heat", "'heat' matches no module or parameter; the nearest are: head"),
-        ("block.*", "'block.*' matches no module or parameter; the nearest are: blocks.0, blocks.1"),
-        (re.compile("^x+$"), "matches no module or parameter; there are: "),
-        (["head", "tail"], "'tail' matches no module or parameter"),
-    ],
-    ids=["a path", "a glob", "an expression", "one of several"],
-)
-def test_pattern_that_matches_nothing_in_the_model_given_is_refused(argument, pattern, said):
+def test_pattern_that_matches_nothing_in_the_model_given_is_refused(argument):
     with pytest.raises(ValueError) as caught:
-        modtrace.record(Net(), **{argument: pattern})
+        modtrace.record(Net(), **{argument: ["head", "heat"]})
     assert f"{argument}=" in str(caught.value)
-    assert said in str(caught.value)
+    assert "'heat' matches no module or parameter; the nearest are: head" in str(caught.value)
 
 
 def test_pattern_need_match_only_one_of_the_models():
@@ -227,30 +205,6 @@ def test_pattern_that_one_model_given_lacks_may_be_met_later():
     assert names(rows(rec), "role") == ["parameter", "parameter_grad"]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "error"),
-    [
-        ("re:(", ValueError),
-        ("blocks.[", ValueError),
-        ([], ValueError),
-        (3, TypeError),
-        (["head", None], TypeError),
-        (re.compile(b"head"), TypeError),
-        (lambda path: True, TypeError),
-    ],
-)
-@pytest.mark.parametrize("argument", ["include", "exclude"])
-def test_what_is_no_pattern_is_refused(argument, pattern, error):
-    with pytest.raises(error, match=argument):
-        modtrace.record(Net(), **{argument: pattern})
-
-
-@pytest.mark.parametrize("argument", ["include", "exclude"])
-def test_pattern_without_values_is_refused(argument):
-    with pytest.raises(ValueError, match=r"values=None \(--values none\) measures nothing"):
-        modtrace.record(Net(), values=None, **{argument: "head"})
-
-
 # Steps.
 
 
@@ -269,15 +223,6 @@ def test_only_the_steps_chosen_are_kept_and_measured(measured):
         ("parameter_grad", "bias"),
     ]
     assert len(measured) == 3 * 7
-
-
-def test_only_the_steps_chosen_of_an_evaluation_are_measured(measured):
-    model = nn.Linear(4, 1)
-    with modtrace.record(model, strict=True, steps="100:102") as rec, torch.no_grad():
-        for _ in range(110):
-            model(torch.ones(2, 4))
-    assert names(rows(rec), "step") == [100, 101]
-    assert len(measured) == 2
 
 
 def test_steps_that_the_user_ends_are_measured_where_they_are_chosen(measured):

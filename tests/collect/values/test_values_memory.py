@@ -182,24 +182,24 @@ def test_two_hundred_steps_leave_as_many_objects_as_fifty(tmp_path, make):
 
 
 @SAMPLED
-def test_python_holds_less_than_a_megabyte_more(tmp_path, make):
+def test_python_holds_less_than_half_a_megabyte_more(tmp_path, make):
     training = Training()
     training.run(10)
     with make(tmp_path) as rec:
-        training.run(100)
+        training.run(50)
         rec.data  # noqa: B018 (writes what has ended)
         gc.collect()
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
             for _ in range(3):
-                training.run(100)
+                training.run(50)
                 rec.data  # noqa: B018
             gc.collect()
             grown = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
-    assert grown < 2**20
+    assert grown < 2**19
 
 
 def test_outputs_and_gradients_are_not_kept_alive():
@@ -237,12 +237,12 @@ def test_one_step_without_an_end_takes_its_rows_and_gives_them_back():
     model = nn.Linear(4, 4)
     with record(model) as rec, torch.no_grad():
         rec.step()  # from now on steps end only here
-        for _ in range(3):
-            for _ in range(2000):
+        for _ in range(2):
+            for _ in range(1100):  # a block has 1,024 rows
                 model(torch.ones(1, 4))
             rec.step()
     assert names(rows(rec), "step", "nth", "order") == [
-        (step, nth, nth) for step in range(3) for nth in range(2000)
+        (step, nth, nth) for step in range(2) for nth in range(1100)
     ]
 
 
@@ -321,7 +321,6 @@ def test_parameter_returned_by_two_calls_of_one_step_has_its_gradient_stored_und
 FAILURES: dict[str, Callable[[], BaseException]] = {
     "an error": lambda: ValueError("on purpose"),
     "an interrupt": KeyboardInterrupt,
-    "an exit": SystemExit,
 }
 EACH_FAILURE = pytest.mark.parametrize("make_error", FAILURES.values(), ids=FAILURES)
 
@@ -492,11 +491,3 @@ def test_model_whose_parameter_bears_a_hook_is_copied():
         twin(torch.ones(2, 4))[0].sum().backward()
     assert hooks_of(twin.weight, model.weight) == [0, 0]
     assert len(rows(rec, role="grad_output", slot="[0]")) == 1
-
-
-def test_tensor_shared_with_another_process_is_no_trouble():
-    model = nn.Linear(4, 4)
-    with record(model):
-        y = model(torch.ones(2, 4)).detach()
-        y.share_memory_()
-    assert y.is_shared()

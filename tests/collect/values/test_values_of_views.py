@@ -180,24 +180,6 @@ def test_view_of_what_a_module_was_given_has_none_of_others() -> None:
     assert list(found) == [("", 0)]
 
 
-def test_gradient_that_is_only_asked_for_is_there() -> None:
-    def ask(model: nn.Module) -> None:
-        x = torch.linspace(-1, 1, 24).view(2, 3, 4).requires_grad_()
-        torch.autograd.grad(model(x).sum(), x)
-
-    one, other = twins(torch.relu_, torch.relu)
-    found = gradients(ask, one)
-    assert list(found) == [("", 0), ("second", 0), ("first", 0)]
-    assert found == gradients(ask, other)
-
-
-def test_two_recordings_have_the_same_gradients() -> None:
-    model = Writes(torch.relu_)
-    with modtrace.record(model, strict=True, values=Capture(roles="grad_output")) as outer:
-        found = gradients(backward, model)
-    assert [each.sum for each in rows(outer)] == [each[2] for each in found.values()]
-
-
 def test_nothing_of_ours_is_left_at_the_tensors() -> None:
     model = Writes(torch.relu_)
     bases: list[Tensor] = []

@@ -269,15 +269,6 @@ def test_a_tensor_of_a_transform_is_put_at_once_and_does_not_outlive_it(kept, sh
     assert texts(extras[0]) == ["vmap: all examples together"]
 
 
-def test_in_inference_mode_an_ordinary_tensor_is_held(kept, shelf):
-    tensor = torch.ones(1)
-    with torch.inference_mode():
-        keep(kept, tensor, lazy=True)
-    assert shelf.kept == {}
-    kept.settle()
-    assert shelf.kept["it"][0] == [1.0]
-
-
 def test_nothing_is_held_once_it_is_settled_dropped_or_stopped(kept):
     tensors = [torch.ones(3, requires_grad=True) * number for number in range(3)]
     storages = [weakref.ref(each.untyped_storage()) for each in tensors]
@@ -298,62 +289,6 @@ def test_nothing_is_held_once_it_is_settled_dropped_or_stopped(kept):
     kept.stop()
     assert keep(kept, torch.ones(1)).blob is None
     kept.settle()
-
-
-def test_holding_a_tensor_changes_no_gradient(kept, seeded):
-    def gradients(lazy):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
-        x = torch.randn(3, 4)
-        for layer in model:
-            x = layer(x)
-            if lazy:
-                keep(kept, x, lazy=True)
-        x.sum().backward()
-        x.sum()
-        kept.settle()
-        return [each.grad for each in model.parameters()]
-
-    for ours, theirs in zip(gradients(True), gradients(False), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_a_fused_optimizer_writes_uncounted_and_settling_before_it_keeps_what_was_there(kept, shelf):
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([parameter], fused=True)
-    parameter.grad = torch.ones(2)
-    keep(kept, parameter, "before", lazy=True)
-    kept.settle()
-    late = keep(kept, parameter, "late", lazy=True)
-    optimizer.step()
-    kept.settle()
-    assert shelf.kept["before"][0] == [1.0, 1.0]
-    assert (
-        late.blob is None or shelf.kept["late"][0] == parameter.tolist()
-    )  # torch 2.13 does not count its write
-
-
-def test_gradients_that_are_accumulated_in_place_are_as_without_us(kept, shelf, seeded):
-    inputs = torch.randn(3, 5, 4)
-
-    def hold(gradient):
-        keep(kept, gradient, lazy=True)
-
-    def gradients(lazy):
-        torch.manual_seed(0)
-        layer = nn.Linear(4, 2)
-        if lazy:
-            for parameter in layer.parameters():
-                parameter.register_hook(hold)
-        for x in inputs:
-            y = layer(x)
-            (y.tanh() + y.sigmoid() + y).sum().backward()  # gradients meet at y
-            kept.settle()
-        return [each.grad for each in layer.parameters()]
-
-    for ours, theirs in zip(gradients(True), gradients(False), strict=True):
-        assert torch.equal(ours, theirs)
-    assert shelf.kept
 
 
 # Threads.
