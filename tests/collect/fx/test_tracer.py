@@ -14,8 +14,6 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.optim.swa_utils import AveragedModel
 
 from modtrace import ModtraceError
 from modtrace.collect.fx.tracer import ModulePathTracer, UntraceableError
@@ -95,27 +93,6 @@ def test_first_calls_are_named_like_their_modules() -> None:
     assert calls_of(Net()) == paths_of(Net())
 
 
-class PlainTracer(torch.fx.Tracer):
-    """Notes the module that is entered last: the least that does it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entered = [""]
-        self.found: dict[torch.fx.Node, str] = {}
-
-    def call_module(self, m: nn.Module, *rest: Any) -> Any:
-        self.entered.append(self.path_of_module(m))
-        try:
-            return super().call_module(m, *rest)
-        finally:
-            self.entered.pop()
-
-    def create_proxy(self, *given: Any, **more: Any) -> torch.fx.Proxy:
-        proxy = super().create_proxy(*given, **more)
-        self.found[proxy.node] = self.entered[-1]
-        return proxy
-
-
 class Scale(nn.Module):
     """Reads a parameter and a buffer of its own."""
 
@@ -126,18 +103,6 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gain + self.shift
-
-
-@pytest.mark.parametrize(
-    "model", [Net(), Of(Scale()), nn.Sequential(Net(), nn.ReLU())], ids=lambda each: type(each).__name__
-)
-def test_paths_are_those_of_a_tracer_that_notes_the_module_entered_last(model: nn.Module) -> None:
-    plain = PlainTracer()
-    graph = plain.trace(model)
-    found = {node.name: plain.found[node] for node in graph.nodes if node in plain.found}
-    ours = paths_of(model)
-    assert found == {name: ours[name] for name in found}
-    assert {name for name in ours if name not in found} <= {"inner_shift", "output"}
 
 
 class Repeated(nn.Module):
@@ -218,33 +183,6 @@ def test_a_module_with_two_names_in_one_parent_has_the_first() -> None:
     model = nn.Sequential(Block())
     model.add_module("again", model[0])
     assert calls_of(model)["_0_fc_1"] == "0.fc@1"
-
-
-class Compiled(nn.Module):
-    """Registers what it wraps as `torch.compile` does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._orig_mod(x)
-
-
-@pytest.mark.parametrize(
-    ("wrap", "target"),
-    [
-        (checkpoint_wrapper, "inner._checkpoint_wrapped_module.fc"),
-        (AveragedModel, "inner.module.fc"),
-        (Compiled, "inner._orig_mod.fc"),
-    ],
-)
-def test_parts_of_wrappers_are_left_out(wrap: Any, target: str) -> None:
-    tracer = ModulePathTracer()
-    graph = tracer.trace(Of(wrap(Block())))
-    assert [node.target for node in graph.nodes if node.op == "call_module"] == [target]
-    assert list(paths(tracer, graph).values()) == ["", "inner.fc", "inner", None]
-    assert list(calls(tracer, graph).values()) == ["", "inner.fc", "inner", None]
 
 
 class ByKeyword(nn.Module):
@@ -389,13 +327,6 @@ def test_options_of_torch_come_in_its_order() -> None:
 
 def test_a_function_is_traced_as_a_root() -> None:
     assert paths_of(lambda x: F.relu(x) + 1) == {"x": "", "relu": "", "add": "", "output": None}
-
-
-def test_a_function_is_traced_after_a_model_that_failed() -> None:
-    tracer = ModulePathTracer()
-    with pytest.raises(UntraceableError):
-        tracer.trace(Branching())
-    assert paths(tracer, tracer.trace(double)) == {"x": "", "mul": "", "output": None}
 
 
 def test_a_function_does_not_find_the_modules_of_a_model_that_failed() -> None:

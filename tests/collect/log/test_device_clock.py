@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.simulated_devices import SimulatedDevices, simulated_devices
@@ -80,6 +80,7 @@ def test_where_the_clocks_could_never_be_compared_no_time_is_known(devices):
 comparisons = st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 10**9)), min_size=1, max_size=20)
 
 
+@settings(deadline=None)
 @given(steps=comparisons, times=st.lists(st.floats(-1e10, 1e12), min_size=2, max_size=20))
 def test_conversion_keeps_the_order_of_times(steps, times):
     clock = DeviceClock.__new__(DeviceClock)

@@ -126,7 +126,7 @@ def build(devices, tree) -> Kernels:
     return Kernels(devices, inside=[build(devices, each) for each in inside], **made)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=trees, ops=st.booleans(), checkpointed=st.booleans())
 def test_calls_nest_on_devices_and_hold_their_kernels_whatever_streams_they_use(
     monkeypatch, tree, ops, checkpointed
@@ -201,10 +201,10 @@ def test_each_op_that_is_given_a_tensor_of_a_device_has_times(devices):
 
 
 def test_the_drift_of_the_clocks_does_not_add_up(devices):
-    """In 300 s the clocks part by 9 ms."""
+    """In 60 s the clocks part by 1.8 ms."""
     model = three(devices)
     with modtrace.record(model, values=None, device_times=True, strict=True, to=None) as rec:
-        for _ in range(300):
+        for _ in range(60):
             model(torch.ones(2))
             rec.step()
             devices.time.now_ns += 1_000_000_000
@@ -219,7 +219,7 @@ def test_the_training_thread_never_waits(devices, monkeypatch):
     model, main = three(devices), threading.current_thread().name
     monkeypatch.setattr(device_times, "_PATIENCE_S", 1e6)
     with modtrace.record(model, values=None, device_times=True, strict=True) as rec:
-        train(model, steps=200)
+        train(model, steps=50)
         assert main not in devices.time.sleepers
     assert rec.table("calls")["device_end_ns"].null_count == 0
 
@@ -229,9 +229,9 @@ def test_events_are_used_again_however_many_steps_there_are(devices, monkeypatch
     model = named(Kernels(devices, 0, inside=[Kernels(devices, 0)]))
     x = torch.ones(2)
     with modtrace.record(model, values=None, device_times=True, strict=True, max_bytes=10_000_000):
-        for _ in range(10_000):
+        for _ in range(2_000):
             model(x)
-    assert devices.recorded == 10_000 * 4
+    assert devices.recorded == 2_000 * 4
     assert len(devices.made) < 1_000
 
 
@@ -259,15 +259,15 @@ def test_an_exception_in_forward_loses_no_event(devices):
 
     model = Outer()
     with modtrace.record(model, values=None, device_times=True, strict=True) as rec:
-        for _ in range(100):
+        for _ in range(50):
             with pytest.raises(ZeroDivisionError):
                 model(torch.ones(2))
             rec.step()
             rec.data  # noqa: B018  # writes what has ended
     rows = rows_of(rec)
-    assert len(rows) == 200
+    assert len(rows) == 100
     assert all(row["raised"] and row["device_end_ns"] is not None for row in rows)
-    assert len(devices.made) < 50
+    assert len(devices.made) < 25
 
 
 def test_a_recording_that_does_not_ask_touches_no_event(devices):

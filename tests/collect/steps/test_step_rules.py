@@ -34,6 +34,17 @@ def batch():
     return torch.randn(2, 4)
 
 
+def net_and_optimizer():
+    net = Net()
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def train_step(net, optimizer, x):
+    net(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def ran(recording):
     """For each step its kind and the forwards of root modules in it, in order: `("train", "Net Net")`."""
     modules = {row["module_id"]: row for row in recording.table("modules").to_pylist()}
@@ -68,8 +79,7 @@ def record(seeded):
 
 
 def test_each_iteration_of_a_plain_loop_is_a_step(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record(backward_times=True) as rec:
         for _ in range(3):
             optimizer.zero_grad()
@@ -81,8 +91,7 @@ def test_each_iteration_of_a_plain_loop_is_a_step(record):
 
 @pytest.mark.parametrize("cleared", ["before forward", "before backward", "after step"])
 def test_where_the_gradients_are_cleared_makes_no_difference(record, cleared):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         for _ in range(3):
             if cleared == "before forward":
@@ -99,8 +108,7 @@ def test_where_the_gradients_are_cleared_makes_no_difference(record, cleared):
 
 @pytest.mark.parametrize("to_none", [True, False])
 def test_micro_batches_that_accumulate_gradients_are_one_step(record, to_none):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record(backward_times=True) as rec:
         for iteration in range(6):
             net(batch()).sum().backward()
@@ -114,8 +122,7 @@ def test_micro_batches_that_accumulate_gradients_are_one_step(record, to_none):
 @pytest.mark.parametrize("clear_late", [False, True])
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_step_that_the_grad_scaler_skips_is_a_step(record, clear_late, to_none):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     with record() as rec:
         for iteration in range(4):
@@ -254,8 +261,7 @@ def test_lbfgs_steps_between_two_marks_of_the_user_are_one_step(record):
 
 
 def test_all_moves_of_a_long_episode_are_one_step(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record(values=None) as rec:
         for _ in range(2):
             moves = [net(batch()).sum() for _ in range(300)]
@@ -284,8 +290,7 @@ def test_each_optimizer_step_of_tensors_without_a_module_ends_a_step(record):
 
 
 def test_a_model_whose_forward_is_called_by_name_is_trained_step_by_step(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         for _ in range(2):
             optimizer.zero_grad()
@@ -296,8 +301,7 @@ def test_a_model_whose_forward_is_called_by_name_is_trained_step_by_step(record)
 
 
 def test_both_calls_of_a_siamese_model_are_one_step(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record(backward_times=True) as rec:
         for _ in range(3):
             optimizer.zero_grad()
@@ -309,8 +313,7 @@ def test_both_calls_of_a_siamese_model_are_one_step(record):
 
 
 def test_two_calls_with_a_backward_each_before_one_optimizer_step_are_one_step(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         for _ in range(2):
             optimizer.zero_grad()
@@ -322,14 +325,11 @@ def test_two_calls_with_a_backward_each_before_one_optimizer_step_are_one_step(r
 
 
 def test_validation_batches_inside_training_are_eval_steps(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         for _ in range(2):
             for _ in range(2):
-                optimizer.zero_grad()
-                net(batch()).sum().backward()
-                optimizer.step()
+                train_step(net, optimizer, batch())
             with torch.no_grad():
                 for _ in range(3):
                     net(batch())
@@ -338,8 +338,7 @@ def test_validation_batches_inside_training_are_eval_steps(record):
 
 
 def test_validation_between_micro_batches_leaves_the_training_step_whole(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         for _ in range(2):
             net(batch()).sum().backward()
@@ -486,17 +485,10 @@ class Samples(torch.utils.data.Dataset):
         return x
 
 
-def train_step(net, optimizer, x):
-    net(x).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("ops", [False, True])
-def test_a_module_that_prepares_a_batch_belongs_to_the_step_that_uses_it(record, ops):
+def test_a_module_that_prepares_a_batch_belongs_to_the_step_that_uses_it(record):
     net, normalize, flip, accuracy = Net(), Normalize(), nn.Flatten(), Criterion()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with record(ops=ops) as rec:
+    with record() as rec:
         for _ in range(3):
             x = flip(normalize(batch()))
             train_step(net, optimizer, x)
@@ -505,8 +497,7 @@ def test_a_module_that_prepares_a_batch_belongs_to_the_step_that_uses_it(record,
 
 
 def test_modules_that_run_in_a_data_loader_belong_to_the_step_that_comes_next(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     loader = torch.utils.data.DataLoader(Samples(Normalize(), nn.ReLU()), batch_size=2)
     with record() as rec:
         for x in loader:
@@ -604,8 +595,7 @@ def test_training_by_autograd_grad_has_a_step_for_each_call(record):
 
 
 def test_a_gradient_penalty_belongs_to_the_step(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         for _ in range(2):
             optimizer.zero_grad()
@@ -617,8 +607,7 @@ def test_a_gradient_penalty_belongs_to_the_step(record):
 
 
 def test_a_root_under_a_reentrant_checkpoint_is_training(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         for _ in range(2):
             optimizer.zero_grad()
@@ -630,14 +619,11 @@ def test_a_root_under_a_reentrant_checkpoint_is_training(record):
 
 
 def test_after_rec_step_only_rec_step_ends_a_step(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         for _ in range(2):
             for _ in range(2):
-                optimizer.zero_grad()
-                net(batch()).sum().backward()
-                optimizer.step()
+                train_step(net, optimizer, batch())
             rec.step()
         with torch.no_grad():
             net(batch())
@@ -652,8 +638,7 @@ def test_after_rec_step_only_rec_step_ends_a_step(record):
 
 
 def test_scalars_belong_to_the_step_in_which_they_are_logged(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record() as rec:
         rec.log(before=1)
         for iteration in range(3):
@@ -681,21 +666,17 @@ def test_scalars_that_no_step_comes_for_get_one_of_their_own(record):
 
 
 def test_only_the_steps_asked_for_are_kept_with_their_own_numbers(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
     with record(steps="2:8:3") as rec:
         for _ in range(10):
-            optimizer.zero_grad()
-            net(batch()).sum().backward()
-            optimizer.step()
+            train_step(net, optimizer, batch())
     assert rec.table("steps").column("step").to_pylist() == [2, 5]
     assert set(rec.table("calls").column("step").to_pylist()) == {2, 5}
     assert rec.progress.steps == 10
 
 
 def test_an_optimizer_whose_step_raised_does_not_hold_the_steps_open(record):
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = net_and_optimizer()
 
     def failing():
         raise RuntimeError("closure")

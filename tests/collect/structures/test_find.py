@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -141,14 +140,6 @@ def test_tensors_have_the_key_path_that_leads_to_them(output: object, expected: 
     assert found(output) == expected
 
 
-def test_distribution_has_what_it_was_made_from_and_nothing_lazy() -> None:
-    made = torch.distributions.Categorical(logits=torch.zeros(1, 3))
-    assert [(each.slot, each.tensor is made.logits) for each in find_slots(made)] == [
-        (".logits", True),
-        ("._param", True),
-    ]
-
-
 def test_named_places_of_torchs_own_tuples_are_slots() -> None:
     largest = torch.max(torch.eye(3), dim=0)
     assert [(each.slot, each.tensor is largest[place]) for place, each in enumerate(find_slots(largest))] == [
@@ -157,20 +148,11 @@ def test_named_places_of_torchs_own_tuples_are_slots() -> None:
     ]
 
 
-def test_packed_sequence_has_its_fields() -> None:
-    packed = pack_sequence([C, B])
-    assert [(each.slot, each.tensor is getattr(packed, each.slot[1:])) for each in find_slots(packed)] == [
-        (".data", True),
-        (".batch_sizes", True),
-    ]
-
-
-@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
-def test_model_output_with_a_cache_has_its_keys_and_values(name: str) -> None:
+def test_model_output_with_a_cache_has_its_keys_and_values() -> None:
     from helpers.architectures import ARCHITECTURES
 
     torch.manual_seed(0)
-    model, arguments = ARCHITECTURES[name]()
+    model, arguments = ARCHITECTURES["GPT-2"]()
     output = model(**arguments, use_cache=True, output_hidden_states=True)
     layers = output.past_key_values.layers
     expected = [
@@ -208,21 +190,15 @@ def test_tensors_of_any_class_are_tensors() -> None:
     [
         None,
         3,
-        2.5,
-        1j,
-        True,
         "text",
         b"bytes",
         range(3),
         np.ones(3),
-        np.float32(1),
         torch.float32,
         torch.device("cpu"),
-        torch.Size([1, 2]),
         torch.Generator(),
         lambda: A,
         len,
-        A.sum,
         nn.Linear,
         torch,
         nn.Linear(2, 2),
@@ -231,7 +207,6 @@ def test_tensors_of_any_class_are_tensors() -> None:
         threading.Lock(),
         threading.Thread(target=print, args=(A,)),
         logging.getLogger(__name__),
-        logging.Formatter(),
         weakref.ref(A),
         object(),
         Plain(),
@@ -308,11 +283,6 @@ def test_lists_may_lie_in_each_other_5000_deep() -> None:
     for _ in range(5_000):
         nested = [nested]
     assert found((nested, B)) == [("[0]" + "[0]" * 5_000, "A"), ("[1]", "B")]
-
-
-def test_object_with_20000_attributes_is_read() -> None:
-    many = Plain(**{f"number_{place}": place for place in range(20_000)}, last=A)
-    assert found(many) == [(".last", "A")]
 
 
 def test_properties_and_descriptors_are_not_touched() -> None:

@@ -191,7 +191,6 @@ def test_number_of_a_device_is_read_when_its_step_is_written(cuda_device, tmp_pa
         lambda log: log(torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)),
         lambda log: log(torch.tensor(1 + 2j).conj().imag),
         lambda log: log(torch.tensor(2.0).expand(1, 1)),
-        lambda log: log(torch.tensor(2.0).to(torch.float8_e5m2)),
         lambda log: log(torch.tensor(2**63 + 5, dtype=torch.uint64)),
         lambda log: log(torch.tensor(2.0, requires_grad=True).square()),
         lambda log: torch.vmap(log)(torch.tensor([1.0, 2.0])),
@@ -217,10 +216,11 @@ def test_numbers_that_are_refused_leave_no_rows(cuda_device):
 
 
 def test_numbers_of_steps_that_are_not_recorded_leave_no_rows(cuda_device):
-    training = Training()
-    with modtrace.record(training.model, strict=True, values=None, steps="::1000") as rec:
+    model = nn.Identity()
+    with modtrace.record(model, strict=True, values=None, steps="::1000") as rec:
         for _ in range(1100):
-            training.step()
+            model(torch.ones(1))
             rec.log(loss=torch.ones(()))
+            rec.step()
     assert rec.table("scalars").num_rows == 2
     assert len(rows.arriving_rows(torch.device("cpu")).blocks) == 1
