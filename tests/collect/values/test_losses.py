@@ -363,11 +363,6 @@ def test_capture_measures_losses_by_its_roles_and_steps(values: Any, steps: list
     assert losses_measured(values) == steps
 
 
-def test_patterns_of_the_default_choose_no_losses() -> None:
-    assert losses_measured("stats", include="0") == []
-    assert losses_measured("stats", exclude="0") == []
-
-
 def test_loss_may_be_kept_whole_and_given_to_a_function() -> None:
     given: list[float] = []
     capture = Capture(

@@ -57,19 +57,6 @@ def test_gradients_are_measured_after_clipping():
     assert weight.sumsq + bias.sumsq == pytest.approx(1.0, rel=1e-5)
 
 
-def test_tied_parameter_is_measured_once_and_stored_under_both_owners():
-    model = zoo.TiedGPT(layers=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with record(model) as rec:
-        model(torch.randint(0, 17, (2, 8))).sum().backward()
-        optimizer.step()
-    for role in ("parameter", "parameter_grad"):
-        embed, head = one(rec, role=role, path="embed"), one(rec, role=role, path="head")
-        assert (embed.slot, head.slot) == ("weight", "weight")
-        assert embed.order == head.order
-    assert holds(one(rec, role="parameter_grad", path="head"), model.embed.weight.grad)
-
-
 def test_frozen_parameter_has_a_row_only_where_the_optimizer_has_it_and_none_of_a_gradient():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model[0].requires_grad_(False)

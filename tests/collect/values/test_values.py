@@ -152,22 +152,6 @@ def test_output_that_parents_return_unchanged_is_measured_once():
     ]
 
 
-def test_module_called_twice_has_two_sites():
-    model = zoo.Twice()
-    kept = Keeps(model)
-    with record(model) as rec:
-        model(torch.ones(2, 4)).square().sum().backward()
-    found = rows(rec, path="layer")
-    assert names(found, "role", "nth", "order") == [
-        ("output", 0, 0),
-        ("output", 1, 1),
-        ("grad_output", 1, 3),
-        ("grad_output", 0, 4),
-    ]
-    expected = [*kept.outputs["layer"], *kept.gradients["layer"]]
-    assert all(holds(row, tensor) for row, tensor in zip(found, expected, strict=True))
-
-
 def test_child_and_parent_differ_where_the_parent_works_in_place():
     class Doubles(nn.Module):
         def __init__(self) -> None:
@@ -396,17 +380,6 @@ def test_recompute_has_rows_of_its_own_that_equal_the_forwards(reentrant):
     gradients = names(rows(rec, role="grad_output"), "path")
     assert sorted(gradients) == ["", *sorted(path for path, *_ in forward if path)]  # each once
     assert {row.phase for row in rows(rec, role="grad_output")} == {"backward"}
-
-
-def test_forward_that_raises_keeps_the_rows_of_what_returned():
-    model = zoo.Failing(ValueError("on purpose"))
-    with record(model) as rec:
-        with pytest.raises(ValueError, match="on purpose"):
-            model(torch.ones(2, 4))
-        model.error = None
-        model(torch.ones(2, 4)).sum().backward()
-    assert names(rows(rec, role="output"), "path") == ["first", "first", "second", ""]
-    assert rec.meta.marks == ()
 
 
 def test_gradient_of_an_output_that_a_hook_of_the_users_changes_is_the_one_that_came_in():
