@@ -18,7 +18,7 @@ def from_a_seed(seeded: None) -> None:
     """Every test starts from the same numbers."""
 
 
-def train(plant: Callable[[TiedGPT, int], Any], steps: int = 4, dtype: torch.dtype | None = None) -> Any:
+def train(plant: Callable[[TiedGPT, int], Any], steps: int = 4) -> Any:
     """What a recording finds in a run whose `plant(model, step)` breaks something before a step's forward."""
     model = TiedGPT(layers=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -27,11 +27,7 @@ def train(plant: Callable[[TiedGPT, int], Any], steps: int = 4, dtype: torch.dty
             plant(model, step)
             tokens = torch.randint(0, 17, (2, 8))
             optimizer.zero_grad()
-            with torch.autocast(
-                torch.get_default_device().type, dtype or torch.bfloat16, enabled=dtype is not None
-            ):
-                logits = model(tokens)
-            F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()).backward()
+            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
             optimizer.step()
     return rec.first_nonfinite()
 
@@ -55,17 +51,6 @@ def test_weight_that_becomes_nan():
     assert found.nan_count == 16  # one channel of 2 x 8 tokens
     assert found.numel == 2 * 8 * 48
     assert "blocks.2.attn.qkv.weight (1 NaN)" in found.hint
-
-
-def test_overflow_under_autocast_in_half_precision():
-    def plant(model: TiedGPT, step: int) -> None:
-        if step == 3:
-            model.blocks[2].proj.weight.data.mul_(3.5e5)  # at most 62,000: half precision still holds it
-
-    found = train(plant, dtype=torch.float16)
-    assert place(found) == ("blocks.2.proj", 3, "forward", "output", "", 0)
-    assert found.inf_count > 0
-    assert found.nan_count == 0
 
 
 def test_input_that_is_nan():
