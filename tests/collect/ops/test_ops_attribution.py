@@ -75,18 +75,12 @@ def train_once(loss_of: Any) -> Program:
 
 
 @CHECKPOINTS
-def test_ops_of_the_example_gpt(reentrant):
-    script = example("train_gpt")
-    kind = {None: None, True: "reentrant", False: "non-reentrant"}[reentrant]
-
-    def make():
-        return script.GPT(11, layers=2, width=8, heads=2, context=6, checkpointing=kind)
-
+def test_ops_of_a_gpt_with_shared_modules_and_work_in_place(reentrant):
     def loss_of(model):
-        tokens = torch.randint(0, 11, (2, 6))
-        return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        tokens = torch.randint(0, 17, (2, 8))
+        return F.cross_entropy(model(tokens, reentrant).flatten(0, 1), tokens.flatten())
 
-    ops, _ = assert_all_as_true(make, train_once(loss_of))
+    ops, _ = assert_all_as_true(lambda: TiedGPT(layers=2), train_once(loss_of))
     counts = Counter(op.phase for op in ops)
     assert counts["backward"] > 200
     assert counts["optimizer"] > 20
@@ -94,23 +88,12 @@ def test_ops_of_the_example_gpt(reentrant):
     assert sum(op.accumulation for op in ops) > 5
 
 
-@CHECKPOINTS
-def test_ops_of_a_gpt_with_shared_modules_and_work_in_place(reentrant):
-    def loss_of(model):
-        tokens = torch.randint(0, 17, (2, 8))
-        return F.cross_entropy(model(tokens, reentrant).flatten(0, 1), tokens.flatten())
-
-    ops, _ = assert_all_as_true(lambda: TiedGPT(layers=2), train_once(loss_of))
-    assert (sum(op.phase == "recompute" for op in ops) > 50) == (reentrant is not None)
-
-
-@CHECKPOINTS
-@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
-def test_ops_of_a_transformer(name, reentrant):
+@pytest.mark.parametrize("reentrant", [None, False], ids=["plain", "non-reentrant"])
+def test_ops_of_a_transformer(reentrant):
     inputs: dict[str, Any] = {}
 
     def make():
-        model, given = ARCHITECTURES[name]()
+        model, given = ARCHITECTURES["GPT-2"]()
         inputs.update(given)
         if reentrant is not None:
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -150,7 +133,7 @@ def mean_square(model: nn.Module) -> torch.Tensor:
     return model(torch.randn(3, 4)).square().mean()
 
 
-@pytest.mark.parametrize("make", [zoo.Twice, zoo.Recursive, zoo.TwoParents], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [zoo.Recursive, zoo.TwoParents], ids=lambda make: make.__name__)
 def test_ops_of_modules_that_are_called_several_times(make):
     assert_all_as_true(make, train_once(mean_square))
 

@@ -35,7 +35,8 @@ def tidy() -> Iterator[None]:
         process.release(listener)
 
 
-def test_mode_entered_inside_and_left_after_sees_the_same_and_stays(tidy):
+def test_mode_entered_inside_and_left_after_sees_the_same_and_leaves_torchs_flags_as_they_were(tidy):
+    flags = {name: getattr(python_dispatch, name) for name in FLAGS}
     model, mode, rec = nn.Linear(2, 2), SeesOps(), recording()
     rec.__enter__()
     run(model)
@@ -47,15 +48,6 @@ def test_mode_entered_inside_and_left_after_sees_the_same_and_stays(tidy):
     mode.__exit__(None, None, None)
     assert names(rec) == LINEAR * 2
     assert mode.seen == LINEAR * 2
-
-
-def test_mode_left_after_the_recording_leaves_torchs_flags_as_they_were(tidy):
-    flags = {name: getattr(python_dispatch, name) for name in FLAGS}
-    mode, rec = SeesOps(), recording()
-    rec.__enter__()
-    mode.__enter__()
-    rec.__exit__(None, None, None)
-    mode.__exit__(None, None, None)
     assert {name: getattr(python_dispatch, name) for name in FLAGS} == flags
 
 

@@ -195,22 +195,31 @@ def test_what_a_custom_loss_outside_of_modules_keeps_is_charged():
     assert rec.memory_table().saved.saved_bytes == 48
 
 
-def test_what_hooks_have_packed_for_a_custom_function_is_unknown():
-    model, x = Custom(Doubled), torch.randn(3, 4)
-    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
-        with saved_tensors_hooks(lambda kept: kept.clone(), lambda kept: kept):
-            loss = model(x).sum()
-        loss.backward()
-    assert ("aten.exp.default", None) in saved_by_forward_ops(rec)
-    assert saved_by_calls(rec)[""] is None
+def run_twice(model, output):
+    loss = output.sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
 
 
-def test_two_backwards_through_one_graph_count_what_it_keeps_once():
+def raise_and_run_again(model, output):
+    handle = output.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        output.sum().backward()
+    handle.remove()
+    output.sum().backward()
+
+
+def ask_for_some_gradients(model, output):
+    loss = output.sum()
+    torch.autograd.grad(loss, model[2].weight, retain_graph=True)
+    loss.backward(inputs=[model[0].weight])
+
+
+@pytest.mark.parametrize("backwards", [run_twice, raise_and_run_again, ask_for_some_gradients])
+def test_a_graph_that_is_run_several_times_is_counted_once(backwards):
     model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
     with modtrace.record(model, ops=True, values=None, strict=True) as rec:
-        loss = model(x).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
+        backwards(model, model(x))
     assert saved_by_ops(rec) == 192
     assert saved_by_calls(rec) == {"": 192, "0": 0, "1": 96, "2": 96}
 
@@ -289,27 +298,6 @@ def test_what_the_nodes_of_a_backward_keep_is_charged_to_it():
     assert phases["aten.tanh_backward.default"] == "backward"
     forward = [row for row in rows if row["phase"] == "forward"]
     assert sum(row["saved_bytes"] or 0 for row in forward) == saved_by_calls(rec)[""]
-
-
-def test_a_graph_whose_backward_raises_and_runs_again_is_counted_once():
-    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
-    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
-        output = model(x)
-        handle = output.register_hook(lambda gradient: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            output.sum().backward()
-        handle.remove()
-        output.sum().backward()
-    assert saved_by_calls(rec) == {"": 192, "0": 0, "1": 96, "2": 96}
-
-
-def test_gradients_of_some_inputs_count_the_whole_graph_once():
-    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
-    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
-        loss = model(x).sum()
-        torch.autograd.grad(loss, model[2].weight, retain_graph=True)
-        loss.backward(inputs=[model[0].weight])
-    assert saved_by_calls(rec) == {"": 192, "0": 0, "1": 96, "2": 96}
 
 
 def test_what_compiled_code_keeps_is_charged_in_a_call_and_unknown_outside():

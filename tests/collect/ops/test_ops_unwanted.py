@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import modtrace
-from collect.ops.test_ops_lifetimes import small_step
+from collect.ops.test_ops_steps import small_step
 from collect.ops.test_ops_tensors import op_rows
 from helpers.user_modes import SeesOps
 from modtrace.collect.ops.mode import OpMode
@@ -125,31 +125,19 @@ def test_selected_step_is_recorded_under_a_mode_that_was_entered_before_it():
     assert recorded == {1} or "a dispatch mode of yours" in rec.meta.marks[0]
 
 
-def train_under_a_mode(rec: Any) -> tuple[SeesOps, list[int]]:
-    """Two steps under a mode of the user's, and one after it; and how often our mode stood on the stack at the ends."""
+def test_mode_of_the_users_sees_on_when_the_step_that_is_selected_has_ended():
+    """Ours cannot be taken off from below, and only passes on; it is off in the step after the user's was left."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with rec:
+    with modtrace.record(strict=True, ops=True, values=None, steps="0:1") as rec:
         with SeesOps() as mode:
             small_step(model, optimizer)
             small_step(model, optimizer)
-        on_stack = [ours_on_the_stack()]
+        assert ours_on_the_stack() == 1
         small_step(model, optimizer)
-        on_stack.append(ours_on_the_stack())
-    return mode, on_stack
-
-
-def test_mode_of_the_users_sees_on_when_the_step_that_is_selected_has_ended():
-    rec = modtrace.record(strict=True, ops=True, values=None, steps="0:1")
-    mode, on_stack = train_under_a_mode(rec)
+        assert ours_on_the_stack() == 0
     assert {row["step"] for row in op_rows(rec)} == {0}
     assert mode.seen.count("aten.addmm.default") == 2
-    assert on_stack[0] == 1  # it could not be taken off from below, and only passes on
-
-
-def test_our_mode_is_off_in_the_step_after_the_users_was_left():
-    rec = modtrace.record(strict=True, ops=True, values=None, steps="0:1")
-    assert train_under_a_mode(rec)[1] == [1, 0]
 
 
 def test_graph_of_a_step_that_is_not_kept_is_not_looked_through(monkeypatch):

@@ -1,19 +1,15 @@
 """What a graph keeps for backward agrees with what `saved_tensors_hooks` counts, and reading it changes nothing."""
 
 import functools
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -28,7 +24,6 @@ from modtrace.collect.ops.saved_tensors import (
 )
 from modtrace.torch_internals.modes import unseen
 
-GPT = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "train_gpt.py"))["GPT"]
 ROW = 16  # bytes of a tensor of four float32
 COPY_SLICES = "torch::autograd::CopySlices"  # an in-place op on a view
 
@@ -79,41 +74,6 @@ def _counted_by_hooks(run: Callable[[], Tensor], *alive_anyway: Tensor) -> int:
 
 
 # Agreement with an independent count.
-
-
-def test_an_mlp_saves_what_goes_into_its_gelu_and_its_second_layer():
-    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
-    x = torch.randn(3, 4)
-
-    assert _by_name(model(x), x) == [
-        ("TBackward0", 0),
-        ("AddmmBackward0", 0),
-        ("GeluBackward0", 96),
-        ("TBackward0", 0),
-        ("AddmmBackward0", 96),
-    ]
-    assert _counted_by_hooks(lambda: model(x), x, *model.parameters()) == 192
-
-
-BLOCK = 1024 * (1 + 1 + 3 + 1 + 1 + 1 + 4 + 4) + 3 * 128  # activations; what layer norms and attention add
-OUTSIDE = (
-    1024 * 2 + 128 + 704 + 4 + 64
-)  # last layer norm and its output, probabilities, total weight, positions
-
-
-@pytest.mark.parametrize(
-    "checkpointing, expected",
-    [(None, 2 * BLOCK + OUTSIDE), ("non-reentrant", 2 * 1024 + OUTSIDE), ("reentrant", 2 * 1024 + OUTSIDE)],
-)
-def test_a_gpt_saves_activations_and_checkpointed_only_the_inputs_of_its_blocks(checkpointing, expected):
-    model = GPT(11, layers=2, width=16, heads=2, context=8, checkpointing=checkpointing)
-    tokens = torch.randint(11, (2, 8))
-
-    def run() -> Tensor:
-        return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-
-    assert _total(_charged(run(), tokens)) == expected
-    assert _counted_by_hooks(run, tokens, *model.parameters()) == expected
 
 
 class _Convolutions(nn.Module):
@@ -188,11 +148,6 @@ def test_parameters_and_their_views_are_not_charged():
     assert sorted(each.is_leaf for each in saved_by(product.grad_fn)[0]) == [False, True]
 
 
-def test_a_detached_alias_of_a_parameter_in_the_same_graph_is_not_charged():
-    weight = _leaf()
-    assert _by_name(weight.add(1) * weight.detach()) == [("AddBackward0", 0), ("MulBackward0", 0)]
-
-
 def test_frozen_weights_are_charged_unless_they_are_named():
     frozen = torch.randn(4)
     result = _leaf() * frozen
@@ -228,20 +183,16 @@ def test_roots_may_be_none_repeated_or_leaves():
     assert [each.name for each in saved_in_graph([None, node, node, accumulate])] == ["ExpBackward0"]
 
 
+def test_a_detached_alias_of_a_parameter_in_the_same_graph_is_not_charged():
+    weight = _leaf()
+    assert _by_name(weight.add(1) * weight.detach()) == [("AddBackward0", 0), ("MulBackward0", 0)]
+
+
 def test_a_long_chain_is_walked():
     x = _leaf()
-    for _ in range(20_000):
+    for _ in range(2000):
         x = x + 1
-    assert len(saved_in_graph([x.grad_fn])) == 20_000
-
-
-def test_nodes_of_a_backward_are_read_like_others():
-    x = _leaf()
-    (gradient,) = torch.autograd.grad((x.exp() * 2).sum(), x, create_graph=True)
-
-    made = dict(_by_name(gradient))
-    assert made["ExpBackward0"] == ROW
-    assert made["MulBackward0"] == ROW
+    assert len(saved_in_graph([x.grad_fn])) == 2000
 
 
 # What nodes hold in other ways.
@@ -298,13 +249,6 @@ def test_a_list_of_tensors_is_read():
 
 def test_a_number_that_an_op_is_given_counts_although_hooks_are_not_shown_it():
     assert _by_name(_leaf() * 0.5) == [("MulBackward0", 8)]
-
-
-def test_compiled_code_keeps_its_tensors_in_one_node():
-    compiled = torch.compile(lambda x: x.exp().sin(), backend="aot_eager")
-    result = compiled(_leaf())
-
-    assert [(name[:16], size) for name, size in _by_name(result)] == [("CompiledFunction", ROW)]
 
 
 def test_a_wrapper_subclass_keeps_the_tensors_that_it_wraps():
@@ -464,17 +408,6 @@ def test_backward_frees_what_was_read():
     assert len(saved_by_nodes) == 7
 
 
-def test_a_graph_that_is_dropped_frees_what_was_read():
-    x = _leaf()
-    middle = x.exp()
-    storage, result = StorageWeakRef(middle.untyped_storage()), middle.sin()
-    saved_by_nodes = saved_in_graph([result.grad_fn])
-    del middle, result
-
-    assert storage.expired()
-    assert [each.name for each in saved_by_nodes] == ["ExpBackward0", "SinBackward0"]
-
-
 def test_after_backward_only_what_lies_on_a_ctx_is_left():
     result, _ = _graph()
     result.backward()
@@ -493,34 +426,3 @@ def test_a_tensor_modified_since_is_read_and_backward_still_says_so():
     assert _by_name(result) == [("ExpBackward0", ROW), ("SinBackward0", 0)]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.sum().backward()
-
-
-def test_gradients_are_the_same_bits_after_reading():
-    def gradients(is_read: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = zoo.TiedGPT()
-        loss = model(torch.randint(17, (2, 8)), reentrant=False).square().sum()
-        if is_read:
-            saved_in_graph([loss.grad_fn])
-        loss.backward()
-        return [each.grad for each in model.parameters()]
-
-    assert all(torch.equal(one, two) for one, two in zip(gradients(False), gradients(True), strict=True))
-
-
-def test_no_mode_of_the_users_hears_of_it():
-    heard = []
-
-    class Listener(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            heard.append(func)
-            return func(*args, **(kwargs or {}))
-
-    x = _leaf()
-    node = (x.exp() * x).grad_fn
-    with Listener():
-        saved_by_nodes = saved_in_graph([node])
-        saved_by(node)
-        storages_of([x])
-    assert heard == []
-    assert len(saved_by_nodes) == 2

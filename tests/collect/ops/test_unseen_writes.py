@@ -13,11 +13,7 @@ import modtrace
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW foreach": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
     "AdamW fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
-    "SGD foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, foreach=True),
     "SGD fused": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True),
-    "RMSprop foreach": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, foreach=True),
-    "Adagrad foreach": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01, foreach=True),
-    "NAdam foreach": lambda parameters: torch.optim.NAdam(parameters, lr=0.01, foreach=True),
 }
 
 
