@@ -1,14 +1,9 @@
 """A recorded run computes the same bits as a plain one: losses, gradients, parameters, generators."""
 
 import asyncio
-import copy
-import gc
-import pickle
 import random
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import modtrace
 import zoo
+from helpers.ranks import group_of_one
 from helpers.twins import assert_untouched, grads, state
 from zoo import TiedGPT
 
-BACKWARD_TIMES = pytest.mark.parametrize("backward_times", [False, True], ids=["", "backward times"])
 CHECKPOINTS = pytest.mark.parametrize(
     "reentrant", [None, True, False], ids=["plain", "reentrant", "non-reentrant"]
 )
@@ -32,12 +28,12 @@ def loss_of(model: nn.Module, tokens: torch.Tensor, *args: Any) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
 
 
-def train_gpt(dtype: torch.dtype = torch.float32, reentrant: bool | None = None) -> list[Any]:
-    """Three AdamW steps, whose data come from all three generators."""
+def train_gpt(dtype: torch.dtype = torch.float32, reentrant: bool | None = None, steps: int = 3) -> list[Any]:
+    """Some AdamW steps, whose data come from all three generators."""
     model = TiedGPT().to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    for _ in range(3):
+    for _ in range(steps):
         tokens = torch.randint(0, 17, (2, 8))
         tokens[0, 0] = random.randrange(17)
         tokens[1, 0] = int(np.random.randint(17))
@@ -49,20 +45,22 @@ def train_gpt(dtype: torch.dtype = torch.float32, reentrant: bool | None = None)
     return [losses, state(model), optimizer.state_dict()["state"]]
 
 
-@BACKWARD_TIMES
 @CHECKPOINTS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_training_a_gpt_with_dropout_gives_the_same_bits(dtype, reentrant, backward_times):
-    recording = assert_untouched(lambda: train_gpt(dtype, reentrant), backward_times=backward_times)
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (torch.float32, {"backward_times": True}),
+        (torch.bfloat16, {"backward_times": True}),
+        (torch.float32, {"ops": True, "values": None}),
+        (torch.bfloat16, {"ops": True}),
+    ],
+    ids=["float32", "bfloat16", "ops", "bfloat16, ops and values"],
+)
+def test_training_a_gpt_with_dropout_gives_the_same_bits(tmp_path, dtype, reentrant, options):
+    recording = assert_untouched(lambda: train_gpt(dtype, reentrant), to=tmp_path / "run", **options)
     kinds = recording.table("steps").column("kind").to_pylist()
     assert kinds == ["train", "train", "train"]
-
-
-@BACKWARD_TIMES
-@CHECKPOINTS
-def test_training_recorded_to_a_folder_gives_the_same_bits(tmp_path, reentrant, backward_times):
-    folder = tmp_path / "run.modtrace"
-    assert_untouched(lambda: train_gpt(reentrant=reentrant), to=folder, backward_times=backward_times)
+    assert (len(recording.table("ops")) > 1000) == ("ops" in options)
 
 
 # Single difficulties. Each run gives all that it computes.
@@ -80,35 +78,6 @@ def output_used_twice():
     y = model(torch.randn(3, 4))
     (y.sum() + (y * y.flip(0)).sum()).backward()
     return [y, state(model)]
-
-
-def module_called_twice():
-    model = zoo.Twice()
-    model(torch.randn(3, 4)).sum().backward()
-    return state(model)
-
-
-def tied_weights():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    model[2].weight = model[0].weight
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(3):
-        optimizer.zero_grad(set_to_none=False)
-        model(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
-    return state(model)
-
-
-def gradient_clipping():
-    model = TiedGPT()
-    optimizer = torch.optim.AdamW(model.parameters())
-    norms = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss_of(model, torch.randint(0, 17, (2, 8))).backward()
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
-        optimizer.step()
-    return [norms, state(model)]
 
 
 def grad_scaler():
@@ -138,10 +107,10 @@ def autocast():
     return [loss, state(model)]
 
 
-def func_grad():
+def transforms_of_functions():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    parameters = dict(model.named_parameters())
-    x = torch.randn(3, 4)
+    parameters = {name: each.detach().clone() for name, each in model.named_parameters()}
+    x = torch.randn(5, 4)
 
     def loss(parameters, x):
         return torch.func.functional_call(model, parameters, (x,)).square().sum()
@@ -149,44 +118,18 @@ def func_grad():
     def slope(x):
         return torch.func.grad(lambda x: model(x).sum())(x).square().sum()
 
-    return [torch.func.grad(loss)(parameters, x), torch.func.grad(slope)(x)]
-
-
-def per_sample_gradients():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    parameters = {name: each.detach() for name, each in model.named_parameters()}
-
-    def loss(parameters, x):
-        return torch.func.functional_call(model, parameters, (x,)).square().sum()
-
-    x = torch.randn(5, 4)
-    return [
+    gradients = [
+        torch.func.grad(loss)(parameters, x),
+        torch.func.grad(slope)(x),
         torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x),
-        torch.vmap(model)(x),
         torch.func.jacrev(model)(x[0]),
         torch.func.jacfwd(model)(x[0]),
     ]
-
-
-def vmap_with_backward_through_it():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    torch.vmap(model)(torch.randn(5, 4)).sum().backward()
-    return state(model)
-
-
-def functional_call_with_backward():
-    model = zoo.Twice()
-    parameters = {name: each.detach().clone().requires_grad_() for name, each in model.named_parameters()}
-    torch.func.functional_call(model, parameters, (torch.randn(3, 4),)).sum().backward()
-    return [each.grad for each in parameters.values()]
-
-
-def inference_mode():
-    model = TiedGPT()
-    with torch.inference_mode():
-        logits = model(torch.randint(0, 17, (2, 8)))
-        assert logits.is_inference()
-    return logits.clone()
+    torch.vmap(model)(x).sum().backward()
+    for each in parameters.values():
+        each.requires_grad_()
+    loss(parameters, x).backward()
+    return [gradients, state(model), [each.grad for each in parameters.values()]]
 
 
 def inference_after_training():
@@ -196,6 +139,7 @@ def inference_after_training():
         first = model.eval()(torch.randint(0, 17, (2, 8)))
     with torch.inference_mode():
         second = model(torch.randint(0, 17, (2, 8)))
+        assert second.is_inference()
     loss_of(model.train(), torch.randint(0, 17, (2, 8))).backward()
     return [first, second.clone(), state(model)]
 
@@ -203,7 +147,7 @@ def inference_after_training():
 def deterministic_algorithms():
     torch.use_deterministic_algorithms(True)
     try:
-        return train_gpt(reentrant=False)
+        return train_gpt(reentrant=False, steps=1)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -272,33 +216,6 @@ def backward_to_chosen_inputs():
     return [x.grad, grads(model)]
 
 
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return grad * 3 * x * x
-
-
-class Cubed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return Cube.apply(self.layer(x))
-
-
-def custom_function():
-    model = nn.Sequential(Cubed(), Cubed())
-    model(torch.randn(3, 4)).sum().backward()
-    return state(model)
-
-
 class RunsModuleInBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, module):
@@ -354,18 +271,9 @@ def users_global_hooks():
     return state(model)
 
 
-def hooks_on_accumulation():
-    model = zoo.Twice()
-    seen: list[Any] = []
-    for each in model.parameters():
-        each.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
-    model(torch.randn(3, 4)).sum().backward()
-    return [seen, state(model)]
-
-
 def optimizer_in_backward():
     """Each parameter's optimizer steps as soon as its gradient is there."""
-    model = TiedGPT()
+    model = TiedGPT(layers=2)
     optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
 
     def step(parameter):
@@ -424,16 +332,17 @@ def complex_float64():
 def anomaly_mode():
     with warnings.catch_warnings(), torch.autograd.detect_anomaly(check_nan=True):
         warnings.simplefilter("ignore")
-        return train_gpt(reentrant=False)
+        return train_gpt(reentrant=False, steps=1)
 
 
 def swallowed_exception():
     model = zoo.Failing(ValueError("on purpose"))
-    with pytest.raises(ValueError, match="on purpose"):
+    with pytest.raises(ValueError, match="on purpose") as caught:
         model(torch.randn(3, 4))
     model.error = None
     model(torch.randn(3, 4)).sum().backward()
-    return state(model)
+    error = caught.value
+    return [state(model), str(error), error.__context__ is None, error.__cause__ is None]
 
 
 def multithreading_disabled():
@@ -519,35 +428,6 @@ def output_whose_base_is_written_to():
     return [view, state(model)]
 
 
-class Strange(nn.Module):
-    """Has an opinion on everything that can be asked of an object."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def __bool__(self):
-        raise RuntimeError
-
-    def __eq__(self, other):
-        raise RuntimeError
-
-    def __hash__(self):
-        return 1
-
-    def __len__(self):
-        return 0
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def module_that_compares_with_nothing():
-    model = Strange()
-    model(torch.randn(3, 4)).sum().backward()
-    return [each.grad for each in model.layer.parameters()]
-
-
 def lazy_layers():
     model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
     model(torch.randn(3, 4)).sum().backward()
@@ -571,85 +451,49 @@ def nested_tensors():
     return [y.values(), state(model)]
 
 
-def copies_of_a_model_that_ran():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    y = model(torch.randn(3, 4))
-    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    for each in copies:
-        each(torch.randn(3, 4)).sum().backward()
-    y.sum().backward()
-    return [state(each) for each in (model, *copies)]
+def forwards_that_wait():
+    """A generator and a coroutine."""
 
+    class Generates(nn.Linear):
+        def forward(self, x):
+            for _ in range(3):
+                x = super().forward(x)
+                yield x
 
-class Generates(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        for _ in range(3):
-            x = self.layer(x)
-            yield x
-
-
-def forward_that_is_a_generator():
-    model = Generates()
-    sum(each.sum() for each in model(torch.randn(3, 4))).backward()
-    return state(model)
-
-
-def forward_that_is_a_coroutine():
-    class Waits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
+    class Waits(nn.Linear):
         async def forward(self, x):
             await asyncio.sleep(0)
-            return self.layer(x)
+            return super().forward(x)
 
     async def both():
-        return await asyncio.gather(model(torch.randn(3, 4)), model(torch.randn(3, 4)))
+        return await asyncio.gather(waits(torch.randn(3, 4)), waits(torch.randn(3, 4)))
 
-    model = Waits()
+    generates, waits = Generates(4, 4), Waits(4, 4)
+    sum(each.sum() for each in generates(torch.randn(3, 4))).backward()
     sum(each.sum() for each in asyncio.run(both())).backward()
-    return state(model)
-
-
-@contextmanager
-def one_process() -> Iterator[None]:
-    import torch.distributed as dist
-
-    hook = sys.excepthook  # torch replaces it for good
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        sys.excepthook = hook
+    return [state(generates), state(waits)]
 
 
 def distributed_data_parallel():
-    with one_process():
+    with group_of_one():
         model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
-        found = state(model.module)
+        result = state(model.module)
         del (
             model
         )  # before the group: a reducer that is the last to hold it waits for ever, now and then (torch 2.13)
-        gc.collect()
-        return found
+        return result
 
 
 def fully_sharded():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    with one_process():
+    with group_of_one():
         mesh = init_device_mesh("cpu", (1,))
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
         for each in (model[0], model[2], model):
@@ -663,44 +507,33 @@ def fully_sharded():
 
 
 RUNS = [
-    in_place_relu, output_used_twice, module_called_twice, tied_weights, gradient_clipping, grad_scaler, autocast,
-    func_grad, per_sample_gradients, vmap_with_backward_through_it, functional_call_with_backward, inference_mode,
-    inference_after_training, deterministic_algorithms, double_backward, backward_with_create_graph, retained_graph,
-    gradient_inside_forward, gradient_of_a_leaf_input, backward_to_chosen_inputs, custom_function,
-    module_inside_a_custom_backward, users_own_hooks, users_global_hooks, hooks_on_accumulation,
-    optimizer_in_backward, saved_tensor_hooks, data_parallel_without_devices, lbfgs, batch_norm_and_rnn,
-    complex_float64, anomaly_mode, swallowed_exception, multithreading_disabled, scripted_module,
+    in_place_relu, output_used_twice, grad_scaler, autocast, transforms_of_functions, inference_after_training,
+    deterministic_algorithms, double_backward, backward_with_create_graph, retained_graph, gradient_inside_forward,
+    gradient_of_a_leaf_input, backward_to_chosen_inputs, module_inside_a_custom_backward, users_own_hooks,
+    users_global_hooks, optimizer_in_backward, saved_tensor_hooks, data_parallel_without_devices, lbfgs,
+    batch_norm_and_rnn, complex_float64, anomaly_mode, swallowed_exception, multithreading_disabled, scripted_module,
     output_that_cannot_be_read, output_whose_gradient_cannot_be_asked_for, output_whose_base_is_written_to,
-    module_that_compares_with_nothing, lazy_layers, sparse_gradients, nested_tensors, copies_of_a_model_that_ran,
-    forward_that_is_a_generator, forward_that_is_a_coroutine, distributed_data_parallel, fully_sharded,
+    lazy_layers, sparse_gradients, nested_tensors, forwards_that_wait, distributed_data_parallel, fully_sharded,
 ]  # fmt: skip
 
+ALL_RUNS = pytest.mark.parametrize("run", RUNS, ids=[run.__name__.replace("_", " ") for run in RUNS])
+pytestmark = pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # of torch's own features
 
-@BACKWARD_TIMES
-@pytest.mark.parametrize("run", RUNS, ids=[each.__name__.replace("_", " ") for each in RUNS])
-@pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # of torch's own features
-def test_recording_changes_no_bit_of(run, backward_times):
-    assert_untouched(run, backward_times=backward_times)
+
+@ALL_RUNS
+def test_recording_changes_no_bit_of(run):
+    assert_untouched(run, backward_times=True)
+
+
+@ALL_RUNS
+def test_recording_ops_changes_no_bit_of(run):
+    recording = assert_untouched(run, ops=True)
+    assert len(recording.table("ops")) > 0
 
 
 def test_two_recordings_at_once_change_no_bit(tmp_path):
-    import modtrace
-
     def run():
-        with modtrace.record(
-            to=tmp_path / "inner.modtrace", overwrite=True, strict=True, backward_times=True
-        ):
+        with modtrace.record(to=tmp_path / "inner", overwrite=True, strict=True, backward_times=True):
             return train_gpt(reentrant=False)
-
-    assert_untouched(run)
-
-
-def test_the_error_of_a_failing_run_is_the_users_own():
-    def run():
-        model = zoo.Failing(ZeroDivisionError("in the model"))
-        try:
-            model(torch.randn(3, 4))
-        except ZeroDivisionError as error:
-            return [str(error), error.__context__ is None, error.__cause__ is None]
 
     assert_untouched(run)

@@ -30,6 +30,12 @@ class Raising(Unhashable):
     def __eq__(self, other: object) -> bool:
         raise ValueError("not to be compared")
 
+    def __bool__(self) -> bool:
+        raise ValueError("neither true nor false")
+
+    def __len__(self) -> int:
+        return 0
+
 
 class Equal(Unhashable):
     """All of them are one and the same to whoever asks."""
