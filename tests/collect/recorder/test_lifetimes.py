@@ -1,7 +1,8 @@
-"""A recording keeps nothing of the run alive, and nothing of it stays behind in the run."""
+"""A recording, of ops too, keeps nothing of the run alive, stays small, and leaves nothing behind in the run."""
 
 import gc
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +16,7 @@ from torch import nn
 
 import modtrace
 import zoo
+from collect.ops.test_ops_steps import small_step
 from helpers.ours import assert_bounded, objects_of_ours, settled
 from helpers.twins import bits, grads
 from modtrace.collect.backward.graph_watch import GraphWatch
@@ -24,6 +26,11 @@ CHECKPOINTS = pytest.mark.parametrize(
     "reentrant", [None, True, False], ids=["plain", "reentrant", "non-reentrant"]
 )
 BACKWARD_TIMES = pytest.mark.parametrize("backward_times", [False, True], ids=["", "backward times"])
+OPTIONS: dict[str, dict[str, Any]] = {
+    "values": {},
+    "backward times": {"backward_times": True},
+    "ops": {"ops": True, "values": None},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -93,9 +100,9 @@ def assert_same_deaths(run: Callable[[Deaths], None], **options: Any) -> list[st
     return plain
 
 
-@BACKWARD_TIMES
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @CHECKPOINTS
-def test_activations_of_a_training_run_die_in_the_same_order(reentrant, backward_times):
+def test_activations_of_a_training_run_die_in_the_same_order(reentrant, options):
     def run(deaths: Deaths) -> None:
         model = TiedGPT(layers=2)
         deaths.watch(model)
@@ -114,7 +121,7 @@ def test_activations_of_a_training_run_die_in_the_same_order(reentrant, backward
             del loss
             deaths.mark("step")
 
-    plain = assert_same_deaths(run, backward_times=backward_times)
+    plain = assert_same_deaths(run, **options)
     assert len(plain) > 50
 
 
@@ -147,22 +154,34 @@ def test_outputs_without_gradients_die_in_the_same_order():
     assert_same_deaths(run)
 
 
-def test_a_graph_that_never_runs_backward_dies_with_its_output():
+def test_what_dies_at_which_statement_stays_the_same():
     def run(deaths: Deaths) -> None:
-        model = TiedGPT(layers=1)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
         deaths.watch(model)
-        for _ in range(3):
+        for runs_backward in (True, False):
             with deaths.saved():
-                logits = model(torch.zeros(2, 8, dtype=torch.long))
-            deaths.mark("forward")
-            del logits
-            deaths.mark("deleted")
+                x = deaths.follow("x", torch.ones(2, 4))
+                hidden = deaths.follow("hidden", x * 2)
+                del x
+                deaths.mark("input")
+                loss = model(hidden).sum()
+                del hidden
+                deaths.mark("forward")
+                if runs_backward:
+                    loss.backward()
+                    deaths.mark("backward")
+                del loss
+                deaths.mark("loss")
+        with torch.no_grad():
+            model(deaths.follow("x", torch.ones(2, 4)))
+        deaths.mark("evaluation")
 
     # Within one `del` torch frees a graph in another order if anyone has as much as read `grad_fn` of one of its
     # tensors (2.13), and so do we; what dies at which `del` stays the same.
     plain = by_mark(deaths_of(run, nullcontext()))
-    for options in ({"values": None}, {}, {"backward_times": True}, {"ops": True}):
+    for options in (*OPTIONS.values(), {"values": None}, {"ops": True}):
         assert by_mark(deaths_of(run, modtrace.record(strict=True, **options))) == plain
+    assert sum(map(len, plain)) > 15
 
 
 def by_mark(order: list[str]) -> list[list[str]]:
@@ -309,14 +328,11 @@ def test_given_model_dies_where_its_recording_is_never_entered():
 # What stays.
 
 
-@BACKWARD_TIMES
 @CHECKPOINTS
-def test_nothing_of_ours_is_left_when_the_recording_is_gone(tmp_path, reentrant, backward_times):
+def test_nothing_of_ours_is_left_when_the_recording_is_gone(tmp_path, reentrant):
     before = objects_of_ours()
     model = TiedGPT(layers=2)
-    with modtrace.record(
-        model, to=tmp_path / "run.modtrace", strict=True, backward_times=backward_times
-    ) as rec:
+    with modtrace.record(model, to=tmp_path / "run.modtrace", strict=True, backward_times=True) as rec:
         model(torch.zeros(2, 8, dtype=torch.long), reentrant).sum().backward()
         held = model(torch.zeros(2, 8, dtype=torch.long), reentrant)  # a graph that outlives the recording
     del rec
@@ -328,49 +344,45 @@ def test_nothing_of_ours_is_left_when_the_recording_is_gone(tmp_path, reentrant,
     assert objects_of_ours() - before == {}
 
 
-@BACKWARD_TIMES
 @CHECKPOINTS
-def test_graph_built_inside_runs_backward_after_the_recording(reentrant, backward_times):
-    def gradients(recording: Any) -> list[Any]:
+def test_nothing_of_recorded_ops_is_left_when_the_recording_is_gone(tmp_path, reentrant):
+    model = TiedGPT(layers=1)
+    with modtrace.record(model, ops=True):  # what is learnt of the tables is kept for good
+        model(torch.zeros(2, 8, dtype=torch.long), reentrant).sum().backward()
+    before = objects_of_ours()
+    with modtrace.record(model, to=tmp_path / "run", strict=True, ops=True) as rec:
+        model(torch.zeros(2, 8, dtype=torch.long), reentrant).sum().backward()
+    del rec
+    assert objects_of_ours() - before == {}
+
+
+def test_nothing_is_called_when_a_storage_dies_after_the_recording():
+    model = nn.Linear(4, 4)
+    storages = [each.untyped_storage() for each in model.parameters()]
+    with modtrace.record(model, ops=True, strict=True):
+        model(torch.ones(2, 4)).sum().backward()
+        assert all(weakref.getweakrefs(each) for each in storages)
+    assert not any(weakref.getweakrefs(each) for each in storages)
+
+
+@CHECKPOINTS
+@pytest.mark.parametrize("recorded", ["forward", "backward", "both"])
+def test_graph_runs_backward_outside_of_the_recording_that_it_was_built_in(reentrant, recorded):
+    def recording(is_wanted: bool) -> Any:
+        return modtrace.record(strict=True, backward_times=True) if is_wanted else nullcontext()
+
+    def gradients(recorded: str) -> list[Any]:
         torch.manual_seed(0)
         model = TiedGPT(layers=2)
-        with recording:
+        with recording(recorded in ("forward", "both")):
             loss = model(torch.zeros(2, 8, dtype=torch.long), reentrant).square().mean()
-        loss.backward()
-        return [bits(each) for each in grads(model).values()]
-
-    plain = gradients(nullcontext())
-    assert gradients(modtrace.record(strict=True, backward_times=backward_times)) == plain
-
-
-@BACKWARD_TIMES
-@CHECKPOINTS
-def test_graph_built_before_the_recording_runs_backward_inside(reentrant, backward_times):
-    def gradients(recording: Any) -> list[Any]:
-        torch.manual_seed(0)
-        model = TiedGPT(layers=2)
-        loss = model(torch.zeros(2, 8, dtype=torch.long), reentrant).square().mean()
-        with recording:
+        with recording(recorded in ("backward", "both")) as rec:
             loss.backward()
-        return [bits(each) for each in grads(model).values()]
-
-    plain = gradients(nullcontext())
-    assert gradients(modtrace.record(strict=True, backward_times=backward_times)) == plain
-
-
-def test_graph_of_one_recording_runs_backward_in_the_next():
-    def gradients(recorded: bool) -> list[Any]:
-        torch.manual_seed(0)
-        model = TiedGPT(layers=2)
-        with modtrace.record(strict=True) if recorded else nullcontext():
-            loss = model(torch.zeros(2, 8, dtype=torch.long)).square().mean()
-        with modtrace.record(strict=True, backward_times=True) if recorded else nullcontext() as rec:
-            loss.backward()
-        if recorded:
+        if rec is not None and reentrant is None:
             assert rec.table("calls").num_rows == 0  # whose backward it was is not known here
         return [bits(each) for each in grads(model).values()]
 
-    assert gradients(True) == gradients(False)
+    assert gradients(recorded) == gradients("nothing")
 
 
 # Many steps.
@@ -382,37 +394,55 @@ def evaluate(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reentrant", "backward_times"),
-    [
-        pytest.param(None, True, id="plain"),
-        pytest.param(True, True, id="reentrant", marks=pytest.mark.soak),
-        pytest.param(False, True, id="non-reentrant"),
-        pytest.param(None, False, id="plain, no backward times", marks=pytest.mark.soak),
-        pytest.param(True, False, id="reentrant, no backward times", marks=pytest.mark.soak),
-        pytest.param(False, False, id="non-reentrant, no backward times", marks=pytest.mark.soak),
-    ],
+    ("reentrant", "options"),
+    [(True, {}), (False, {"backward_times": True}), (None, {"ops": True})],
+    ids=["reentrant", "non-reentrant", "ops"],
 )
-def test_number_of_our_objects_is_the_same_after_many_steps(tmp_path, reentrant, backward_times):
+def test_number_of_our_objects_is_the_same_after_many_steps(tmp_path, reentrant, options):
     model = TiedGPT(layers=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     counts = []
-    with modtrace.record(to=tmp_path / "run.modtrace", strict=True, backward_times=backward_times) as rec:
-        for step in range(300):
+    with modtrace.record(to=tmp_path / "run.modtrace", strict=True, **options) as rec:
+        for step in range(60):
             optimizer.zero_grad()
             model(torch.zeros(1, 8, dtype=torch.long), reentrant).sum().backward()
             optimizer.step()
-            if step in (99, 199, 299):
+            if step in (19, 39, 59):
                 counts.append(settled(rec, lambda: evaluate(model)))
     assert_bounded(counts)
+
+
+def allocated_by_us() -> int:
+    """Bytes that are held by what our own lines have allocated."""
+    gc.collect()
+    ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/modtrace/collect/*")])
+    return sum(trace.size for trace in ours.traces)
+
+
+def test_memory_of_ours_grows_by_less_than_a_step_takes(tmp_path):
+    """What stays of a step is which op made which node, 17 bytes each, of so many ops as a bound allows."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sizes = []
+    with modtrace.record(to=tmp_path / "run", strict=True, ops=True, values=None) as rec:
+        for step in range(150):
+            if step == 20:
+                tracemalloc.start()
+            small_step(model, optimizer)
+            if step in (49, 149):
+                rec.data  # noqa: B018 (writes what has ended)
+                sizes.append(allocated_by_us())
+        tracemalloc.stop()
+    assert sizes[1] - sizes[0] < 100 * 512  # the numbers of one step's ops alone take ten times that
 
 
 def test_evaluation_leaves_as_little(tmp_path):
     model = TiedGPT(layers=1).eval()
     counts = []
     with modtrace.record(to=tmp_path / "run.modtrace", strict=True) as rec, torch.no_grad():
-        for step in range(300):
+        for step in range(75):
             model(torch.zeros(1, 8, dtype=torch.long))
-            if step in (99, 199, 299):
+            if step in (24, 49, 74):
                 counts.append(settled(rec, lambda: evaluate(model)))
     assert_bounded(counts)
 
@@ -446,9 +476,9 @@ def test_threads_that_come_and_go_leave_nothing(tmp_path):
         model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
 
     with modtrace.record(to=tmp_path / "run.modtrace", strict=True) as rec:
-        for number in range(150):
+        for number in range(60):
             in_a_thread(step)
             model.zero_grad()
-            if number in (49, 99, 149):
+            if number in (19, 39, 59):
                 counts.append(settled(rec, lambda: in_a_thread(step)))  # a new thread lets go of dead ones
     assert_bounded(counts)
