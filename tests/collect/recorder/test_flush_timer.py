@@ -81,24 +81,22 @@ def test_step_is_written_at_its_end_by_the_training_itself(tmp_path, monkeypatch
     assert rec.table("steps").num_rows == 6
 
 
-@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
 @pytest.mark.parametrize(
     "options", [{}, {"ops": True}, {"values": modtrace.Capture(stats=2, hash=True, tensors=True)}]
 )
-def test_modes_of_the_users_see_nothing_of_what_is_written_at_a_steps_end(
-    tmp_path, monkeypatch, mode_type, options
-):
+def test_modes_of_the_users_see_nothing_of_what_is_written_at_a_steps_end(tmp_path, monkeypatch, options):
     monkeypatch.setattr("modtrace.collect.recorder.flush_timer.FLUSH_TO_DISK_S", 0.0)
-    with mode_type() as alone:
+    with SeesFunctions() as functions_alone, SeesOps() as ops_alone:
         for _ in range(3):
             train(1)
     written = []
-    with modtrace.record(to=tmp_path / "run.modtrace", strict=True, **options) as rec, mode_type() as beside:
+    recording = modtrace.record(to=tmp_path / "run.modtrace", strict=True, **options)
+    with recording as rec, SeesFunctions() as functions, SeesOps() as ops:
         for _ in range(3):
             train(1)
             rec.step()
             written.append(modtrace.open_recording(tmp_path / "run.modtrace").table("steps").num_rows)
-    assert beside.seen == alone.seen
+    assert (functions.seen, ops.seen) == (functions_alone.seen, ops_alone.seen)
     if "ops" not in options:  # those the timer's thread writes
         assert written == [1, 2, 3]
 

@@ -45,15 +45,12 @@ EVERYTHING = Capture(
 )
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "default": {},
     "ops": {"ops": True},
-    "tier 2, hash and sketch": {"values": Capture(stats=2, hash=True, sketch=True)},
     "everything of each": {"values": EVERYTHING},
     "micro-batches": {"values": Capture(roles="parameter_grad", micro_batches=True)},
-    "whole tensors": {"values": Capture(tensors=True)},
+    "whole tensors in memory": {"values": Capture(tensors=True), "to": None},
     "keep_last": {"keep_last": 50},
     "stop": {"on_nonfinite": "stop"},
-    "in memory": {"to": None},
 }
 
 
@@ -163,7 +160,7 @@ def columns_of(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[
 
 @pytest.mark.parametrize("case", OPTIONS)
 @settings(
-    max_examples=6,
+    max_examples=4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
@@ -222,13 +219,6 @@ def test_an_update_that_is_captured_in_part_is_not_measured(captures):
     ]
 
 
-def test_what_another_thread_runs_is_not_measured_during_a_capture(captures):
-    """Measuring allocates, which ends a capture from whichever thread it comes."""
-    rec = record_run(Training(captures), ["step elsewhere", "begin", "step elsewhere", "end"])
-    notes = {step: {row["note"] for row in rows_of(rec) if row["step"] == step} for step in range(2)}
-    assert notes == {0: {None}, 1: {NOT_MEASURED}}
-
-
 def test_a_capture_that_was_not_seen_to_begin_is_not_measured_in_either(captures):
     """As one that other code begins without torch's class, or one that had begun before the recording."""
     training = Training(captures)
@@ -238,14 +228,14 @@ def test_a_capture_that_was_not_seen_to_begin_is_not_measured_in_either(captures
 
 
 def test_captures_of_one_thread_hold_while_others_train_and_read(captures, tmp_path):
-    """Threads that are not told when captures begin: 200 captures, training all the while, the timer of flushes."""
+    """Threads that are not told when captures begin: 50 captures, training all the while, the timer of flushes."""
     training = Training(captures)
     is_over = threading.Event()
     with modtrace.record(training.model, to=tmp_path / "run.modtrace", values=EVERYTHING, strict=True) as rec:
         rec._recorder._timer._after_s = 0.001
 
         def capture() -> None:
-            for _ in range(200):
+            for _ in range(50):
                 with captures.capture():
                     is_over.wait(0.0005)
             is_over.set()

@@ -117,13 +117,12 @@ def test_rows_are_the_same_whether_or_not_they_were_looked_at_before_the_step_en
     assert [len(each) for each in first] == [len(each) for each in again]
 
 
-@WITH_AND_WITHOUT_OPS
-def test_values_that_no_optimizer_uses_stop_the_next_call(ops: bool) -> None:
+def test_values_that_no_optimizer_uses_stop_the_next_call() -> None:
     model = make_model().eval()
     done = []
     with (
         pytest.raises(modtrace.NonFiniteError, match="in step 1, forward"),
-        modtrace.record(model, ops=ops, on_nonfinite="stop", strict=True) as rec,
+        modtrace.record(model, on_nonfinite="stop", strict=True) as rec,
     ):
         for x in batches(bad=1):
             with torch.no_grad():
@@ -189,24 +188,21 @@ class WithAux(nn.Module):
         return self.head(x), aux
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
-@WITH_AND_WITHOUT_OPS
-def test_overflow_that_a_grad_scaler_skips_is_neither_told_nor_a_reason_to_stop(
+@pytest.mark.parametrize(("ops", "fused"), [(False, False), (True, True)], ids=["modules", "ops, fused"])
+def test_overflow_that_a_grad_scaler_skips_is_not_told(
     ops: bool, fused: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for then in ("report", "stop"):
-        loop = ScaledLoop(fused=fused)
-        with modtrace.record(loop.model, ops=ops, on_nonfinite=then, strict=True) as rec:
-            loop.run(batches(bad=-1))
-        assert loop.scaler.get_scale() < 2.0**19
-        assert rec.table("values")["inf_count"].to_numpy().any()
+    loop = ScaledLoop(fused=fused)
+    with modtrace.record(loop.model, ops=ops, on_nonfinite="report", strict=True) as rec:
+        loop.run(batches(bad=-1))
+    assert loop.scaler.get_scale() < 2.0**19
+    assert rec.table("values")["inf_count"].to_numpy().any()
     assert capsys.readouterr().err == ""
 
 
-@WITH_AND_WITHOUT_OPS
-def test_stop_under_a_grad_scaler_comes_after_unscaling_and_before_the_step(ops: bool) -> None:
+def test_stop_under_a_grad_scaler_comes_after_unscaling_and_before_the_step() -> None:
     loop = ScaledLoop(scale=4.0)
-    rec = modtrace.record(loop.model, ops=ops, on_nonfinite="stop", strict=True)
+    rec = modtrace.record(loop.model, on_nonfinite="stop", strict=True)
     with (
         pytest.raises(modtrace.NonFiniteError, match="NaN in step 1, forward") as stopped,
         rec,
@@ -239,13 +235,12 @@ def test_overflow_of_one_optimizer_that_is_skipped_does_not_stop_another() -> No
     assert not torch.equal(before[1], other.head.weight)
 
 
-@WITH_AND_WITHOUT_OPS
-def test_first_of_two_optimizers_is_stopped(ops: bool) -> None:
+def test_first_of_two_optimizers_is_stopped() -> None:
     model = make_model()
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model[0], model[4])]
     with (
         pytest.raises(modtrace.NonFiniteError, match="in step 1, forward"),
-        modtrace.record(model, ops=ops, on_nonfinite="stop", strict=True),
+        modtrace.record(model, on_nonfinite="stop", strict=True),
     ):
         for x in batches(bad=1):
             model(x).square().mean().backward()
@@ -257,12 +252,11 @@ def test_first_of_two_optimizers_is_stopped(ops: bool) -> None:
     assert [len(each.state) for each in optimizers] == [2, 2]
 
 
-@WITH_AND_WITHOUT_OPS
-def test_bad_micro_batch_stops_the_step_that_its_gradients_are_added_up_for(ops: bool) -> None:
+def test_bad_micro_batch_stops_the_step_that_its_gradients_are_added_up_for() -> None:
     loop = Loop(make_model())
     with (
         pytest.raises(modtrace.NonFiniteError, match="in step 1, micro-batch 0 of 0 to 2, forward"),
-        modtrace.record(loop.model, ops=ops, on_nonfinite="stop", strict=True) as rec,
+        modtrace.record(loop.model, ops=True, on_nonfinite="stop", strict=True) as rec,
     ):
         for bad in (-1, 0, -1):
             loop.optimizer.zero_grad()
@@ -274,7 +268,7 @@ def test_bad_micro_batch_stops_the_step_that_its_gradients_are_added_up_for(ops:
     assert rec.table("steps")["step"].to_pylist() == [0, 1]
 
 
-@pytest.mark.parametrize("ops", [True, False])
+@WITH_AND_WITHOUT_OPS
 def test_error_tells_that_training_diverges(ops: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
@@ -342,22 +336,20 @@ def test_tensor_of_a_step_that_nobody_searched_is_not_taken_for_finite() -> None
     assert "it read a tensor of an earlier step, which may have held them" in said
 
 
-@pytest.mark.parametrize("ops", [False])
-def test_compiled_part_is_stopped_too(ops: bool) -> None:
+def test_compiled_part_is_stopped_too() -> None:
     model = make_model()
     model[0].compile(backend="eager")
     model[2].compile(backend="eager")
     loop = Loop(model)
     with (
         pytest.raises(modtrace.NonFiniteError, match=r"in step 2, forward\n.*output of 2"),
-        modtrace.record(model, ops=ops, on_nonfinite="stop", strict=True),
+        modtrace.record(model, on_nonfinite="stop", strict=True),
     ):
         loop.run(batches(bad=2))
     assert are_bit_equal(loop.before, loop.state())
 
 
-@WITH_AND_WITHOUT_OPS
-def test_gradient_that_only_the_user_spoiled_is_in_the_recording_of_the_stopped_step(ops: bool) -> None:
+def test_gradient_that_only_the_user_spoiled_is_in_the_recording_of_the_stopped_step() -> None:
     loop = Loop(make_model())
 
     def spoil() -> None:
@@ -366,7 +358,7 @@ def test_gradient_that_only_the_user_spoiled_is_in_the_recording_of_the_stopped_
 
     with (
         pytest.raises(modtrace.NonFiniteError, match="in step 0"),
-        modtrace.record(loop.model, ops=ops, on_nonfinite="stop", strict=True) as rec,
+        modtrace.record(loop.model, on_nonfinite="stop", strict=True) as rec,
     ):
         loop.run(batches(bad=-1), spoil)
     assert are_bit_equal(loop.before, loop.state())
@@ -505,10 +497,9 @@ def test_dump_writes_the_steps_that_are_held(ops: bool) -> None:
     assert [note.step for note in rec.triggers] == [3]
 
 
-@pytest.mark.parametrize("then", ["report", "dump", "stop"])
-def test_healthy_run_of_which_no_step_is_written_says_so_whatever_is_done_then(then: str) -> None:
+def test_healthy_run_of_which_no_step_is_written_says_so() -> None:
     loop = Loop(make_model())
-    with modtrace.record(loop.model, on_nonfinite=then, keep_last=2, strict=True) as rec:
+    with modtrace.record(loop.model, on_nonfinite="dump", keep_last=2, strict=True) as rec:
         loop.run(batches(bad=-1))
     assert rec.table("steps").num_rows == 0
     assert rec.first_nonfinite() is None

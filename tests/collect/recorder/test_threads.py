@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from helpers.keeping import tracking
 from helpers.twins import bits, grads
 from zoo import TiedGPT
 
@@ -153,61 +152,8 @@ def test_calls_beside_a_running_one_are_in_its_step():
 # Backward.
 
 
-def where_of_hooks(tracker: Any, output: torch.Tensor, found: list[Any]) -> None:
-    """Asks before each node of a graph where it belongs."""
-    pending, seen = [output.grad_fn], {output.grad_fn}
-
-    def ask(grads: Any) -> None:
-        where = tracker.where()
-        path = where.call.named.raw_path if where.call is not None else None
-        found.append((torch._C._current_autograd_node().name(), path, where.phase, where.known))
-
-    while pending:
-        node = pending.pop()
-        if "AccumulateGrad" in node.name():
-            continue
-        node.register_prehook(ask)
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                pending.append(below)
-
-
-MLP_BACKWARD = [
-    ("AddmmBackward0", "2", "backward", True),
-    ("TBackward0", "2", "backward", True),
-    ("TanhBackward0", "1", "backward", True),
-    ("AddmmBackward0", "0", "backward", True),
-    ("TBackward0", "0", "backward", True),
-]
-
-
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
-
-def without_t(found: list[Any]) -> list[Any]:
-    return [each for each in found if each[0] != "TBackward0"]
-
-
-@pytest.mark.parametrize("events", [False, True], ids=["", "backward times"])
-def test_backward_in_another_thread_is_of_the_calls_that_built_the_graph(events):
-    """That thread has a graph of its own, whose sequence numbers are the same."""
-    models = [perceptron(), perceptron()]
-    found: list[Any] = []
-    with tracking(*models, events=events) as tracker:
-        (output,) = run_all(lambda: models[0](torch.ones(2, 4)))
-        where_of_hooks(tracker, output, found)
-
-        def other() -> None:
-            mine = models[1](torch.ones(2, 4))  # kept alive
-            output.sum().backward()
-            mine.sum().backward()
-
-        run_all(other)
-        labels = {id(segment.log): segment.named.root.name for segment in tracker.kept}
-    assert len(labels) == 2
-    assert without_t(found) == without_t(MLP_BACKWARD)
 
 
 def test_backward_times_of_another_thread_name_the_forward_calls():
@@ -253,33 +199,6 @@ def test_recompute_in_another_thread_names_the_calls_it_repeats(reentrant):
         not reentrant
     ):  # the output of a reentrant one is made outside of every module: whose it is is not known
         assert None not in repeated
-
-
-@pytest.mark.parametrize("events", [False, True], ids=["", "backward times"])
-def test_backwards_in_two_threads_at_once_are_kept_apart(events):
-    barrier = threading.Barrier(2)
-    models = [MeetingBackward(barrier), MeetingBackward(barrier)]
-    found: list[list[Any]] = [[], []]
-
-    def train(at: int) -> None:
-        with torch.autograd.set_multithreading_enabled(True):
-            output = models[at](torch.full((2, 4), float(at + 1)))
-            where_of_hooks(tracker, output, found[at])
-            output.sum().backward()
-
-    with tracking(*models, events=events) as tracker:
-        run_all(lambda: train(0), lambda: train(1))
-        assert tracker.keeper.failures == []
-    for each in found:
-        assert [(name, path) for name, path, _, _ in without_t(each)] == [
-            ("WaitBackward", ""),
-            ("AddmmBackward0", "layers.2"),
-            ("WaitBackward", ""),
-            ("AddmmBackward0", "layers.1"),
-            ("WaitBackward", ""),
-            ("AddmmBackward0", "layers.0"),
-        ]
-        assert {(phase, known) for _, _, phase, known in each} == {("backward", True)}
 
 
 def test_rows_of_two_backwards_at_once_are_kept_apart():
