@@ -358,12 +358,12 @@ def test_failure_while_looking_is_told_once_and_the_run_goes_on(monkeypatch: pyt
         Training(rec, Net()).run(5)
 
 
-def test_sixty_steps_hold_as_many_objects_as_thirty(tmp_path: Path) -> None:
+def test_eighty_steps_hold_as_many_objects_as_forty(tmp_path: Path) -> None:
     counted = []
     with modtrace.record(to=tmp_path / "run", keep_last=10, strict=True, ops=True) as rec:
         training = Training(rec, Net())
         for _ in range(4):
-            training.run(16)
+            training.run(20)
             counted.append(settled(rec, lambda: training.run(1)))
     assert_bounded(counted[1:])
 
