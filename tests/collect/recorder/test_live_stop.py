@@ -302,13 +302,15 @@ def test_what_a_grad_scaler_lets_pass_stops_before_the_weights_change(
     scaler = GradScaler("cpu", init_scale=4.0, enabled=enabled)
     with (
         pytest.raises(modtrace.NonFiniteError, match="in step 2") as stopped,
-        modtrace.record(model, ops=ops, on_nonfinite="stop", strict=True),
+        modtrace.record(model, ops=ops, on_nonfinite="stop", strict=True) as rec,
     ):
         for _ in scale_and_step(model, one(model), scaler, spoil, unscale=True):
             before.append(copies(model.parameters()))
     assert len(before) == 3
     assert str(stopped.value).endswith(NOT_STEPPED)
     assert all(map(torch.equal, before[-1], model.parameters()))
+    assert [note.step for note in rec.triggers] == [2]
+    assert rec.first_nonfinite() is not None
 
 
 def test_forward_that_overflows_in_a_step_that_is_skipped_stops_nothing_and_is_in_the_recording() -> None:

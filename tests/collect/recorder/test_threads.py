@@ -126,13 +126,6 @@ def test_two_models_in_two_threads_keep_their_calls_apart():
     assert rec.meta.marks == ()
 
 
-def test_one_model_in_two_threads_has_the_calls_of_both():
-    model = Meeting(threading.Barrier(2))
-    with modtrace.record(model, strict=True) as rec:
-        run_all(*[lambda: [model(torch.ones(2, 4)) for _ in range(3)]] * 2)
-    assert list(nested(rec).values()) == [3 * meeting_lines("Meeting")] * 2
-
-
 def test_model_first_met_in_two_threads_at_once_has_one_name():
     model = Meeting(threading.Barrier(2))
     with modtrace.record(strict=True) as rec:
@@ -266,24 +259,6 @@ def test_thread_that_starts_before_and_ends_after_the_recording():
     handle.remove()
     assert results[0].shape == (2, 4)
     assert rec.table("calls").num_rows == 1
-
-
-def test_call_that_outlives_the_recording_has_no_end():
-    entered, left = threading.Event(), threading.Event()
-
-    class Slow(nn.Module):
-        def forward(self, x):
-            entered.set()
-            assert left.wait(TIMEOUT_S)
-            return x + 1
-
-    with modtrace.record(strict=True) as rec:
-        thread = threading.Thread(target=lambda: Slow()(torch.ones(2)))
-        thread.start()
-        assert entered.wait(TIMEOUT_S)
-    left.set()
-    thread.join(TIMEOUT_S)
-    assert rec.table("calls").select(["end_ns", "raised"]).to_pylist() == [{"end_ns": None, "raised": False}]
 
 
 def test_gpts_in_four_threads_are_attributed():

@@ -55,8 +55,8 @@ def test_signal_has_steps_written_when_the_next_one_begins() -> None:
     assert steps in ([2, 3], [3, 4])  # by the thread at once, or when a step ended
 
 
-def test_signal_that_comes_last_is_not_lost() -> None:
-    with recording("SIGUSR1") as rec:
+def test_signal_that_comes_last_is_not_lost_and_that_is_asked_for_twice_is_one() -> None:
+    with recording("SIGUSR1", "SIGUSR1") as rec:
         run(nn.Linear(2, 2), 5)
         send(signal.SIGUSR1)
     assert [each.kind for each in rec.triggers] == ["OnSignal"]
@@ -115,11 +115,10 @@ def test_signal_that_would_end_the_process_leaves_through_the_block() -> None:
     assert rec.table("steps")["step"].to_pylist() == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["SIGCONT", "SIGUSR2"])
-def test_signal_that_ends_nothing_ends_nothing(name: str) -> None:
-    with recording(name) as rec:
-        send(signal.Signals[name])
-    assert [each.reason for each in rec.triggers] == [name]
+def test_signal_that_ends_nothing_ends_nothing() -> None:
+    with recording("SIGCONT") as rec:
+        send(signal.SIGCONT)
+    assert [each.reason for each in rec.triggers] == ["SIGCONT"]
 
 
 def test_ignored_signal_is_heard_and_still_ignored() -> None:
@@ -148,12 +147,6 @@ def test_signals_are_for_the_main_thread() -> None:
     assert [str(each) for each in raised] == [
         "OnSignal(): only the main thread may handle signals. Enter record() there, or leave this trigger out."
     ]
-
-
-def test_same_signal_twice_is_one() -> None:
-    with recording("SIGUSR1", "SIGUSR1") as rec:
-        send(signal.SIGUSR1)
-    assert len(rec.triggers) == 1
 
 
 def test_no_thread_runs_where_no_signal_is_wanted() -> None:
