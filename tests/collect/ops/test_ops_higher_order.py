@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_op
-from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,15 +63,6 @@ def _map(net: Net, x: Tensor) -> Tensor:
     return map_op(lambda row: row.sin() + 1, net.a(x))
 
 
-def _scan(net: Net, x: Tensor) -> Tensor:
-    return scan(lambda carry, row: (carry + row, carry * row), torch.zeros(16), net.a(x))[1]
-
-
-def _associative(net: Net, x: Tensor) -> Tensor:
-    sums = associative_scan(lambda a, b: a + b, net.a(x).detach(), 0, combine_mode="generic")
-    return net.b(sums)
-
-
 def _flex(net: Net, x: Tensor) -> Tensor:
     query = net.a(x).detach().view(1, 1, -1, 16)
     return net.b(flex_attention(query, query, query))
@@ -85,7 +74,7 @@ def _transforms(net: Net, x: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("function", [_cond, _while, _map, _scan, _associative, _flex, _transforms])
+@pytest.mark.parametrize("function", [_cond, _while, _map, _flex, _transforms])
 def test_ops_are_all_recorded_and_no_mode_of_the_users_is_blamed(function):
     model, x = Net(function), torch.randn(3, 16)
 

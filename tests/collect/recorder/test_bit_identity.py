@@ -63,48 +63,8 @@ def test_training_a_gpt_with_dropout_gives_the_same_bits(tmp_path, dtype, reentr
     assert (len(recording.table("ops")) > 1000) == ("ops" in options)
 
 
-# Single difficulties. Each run gives all that it computes.
-
-
-def in_place_relu():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 4), nn.ReLU(inplace=True))
-    x = torch.randn(3, 4, requires_grad=True)
-    model(x * 2).square().sum().backward()
-    return [x.grad, state(model)]
-
-
-def output_used_twice():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    y = model(torch.randn(3, 4))
-    (y.sum() + (y * y.flip(0)).sum()).backward()
-    return [y, state(model)]
-
-
-def grad_scaler():
-    """The second step's gradients overflow, so the scaler skips it."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    scales = []
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = model(torch.randn(3, 4)).square().mean() * (float("inf") if step == 1 else 1.0)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-    assert scales == [65536.0, 32768.0, 32768.0]
-    return [scales, state(model)]
-
-
-def autocast():
-    model = TiedGPT()
-    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
-        loss = loss_of(model, torch.randint(0, 17, (2, 8)), False)
-    loss.backward()
-    return [loss, state(model)]
+# Single difficulties beside those of tests/collect/values/test_values_bit_identity.py. Each run gives all that it
+# computes.
 
 
 def transforms_of_functions():
@@ -130,46 +90,6 @@ def transforms_of_functions():
         each.requires_grad_()
     loss(parameters, x).backward()
     return [gradients, state(model), [each.grad for each in parameters.values()]]
-
-
-def inference_after_training():
-    model = TiedGPT()
-    loss_of(model, torch.randint(0, 17, (2, 8))).backward()
-    with torch.no_grad():
-        first = model.eval()(torch.randint(0, 17, (2, 8)))
-    with torch.inference_mode():
-        second = model(torch.randint(0, 17, (2, 8)))
-        assert second.is_inference()
-    loss_of(model.train(), torch.randint(0, 17, (2, 8))).backward()
-    return [first, second.clone(), state(model)]
-
-
-def deterministic_algorithms():
-    torch.use_deterministic_algorithms(True)
-    try:
-        return train_gpt(reentrant=False, steps=1)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def double_backward():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    x = torch.randn(3, 4, requires_grad=True)
-    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    (slope.norm() - 1).square().backward()
-    return [slope, x.grad, state(model)]
-
-
-def backward_with_create_graph():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of the reference cycle
-        model(torch.randn(3, 4)).square().sum().backward(create_graph=True)
-    penalty = sum(each.grad.square().sum() for each in model.parameters())
-    result = torch.autograd.grad(penalty, list(model.parameters()))
-    given = [result, [each.grad.detach().clone() for each in model.parameters()]]
-    model.zero_grad()
-    return given
 
 
 def retained_graph():
@@ -507,8 +427,7 @@ def fully_sharded():
 
 
 RUNS = [
-    in_place_relu, output_used_twice, grad_scaler, autocast, transforms_of_functions, inference_after_training,
-    deterministic_algorithms, double_backward, backward_with_create_graph, retained_graph, gradient_inside_forward,
+    transforms_of_functions,     retained_graph, gradient_inside_forward,
     gradient_of_a_leaf_input, backward_to_chosen_inputs, module_inside_a_custom_backward, users_own_hooks,
     users_global_hooks, optimizer_in_backward, saved_tensor_hooks, data_parallel_without_devices, lbfgs,
     batch_norm_and_rnn, complex_float64, anomaly_mode, swallowed_exception, multithreading_disabled, scripted_module,
