@@ -121,7 +121,6 @@ LEFT_OUT = [
             "[Mixtral",
             "[batch norm and rnn",
             "test_graph_and_tensors_die_as_they_would_without_a_tracker",
-            "test_lstm",
             "test_ops_of_an_lstm",
         ),
     ),
