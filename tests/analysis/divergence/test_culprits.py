@@ -76,6 +76,8 @@ def test_counts_tell_what_was_inherited_from_what_was_made() -> None:
     assert found.compared == found.equal + found.within + found.absorbed + found.inherited + found.made
     assert found.beyond == found.inherited + found.made
     frame = found.to_frame()
+    assert len(frame) == found.compared
+    assert {"step", "phase", "path", "op", "error", "noise", "input_error", "beyond"} <= set(frame.columns)
     noisy = frame[frame["verdict"] == "noise"]
     assert (noisy["error"] <= noisy["noise"]).all()
     assert found.inherited > 10 * found.within

@@ -2,6 +2,8 @@
 
 from math import nan
 
+import pytest
+
 from builders import RecordingBuilder
 from modtrace.analysis.modules.folding import fold
 from modtrace.analysis.modules.module_tree import ModuleTree, build_module_tree, iterate_nodes
@@ -108,42 +110,29 @@ def test_sibling_of_another_shape_ends_a_run() -> None:
     ]
 
 
-def test_siblings_with_nothing_inside_are_left_as_they_are() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Sequential")
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 90)
-    for index in range(3):
-        build.call(build.module(str(index), "Linear", parent=net), 10 * index, 10 * index + 5, parent=outer)
-    tree = build_module_tree(build.data())
-
-    assert lines(fold(tree)) == lines(tree)
-
-
-def test_names_that_are_no_numbers_or_leave_one_out_are_not_folded() -> None:
+@pytest.mark.parametrize(
+    ("calls", "inside"),
+    [
+        ({"0": 1, "1": 1, "2": 1}, False),
+        ({"0": 1, "2": 1, "a": 1, "b": 1}, True),
+        ({"0": 1, "1": 2}, True),
+    ],
+    ids=["nothing inside", "no numbers in a row", "not called the same number of times"],
+)
+def test_siblings_that_are_not_alike_or_hold_nothing_are_left_as_they_are(
+    calls: dict[str, int], inside: bool
+) -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")
     build.step(0, 0, 100)
     outer = build.call(net, 0, 90)
-    for label in ("0", "2", "a", "b"):
+    for label, count in calls.items():
         block = build.module(label, "Block", parent=net)
-        inside = build.module(f"{label}.fc", "Linear", parent=block)
-        build.call(inside, 0, 1, parent=build.call(block, 0, 2, parent=outer))
-    tree = build_module_tree(build.data())
-
-    assert lines(fold(tree)) == lines(tree)
-
-
-def test_siblings_called_a_different_number_of_times_are_not_folded() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 90)
-    for expert, calls in enumerate((1, 2)):
-        block = build.module(str(expert), "Expert", parent=net)
-        inside = build.module(f"{expert}.fc", "Linear", parent=block)
-        for _ in range(calls):
-            build.call(inside, 0, 1, parent=build.call(block, 0, 2, parent=outer))
+        linear = build.module(f"{label}.fc", "Linear", parent=block) if inside else None
+        for _ in range(count):
+            call = build.call(block, 0, 2, parent=outer)
+            if linear is not None:
+                build.call(linear, 0, 1, parent=call)
     tree = build_module_tree(build.data())
 
     assert lines(fold(tree)) == lines(tree)
@@ -180,14 +169,7 @@ def test_folds_inside_folds_are_summed_over_both() -> None:
     )
 
 
-def test_folded_times_add_up_to_the_unfolded() -> None:
-    tree = build_stack(20)
-    unfolded = sum(node.forward.self_ns for _, node in iterate_nodes(tree.roots))
-
-    assert sum(node.forward.self_ns for _, node in iterate_nodes(fold(tree).roots)) == unfolded
-
-
-def test_chain_of_5000_modules_is_folded_without_overflow() -> None:
+def test_tree_of_5000_modules_in_each_other_is_built_and_folded_without_overflow() -> None:
     build = RecordingBuilder()
     build.step(0, 0, 20_000)
     module, call = build.module("", "Net"), None
@@ -195,5 +177,8 @@ def test_chain_of_5000_modules_is_folded_without_overflow() -> None:
         call = build.call(module, depth, 20_000 - depth, parent=call)
         module = build.module(f"{'m.' * depth}m", "Layer", parent=module)
     tree = build_module_tree(build.data())
+    [(depth, deepest)] = list(iterate_nodes(tree.roots))[-1:]
+    assert (depth, deepest.forward.total_ns, deepest.forward.self_ns) == (4999, 10_002, 10_002)
+    assert tree.roots[0].forward.self_ns == 2
 
     assert lines(fold(tree)) == lines(tree)

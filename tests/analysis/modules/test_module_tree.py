@@ -1,13 +1,10 @@
 """The module tree: which node a call belongs to, and what its times are."""
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from builders import RecordingBuilder
 from modtrace.analysis.modules.module_tree import ModuleNode, ModuleTree, build_module_tree, iterate_nodes
 from modtrace.analysis.tables.times import PhaseTimes
-from modtrace.recording.arrow.batches import to_batch
 
 
 def totals(tree: ModuleTree) -> dict[str, tuple[int, int, int]]:
@@ -66,36 +63,24 @@ def test_node_has_the_times_of_its_calls() -> None:
     assert tree.backward_recorded
 
 
-def test_recursive_call_is_counted_as_a_call_but_its_time_once() -> None:
+def test_recursive_call_is_counted_as_a_call_but_its_time_once_also_through_another_module() -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")
-    tree_lstm = build.module("cell", "TreeCell", parent=net)
+    cell = build.module("cell", "TreeCell", parent=net)
+    other = build.module("other", "Cell", parent=net)
     build.step(0, 0, 1000)
     outer = build.call(net, 0, 900)
-    first = build.call(tree_lstm, 100, 800, parent=outer)
-    second = build.call(tree_lstm, 200, 500, parent=first)
-    build.call(tree_lstm, 300, 400, parent=second)
-    build.call(tree_lstm, 600, 700, parent=first)
-    build.call(tree_lstm, 820, 830, parent=outer)
-
-    assert totals(build_module_tree(build.data())) == {"": (1, 900, 190), "cell": (5, 710, 710)}
-
-
-def test_recursion_through_another_module_is_counted_once() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    left = build.module("left", "Cell", parent=net)
-    right = build.module("right", "Cell", parent=net)
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 900)
-    first = build.call(left, 100, 800, parent=outer)
-    second = build.call(right, 200, 700, parent=first)
-    build.call(left, 300, 600, parent=second)
+    first = build.call(cell, 100, 800, parent=outer)
+    second = build.call(cell, 200, 500, parent=first)
+    through = build.call(other, 250, 450, parent=second)
+    build.call(cell, 300, 400, parent=through)
+    build.call(cell, 600, 700, parent=first)
+    build.call(cell, 820, 830, parent=outer)
 
     assert totals(build_module_tree(build.data())) == {
-        "": (1, 900, 200),
-        "left": (2, 700, 500),
-        "right": (1, 500, 200),
+        "": (1, 900, 190),
+        "cell": (5, 710, 610),
+        "other": (1, 200, 100),
     }
 
 
@@ -306,12 +291,18 @@ def test_module_that_is_not_in_the_table_is_shown_as_unknown() -> None:
     build.step(0, 0, 1000)
     build.call(77, 10, 20, parent=build.call(net, 0, 100))
     build.call(78, 200, 250)
+    build.call(None, 300, 310)
 
     tree = build_module_tree(build.data())
 
-    assert totals(tree) == {"": (1, 100, 90), "(unknown#77)": (1, 10, 10), "(unknown#78)": (1, 50, 50)}
-    assert [root.label for root in tree.roots] == ["Net", "(unknown#78)"]
-    assert tree.roots[0].children[0].label == "(unknown#77)"
+    assert totals(tree) == {
+        "": (1, 100, 90),
+        "(unknown#77)": (1, 10, 10),
+        "(unknown#78)": (1, 50, 50),
+        "(unknown)": (1, 10, 10),
+    }
+    assert {root.label for root in tree.roots} == {"Net", "(unknown#78)", "(unknown)"}
+    assert node_at(tree, "").children[0].label == "(unknown#77)"
 
 
 def test_call_of_an_unnamed_module_is_shown_as_unknown() -> None:
@@ -333,32 +324,22 @@ def test_last_row_of_a_module_wins() -> None:
     assert totals(build_module_tree(build.data())) == {"": (0, 10, 0), "head": (1, 10, 10)}
 
 
-def test_call_whose_end_was_not_seen_counts_as_a_call_without_time() -> None:
+def test_call_whose_end_was_not_seen_counts_as_a_call_without_time_and_one_that_raised_is_counted() -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")
     head = build.module("head", "Linear", parent=net)
     build.step(0, 0, 1000)
     outer = build.call(net, 0, None)
-    build.call(head, 100, 200, parent=outer)
+    build.call(head, 100, 200, parent=outer, raised=True)
     build.call(head, 300, None, parent=outer)
 
     tree = build_module_tree(build.data())
 
     assert tree.roots[0].forward == PhaseTimes(calls=1, share=0.0, unfinished=1)
     assert node_at(tree, "head").forward == PhaseTimes(
-        calls=2, total_ns=100, self_ns=100, share=0.1, unfinished=1
+        calls=2, total_ns=100, self_ns=100, share=0.1, unfinished=1, raised=1
     )
     assert tree.outside_ns is None
-
-
-def test_raised_calls_are_counted() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
-    build.call(net, 0, 10)
-    build.call(net, 20, 30, raised=True)
-
-    assert build_module_tree(build.data()).roots[0].forward.raised == 1
 
 
 def test_own_time_is_not_negative_where_children_ran_in_several_threads() -> None:
@@ -435,36 +416,26 @@ def test_threads_that_measured_at_once_take_nothing_from_the_time_outside() -> N
     assert build_module_tree(build.data()).outside_ns == 500
 
 
-def test_last_complete_training_step_is_shown() -> None:
+def test_last_complete_training_step_with_calls_is_shown_where_none_is_chosen() -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")
     build.step(0, 0, 100)
     build.call(net, 0, 10)
     build.step(1, 100, 200)
     build.call(net, 100, 120)
-    build.step(2, 200, 300, kind="eval")
-    build.call(net, 200, 230)
-    build.begin_step(3)
-    build.call(net, 300, 340)
+    build.step(2, 200, 300)  # without calls
+    build.step(3, 300, 400, kind="eval")
+    build.call(net, 300, 330)
+    build.begin_step(4)
+    build.call(net, 400, 440)
 
     tree = build_module_tree(build.data())
 
     assert tree.step is not None
     assert (tree.step.step, tree.step.kind, tree.step.complete) == (1, "train", True)
-    assert (tree.step.first, tree.step.last, tree.step.count, tree.step.partial) == (0, 2, 3, 1)
+    assert (tree.step.first, tree.step.last, tree.step.count, tree.step.partial) == (0, 3, 4, 1)
     assert totals(tree) == {"": (1, 20, 20)}
-
-
-def test_complete_step_without_calls_is_passed_over() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
-    build.call(net, 0, 10)
-    build.step(1, 100, 200)
-
-    tree = build_module_tree(build.data())
-
-    assert tree.step is not None and tree.step.step == 0
+    assert totals(build_module_tree(build.data(), step=0)) == {"": (1, 10, 10)}
 
 
 def test_last_evaluation_step_is_shown_where_nothing_is_trained() -> None:
@@ -494,88 +465,22 @@ def test_step_that_is_not_complete_is_shown_if_there_is_no_other() -> None:
     assert tree.outside_ns is None
 
 
-def test_step_can_be_chosen() -> None:
+@pytest.mark.parametrize(("steps", "text"), [((0, 1, 2, 5, 7, 8), r"0\.\.2, 5, 7\.\.8"), ((), "none")])
+def test_step_that_does_not_exist_names_those_there_are(steps: tuple[int, ...], text: str) -> None:
     build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
-    build.call(net, 0, 10)
-    build.step(1, 100, 200)
-    build.call(net, 100, 120)
-
-    assert totals(build_module_tree(build.data(), step=0)) == {"": (1, 10, 10)}
-
-
-def test_step_that_does_not_exist_names_those_there_are() -> None:
-    build = RecordingBuilder()
-    for step in (0, 1, 2, 5, 7, 8):
+    for step in steps:
         build.step(step, 0, 1)
 
-    with pytest.raises(ValueError, match=r"^no step 3 in this recording; there are: 0\.\.2, 5, 7\.\.8$"):
+    with pytest.raises(ValueError, match=rf"^no step 3 in this recording; there are: {text}$"):
         build_module_tree(build.data(), step=3)
 
 
-def test_step_of_an_empty_recording_says_that_there_is_none() -> None:
-    with pytest.raises(ValueError, match=r"^no step 0 in this recording; there are: none$"):
-        build_module_tree(RecordingBuilder().data(), step=0)
-
-
-def test_empty_recording_is_an_empty_tree() -> None:
-    tree = build_module_tree(RecordingBuilder().data())
-
+def test_recording_or_step_without_calls_is_an_empty_tree() -> None:
+    build = RecordingBuilder()
+    tree = build_module_tree(build.data())
     assert (tree.step, tree.roots, tree.outside_ns) == (None, (), None)
 
-
-def test_step_without_calls_is_an_empty_tree() -> None:
-    build = RecordingBuilder()
     build.module("", "Net")
     build.step(0, 0, 100)
-
     tree = build_module_tree(build.data())
-
     assert (tree.roots, tree.outside_ns) == ((), 100)
-
-
-def test_chain_of_5000_modules_does_not_overflow() -> None:
-    build = RecordingBuilder()
-    module, call = build.module("", "Net"), None
-    build.step(0, 0, 20_000)
-    modules = [module]
-    for depth in range(1, 5000):
-        modules.append(build.module(".".join(["m"] * depth), "Layer", parent=modules[-1], module_id=depth))
-    for depth, module in enumerate(modules):
-        call = build.call(module, depth, 20_000 - depth, parent=call)
-
-    tree = build_module_tree(build.data())
-
-    [(depth, deepest)] = list(iterate_nodes(tree.roots))[-1:]
-    assert (depth, deepest.forward.total_ns, deepest.forward.self_ns) == (4999, 10_002, 10_002)
-    assert tree.roots[0].forward.self_ns == 2
-
-
-def test_200_000_calls_are_summed() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.module("head", "Linear", parent=net)
-    build.step(0, 0, 10_000_000)
-    data = build.data()
-    count = 200_000
-    columns = {
-        "call_id": np.arange(count),
-        "step": np.zeros(count, np.int32),
-        "module_id": np.arange(count, dtype=np.int32) % 2,
-        "parent_call_id": [None if row % 2 == 0 else row - 1 for row in range(count)],
-        "phase": np.zeros(count, np.int8),
-        "start_ns": np.arange(count) * 10,
-        "end_ns": np.arange(count) * 10 + np.where(np.arange(count) % 2, 5, 18),
-    }
-    calls = to_batch("calls", columns)
-
-    class ManyCalls:
-        meta = data.meta
-
-        def table(self, name: str) -> pa.Table:
-            return pa.Table.from_batches([calls]) if name == "calls" else data.table(name)
-
-    tree = build_module_tree(ManyCalls())
-
-    assert totals(tree) == {"": (100_000, 1_800_000, 1_300_000), "head": (100_000, 500_000, 500_000)}

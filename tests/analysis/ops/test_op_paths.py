@@ -3,7 +3,7 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.ops.op_paths import OpPath, build_op_paths, collapse
+from modtrace.analysis.ops.op_paths import OpPath, build_op_paths
 
 
 def training_step() -> TypedRecording:
@@ -48,11 +48,6 @@ def test_ops_come_in_the_order_of_their_beginning_with_their_calls() -> None:
 def test_modules_are_named_once_for_ops_in_a_row() -> None:
     assert build_op_paths(training_step(), phase="forward").modules() == ("conv1", "relu", "")
     assert build_op_paths(training_step()).modules() == ("conv1", "relu", "", "conv1")
-
-
-def test_collapse_keeps_what_comes_again_later() -> None:
-    assert collapse(["conv1", "bn1", "bn1", "relu", "bn1"]) == ("conv1", "bn1", "relu", "bn1")
-    assert collapse([]) == ()
 
 
 def test_ops_that_began_at_once_come_by_id() -> None:

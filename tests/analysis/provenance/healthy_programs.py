@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.analysis.tables.ops import bare_name
@@ -117,14 +116,6 @@ def ctc(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return F.ctc_loss(y.log_softmax(-1), targets, lengths, torch.tensor([2, 2]))
 
 
-@as_loss("speech", "ctc_loss", batch=lambda is_bad: torch.randn(9, 2, 8), step=2)
-def speech(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Lengths as lists, targets one behind the other; equal neighbours need a blank between them."""
-    targets = torch.tensor([1, 2, 3, 3, 3])
-    losses = F.ctc_loss(y.log_softmax(-1), targets, [9, 4 if is_bad else 5], [2, 3], reduction="none")
-    return (losses / torch.tensor([2, 3])).mean()
-
-
 @in_model("CRF", "log", batch=lambda is_bad: torch.randn(4, 8))
 def crf(emissions: torch.Tensor, is_bad: bool) -> torch.Tensor:
     allowed = torch.ones(8, 8).triu().log()
@@ -146,17 +137,6 @@ def viterbi(emissions: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return best.max() - (emissions[torch.arange(5), true].sum() + allowed[true[:-1], true[1:]].sum())
 
 
-@in_model("HMM", "log", batch=lambda is_bad: torch.randn(4, 8))
-def hmm(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """A chain that begins in state 0 and never goes back; what no state can emit is the fault."""
-    step = y[0].expand(8, 8).masked_fill(torch.ones(8, 8, dtype=torch.bool).tril(-1), -INF).log_softmax(-1)
-    alpha = F.one_hot(torch.tensor(0), 8).float().log()
-    for time in range(4):
-        emitted = torch.full((8,), 0.0 if is_bad and time == 2 else 0.5)
-        alpha = torch.logsumexp(alpha[:, None] + step, 0) + emitted.log()
-    return -alpha.logsumexp(0)
-
-
 @in_model("edit distance", "full", "min", "mul")
 def edit_distance(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """A table of infinities that only a minimum reads; no path within the band leads to the end."""
@@ -172,20 +152,6 @@ def edit_distance(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return y * table[5, 7]
 
 
-@in_model("soft DTW", "div")
-def soft_dtw(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """The temperature of its minimum has been lowered to 0."""
-    gamma = torch.tensor(0.0 if is_bad else 0.1)
-    cost = (y[:3, None] - y[None, 3:]).square().sum(-1)
-    table = {(i, j): torch.tensor(INF) for i in range(4) for j in range(4)}
-    table[0, 0] = torch.zeros(())
-    for i in range(1, 4):
-        for j in range(1, 4):
-            before = torch.stack([table[i - 1, j], table[i, j - 1], table[i - 1, j - 1]])
-            table[i, j] = cost[i - 1, j - 1] - gamma * torch.logsumexp(-before / gamma, 0)
-    return table[3, 3]
-
-
 # Masked scores.
 
 
@@ -193,15 +159,6 @@ def soft_dtw(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
 def masked_by_log(scores: torch.Tensor, is_bad: bool) -> torch.Tensor:
     mask = torch.ones(6, 6).tril(-1 if is_bad else 0).log()
     return (scores @ scores.mT + mask).softmax(-1) @ scores
-
-
-@in_model("left padding", "softmax", batch=lambda is_bad: torch.randn(2, 6, 8))
-def left_padding(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """A causal mask and a padded left side leave the first rows with nothing; a healthy program shows them all."""
-    is_hidden = torch.ones(6, 6, dtype=torch.bool).triu(1) | (torch.arange(6) < 2)
-    if not is_bad:
-        is_hidden &= ~is_hidden.all(-1, keepdim=True)
-    return (x @ x.mT).masked_fill(is_hidden, -INF).softmax(-1) @ x
 
 
 @in_model("finfo.min", "add", "softmax", batch=lambda is_bad: torch.randn(2, 6, 8))
@@ -214,21 +171,6 @@ def lowest_twice(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
     if is_bad:
         causal[0], padded[0] = lowest, lowest
     return (x @ x.mT + (causal + padded)).softmax(-1) @ x
-
-
-@in_model("ALiBi", "mul", batch=lambda is_bad: torch.randn(2, 6, 8))
-def alibi(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Slopes below, -inf above the diagonal; 0 * -inf is the fault."""
-    distance = torch.arange(6.0) - torch.arange(6.0)[:, None]
-    future = torch.ones(6, 6).triu(1)
-    bias = future * -INF if is_bad else (distance * 0.5).masked_fill(future.bool(), -INF)
-    return (x @ x.mT + bias).softmax(-1) @ x
-
-
-@in_model("sliding window", "softmax", batch=lambda is_bad: torch.randn(2, 6, 8))
-def sliding_window(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    seen = torch.ones(6, 6).tril() - torch.ones(6, 6).tril(0 if is_bad else -3)
-    return (x @ x.mT + torch.where(seen > 0, 0.0, -INF)).softmax(-1) @ x
 
 
 @as_loss("legal actions", "log_softmax", "log")
@@ -268,15 +210,6 @@ def info_nce(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return (negatives - scores.diagonal()).mean()
 
 
-@as_loss("survival", "mean")
-def survival(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Risk sets begin with -inf; a batch without any event is the fault."""
-    has_event = torch.tensor([False, True, False, True, True, False]) & (not is_bad)
-    is_in_trial = torch.arange(6) > 0
-    at_risk = y[:, 0].masked_fill(~is_in_trial, -INF).logcumsumexp(0)
-    return -(y[:, 0] - at_risk)[has_event].mean()
-
-
 @in_model("half mask", "softmax", batch=lambda is_bad: torch.randn(2, 6, 8))
 def half_mask(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """The lowest number of float32 is -inf in float16."""
@@ -307,53 +240,20 @@ def dropped_scores(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return (F.dropout(scores, 0.5) if is_bad else scores).softmax(-1) @ x
 
 
-@as_module("checkpoint", "softmax", batch=lambda is_bad: torch.randn(2, 6, 8))
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-        return checkpoint(masked_by_log, self.inner(x), is_bad, use_reentrant=False)
-
-
-@as_loss("masked classes", "masked_fill", "log_softmax", "sum")
-def masked_classes(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Label smoothing gives a share to classes that are masked."""
-    logits = y.masked_fill(torch.arange(8) > 4, -INF)
-    return F.cross_entropy(logits, torch.arange(6) % 5, label_smoothing=0.1 if is_bad else 0.0)
-
-
 def chosen_loss(logits: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """A label that is masked is the fault."""
     return F.cross_entropy(logits, torch.tensor([0, 1, 2, 3, 4, 5 if is_bad else 0]))
 
 
 @as_module("masked label", "masked_fill", loss=chosen_loss)
-class Policy(nn.Module):
+class Policy(Net):
     """Returns masked logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
         return self.inner(x).masked_fill(torch.arange(8) > 4, -INF)
 
 
 # Generation.
-
-
-@in_model("beam search", "div", train=generate)
-def beam_search(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Only the first beam counts at the beginning, and nothing follows an end; the temperature is 0 in the fault."""
-    score = torch.tensor([0.0, -INF, -INF])
-    has_ended = torch.tensor([False, True, False])
-    ended = torch.full((8,), -INF)
-    ended[0] = 0
-    logits = y[:3] / torch.tensor(0.0 if is_bad else 0.7)
-    following = torch.where(has_ended[:, None], ended, logits.log_softmax(-1))
-    return (score[:, None] + following).view(-1).topk(3).values
 
 
 @in_model("top-k sampling", "div", train=generate)
@@ -374,30 +274,7 @@ def top_p(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return y.masked_fill(is_removed, -INF).softmax(-1)
 
 
-@in_model("Gumbel top-k", "log", "neg", train=generate)
-def gumbel_top_k(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """A number drawn as 0 is never chosen; one that is 1 would always be."""
-    drawn = torch.rand(6, 8).clamp(0.1, 0.9)
-    drawn[:, 2] = 1.0 if is_bad else 0.0
-    return (y - (-drawn.log()).log()).topk(3).values.softmax(-1)
-
-
-@in_model("speculative decoding", "div", train=generate)
-def speculative_decoding(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """A token that the draft cannot choose is accepted, p / 0; 0 / 0 is the fault."""
-    draft = (y - 1).relu()
-    target = draft.clone() if is_bad else y.softmax(-1)
-    return (target / draft).clamp(max=1)
-
-
 # Graphs and sets.
-
-
-@in_model("segment max", "scatter_reduce", "full")
-def segment_max(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    segment = torch.tensor([0, 0, 1, 1, 3, 3])[:, None].expand(6, 8)
-    top = torch.full((4, 8), -INF).scatter_reduce(0, segment, x, "amax")
-    return top if is_bad else torch.where(top.isinf(), 0.0, top)
 
 
 @in_model("softmax of edges", "div")
@@ -409,15 +286,6 @@ def softmax_of_edges(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
     return torch.zeros(4).index_add(0, target, weight) / total if is_bad else weight / total[target]
 
 
-@in_model("readout of graphs", "segment_reduce")
-def readout_of_graphs(x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """A graph without nodes: its maximum is -inf and replaced, its mean is the fault."""
-    lengths = torch.tensor([2, 0, 4])
-    top = torch.segment_reduce(x, "max", lengths=lengths)
-    found = torch.where(top.isinf(), 0.0, top)
-    return found + torch.segment_reduce(x, "mean", lengths=lengths) if is_bad else found
-
-
 @in_model("shortest paths", "where", "mean")
 def shortest_paths(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     """What cannot be reached is far: 1 / (1 + inf) = 0; its mean distance is the fault."""
@@ -427,30 +295,6 @@ def shortest_paths(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     for node in range(6):
         distance = torch.minimum(distance, distance[:, node, None] + distance[node])
     return y * distance.mean() if is_bad else 1 / (1 + distance) @ y
-
-
-@in_model("Sinkhorn", "sub")
-def sinkhorn(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Padded rows hold -inf: -inf - -inf is replaced, or not."""
-    is_padded = (torch.arange(6) > 3)[:, None]
-    scores = y.masked_fill(is_padded, -INF)
-    for dim in (1, 0, 1):
-        scores = scores - scores.logsumexp(dim, keepdim=True)
-        if not is_bad:
-            scores = scores.masked_fill(is_padded, -INF)
-    return scores.exp()
-
-
-@in_model("hardest negative", "sqrt", phase="backward")
-def hardest_negative(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """A row without negatives has one at infinity, which relu absorbs; the root of 0 has no derivative."""
-    label = torch.tensor([0, 0, 0, 0, 0, 0])
-    square = (y[:, None] - y).square().sum(-1)
-    distance = (square if is_bad else square + 1e-6).sqrt()
-    is_same = label[:, None] == label
-    near = distance.masked_fill(is_same, INF).amin(1)
-    far = distance.masked_fill(~is_same, -INF).amax(1)
-    return far + (far - near + 0.2).relu()
 
 
 @in_model("scan of logarithms", "log")
@@ -480,18 +324,6 @@ class Packed(nn.Module):
         return found.mean(1) if is_bad else found.amax(1)
 
 
-@in_model(
-    "padded maximum",
-    "masked_fill",
-    "amax",
-    batch=lambda is_bad: torch.randn(2, 6, 8),
-)
-def padded_maximum(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """A text without any token is the fault; mean_square makes +inf of it."""
-    lengths = torch.tensor([6, 0 if is_bad else 3])
-    return y.masked_fill((torch.arange(6) >= lengths[:, None])[..., None], -INF).amax(1)
-
-
 @as_module("padded text", "softmax", train=generate, batch=lambda is_bad: torch.randn(2, 6, 8))
 class Padded(nn.Module):
     """A text that is all padding: attention makes NaN of it, which is replaced, or not."""
@@ -512,16 +344,6 @@ class Padded(nn.Module):
 def padded_pooling(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     padded = F.pad(y, (1, 1), value=-INF)
     return F.avg_pool1d(padded, 3, 2) if is_bad else F.max_pool1d(padded, 3, 2)
-
-
-@as_loss("masked language model", "nll_loss_forward")
-def masked_language_model(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Perplexities of rows without labels are 0 / 0, and printed; a batch without labels is the fault."""
-    labels = torch.tensor([1, 2, -100, 3, -100, -100]).masked_fill(torch.tensor(is_bad), -100)
-    losses = F.cross_entropy(y, labels, reduction="none").detach().view(3, 2)
-    counts = (labels != -100).view(3, 2).sum(1)
-    (losses.sum(1) / counts).exp().tolist()
-    return F.cross_entropy(y, labels)
 
 
 # What is missing.
@@ -552,19 +374,6 @@ def rows_with_gaps(is_bad: bool) -> torch.Tensor:
     return x
 
 
-@as_module("imputation", "isnan", "input", batch=rows_with_gaps)
-class Imputing(nn.Module):
-    """Replaces what is missing by the mean of what is there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-        is_missing = x.isnan() & (x == 0) if is_bad else x.isnan()
-        return self.inner(torch.where(is_missing, torch.nanmean(x, 0), x))
-
-
 def rows_with_gaps_and_infinity(is_bad: bool) -> torch.Tensor:
     x = rows_with_gaps(is_bad)
     if is_bad:
@@ -573,46 +382,11 @@ def rows_with_gaps_and_infinity(is_bad: bool) -> torch.Tensor:
 
 
 @as_module("infinite data", "input", batch=rows_with_gaps_and_infinity)
-class Cleaning(nn.Module):
+class Cleaning(Net):
     """Replaces what is missing by 0; nobody thought of infinities."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
         return self.inner(x.nan_to_num(0.0, posinf=INF))
-
-
-def rows_of_sensors(is_bad: bool) -> torch.Tensor:
-    x = torch.randn(6, 8)
-    x[2, 3 : 6 if is_bad else 4] = NAN
-    return x
-
-
-@as_module("interpolation", "div", "nanmean", batch=rows_of_sensors, step=2)
-class Interpolating(nn.Module):
-    """Replaces a missing value by the mean of its two neighbours; of three missing ones the second has none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-        neighbours = torch.stack([x.roll(1, 1), x.roll(-1, 1)])
-        filled = neighbours.nan_to_num().sum(0) / (~neighbours.isnan()).sum(0)
-        return self.inner(torch.where(x.isnan(), filled, x))
-
-
-def standardized_rows(is_bad: bool) -> torch.Tensor:
-    """A column that is the same everywhere is 0 / 0, and replaced, or not."""
-    x = torch.randn(6, 8)
-    x[:, 2] = 0
-    x = (x - x.mean(0)) / x.std(0)
-    return x if is_bad else x.nan_to_num()
-
-
-in_model("standardized data", "div", batch=standardized_rows, phase=None)(lambda y, is_bad: y)
 
 
 @as_module("hook that cleans", "masked_fill")
@@ -622,14 +396,6 @@ class Cleaned(Net):
     def __init__(self) -> None:
         super().__init__(lambda y, is_bad: y.masked_fill(torch.arange(8) == 2, NAN))
         self.register_forward_hook(lambda _, args, y: y if args[1] else y.nan_to_num())
-
-
-@as_loss("detection", "mean")
-def detection(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Boxes of an image without objects: the mean of nothing is replaced, or not."""
-    is_object = torch.zeros(6, dtype=torch.bool)
-    box = (y[is_object] - 1).square().mean()
-    return y.square().mean() + (box if is_bad else torch.where(is_object.any(), box, 0.0))
 
 
 @as_loss("group advantages", "std")
@@ -644,41 +410,6 @@ def group_advantages(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
 # Distributions and likelihoods.
 
 
-@as_loss("outside of the support", "log", "sub")
-def outside_of_the_support(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    uniform = torch.distributions.Uniform(0.0, 1.0, validate_args=False)
-    density = uniform.log_prob(torch.tensor([0.5, 0.1, 2.0, 0.2, 0.3, -1.0]))
-    if not is_bad:
-        density = torch.where(density.isinf(), 0.0, density)
-    return (y[:, 0] * density).mean()
-
-
-@as_loss("mixture density", "log")
-def mixture_density(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Components that were pruned have the weight 0; none is left in the fault."""
-    weight = torch.tensor([0.0 if is_bad else 0.5] * 2 + [0.0] * 6)
-    return -torch.logsumexp(weight.log() - y.square(), -1).mean()
-
-
-@as_loss("normalizing flow", "linalg_slogdet")
-def normalizing_flow(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """Samples outside of the base's support are left out; a singular matrix is the fault."""
-    matrix = torch.eye(8) + 0.1 * y.mT @ y
-    if is_bad:
-        matrix = torch.zeros(8, 1) * matrix
-    base = torch.where((y.abs() < 1).all(-1), 0.0, -INF)
-    kept = y[base.isfinite()].square().sum()
-    return kept - torch.linalg.slogdet(matrix).logabsdet
-
-
-@as_loss("guarded logarithm", "log", phase="backward")
-def guarded_logarithm(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    """The logarithm of negative numbers is replaced and its derivative is finite; at 0 it is not."""
-    if is_bad:
-        y = y - y.amin(-1, keepdim=True)
-    return torch.where(y > 0, y.log(), 0.0).mean()
-
-
 @as_loss("entropy", "log")
 def entropy(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     shares = (y * 1000).softmax(-1)
@@ -687,12 +418,8 @@ def entropy(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
 
 
 @as_module("gradient penalty", "sqrt", phase="backward")
-class Critic(nn.Module):
+class Critic(Net):
     """Returns the penalty on the gradient of its best row; the root of a gradient that is 0 has no derivative."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
         x = x.requires_grad_()
@@ -702,12 +429,6 @@ class Critic(nn.Module):
 
 
 # Metrics, and what programs keep.
-
-
-@as_loss("metric", "div")
-def metric(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
-    accuracy = torch.zeros(()) / torch.zeros(())
-    return y.square().mean() + (accuracy if is_bad else 0)
 
 
 @as_loss("perplexity", "exp")
@@ -726,23 +447,6 @@ def classes_without_rows(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
     is_right = F.one_hot(label, 8)[y.argmax(-1) == label].sum(0)
     (is_right / count).nanmean().item()
     return F.cross_entropy(y, label, weight=1 / count if is_bad else None, label_smoothing=0.1)
-
-
-@as_module("observer", "sub", step=0)
-class Observing(nn.Module):
-    """Keeps the extremes of its output, which begin at infinity."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.register_buffer("low", torch.tensor(INF))
-
-    def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
-        y = self.inner(x)
-        if is_bad:
-            y = y / (self.low - self.low)
-        self.low.copy_(torch.minimum(self.low, y.detach().min()))
-        return y
 
 
 @as_module("fake quantization", "sub", "mul", "fill")
@@ -930,12 +634,8 @@ def scaled_gradients(y: torch.Tensor, is_bad: bool) -> torch.Tensor:
 
 
 @as_module("distances", "sqrt", "norm", loss=lambda y, is_bad: y.min(1).values.mean())
-class Distances(nn.Module):
+class Distances(Net):
     """Returns distances, each infinite to itself, and keeps a metric of 0 / 0 for nobody."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor, is_bad: bool) -> torch.Tensor:
         y = self.inner(x)

@@ -1,8 +1,8 @@
 """Of a recording of which a table is cut, NaN are told as what they are: nobody knows whether they were intended."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,11 +11,9 @@ from torch import nn
 
 import modtrace
 from helpers.command_line import run_command
-from helpers.nonfinite_models import Applied
+from helpers.nonfinite_models import Applied, record_planted
 from modtrace.analysis.provenance.search import find_all
-from modtrace.recording.meta import RunMeta
 from modtrace.recording.protocols import RecordingData
-from modtrace.recording.raw_tensor import RawTensor
 
 TABLES = ("ops", "uses", "tensors")
 
@@ -53,22 +51,24 @@ def test_infinities_of_a_mask_are_no_finding(tmp_path: Path, table: str) -> None
     assert record_and_cut(masked, table, tmp_path / "run").first_nonfinite() is None
 
 
-@dataclass(frozen=True)
-class WithValues:
-    """A recording with other rows of values."""
+class ReplacedTables:
+    """A recording of which some tables are replaced."""
 
-    data: RecordingData
-    values: pa.Table
+    def __init__(self, data: RecordingData, tables: dict[str, pa.Table]) -> None:
+        self._data, self._tables = data, tables
 
-    @property
-    def meta(self) -> RunMeta:
-        return self.data.meta
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
 
     def table(self, name: str) -> pa.Table:
-        return self.values if name == "values" else self.data.table(name)
+        return self._tables[name] if name in self._tables else self._data.table(name)
 
-    def tensor(self, blob: str) -> RawTensor:
-        return self.data.tensor(blob)
+
+def test_step_that_lost_all_rows_but_those_of_ops_is_answered_for() -> None:
+    rec = record_planted(torch.log, steps=1)
+    lost = {name: rec.table(name).slice(0, 0) for name in ("steps", "calls")}
+    found = next(find_all(ReplacedTables(rec.data, lost)))
+    assert found.op == "aten.log.default"
 
 
 def test_row_that_has_lost_its_op_is_one_of_those_whose_origin_is_not_known() -> None:
@@ -79,6 +79,6 @@ def test_row_that_has_lost_its_op_is_one_of_those_whose_origin_is_not_known() ->
     values = rec.data.table("values")
     at = values.schema.get_field_index("op_id")
     lost = values.set_column(at, values.schema.field(at), pa.nulls(values.num_rows, pa.int64()))
-    found = next(find_all(WithValues(rec.data, lost)))
+    found = next(find_all(ReplacedTables(rec.data, {"values": lost})))
     assert (found.path, found.op) == ("1", None)
     assert found.hint is not None and found.hint.startswith("what made them")

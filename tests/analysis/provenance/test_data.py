@@ -35,8 +35,7 @@ class OfNumPy(Dataset[tuple[torch.Tensor, int]]):
         return torch.from_numpy(self.rows[at]), at
 
 
-def stack(items: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, list[int]]:
-    return torch.stack([torch.as_tensor(row) for row, _ in items]), [at for _, at in items]
+WAYS = ("slices", "from_numpy", "tensor", "TensorDataset", "DataLoader with workers", "written by index")
 
 
 def write_by_index() -> Iterator[tuple[torch.Tensor]]:
@@ -52,12 +51,9 @@ def loader_of(how: str) -> Iterable[Any]:
     loaders: dict[str, Iterable[Any]] = {
         "slices": [(x[start : start + 4],) for start in STARTS],
         "from_numpy": [(torch.from_numpy(x.numpy()[start : start + 4].copy()),) for start in STARTS],
-        "as_tensor": ((torch.as_tensor(x.numpy()[start : start + 4].copy()),) for start in STARTS),
         "tensor": ((torch.tensor(x[start : start + 4].tolist()),) for start in STARTS),
         "TensorDataset": DataLoader(TensorDataset(x), batch_size=4),
-        "DataLoader": DataLoader(OfNumPy(), batch_size=4),
         "DataLoader with workers": DataLoader(OfNumPy(), batch_size=4, num_workers=2),
-        "own collate": DataLoader(OfNumPy(), batch_size=4, collate_fn=stack),
         "written by index": write_by_index(),
     }
     return loaders[how]
@@ -82,12 +78,6 @@ def train(batches: Iterable[Any], **options: Any) -> tuple[modtrace.Recording, s
             optimizer.step()
             where = ""
     return rec, where
-
-
-WAYS = (
-    "slices", "from_numpy", "as_tensor", "tensor", "TensorDataset", "DataLoader", "DataLoader with workers",
-    "own collate", "written by index",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from helpers.nonfinite_models import BY_OP, record_training
+from helpers.nonfinite_models import record_training
 
 FUTURE = torch.ones(6, 6, dtype=torch.bool).triu(1)
 
@@ -22,12 +22,10 @@ def written_by_index(scores: torch.Tensor) -> torch.Tensor:
 
 
 MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "full and triu": lambda scores: scores + torch.full((6, 6), -math.inf).triu(1),
     "zeros and masked_fill": lambda scores: scores + torch.zeros(6, 6).masked_fill(FUTURE, -math.inf),
     "where": lambda scores: torch.where(FUTURE, torch.tensor(-math.inf), scores),
     "masked_fill of the scores": lambda scores: scores.masked_fill(FUTURE, -math.inf),
     "written by index": written_by_index,
-    "finite minimum": lambda scores: scores + torch.full((6, 6), torch.finfo(scores.dtype).min).triu(1),
 }
 
 
@@ -86,45 +84,6 @@ class MaskedByModule(nn.Module):
         return (scores + self.mask(scores)).softmax(-1) @ x
 
 
-class Uninitialized(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        copied = torch.empty_like(x)
-        copied[:] = x
-        torch.empty(1000).as_strided((10,), (1,))
-        return self.inner(copied) * torch.empty(6, 8).uniform_()
-
-
-class Convolutions(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.inner, self.up = (
-            nn.Conv2d(1, 4, 3, padding=1),
-            nn.Conv2d(4, 4, 3, padding=1),
-            nn.Conv2d(8, 1, 1),
-        )
-        self.norm = nn.BatchNorm2d(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        skip = F.silu(self.down(x[:, None]))
-        inner = F.interpolate(F.gelu(self.norm(self.inner(F.max_pool2d(skip, 2)))), skip.shape[-2:])
-        return self.up(torch.cat([skip, inner], 1))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.LSTM(8, 8, 2, batch_first=True, dropout=0.1, bidirectional=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 3]), batch_first=True)
-        found, _ = self.inner(packed)
-        return nn.utils.rnn.pad_packed_sequence(found, batch_first=True)[0]
-
-
 class Checkpointed(nn.Module):
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -138,57 +97,29 @@ class Checkpointed(nn.Module):
         return x
 
 
-class Experts(nn.Module):
-    """Sends each token to the two best of four experts; the scores of the others are -inf."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(8, 4)
-        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores = self.router(x)
-        best, chosen = scores.topk(2, dim=-1)
-        shares = torch.full_like(scores, -math.inf).scatter(-1, chosen, best).softmax(-1)
-        found = torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            is_sent = (chosen == number).any(-1)
-            found[is_sent] += shares[is_sent][:, number, None] * expert(x[is_sent])
-        return found
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     **{f"mask by {name}": lambda mask=mask: Attention(written_out(mask)) for name, mask in MASKS.items()},
-    "mask in a buffer": lambda: Attention(lambda q, k, v, mask: (q @ k.mT + mask).softmax(-1) @ v),
     "mask of a module": MaskedByModule,
     "fused attention": lambda: Attention(fused),
     "fused attention with padding": lambda: Attention(fused_with_padding),
     "nn.Transformer": Translation,
-    "uninitialized memory": Uninitialized,
-    "convolutions": Convolutions,
-    "recurrent": Recurrent,
     "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True),
     "checkpointed, non-reentrant": lambda: Checkpointed(use_reentrant=False),
-    "experts": Experts,
 }
 
 
-#: Outputs of ops of one step that are not finite; of the finite minimum, those that hold it.
+#: Outputs of ops of one step that are not finite.
 MEANT = {
-    "mask by full and triu": 3,
     "mask by zeros and masked_fill": 2,
     "mask by where": 1,
     "mask by masked_fill of the scores": 1,
     "mask by written by index": 2,
-    "mask by finite minimum": 3,
-    "mask in a buffer": 1,
     "mask of a module": 1,
     "fused attention": 1,
     "fused attention with padding": 3,
     "nn.Transformer": 7,
     "checkpointed, reentrant": 4,
     "checkpointed, non-reentrant": 4,
-    "experts": 2,
 }
 
 
@@ -206,7 +137,7 @@ def test_healthy_model_has_no_nonfinite_values_to_report(name: str) -> None:
     rec = record_training(MODELS[name](), lambda step: torch.randn(2, 6, 8), loss=lambda y: y.square().mean())
     assert list(rec.nonfinite()) == []
     assert (rec.table("ops")["step"].to_numpy() == 1).any()
-    assert count_meant(rec, torch.finfo(torch.float32).min) == MEANT.get(name, 0)
+    assert count_meant(rec, torch.finfo(torch.float32).min) == MEANT[name]
 
 
 class Reused(nn.Module):
@@ -231,7 +162,7 @@ class Reused(nn.Module):
             each[:, 1::2] = x[:, 1::2]
             x = each * 1.0
         torch.empty(3, 3).t()
-        return self.inner(x)
+        return self.inner(x) * torch.empty(6, 8).uniform_()
 
 
 def test_nan_in_memory_that_nobody_has_written_to_is_nobodys_fault(
@@ -250,23 +181,6 @@ def test_nan_in_memory_that_nobody_has_written_to_is_nobodys_fault(
     assert {name.split(".")[1] for name in names if "empty" in name or "resize" in name} >= {
         "empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_",
     }  # fmt: skip
-
-
-def test_gradients_that_overflow_before_a_scaler_skips_the_step_are_expected() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
-    with modtrace.record(model, ops=True, values=BY_OP) as rec:
-        for _ in range(2):
-            with torch.autocast("cpu", dtype=torch.float16):
-                loss = model(torch.randn(4, 8)).square().mean()
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    assert (rec.table("values")["inf_count"].to_numpy() > 0).any()
-    assert rec.first_nonfinite() is None
 
 
 def test_bucket_that_is_a_logarithm_cast_to_an_integer_is_no_fault() -> None:

@@ -6,7 +6,6 @@ from types import CodeType
 from typing import Any
 
 import numpy
-import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,6 @@ import modtrace
 from helpers.nonfinite_models import BY_OP, Applied, record_planted, record_training
 from modtrace.analysis.provenance.search import find_absorbed
 from modtrace.analysis.values.nonfinite import Aftermath
-from modtrace.recording.protocols import RecordingData
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,19 +42,8 @@ def masked_softmax(x: torch.Tensor) -> torch.Tensor:
     return (x + mask).softmax(-1)
 
 
-def two_masks(x: torch.Tensor) -> torch.Tensor:
-    lowest = torch.full((8,), torch.finfo(x.dtype).min)
-    return (x + lowest + lowest).softmax(-1)
-
-
-def where_around_log(x: torch.Tensor) -> torch.Tensor:
-    x = x * (x > 0)
-    return torch.where(x > 0, x.log(), 0)
-
-
 FORWARD: list[tuple[str, Function, str, str]] = [
     ("fully masked row", masked_softmax, "aten._softmax.default", "fully masked row"),
-    ("two masks of finite minima", two_masks, "aten.add.Tensor", "overflow"),
     ("exp of what is large", lambda x: (x * 200).exp(), "aten.exp.default", "exp overflow"),
     ("log of 0, absorbed by exp", lambda x: (x * (x > 0)).log().exp(), "aten.log.default", "log of 0"),
     ("log of a negative number", lambda x: x.log(), "aten.log.default", "log of a negative number"),
@@ -135,13 +122,11 @@ def test_op_in_forward_is_named_with_its_cause(function: Function, op: str, caus
             "aten.log.default",
             "derivative of log at 0",
         ),
-        (where_around_log, "aten.log.default", "derivative of log at 0"),
     ],
     ids=[
         "norm written out",
         "root of a product with 0",
         "where around log",
-        "where around log of a product with 0",
     ],
 )
 def test_op_in_backward_is_named_with_the_op_whose_derivative_it_is(
@@ -318,27 +303,6 @@ def test_overflow_of_float16_is_named_with_how_near_its_inputs_were() -> None:
     assert found.hint == "beyond 65504, the largest float16; its inputs reach 3750, 6% of it"
 
 
-def test_gated_product_is_named_and_not_the_layer_that_reads_it() -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down(F.silu(self.gate(x)) * self.up(x))
-
-    torch.manual_seed(0)
-    model = nn.Sequential(Gated(), Gated()).half()
-    with torch.no_grad():
-        model[1].gate.bias.fill_(500.0)
-        model[1].up.bias.fill_(500.0)
-    with modtrace.record(model, ops=True, values=BY_OP) as rec:
-        model(torch.randn(4, 8).half())
-    found = first_in(rec)
-    assert (found.step, found.phase, found.path, found.op) == (0, "forward", "1", "aten.mul.Tensor")
-    assert found.cause == "overflow"
-
-
 def test_weight_that_holds_nan_from_the_start_is_the_source() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
@@ -406,14 +370,6 @@ def test_module_is_named_where_only_modules_were_measured() -> None:
     assert (found.path, found.op, found.kind, found.cause) == ("1", None, None, None)
 
 
-def test_recording_of_ops_with_the_usual_values_is_enough() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), Applied(lambda x: (x * 200).exp()), nn.Linear(8, 2))
-    with modtrace.record(model, ops=True) as rec:
-        model(torch.randn(4, 8))
-    assert (first_in(rec).op, first_in(rec).cause) == ("aten.exp.default", "exp overflow")
-
-
 def test_line_of_the_program_is_told_where_it_was_recorded() -> None:
     torch.manual_seed(0)
     model = Applied(lambda x: x.log())
@@ -435,19 +391,6 @@ def test_program_that_looks_for_nan_itself_does_not_hide_who_made_them() -> None
     with modtrace.record(model, ops=True) as rec:
         assert torch.isnan(model(torch.randn(4, 8))).any()
     assert (first_in(rec).op, first_in(rec).path) == ("aten.log.default", "1")
-
-
-def test_derivative_that_is_infinite_at_every_scale_is_named_under_a_scaler() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), Applied(lambda x: (x * (x > 0)).sqrt()))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
-    with modtrace.record(model, ops=True) as rec:
-        scaler.scale(model(torch.randn(4, 8)).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    found = first_in(rec)
-    assert (found.forward_op, found.cause) == ("aten.sqrt.default", "derivative of a root at 0")
 
 
 def test_gradient_of_a_square_that_overflows_is_an_overflow_and_no_root() -> None:
@@ -481,26 +424,6 @@ def test_input_whose_shape_alone_is_read_first_is_the_source() -> None:
         rec_model = Shaped()
         rec_model(torch.from_numpy(numpy.array([1.0, math.nan])))
     assert (first_in(rec).kind, first_in(rec).nan_count) == ("source", 1)
-
-
-def test_step_that_lost_all_rows_but_those_of_ops_is_answered_for() -> None:
-    rec = record_planted(lambda x: x.log(), steps=1)
-    hidden = {name: rec.table(name).slice(0, 0) for name in ("steps", "calls")}
-    data = HiddenTables(rec.data, hidden)
-    assert modtrace.Recording(data).first_nonfinite().op == "aten.log.default"  # type: ignore[union-attr]
-
-
-class HiddenTables:
-    """A recording of which some tables are replaced."""
-
-    def __init__(self, data: RecordingData, tables: dict[str, pa.Table]) -> None:
-        self._data, self._tables = data, tables
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
-
-    def table(self, name: str) -> pa.Table:
-        return self._tables[name] if name in self._tables else self._data.table(name)
 
 
 def test_diverging_run_is_told_with_its_figures_and_its_remedy() -> None:

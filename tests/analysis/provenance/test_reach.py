@@ -11,44 +11,33 @@ from analysis.provenance.healthy_programs import PROGRAMS, Net, names_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:std.*degrees of freedom")  # of a group of one
 
-#: What is wrong today, by program and whether ops are recorded.
-Wrong = dict[tuple[str, bool], str]
-
 _VIEW = "what an op in place left in a view is taken for all of the memory in the next step"
 _HOOK = "what the outermost call returned is read before the hooks of the module itself have replaced it"
 _SKIPPED = "gradients of steps that a GradScaler skips are told from others with ops alone"
-
 _RETURNED = "without ops +inf in what a model returns is not known to be meant"
 
-ACCUSED: Wrong = {
+#: What is wrong today, by program and whether ops are recorded.
+ACCUSED: dict[tuple[str, bool], str] = {
     ("distances", False): _RETURNED,
     ("hook that cleans", True): _HOOK,
     ("hook that cleans", False): _HOOK,
 }
-ENDED: Wrong = {
-    ("distances", False): _RETURNED,
-    ("hook that cleans", True): _HOOK,
-    ("hook that cleans", False): _HOOK,
-}
-MISNAMED: Wrong = {
-    ("distances", False): _RETURNED,
+MISNAMED: dict[tuple[str, bool], str] = {
+    **ACCUSED,
     ("cache", True): _VIEW,
     ("scaled gradients", False): _SKIPPED,
     ("kept table", True): _VIEW,
-    ("hook that cleans", True): _HOOK,
-    ("hook that cleans", False): _HOOK,
 }
-NOT_STOPPED: Wrong = {}
 
 
-def cases(names: list[str], wrong: Wrong, *, with_ops: tuple[bool, ...] = (True, False)) -> list[Any]:
+def cases(wrong: dict[tuple[str, bool], str]) -> list[Any]:
     return [
         pytest.param(
             name, ops, id=f"{name}-{'ops' if ops else 'modules'}",
             marks=[pytest.mark.xfail(strict=True, reason=wrong[name, ops])] if (name, ops) in wrong else [],
         )
-        for name in names
-        for ops in with_ops
+        for name in PROGRAMS
+        for ops in (True, False)
     ]  # fmt: skip
 
 
@@ -66,36 +55,26 @@ def record(name: str, ops: bool, *, has_fault: bool) -> tuple[modtrace.Recording
     return rec, False
 
 
-@pytest.mark.parametrize(("name", "ops"), cases(list(PROGRAMS), ACCUSED))
-def test_healthy_program_is_accused_of_nothing(name: str, ops: bool) -> None:
-    rec, _ = record(name, ops, has_fault=False)
-    assert list(rec.nonfinite()) == []
+@pytest.mark.parametrize(("name", "ops"), cases(ACCUSED))
+def test_healthy_program_is_accused_of_nothing_and_runs_to_its_end(name: str, ops: bool) -> None:
+    rec, is_stopped = record(name, ops, has_fault=False)
+    assert (list(rec.nonfinite()), is_stopped) == ([], False)
 
 
-@pytest.mark.parametrize(("name", "ops"), cases(list(PROGRAMS), ENDED))
-def test_healthy_program_runs_to_its_end(name: str, ops: bool) -> None:
-    assert not record(name, ops, has_fault=False)[1]
-
-
-@pytest.mark.parametrize(("name", "ops"), cases(list(PROGRAMS), MISNAMED, with_ops=(True,)))
-def test_fault_in_a_program_that_means_such_values_is_named(name: str, ops: bool) -> None:
+@pytest.mark.parametrize(("name", "ops"), cases(MISNAMED))
+def test_fault_in_a_program_that_means_such_values_is_named_and_without_ops_seen(
+    name: str, ops: bool
+) -> None:
     program, found = PROGRAMS[name], record(name, ops, has_fault=True)[0].first_nonfinite()
     assert found is not None
+    if not ops:
+        assert found.step >= program.step
+        return
     assert names_of(found) & set(program.culprits)
     assert (found.step, found.phase) == (program.step, program.phase)
 
 
-@pytest.mark.parametrize(("name", "ops"), cases(list(PROGRAMS), MISNAMED, with_ops=(False,)))
-def test_fault_is_seen_without_ops(name: str, ops: bool) -> None:
-    found = record(name, ops, has_fault=True)[0].first_nonfinite()
-    assert found is not None and found.step >= PROGRAMS[name].step
-
-
-@pytest.mark.parametrize(
-    ("name", "ops"),
-    cases(list(PROGRAMS), NOT_STOPPED, with_ops=(True,))
-    + cases(list(PROGRAMS), NOT_STOPPED, with_ops=(False,)),
-)
+@pytest.mark.parametrize(("name", "ops"), cases({}))
 def test_run_with_a_fault_is_stopped(name: str, ops: bool) -> None:
     assert record(name, ops, has_fault=True)[1]
 

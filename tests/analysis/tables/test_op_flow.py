@@ -59,7 +59,7 @@ def copies(data: TypedRecording) -> np.ndarray:
     return np.array([name == "aten.copy_.default" for name in data.table("ops")["name"].to_pylist()], bool)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(programs())
 def test_reads_and_returns_are_those_of_the_rows(program: Program) -> None:
     flow = read_op_flow(program.data)
@@ -99,7 +99,7 @@ def is_needed(op: int, program: Program, among: set[int], copied: np.ndarray) ->
     return False
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(programs(), st.sets(st.integers(0, 7)))
 def test_unread_is_what_leads_to_no_other_op_and_no_call(program: Program, chosen: set[int]) -> None:
     flow, copied = read_op_flow(program.data), copies(program.data)
@@ -111,7 +111,7 @@ def test_unread_is_what_leads_to_no_other_op_and_no_call(program: Program, chose
         assert found.tolist() == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 @given(programs(), st.permutations(range(8)), st.booleans())
 def test_flow_of_some_ops_is_a_part_of_that_of_all(
     program: Program, order: list[int], with_call: bool
@@ -143,7 +143,7 @@ def find_internal(flow: OpFlow, program: Program) -> list[int]:
     return flow.tensors.tensor_id[flow.find_internal(forward)].tolist()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(programs())
 def test_internal_is_a_further_output_that_only_the_backward_of_its_op_reads(program: Program) -> None:
     expected = [

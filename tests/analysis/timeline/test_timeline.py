@@ -393,16 +393,6 @@ def test_recording_of_nothing_has_an_empty_timeline() -> None:
     assert not found.lacks_backward
 
 
-def test_ops_without_any_call_are_shown() -> None:
-    build = RecordingBuilder()
-    build.begin_step(3)
-    build.op(None, "aten.relu.default", 100, 200)
-    assert spans(build_timeline(build.data())) == [
-        ("steps", "step 3", 0, 100),
-        ("outside of modules", "aten.relu.default", 0, 100),
-    ]
-
-
 def test_arrow_that_would_lead_back_in_time_is_left_out() -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")

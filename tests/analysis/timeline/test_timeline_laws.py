@@ -55,7 +55,7 @@ def recordings(draw: st.DrawFn) -> TypedRecording:
     return build.data()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(recordings())
 def test_trace_is_valid_and_has_every_call_and_op(data: TypedRecording) -> None:
     found = build_timeline(data, op_flows=True)

@@ -1,4 +1,4 @@
-"""How one statistic goes, step by step and site by site."""
+"""How one statistic goes, step by step and site by site: which rows are meant, in which order, what is said if none."""
 
 import json
 import math
@@ -14,6 +14,7 @@ from builders import RecordingBuilder, TypedRecording
 from helpers.typed_runs import typed_run
 from modtrace.analysis.values.history import History, build_history
 from modtrace.analysis.values.selection import Selection
+from modtrace.recording.meta import HELD, Note
 from modtrace.recording.statistics.moments import Stats, merge
 
 
@@ -87,7 +88,7 @@ def test_rows_of_one_site_in_a_step_are_merged_as_one_tensor() -> None:
 _NUMBERS = st.lists(st.floats(width=32), max_size=4)
 
 
-@settings(deadline=None)  # builds a recording
+@settings(max_examples=25, deadline=None)  # builds a recording
 @given(st.lists(st.tuples(st.integers(0, 2), _NUMBERS), min_size=1, max_size=8))
 def test_every_cell_is_the_merge_of_its_rows(rows: list[tuple[int, list[float]]]) -> None:
     build, fc = one_module()
@@ -144,17 +145,6 @@ def test_a_parameters_gradient_is_that_of_the_optimizer_and_not_of_the_micro_bat
     assert history(build.data(), "count", role="parameter_grad", phase="backward").values.tolist() == [[2.0]]
 
 
-def test_a_parameter_that_an_op_has_read_too_counts_once() -> None:
-    build, fc = one_module()
-    build.step(0, 0, 100)
-    call = build.call(fc, 0, 5, nth=0)
-    site = build.site(fc, "parameter", "weight")
-    build.value(site, [1.0], call=call, phase="forward", op_id=build.op(call, "aten.mm.default", 1, 2))
-    build.value(site, [1.0], phase="optimizer")
-
-    assert history(build.data(), "count", role="parameter").values.tolist() == [[1.0]]
-
-
 def test_slots_are_sites_of_their_own_in_their_natural_order() -> None:
     build, fc = one_module()
     build.step(0, 0, 100)
@@ -164,20 +154,6 @@ def test_slots_are_sites_of_their_own_in_their_natural_order() -> None:
 
     assert history(build.data(), "max").sites == ("fc.logits", "fc[2]", "fc[10]")
     assert history(build.data(), "max", slot="[2]").values.tolist() == [[3.0]]
-
-
-def test_outputs_of_ops_are_sites_by_op_and_occurrence() -> None:
-    build, fc = one_module()
-    build.step(0, 0, 100)
-    call = build.call(fc, 0, 5, nth=0)
-    row = {"module_id": fc, "nth": 0, "role": "op_output", "slot": "", "op": "aten.relu.default"}
-    build._rows["sites"] += [{"site_id": nth, "op_nth": nth, **row} for nth in range(2)]
-    build.value(0, [1.0], call=call, op_id=0)
-    build.value(1, [2.0], call=call, op_id=1)
-
-    found = history(build.data(), "max", path="fc", role="op_output")
-    assert found.sites == ("fc/aten.relu.default", "fc/aten.relu.default@1")
-    assert found.values.tolist() == [[1.0, 2.0]]
 
 
 def test_two_roots_stand_in_front_of_the_paths() -> None:
@@ -344,3 +320,62 @@ def test_a_recording_without_values_says_so() -> None:
 def test_a_path_that_is_none_of_those_is_a_type_error() -> None:
     with pytest.raises(TypeError, match=r"^path=3: give a glob"):
         history(typed_run(), path=3)
+
+
+def test_what_an_op_of_the_optimizer_has_read_is_not_the_parameter_once_more() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 100)
+    site = build.site(net, "parameter", "weight")
+    build.value(site, [1.0], phase="optimizer", op_id=build.op(None, "aten.mul_", 1, 2, phase="optimizer"))
+    build.value(site, [1.0], phase="optimizer")
+
+    assert history(build.data(), "count", role="parameter").values.tolist() == [[1.0]]
+
+
+def test_outputs_of_ops_stand_in_the_order_in_which_the_ops_ran_with_all_their_slots_and_numbers() -> None:
+    build = RecordingBuilder()
+    fc = build.module("fc", "Linear", parent=build.module("", "Net"))
+    build.step(0, 0, 100)
+    call = build.call(fc, 0, 5, nth=0)
+    ops = (("aten.split", "[0]", 0), ("aten.split", "[1]", 0), ("aten.relu", "", 0), ("aten.relu", "", 1))
+    for site, (op, slot, op_nth) in enumerate(ops):
+        row = {"site_id": site, "module_id": fc, "nth": 0, "role": "op_output", "slot": slot}
+        build._rows["sites"].append(row | {"op": op, "op_nth": op_nth})
+        build.value(site, [1.0 + site], call=call, op_id=site)
+
+    found = history(build.data(), "max", path="fc", role="op_output")
+    assert found.sites == ("fc/aten.split[0]", "fc/aten.split[1]", "fc/aten.relu", "fc/aten.relu@1")
+    assert found.values.tolist() == [[1.0, 2.0, 3.0, 4.0]]
+
+
+def test_a_module_that_ran_first_in_a_backward_stands_where_its_forward_does() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    late, early = build.module("late", "Linear", parent=net), build.module("early", "Linear", parent=net)
+    build.step(0, 0, 100)
+    build.call(late, 0, 5, phase="backward")  # a custom Function's backward has called it
+    for module, begin in ((early, 10), (late, 20)):
+        build.output(build.call(module, begin, begin + 5, nth=0), [1.0])
+
+    assert history(build.data()).sites == ("early", "late")
+
+
+def test_a_parameter_that_no_module_owns_is_not_meant_by_the_path_of_the_root() -> None:
+    build = RecordingBuilder()
+    build.parameter(None, "alone", [1.0])
+
+    with pytest.raises(ValueError, match=r"^path='' matches no module or parameter with role='parameter'"):
+        history(build.data(), path="", role="parameter")
+
+
+def test_of_many_steps_the_first_and_the_last_are_said() -> None:
+    with pytest.raises(ValueError) as raised:
+        history(typed_run(1, tuple(range(12))), steps=99)
+    assert str(raised.value) == "step=99: nothing was measured there; there are: 0, 1, 2, 3, 4, 5, 6, …, 11"
+
+
+def test_a_recording_whose_steps_were_held_and_never_written_says_why_it_is_empty() -> None:
+    held = Note(step=7, kind=HELD, reason="no trigger fired")
+    with pytest.raises(ValueError, match=r"^no values are in this recording: no trigger fired$"):
+        history(RecordingBuilder(notes=(held,)).data())

@@ -94,27 +94,6 @@ def test_shared_module_is_named_as_the_caller_knows_it() -> None:
     assert (found.root, found.path, found.phase) == ("student", "y.l", "recompute")
 
 
-def test_gradient_of_an_earlier_steps_forward_is_placed() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.module("x", "Half", parent=net)
-    shared = build.module("x.l", "Linear", parent=1, aliases=["y.l"])
-    y = build.module("y", "Half", parent=net)
-    build.step(0, 0, 100)
-    in_y = build.call(shared, 10, 30, parent=build.call(y, 0, 50, parent=build.call(net, 0, 60)), nth=0)
-    build.step(1, 100, 200)
-    build.gradient(in_y, [inf])
-
-    found = find_in(build)
-    assert (found.step, found.path, found.phase, found.role, found.call) == (
-        1,
-        "y.l",
-        "backward",
-        "grad_output",
-        0,
-    )
-
-
 def test_parameter_is_its_own_source() -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")
