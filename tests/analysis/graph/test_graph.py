@@ -31,16 +31,6 @@ def test_calls_are_boxes_and_modules_that_only_hold_others_too():
     ]
 
 
-def test_module_called_twice_has_two_boxes():
-    build, net, outer = begin_net()
-    act = build.module("act", "ReLU", parent=net)
-    one = build.call(act, 10, 50, parent=outer, nth=0)
-    two = build.call(act, 60, 90, parent=outer, nth=1)
-    made = run_op(build, one, "aten.relu.default", 20, given_to(build, net))
-    run_op(build, two, "aten.relu.default", 70, made)
-    assert box_lines(graph_of(build.data())) == ["forward/Net", "  forward/Net/act", "  forward/Net/act@1"]
-
-
 def test_module_that_calls_itself_is_a_box_in_a_box():
     build, net, outer = begin_net()
     inner = build.call(net, 10, 500, parent=outer, nth=1)

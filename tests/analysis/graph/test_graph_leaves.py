@@ -2,7 +2,7 @@
 
 from builders import RecordingBuilder
 from helpers.typed_graphs import edge_lines, node_lines
-from helpers.typed_steps import begin_net, given_to, node, run_op
+from helpers.typed_steps import begin_net, given_to, run_op
 from modtrace.analysis.graph.columns import CONSTANT, EARLIER, INPUT
 from modtrace.api.graph import graph_of
 
@@ -42,39 +42,6 @@ def test_what_was_made_in_an_earlier_step_is_named_after_its_op():
     run_op(build, build.call(net, 1000, 1900), "aten.neg.default", 1010, made)
     assert edge_lines(graph_of(build.data(), 1)) == [
         "earlier:aten.relu.default -> forward/Net/aten.neg.default ([0])"
-    ]
-
-
-def test_parameter_that_two_modules_read_stands_around_both():
-    build, net, outer = begin_net()
-    weight = build.tensor([2], site=build.site(net, "parameter", "tied"))
-    for at in range(2):
-        part = build.module(f"part{at}", "Linear", parent=net)
-        run_op(
-            build,
-            build.call(part, 10 + 50 * at, 50 + 50 * at, parent=outer),
-            "aten.neg.default",
-            20 + 50 * at,
-            weight,
-        )
-    graph = graph_of(build.data())
-    assert graph.boxes[node(graph, "parameter:tied").box].key == "forward/Net"
-
-
-def test_op_reads_one_tensor_twice():
-    build, net, outer = begin_net()
-    given = given_to(build, net)
-    run_op(build, outer, "aten.mul.Tensor", 10, given, given)
-    graph = graph_of(build.data())
-    assert edge_lines(graph) == ["input:[0] -> forward/Net/aten.mul.Tensor ([0]) ×2"]
-    assert len(graph.columns.edges) == 2
-
-
-def test_graph_without_leaves():
-    build, _, outer = begin_net()
-    run_op(build, outer, "aten.neg.default", 20, run_op(build, outer, "aten.ones.default", 10))
-    assert edge_lines(graph_of(build.data())) == [
-        "forward/Net/aten.ones.default -> forward/Net/aten.neg.default ([0])"
     ]
 
 

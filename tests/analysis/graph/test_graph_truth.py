@@ -2,8 +2,12 @@
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
+import numpy as np
+import pytest
 import torch
+from torch import nn
 
 from collect.ops.test_ops_tensors import recorded
 from helpers.typed_graphs import edge_lines
@@ -20,20 +24,6 @@ def edges(found: ModelGraph | Callable[[], object]) -> list[str]:
     """Its edges, such as `ones -> add_ (self)`: ops outside of modules without their namespace and overload."""
     graph = found if isinstance(found, ModelGraph) else drawn(found)
     return [re.sub(r"outside/aten\.(\w+)\.\w+", r"\1", each) for each in edge_lines(graph)]
-
-
-def test_chain():
-    def run():
-        x = torch.ones(4)
-        y = x * 2
-        (y + x).sum()
-
-    assert edges(run) == [
-        "ones -> mul (self)",
-        "mul -> add (self)",
-        "ones -> add (other)",
-        "add -> sum (self)",
-    ]
 
 
 def test_ops_in_place_make_what_is_read_after_them():
@@ -94,17 +84,6 @@ def test_write_through_a_view_of_a_view():
         "zero_ -> sum (self)",
     ]
     assert edges(graph.without_views()) == ["ones -> zero_ (self)", "zero_ -> sum (self)"]
-
-
-def test_write_through_a_transpose():
-    def run():
-        x = torch.ones(2, 3)
-        x.t().relu_()
-        x.sum()
-
-    graph = drawn(run)
-    assert edges(graph) == ["ones -> t (self)", "t -> relu_ (self)", "relu_ -> sum (self)"]
-    assert edges(graph.without_views()) == ["ones -> relu_ (self)", "relu_ -> sum (self)"]
 
 
 def test_write_into_the_whole_is_read_through_a_view_made_before():
@@ -189,3 +168,234 @@ def test_out_that_is_also_read():
 def all_slots(graph: ModelGraph) -> list[str]:
     """The argument of each edge, also of those between the same two nodes."""
     return [graph.columns.edges.slots[each] for each in graph.columns.edges.slot.tolist()]
+
+
+# Where memory is set, resized, exchanged, shared, or written to by an optimizer.
+
+
+def test_tensor_that_is_set_to_another_ones_memory_is_that_one():
+    def run():
+        x, y = torch.ones(4), torch.zeros(2)
+        y.set_(x)
+        y * 2
+        x.add_(3)
+        y - 2
+
+    assert edges(run) == [
+        "zeros -> set_ (self)",
+        "ones -> set_ (source)",
+        "set_ -> mul (self)",
+        "ones -> add_ (self)",
+        "add_ -> sub (self)",
+    ]
+
+
+def test_tensor_that_is_set_to_show_memory_otherwise():
+    def run():
+        x, y = torch.ones(4), torch.zeros(2)
+        y.set_(x.untyped_storage(), 0, (2, 2))
+        y * 2
+
+    assert edges(run) == ["zeros -> set_ (self)", "set_ -> mul (self)"]
+
+
+def test_tensor_that_is_turned_in_place():
+    def run():
+        x = torch.ones(2, 3)
+        x.t_()
+        x * 2
+        x.unsqueeze_(0)
+        x + 2
+
+    assert edges(run) == [
+        "ones -> t_ (self)",
+        "t_ -> mul (self)",
+        "t_ -> unsqueeze_ (self)",
+        "unsqueeze_ -> add (self)",
+    ]
+
+
+def test_resized_tensor_is_made_by_the_resizing():
+    def run():
+        x = torch.ones(4)
+        x.resize_(2)
+        x * 2
+        x.resize_(8)
+        x + 2
+
+    graph = drawn(run)
+    expected = [
+        "ones -> resize_ (self)",
+        "resize_ -> mul (self)",
+        "resize_ -> resize_#1 (self)",
+        "resize_#1 -> add (self)",
+    ]
+    assert edges(graph) == expected
+    assert edges(graph.without_views()) == expected  # what was there may be another size: no view
+
+
+def test_memory_freed_and_allocated_again_under_a_tensor_is_the_same():
+    def run():
+        x = torch.ones(4) * 1
+        x.untyped_storage().resize_(0)
+        x.untyped_storage().resize_(16)
+        x.fill_(2)
+        x + 1
+
+    assert edges(run) == ["ones -> mul (self)", "mul -> fill_ (self)", "fill_ -> add (self)"]
+
+
+def test_views_that_show_all_are_told_apart():
+    def run():
+        x = torch.ones(4)
+        y, z = x.detach(), x.view(4)
+        y * 2
+        z + 2
+        x - 2
+
+    graph = drawn(run)
+    assert edges(graph) == [
+        "ones -> detach (self)",
+        "ones -> view (self)",
+        "detach -> mul (self)",
+        "view -> add (self)",
+        "ones -> sub (self)",
+    ]
+    assert edges(graph.without_views()) == ["ones -> mul (self)", "ones -> add (self)", "ones -> sub (self)"]
+
+
+def test_every_one_of_sixty_parts_comes_from_its_op():
+    graph = drawn(lambda: torch.stack(list(torch.ones(60).unbind())))
+    assert edges(graph) == ["ones -> unbind (self)", "unbind -> stack (tensors[0]) ×60"]
+    nodes, found, tensors = graph.columns.nodes, graph.columns.edges, graph.columns.tensors
+    read = found.tensor[nodes.order[found.target] == nodes.order.max()]
+    assert [tensors.slots[each] for each in tensors.slot[read].tolist()] == [f"[{at}]" for at in range(60)]
+
+
+def test_more_parts_than_are_told_apart_come_from_what_made_the_whole():
+    assert edges(lambda: torch.stack(list(torch.ones(100).unbind()))) == [
+        "ones -> unbind (self)",
+        "ones -> stack (tensors[0]) ×100",
+    ]
+
+
+def test_storages_that_take_each_others_place_are_told_apart():
+    def run():
+        x = torch.ones(4)
+        for _ in range(50):
+            x = (x * 2) + 1
+
+    chain = ["ones", *(f"{name}{f'#{at}' if at else ''}" for at in range(50) for name in ("mul", "add"))]
+    assert edges(run) == [f"{one} -> {other} (self)" for one, other in pairwise(chain)]
+
+
+def test_what_autograd_saved_is_what_was_saved():
+    def run():
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        del x
+        (y * y).sum().backward()
+
+    assert edges(run) == [
+        "ones -> mul (self)",
+        "mul -> mul#1 (self) ×2",
+        "mul#1 -> sum (self)",
+        "sum -> ones_like (self)",
+        "ones_like -> backward/aten.expand.default (self)",
+        "backward/aten.expand.default -> backward/aten.mul.Tensor (self)",
+        "mul -> backward/aten.mul.Tensor (other)",
+        "backward/aten.expand.default -> backward/aten.mul.Tensor#1 (self)",
+        "mul -> backward/aten.mul.Tensor#1 (other)",
+        "backward/aten.mul.Tensor#1 -> backward/aten.add.Tensor (self)",
+        "backward/aten.mul.Tensor -> backward/aten.add.Tensor (other)",
+        "backward/aten.add.Tensor -> backward/aten.mul.Tensor#2 (self)",
+        "backward/aten.mul.Tensor#2 -> backward/aten.detach.default (self)",
+    ]
+
+
+def test_data_that_are_exchanged_are_the_new_ones():
+    parameter = nn.Parameter(torch.ones(2))
+
+    def run():
+        parameter * 2
+        parameter.data = torch.zeros(2)
+        parameter + 2
+        parameter.data.mul_(3)
+        parameter - 2
+
+    assert edges(run) == [
+        "constant:constant -> mul (self)",
+        "zeros -> add (self)",
+        "zeros -> detach (self)",
+        "detach -> mul_ (self)",
+        "mul_ -> sub (self)",
+    ]
+
+
+def test_swapped_tensors_are_each_other():
+    def run():
+        a, b = torch.ones(2), torch.zeros(2)
+        torch.utils.swap_tensors(a, b)
+        a * 2
+        b + 3
+
+    assert edges(run) == ["zeros -> mul (self)", "ones -> add (self)"]
+
+
+def test_memory_shared_with_numpy_is_a_leaf_of_each_tensor_that_shows_it():
+    memory = np.ones(2)
+    a, b = torch.from_numpy(memory), torch.from_numpy(memory)
+
+    def run():
+        a.mul_(2)
+        b + 2  # that it has been written to cannot be seen
+
+    assert edges(run) == ["constant:constant -> mul_ (self)", "constant:constant~2 -> add (self)"]
+
+
+def test_list_op_writes_to_each_of_its_tensors():
+    def run():
+        x, y = torch.ones(4), torch.zeros(4)
+        torch._foreach_mul_([x[:1], y], 2)
+        x + 1
+        y - 1
+
+    assert edges(run) == [
+        "ones -> slice (self)",
+        "slice -> _foreach_mul_ (self[0])",
+        "zeros -> _foreach_mul_ (self[1])",
+        "_foreach_mul_ -> add (self)",
+        "_foreach_mul_ -> sub (self)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "writes"),
+    [
+        (lambda given: torch.optim.SGD(given, lr=0.1, foreach=False), "add_.Tensor"),
+        (lambda given: torch.optim.AdamW(given, foreach=True), "_foreach_addcdiv_.ScalarList"),
+        (lambda given: torch.optim.AdamW(given, fused=True), "_fused_adamw_.default"),
+    ],
+    ids=["one by one", "foreach", "fused"],
+)
+def test_weight_is_read_from_the_optimizer_that_wrote_it(
+    make: Callable[[object], torch.optim.Optimizer], writes: str
+):
+    layer = nn.Linear(2, 2, bias=False)
+    optimizer = make(layer.parameters())
+
+    def run():
+        layer(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+        layer.weight.abs()  # in the same step
+
+    graph = drawn(run)
+    [reader] = [at for at, each in enumerate(graph.nodes) if each.label == "abs"]
+    assert sources(graph, reader) == [f"optimizer/step/aten.{writes}"]
+    [first] = [at for at, each in enumerate(graph.nodes) if each.label == "t" and each.phase == "forward"]
+    assert sources(graph, first) == ["parameter:weight"]
+
+
+def sources(graph: ModelGraph, target: int) -> list[str]:
+    """The keys of what a node reads."""
+    return [graph.nodes[each.source].key for each in graph.edges if each.target == target]

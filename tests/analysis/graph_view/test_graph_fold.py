@@ -100,15 +100,7 @@ def test_blocks_that_are_alike_fold_and_what_they_cost_is_summed():
     assert graph.unfold().view == graph_of(blocks.build.data()).view
 
 
-def test_blocks_fold_in_backward_where_the_last_one_comes_first():
-    blocks = Blocks()
-    for _ in range(3):
-        blocks.block()
-    blocks.backward()
-    assert block_boxes(blocks.folded()) == ["forward/Net/blocks.0 ×3", "backward/Net/blocks.2 ×3"]
-
-
-def test_blocks_fold_in_backward_although_gradients_are_accumulated_between_them():
+def test_blocks_fold_in_backward_where_the_last_one_comes_first_although_gradients_are_accumulated_between_them():
     blocks = Blocks()
     for _ in range(3):
         blocks.block()
