@@ -89,7 +89,7 @@ graphs = st.lists(
 
 
 @given(before=graphs, after=graphs, planted=st.sampled_from(sorted(PRODUCERS)), reads=st.integers(0, 20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_only_op_that_makes_bad_values_in_a_random_graph_is_named(
     before: Sequence[Step], after: Sequence[Step], planted: str, reads: int
 ) -> None:
