@@ -257,6 +257,18 @@ def test_parts_of_which_only_hashes_are_known_are_not_compared_with_the_whole() 
     assert metrics["nothing"] >= 3
 
 
+def test_nan_in_one_of_three_parts_is_a_difference_from_the_whole() -> None:
+    statistics = modtrace.Capture(roles=["parameter", "output"])
+    spoiled = Projections(is_fused=False)
+    spoiled.q.weight.data[0, 0] = float("nan")
+    parts, whole = record(spoiled, statistics), record(Projections(is_fused=True), statistics)
+
+    found = modtrace.compare(parts, whole, map=FUSED)
+
+    assert not found.ok
+    assert dict(found.metrics)["nonfinite"] >= 3
+
+
 def test_gradient_that_is_zero_in_one_run_alone_is_a_difference_in_both_directions() -> None:
     def trained(factor: float) -> modtrace.Recording:
         torch.manual_seed(0)
