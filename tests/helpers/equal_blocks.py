@@ -64,12 +64,6 @@ def attend_masked(net: Around, x: torch.Tensor, lowest: float) -> torch.Tensor:
     return join_heads((scores(q, k) + added).softmax(-1) @ v)
 
 
-def attend_by_head(net: Around, x: torch.Tensor) -> torch.Tensor:
-    q, k, v = split_heads(net, x)
-    each = [scores(q[:, head], k[:, head]).softmax(-1) @ v[:, head] for head in range(HEADS)]
-    return join_heads(torch.stack(each, 1))
-
-
 def attend_by_einsum(net: Around, x: torch.Tensor) -> torch.Tensor:
     q, k, v = split_heads(net, x)
     weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) / (WIDTH // HEADS) ** 0.5).softmax(-1)
@@ -81,15 +75,6 @@ def normalize_rows(net: Around, x: torch.Tensor) -> torch.Tensor:
     return (
         centered * (centered.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * net.norm.weight + net.norm.bias
     )
-
-
-def normalize_batch(net: Around, x: torch.Tensor) -> torch.Tensor:
-    return F.batch_norm(x.mT, None, None, net.norm.weight, net.norm.bias, training=True).mT
-
-
-def normalize_batch_by_hand(net: Around, x: torch.Tensor) -> torch.Tensor:
-    centered = x - x.mean((0, 1))
-    return centered / (centered.square().mean((0, 1)) + 1e-5).sqrt() * net.norm.weight + net.norm.bias
 
 
 def recur_by_hand(net: Around, x: torch.Tensor) -> torch.Tensor:
@@ -125,11 +110,6 @@ def add_up(_: Around, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(sums, 1)
 
 
-def divide_by_sum(_: Around, x: torch.Tensor) -> torch.Tensor:
-    powers = (x - x.amax(-1, keepdim=True)).exp()
-    return powers / powers.sum(-1, keepdim=True)
-
-
 #: By name: a block, and the same written in another way.
 EQUAL_BLOCKS: dict[str, tuple[Block, Block]] = {
     "fused attention": (attend_fused, attend),
@@ -141,13 +121,10 @@ EQUAL_BLOCKS: dict[str, tuple[Block, Block]] = {
         lambda net, x: attend_masked(net, x, float("-inf")),
         lambda net, x: attend_masked(net, x, torch.finfo(x.dtype).min),
     ),
-    "heads in a loop": (attend, attend_by_head),
     "batch in a loop": (attend, lambda net, x: torch.cat([attend(net, each) for each in x.split(1)])),
     "einsum": (attend, attend_by_einsum),
     "checkpoint": (attend, lambda net, x: checkpoint(attend, net, x, use_reentrant=False)),
     "LayerNorm": (lambda net, x: net.norm(x), normalize_rows),
-    "BatchNorm": (normalize_batch, normalize_batch_by_hand),
-    "LSTM": (lambda net, x: net.lstm(x)[0], lambda net, x: net.lstm(x)[0]),
     "LSTM by hand": (lambda net, x: net.lstm(x)[0], recur_by_hand),
     "LSTM step by step": (lambda net, x: net.lstm(x)[0], recur_by_step),
     "convolution of windows": (lambda net, x: net.conv(x.mT).mT, convolve_windows),
@@ -156,12 +133,8 @@ EQUAL_BLOCKS: dict[str, tuple[Block, Block]] = {
         lambda net, x: net.norm(net.conv(x.mT).permute(2, 0, 1)).relu().transpose(0, 1),
     ),
     "order of a sum": (lambda _, x: x + x.sin() + x.cos(), lambda _, x: x + (x.sin() + x.cos())),
-    "common factor": (lambda _, x: x * 2 + x * x.sin(), lambda _, x: x * (2 + x.sin())),
-    "QuickGELU": (lambda _, x: x * (1.702 * x).sigmoid(), lambda _, x: x / (1 + (-1.702 * x).exp())),
     "GELU": (lambda _, x: F.gelu(x), lambda _, x: 0.5 * x * (1 + (x / 2**0.5).erf())),
-    "tanh": (lambda _, x: x.tanh(), lambda _, x: 2 * (2 * x).sigmoid() - 1),
     "SiLU": (lambda _, x: F.silu(x), lambda _, x: x * x.sigmoid()),
-    "softmax": (lambda _, x: x.softmax(-1), divide_by_sum),
     "log_softmax": (lambda _, x: x.log_softmax(-1), lambda _, x: x - x.logsumexp(-1, keepdim=True)),
     "variance": (
         lambda _, x: x * x.var(-1, keepdim=True),
@@ -171,7 +144,6 @@ EQUAL_BLOCKS: dict[str, tuple[Block, Block]] = {
             * (WIDTH / (WIDTH - 1))
         ),
     ),
-    "norm": (lambda _, x: x / x.norm(dim=-1, keepdim=True), lambda _, x: F.normalize(x, dim=-1)),
     "in place": (lambda _, x: x.clone().mul_(2).add_(1).relu_(), lambda _, x: (x * 2 + 1).relu()),
     "gather": (
         lambda _, x: x.gather(1, torch.tensor([2, 0, 1])[None, :, None].expand(len(x), 3, WIDTH)),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .pairs import OTHER_OPS, Pair, Run, Truth, seeded, train
-from .ports import bert, gpt2, llama
+from .ports import gpt2, llama
 
 WIDTH, VOCABULARY = 48, 40
 TEXT = {
@@ -111,23 +111,6 @@ KINDS = {
                 "model.layers.0.self_attn", ops=("aten.neg.default", "aten.cat.default", "aten.mul.Tensor")
             ),
             "scale": Truth("model.layers.0.self_attn", ops=("aten.mul.Tensor", "aten._softmax.default")),
-        },
-    ),
-    "BERT": Kind(
-        make_bert,
-        bert.PortedBert,
-        lambda model: model(input_ids=words(), attention_mask=is_word().long()).logits,
-        lambda model: model(words(), is_word()),
-        bert.RULES,
-        {
-            "epsilon": Truth("bert.embeddings.LayerNorm", ops=("aten.native_layer_norm.default",)),
-            "gelu": Truth("bert.encoder.layer.0.intermediate.intermediate_act_fn", ops=("aten.gelu.default",)),
-            "mask": Truth(
-                "bert.encoder.layer.0.attention.self", ops=("aten.add.Tensor", "aten._softmax.default")
-            ),
-            "scale": Truth(
-                "bert.encoder.layer.0.attention.self", ops=("aten.mul.Tensor", "aten._softmax.default")
-            ),
         },
     ),
     "Gemma": Kind(

@@ -37,7 +37,7 @@ def find_faults(trace: Any) -> list[str]:
     faults += [f"event {at}: {fault}" for at, each in enumerate(events) for fault in _faults_of(each)]
     if faults:
         return faults
-    return [*_unpaired(events), *_crossing(events), *_loose_flows(events)]
+    return [*_crossing(events), *_loose_flows(events)]
 
 
 def spans(trace: Mapping[str, Any]) -> list[Event]:
@@ -127,11 +127,9 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-#: The keys that an event of each kind has to have.
+#: The keys that an event of each kind has to have; other kinds are not written.
 _REQUIRED: Mapping[str, Sequence[str]] = {
     "X": ("name", "ts", "dur", "pid", "tid"),
-    "B": ("name", "ts", "pid", "tid"),
-    "E": ("ts", "pid", "tid"),
     "M": ("name", "pid", "args"),
     "s": ("name", "cat", "id", "ts", "pid", "tid"),
     "f": ("name", "cat", "id", "ts", "pid", "tid"),
@@ -146,21 +144,8 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "tid": _is_integer,
     "id": lambda value: _is_integer(value) or _is_text(value),
     "bp": lambda value: value == "e",
-    "cname": _is_text,
     "args": lambda value: isinstance(value, dict),
 }
-
-
-def _unpaired(events: Sequence[Event]) -> Iterator[str]:
-    """B and E: every end is of the begin that came last in its lane."""
-    is_open: dict[Any, list[Event]] = defaultdict(list)
-    for each in sorted((event for event in events if event["ph"] in "BE"), key=_begin_ns):
-        lane = is_open[each["pid"], each["tid"]]
-        if each["ph"] == "B":
-            lane.append(each)
-        elif not lane or each.get("name", lane[-1]["name"]) != lane.pop()["name"]:
-            yield f"an end at {each['ts']} of nothing"
-    yield from (f"{each['name']} at {each['ts']} never ends" for lane in is_open.values() for each in lane)
 
 
 def _crossing(events: Sequence[Event]) -> Iterator[str]:

@@ -86,20 +86,13 @@ def record(model: nn.Module, capture: str) -> modtrace.Recording:
 
 @pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_order_of_sums_is_no_place(name: str, capture: str) -> None:
-    one, other = (record(Sums(add_up), capture) for add_up in OTHERS[name])
-    found = modtrace.compare(one, other, allow_missing=True)
+def test_other_order_of_sums_is_no_place_and_a_fault_behind_it_is(name: str, capture: str) -> None:
+    one, other = OTHERS[name]
+    first = record(Sums(one), capture)
+    found = modtrace.compare(first, record(Sums(other), capture), allow_missing=True)
     assert found.first is None and found.ok, str(found)
     assert found.compared == found.equal + found.within + found.absorbed
-
-
-@pytest.mark.parametrize("capture", CAPTURES)
-@pytest.mark.parametrize("name", OTHERS)
-def test_fault_behind_another_order_of_sums_is_the_place(name: str, capture: str) -> None:
-    one, other = OTHERS[name]
-    found = modtrace.compare(
-        record(Sums(one), capture), record(Sums(other, 1.5), capture), allow_missing=True
-    )
+    found = modtrace.compare(first, record(Sums(other, 1.5), capture), allow_missing=True)
     assert found.first is not None
     assert (found.first.op, found.first.path) in {("aten.mul.Tensor", ""), ("aten.addmm.default", "out")}
     assert {each.op for each in found.divergences} <= {"aten.mul.Tensor", "aten.addmm.default"}
@@ -220,13 +213,10 @@ def scatter(large: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
 
 JOINS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cat and sum": lambda large, small: torch.cat([large, small], -1).unflatten(-1, (2, 8)).sum(-2),
-    "stack and sum": lambda large, small: torch.stack([large, small]).sum(0),
     "stack and mean": lambda large, small: torch.stack([large, small]).mean(0),
-    "cumsum": lambda large, small: torch.stack([large, small]).cumsum(0)[1],
     "cat and slice": lambda large, small: torch.cat([large, small], -1)[:, 8:].exp().log(),
     "index_add": lambda large, small: large.index_add(0, torch.arange(3), small),
     "scatter": scatter,
-    "where": lambda large, small: torch.where(torch.arange(8) < 4, large, small),
     "addmm": lambda large, small: torch.addmm(large, small, torch.eye(8, dtype=large.dtype)),
     "bias": lambda large, small: nn.functional.linear(small, torch.eye(8, dtype=large.dtype), large[0]),
 }
@@ -282,8 +272,14 @@ STAYING = {
 }
 
 
-@pytest.mark.parametrize("capture", CAPTURES)
-@pytest.mark.parametrize("name", STAYING)
+@pytest.mark.parametrize(
+    ("name", "capture"),
+    [
+        *((name, capture) for name in STAYING if "float" not in name for capture in CAPTURES),
+        *((name, "statistics") for name in STAYING if ", float32" in name),
+        *((name, "hashes") for name in STAYING if "bfloat16" in name),
+    ],
+)
 def test_difference_that_stays_is_a_place(name: str, capture: str) -> None:
     def run(number: float) -> modtrace.Recording:
         model, x = Step(STAYING[name], number), torch.linspace(-1, 1, 24).reshape(3, 8)

@@ -38,9 +38,7 @@ class Tokens(nn.Module):
 
 CASES = {
     "scaled": (Images, lambda x: x * 1.02, "aten.mul.Tensor"),
-    "moved": (Images, lambda x: x - 0.1, "aten.sub.Tensor"),
     "channels exchanged": (Images, lambda x: x.flip(1), "aten.flip.default"),
-    "clipped": (Images, lambda x: x.clamp(-1, 1), "aten.clamp.default"),
     "other tokens": (Tokens, lambda x: x + 1, "aten.add.Tensor"),
 }
 CAPTURES = {

@@ -38,42 +38,45 @@ def make_other() -> tuple[nn.Module, dict[str, Any]]:
     return make(lambda: nn.GELU(approximate="tanh"))
 
 
-def compare(eager: Run, inside: Run) -> Comparison:
-    assert eager.rec is not None
-    assert inside.rec is not None
-    return modtrace.compare(eager.rec, inside.rec)
+def compare(first: Run, second: Run) -> Comparison:
+    assert first.rec is not None and second.rec is not None
+    return modtrace.compare(first.rec, second.rec)
 
 
-@pytest.mark.parametrize("ops", [False, True])
-def test_run_inside_equals_the_eager_one(ops: bool) -> None:
-    eager, inside = run(make, ops=ops), run(make, "aot_eager", compiled="inside")
-    comparison = compare(eager, inside)
-    assert comparison.first is None
-    assert comparison.ok
-    paired = comparison.to_frame()
-    assert len(paired[paired.role.isin(["output", "grad_output"])]) == len(rows_of(inside.rec, *ROLES))
-    assert set(paired.verdict) == {"equal"}
+@pytest.fixture(scope="module")
+def eager() -> Run:
+    return run(make)
 
 
-def test_each_call_is_compared_with_its_own() -> None:
-    paired = compare(run(make), run(make, "aot_eager", compiled="inside")).to_frame()
-    inside = paired[(paired.path == "1.up") & (paired.role == "output") & (paired.step == 0)]
-    assert len(inside) == 2
-    assert (inside.error == 0).all()
+@pytest.fixture(scope="module")
+def inside() -> Run:
+    return run(make, "aot_eager", compiled="inside")
 
 
-@pytest.mark.parametrize("is_eager_first", [True, False])
-def test_planted_difference_is_named_inside(is_eager_first: bool) -> None:
-    eager, inside = run(make), run(make_other, "aot_eager", compiled="inside")
-    comparison = compare(eager, inside) if is_eager_first else compare(inside, eager)
-    assert comparison.first is not None
-    assert comparison.first.path == "1.act"
-    assert (comparison.first.step, comparison.first.phase) == (0, "forward")
-    assert not comparison.ok
+def test_run_inside_equals_the_eager_one_call_by_call(eager: Run, inside: Run) -> None:
+    for first in (eager, run(make, ops=True)):
+        comparison = compare(first, inside)
+        assert comparison.first is None
+        assert comparison.ok
+        paired = comparison.to_frame()
+        assert len(paired[paired.role.isin(ROLES)]) == len(rows_of(inside.rec, *ROLES))
+        assert set(paired.verdict) == {"equal"}
+        calls = paired[(paired.path == "1.up") & (paired.role == "output") & (paired.step == 0)]
+        assert len(calls) == 2
+        assert (calls.error == 0).all()
 
 
-def test_boundary_of_a_compiled_model_is_compared_with_what_is_inside() -> None:
-    comparison = compare(run(make, "aot_eager"), run(make, "aot_eager", compiled="inside"))
+def test_planted_difference_is_named_inside_whichever_run_is_first(eager: Run) -> None:
+    other = run(make_other, "aot_eager", compiled="inside")
+    for comparison in (compare(eager, other), compare(other, eager)):
+        assert comparison.first is not None
+        assert comparison.first.path == "1.act"
+        assert (comparison.first.step, comparison.first.phase) == (0, "forward")
+        assert not comparison.ok
+
+
+def test_boundary_of_a_compiled_model_is_compared_with_what_is_inside(inside: Run) -> None:
+    comparison = compare(run(make, "aot_eager"), inside)
     assert comparison.first is None
     assert (comparison.to_frame().verdict == "equal").all()
 

@@ -19,6 +19,16 @@ MEASURED = {
     "sketches, bfloat16": (modtrace.Capture(roles="all", hash=True, sketch=True), torch.bfloat16),
 }
 
+#: Blocks that are also compared by less than sketches, in the usual tests; the others are so with `make soak`.
+BY_LESS = (
+    "fused causal attention",
+    "batch in a loop",
+    "checkpoint",
+    "LayerNorm",
+    "order of a sum",
+    "in place",
+)
+
 #: In bfloat16 these are apart: the fused LSTM rounds its states less often, and squares cancel.
 TOO_COARSE = {"LSTM by hand", "variance"}
 
@@ -48,7 +58,12 @@ def train(
     ("name", "measured"),
     [
         pytest.param(
-            name, measured, marks=[pytest.mark.xfail(strict=True)] if (name, measured) in NOT_YET else []
+            name,
+            measured,
+            marks=[
+                *([pytest.mark.xfail(strict=True)] if (name, measured) in NOT_YET else []),
+                *([] if measured == "sketches" or name in BY_LESS else [pytest.mark.soak]),
+            ],
         )
         for name in EQUAL_BLOCKS
         for measured in MEASURED
@@ -94,8 +109,9 @@ class Packed(nn.Module):
         return self.mha(x, x, x, need_weights=self.need_weights)[0].transpose(0, 1)
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("measured", MEASURED)
+@pytest.mark.parametrize(
+    ("measured", "batch_first"), [("sketches", True), ("statistics", False), ("sketches, bfloat16", True)]
+)
 def test_multihead_attention_equals_its_projections(measured: str, batch_first: bool) -> None:
     """One that returns the weights computes them by hand, with a softmax of which the gradient cancels."""
     torch.manual_seed(0)

@@ -99,14 +99,9 @@ def trained_as_one_of_two_ranks(model: Decoder) -> None:
     train(model, [TOKENS[:4]])
 
 
-def trained_on_longer(model: Decoder) -> None:
-    train(model, [TOKENS.repeat(1, 2)])
-
-
 PAIRS = {
     "batch in parts": (whole, in_parts, "[8, 6, 30] against 4 x [2, 6, 30]", "a batch in parts"),
     "parts against a batch": (in_parts, whole, "4 x [2, 6, 30] against [8, 6, 30]", "a batch in parts"),
-    "one of a batch": (whole, one, "[8, 6, 30] against [1, 6, 30]", "another batch"),
     "cache": (one, with_cache, "[1, 6, 30] against 6 x [1, 1, 30]", "a sequence in parts, as with a cache"),
     "prefilled cache": (
         one,
@@ -118,7 +113,6 @@ PAIRS = {
     "packing": (packed, two_padded, "[1, 12, 30] against [2, 8, 30]", "axes 0, 1 differ"),
     "no batch": (one, without_batch, "[1, 6, 30] against [5, 30]", "they have 3 and 2 axes"),
     "rank": (trained, trained_as_one_of_two_ranks, "[8, 6, 30] against [4, 6, 30]", "another batch"),
-    "longer": (trained, trained_on_longer, "[8, 6, 30] against [8, 12, 30]", "another length"),
 }
 
 

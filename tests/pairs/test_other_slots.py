@@ -102,7 +102,7 @@ def test_blocks_that_compute_the_same_agree(residual_first: bool, capture: str) 
 
 @pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("residual_first", [False, True])
-@pytest.mark.parametrize("layer", range(LAYERS))
+@pytest.mark.parametrize("layer", [0, LAYERS - 1])
 def test_fault_in_a_block_is_in_that_block(layer: int, residual_first: bool, capture: str) -> None:
     faulty = Net(Fused, residual_first)
     faulty.layers[layer].act = functional.gelu

@@ -164,7 +164,7 @@ OPS = {
 }
 
 
-@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(KINDS, STRUCTURES, STRUCTURES, FAULTS, st.sampled_from(sorted(CAPTURES)))
 def test_equal_runs_are_equal_and_a_changed_op_is_named(
     kinds: list[list[str]], structure: Structure, other: Structure, fault: Fault, capture: str

@@ -73,7 +73,7 @@ def copy_linears(one: nn.Module, other: nn.Module, count: int) -> None:
         second.load_state_dict(first.state_dict())
 
 
-@pytest.mark.parametrize("count", [1, 2, 12])
+@pytest.mark.parametrize("count", [1, 12])
 @pytest.mark.parametrize(
     ("make", "make_other"), [(Numbered, Port), (Port, Numbered), (Lists, Port), (Numbered, Lists)]
 )

@@ -3,7 +3,7 @@
 import pytest
 
 import modtrace
-from helpers.all_pairs import HEALTHY, TABLE, compare, first_of, second_of
+from helpers.all_pairs import HEALTHY, TABLE, USUAL, compare, first_of, second_of
 
 pytest.importorskip("transformers")
 
@@ -22,7 +22,9 @@ def test_nothing_is_above_the_noise_without_a_fault(name: str) -> None:
         assert swapped.ok, str(swapped)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.soak) for name in TABLE]
+)
 def test_planted_fault_stands_first(name: str) -> None:
     found, truth = compare(name, is_planted=True), TABLE[name].truth
     assert not found.ok

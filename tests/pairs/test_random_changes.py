@@ -116,7 +116,7 @@ def path_of(net: Net, layer: nn.Module) -> str:
     return next(name for name, module in net.named_modules() if module is layer)
 
 
-@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(NETS, st.lists(CHANGES, max_size=4), st.lists(CHANGES, max_size=2), st.integers(0, 8))
 @example([3], [Change("insert", 0, 2), Change("insert", 0, 2)], [Change("insert", 0, 1)], 2)
 @example(

@@ -123,7 +123,7 @@ def test_other_numbers_are_of_no_kind(capture: str) -> None:
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
-@pytest.mark.parametrize("change", [lambda z: z * 1j, lambda z: z.conj(), lambda z: z.roll(1, -1)])
+@pytest.mark.parametrize("change", [lambda z: z * 1j, lambda z: z.roll(1, -1)])
 def test_complex_numbers_are_of_no_kind(change: Change, capture: str) -> None:
     class Complex(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -4,29 +4,21 @@ import pytest
 
 from helpers.explorer_json import load_graph, load_node_data
 from helpers.recorded_views import record_architecture, record_gpt, view_of
-from modtrace.analysis.graph_view.records import GraphView
 from modtrace.recording.protocols import RecordingData
 from modtrace.views.formats.model_explorer_data import NODE_DATA
 
 
-@pytest.fixture(scope="module", params=["GPT", "GPT-2", "Whisper", "Mixtral"])
-def recorded(request: pytest.FixtureRequest) -> RecordingData:
-    """A step of the GPT of the demo with checkpoints, or of a transformers architecture."""
-    return record_gpt("non-reentrant") if request.param == "GPT" else record_architecture(request.param)
+@pytest.fixture(scope="module")
+def gpt() -> RecordingData:
+    """A step of the GPT of the demo with checkpoints."""
+    return record_gpt("non-reentrant")
 
 
-@pytest.fixture(params=["open", "folded at depth 2", "with tensors"])
-def view(request: pytest.FixtureRequest, recorded: RecordingData) -> GraphView:
-    if request.param == "open":
-        return view_of(recorded)
-    return (
-        view_of(recorded, depth=2, folded=True)
-        if "depth" in request.param
-        else view_of(recorded, tensors=True)
-    )
-
-
-def test_graph_of_a_model_is_whole(view: GraphView) -> None:
+@pytest.mark.parametrize("seen", ["open", "folded at depth 2", "with tensors", "Whisper"])
+def test_graph_of_a_model_is_whole_and_node_data_are_about_its_nodes(seen: str, gpt: RecordingData) -> None:
+    data = record_architecture(seen) if seen == "Whisper" else gpt
+    how = {"folded at depth 2": {"depth": 2, "folded": True}, "with tensors": {"tensors": True}}.get(seen, {})
+    view = view_of(data, **how)
     graph = load_graph(view)
     ids = {each.id: each for each in graph.nodes}
     assert len(ids) == len(graph.nodes) == len(view.nodes) > 30
@@ -45,20 +37,16 @@ def test_graph_of_a_model_is_whole(view: GraphView) -> None:
     assert {each.namespace for each in graph.nodes} <= set(graph.groupNodeAttributes)
     assert len(graph.groupNodeAttributes) == len(view.boxes) + 1
 
-
-def test_node_data_of_a_model_are_about_its_nodes(view: GraphView) -> None:
-    ids = {each.key for each in view.nodes}
     for name in NODE_DATA:
-        assert load_node_data(view, name).results.keys() <= ids
+        assert load_node_data(view, name).results.keys() <= ids.keys()
     times = load_node_data(view, "time_us").results
-    working = {each.key for each in view.nodes if each.kind in ("op", "layer")}
-    assert times.keys() == working
+    assert times.keys() == {each.key for each in view.nodes if each.kind in ("op", "layer")}
     assert sum(each.value for each in load_node_data(view, "flops").results.values()) > 1000
     assert {each.value for each in load_node_data(view, "nonfinite").results.values()} >= {0}
 
 
-def test_gpt_of_the_demo_is_seen_with_its_phases_blocks_and_checkpoints() -> None:
-    namespaces = {each.namespace for each in load_graph(view_of(record_gpt("non-reentrant"))).nodes}
+def test_gpt_of_the_demo_is_seen_with_its_phases_blocks_and_checkpoints(gpt: RecordingData) -> None:
+    namespaces = {each.namespace for each in load_graph(view_of(gpt)).nodes}
     assert {each.split("/")[0] for each in namespaces} == {
         "",
         "forward",

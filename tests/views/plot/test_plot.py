@@ -27,10 +27,6 @@ def points(line: Any) -> list[tuple[float, float]]:
     return [tuple(each) for each in line.get_xydata().tolist()]
 
 
-def texts(ax: Any) -> list[str]:
-    return [each.get_text() for each in ax.texts]
-
-
 def pixels(ax: Any) -> Any:
     ax.figure.canvas.draw()
     return np.asarray(ax.figure.canvas.buffer_rgba())
@@ -46,7 +42,7 @@ def test_each_site_is_a_line_over_the_steps_with_its_name_at_the_end() -> None:
         [(10, 1), (20, 2), (30, 3)],
         [(10, 4), (20, 5), (30, 6)],
     ]
-    assert texts(ax) == ["blocks.0", "blocks.1"]
+    assert words(ax.texts) == ["blocks.0", "blocks.1"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("step", "root mean square")
     assert ax.get_title("left") == "gradients at outputs"
 
@@ -60,9 +56,11 @@ def test_names_that_would_overlap_are_moved_apart() -> None:
 
 def test_many_lines_are_named_by_a_colour_bar_in_layer_order() -> None:
     ax = plot_lines(history([list(range(1, 13))]))
-    assert texts(ax) == []
+    assert words(ax.texts) == []
     _, bar = ax.figure.axes
-    assert [each.get_text() for each in bar.get_yticklabels()] == [f"blocks.{at}" for at in range(0, 12, 2)]
+    assert words(bar.get_yticklabels()) == [f"blocks.{at}" for at in range(0, 12, 2)]
+    assert bar.get_ylim() == (11.5, -0.5)  # the first layer is on top
+    assert bar.get_ylabel() == "site, in the order of the model"
 
 
 def test_a_line_is_broken_at_what_is_not_finite_and_crossed_there() -> None:
@@ -220,7 +218,7 @@ def test_magnitudes_of_many_sites_have_a_row_a_site() -> None:
 
 def test_where_formats_end_is_marked_if_it_is_in_sight() -> None:
     ax = plot_histogram(exponents([{-20: 0.5, -1: 0.5}]))
-    assert texts(ax) == ["smallest normal fp16", "smallest normal e4m3"]
+    assert words(ax.texts) == ["smallest normal fp16", "smallest normal e4m3"]
 
 
 def test_a_site_of_zeros_alone_and_one_without_numbers_give_pictures() -> None:

@@ -48,18 +48,6 @@ def test_crosses_of_few_sites_have_a_row_each_and_those_of_many_share_one() -> N
     assert [line.get_ydata()[0] for line in many.lines[12:]] == [0.985] * 12
 
 
-def test_names_stay_within_the_height_of_the_axes() -> None:
-    ax = plot_lines(history([[1.0] * 6 + [9.0]]))
-    heights = [each.xy[1] for each in ax.texts]
-    assert min(heights) >= 0 and max(heights) <= 1
-
-
-def test_the_first_layer_is_on_top_of_the_bar_that_names_the_lines() -> None:
-    _, bar = plot_lines(history([list(range(1, 13))])).figure.axes
-    assert bar.get_ylim() == (11.5, -0.5)
-    assert bar.get_ylabel() == "site, in the order of the model"
-
-
 def test_axes_have_whole_steps_and_two_edges() -> None:
     ax = plot_lines(history([[1.0], [2.0]]))
     assert [tick for tick in ax.get_xticks().tolist() if tick % 1] == []
@@ -242,7 +230,7 @@ def test_lines_of_formats_stand_upright_among_sites_and_are_named_above_them() -
 
 
 @pytest.mark.parametrize("sites", [("fc", "fc"), ("a", "b")])
-@pytest.mark.parametrize("most", [15, 17, 20, 30, 60, 126])
+@pytest.mark.parametrize("most", [15, 20, 126])
 def test_names_of_formats_lie_neither_on_each_other_nor_on_the_title(
     sites: tuple[str, str], most: int
 ) -> None:

@@ -45,7 +45,7 @@ def test_the_lists_are_found() -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), LISTS)
-def test_each_title_is_one_of_a_column(file: str, name: str) -> None:
+def test_title_is_one_of_a_column(file: str, name: str) -> None:
     titles = getattr(importlib.import_module(f"modtrace.views.text.{file}"), name)
     written = texts_outside_of_lists(file) | texts_outside_of_lists("value_columns") | {*PHASES}
     assert [title for title in titles if title not in written and title.split(" ")[-1] not in written] == []
