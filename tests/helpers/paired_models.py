@@ -1,4 +1,4 @@
-"""A small GPT in the variants that users compare: attention, structure, checkpoints, and a copy of AdamW."""
+"""A small GPT in the variants that users compare: attention and checkpoints, and a copy of AdamW."""
 
 import math
 from collections.abc import Iterable
@@ -88,91 +88,6 @@ class GPT(nn.Module):
         if not self.is_checkpointed:
             return block(x)
         return checkpoint(block, x, use_reentrant=False, preserve_rng_state=self.keeps_rng)
-
-
-class SplitAttention(nn.Module):
-    """What `Attention` became after a refactor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.to_qkv, self.to_out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.to_qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.to_out(y.transpose(1, 2).flatten(2))
-
-
-class FeedForward(nn.Module):
-    """What was written out in `Block`, as a module of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.act, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.up(x)))
-
-
-class SplitBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before_mixing, self.mixer = nn.LayerNorm(WIDTH), SplitAttention()
-        self.before_ff, self.ff = nn.LayerNorm(WIDTH), FeedForward()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.mixer(self.before_mixing(x))
-        return x + self.ff(self.before_ff(x))
-
-
-class Backbone(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.place = nn.Embedding(TOKENS, WIDTH), nn.Embedding(TIME, WIDTH)
-        self.layers = nn.ModuleList(SplitBlock() for _ in range(2))
-        self.final_norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1]))
-        for layer in self.layers:
-            x = layer(x)
-        return self.final_norm(x)
-
-
-class RefactoredGPT(nn.Module):
-    """The same GPT after a refactor that renames modules, wraps them, and splits a block's MLP off."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone, self.lm_head = Backbone(), nn.Linear(WIDTH, TOKENS, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(self.backbone(tokens))
-
-
-#: The rules of this refactor.
-REFACTOR = [
-    r"blocks\.(\d+)=backbone.layers.\1",
-    r"blocks\.(\d+)\.norm1=backbone.layers.\1.before_mixing",
-    r"blocks\.(\d+)\.norm2=backbone.layers.\1.before_ff",
-    r"blocks\.(\d+)\.attn=backbone.layers.\1.mixer",
-    r"blocks\.(\d+)\.attn\.qkv=backbone.layers.\1.mixer.to_qkv",
-    r"blocks\.(\d+)\.attn\.proj=backbone.layers.\1.mixer.to_out",
-    r"blocks\.(\d+)\.fc=backbone.layers.\1.ff.up",
-    r"blocks\.(\d+)\.act=backbone.layers.\1.ff.act",
-    r"blocks\.(\d+)\.out=backbone.layers.\1.ff.down",
-    r"embed=backbone.embed",
-    r"place=backbone.place",
-    r"norm=backbone.final_norm",
-    r"head=lm_head",
-]
-
-
-@torch.no_grad()
-def copy_in_order(original: nn.Module, copy: nn.Module) -> None:
-    """Copies the parameters of a model to one that has the same ones in the same order under other names."""
-    for theirs, ours in zip(original.parameters(), copy.parameters(), strict=True):
-        ours.copy_(theirs)
 
 
 class CopiedAdamW(torch.optim.Optimizer):

@@ -13,7 +13,7 @@ from torch import nn
 
 import modtrace
 
-from .paired_models import GPT, REFACTOR, TIME, TOKENS, WIDTH, CopiedAdamW, RefactoredGPT, copy_in_order
+from .paired_models import GPT, TIME, TOKENS, WIDTH, CopiedAdamW
 
 #: Everything that a comparison can use.
 WHOLE = modtrace.Capture(roles="all", tensors=True, sketch=True, hash=True)
@@ -102,13 +102,6 @@ def in_bfloat16(is_planted: bool) -> Run:
     return train(model)
 
 
-def refactored(is_planted: bool) -> Run:
-    model = RefactoredGPT()
-    copy_in_order(seeded(GPT), model)
-    model.backbone.layers[1].ff.act.approximate = "tanh" if is_planted else "none"
-    return train(model)
-
-
 def checkpointed(is_planted: bool) -> Run:
     model = seeded(GPT, dropout=0.5)
     model.is_checkpointed, model.keeps_rng = True, not is_planted
@@ -138,12 +131,12 @@ def fused(is_planted: bool) -> Run:
     return train(model)
 
 
-def compiled(is_planted: bool, backend: str = "eager") -> Run:
+def compiled(is_planted: bool) -> Run:
     torch._dynamo.reset()  # code that was compiled too often would run as it is
     model = seeded(GPT)
     model.blocks[1].act.approximate = "tanh" if is_planted else "none"
     for block in model.blocks:
-        block.compile(backend=backend)
+        block.compile(backend="eager")
     return train(model)
 
 
@@ -224,12 +217,6 @@ PAIRS: dict[str, Pair] = {
     "float32 and bfloat16": Pair(
         plain, in_bfloat16, Truth("blocks.1.norm2", ops=("aten.native_layer_norm.default",))
     ),
-    "refactor": Pair(
-        plain,
-        refactored,
-        Truth("blocks.1.act", ops=("aten.gelu.default",)),
-        {"map": REFACTOR, **OTHER_OPS},
-    ),
     "checkpoints that lose the RNG's state": Pair(
         partial(plain, dropout=0.5),
         checkpointed,
@@ -254,9 +241,6 @@ PAIRS: dict[str, Pair] = {
     "compiled blocks": Pair(plain, compiled, Truth("blocks.1.act", ops=("aten.gelu.default",)), OTHER_OPS),
     "compiled blocks, by modules": Pair(
         plain, compiled, Truth("blocks.1", ops=(None,)), OTHER_OPS, ops=False
-    ),
-    "blocks compiled by AOTAutograd": Pair(
-        plain, partial(compiled, backend="aot_eager"), Truth("blocks.1", ops=(None,)), OTHER_OPS, ops=False
     ),
     "accumulation without a divisor": Pair(plain, undivided, FROM_LOSS, OTHER_OPS),
     "accumulation of means": Pair(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .pairs import OTHER_OPS, Pair, Run, Truth, seeded, train
-from .ports import gpt2, llama
+from .ports import gemma, gpt2
 
 WIDTH, VOCABULARY = 48, 40
 TEXT = {
@@ -30,15 +30,6 @@ def make_gpt2() -> nn.Module:
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return GPT2LMHeadModel(config).eval()
-
-
-def make_llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        **TEXT, num_key_value_heads=2, initializer_range=0.2, attn_implementation="eager", use_cache=False
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 def make_gemma() -> nn.Module:
@@ -97,28 +88,12 @@ KINDS = {
             "untied": Truth("transformer.wte", "optimizer"),
         },
     ),
-    "Llama": Kind(
-        make_llama,
-        llama.PortedLlama,
-        lambda model: model(input_ids=words(), position_ids=places()).logits,
-        lambda model: model(words(), places()),
-        llama.RULES,
-        {
-            "epsilon": Truth(
-                "model.layers.0.input_layernorm", ops=("aten.add.Tensor", "aten.rsqrt.default")
-            ),
-            "rotary": Truth(
-                "model.layers.0.self_attn", ops=("aten.neg.default", "aten.cat.default", "aten.mul.Tensor")
-            ),
-            "scale": Truth("model.layers.0.self_attn", ops=("aten.mul.Tensor", "aten._softmax.default")),
-        },
-    ),
     "Gemma": Kind(
         make_gemma,
-        llama.PortedGemma,
+        gemma.PortedGemma,
         lambda model: model(input_ids=words(), position_ids=places()).logits,
         lambda model: model(words(), places()),
-        llama.RULES,
+        gemma.RULES,
         {
             "embed scale": Truth("model.embed_tokens", ops=("aten.mul.Tensor",)),
             "norm": Truth(

@@ -24,7 +24,7 @@ LESS = {"sketches": ("blob", "hash"), "statistics": ("blob", "hash", "sketch")}
 SAMPLE = {
     "sketches": (
         "float32 and bfloat16",
-        "refactor",
+        "GPT-2, gelu",
         "checkpoints that lose the RNG's state",
         "fused projection",
         "compiled blocks, by modules",

@@ -60,29 +60,6 @@ class Adapted(nn.Module):
         return self.act(self.w(x) + 2.0 * (x @ down.mT @ up.mT))
 
 
-class Fused(nn.Module):
-    """Attention by one projection and a kernel, or by three and by hand; and its scale."""
-
-    def __init__(self, is_second: bool, is_wrong: bool) -> None:
-        super().__init__()
-        parts, self.o = [nn.Linear(WIDTH, WIDTH) for _ in range(3)], nn.Linear(WIDTH, WIDTH)
-        self.is_second, self.scale = is_second, 1.0 if is_wrong else WIDTH**-0.5
-        if is_second:
-            self.q, self.k, self.v = parts
-        else:
-            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-            with torch.no_grad():
-                self.qkv.weight.copy_(torch.cat([each.weight for each in parts]))
-                self.qkv.bias.copy_(torch.cat([each.bias for each in parts]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.is_second:
-            scores = (self.q(x) @ self.k(x).mT) * self.scale
-            return self.o(scores.softmax(-1) @ self.v(x))
-        q, k, v = self.qkv(x)[:, None].chunk(3, -1)
-        return self.o(F.scaled_dot_product_attention(q, k, v, scale=self.scale)[:, 0])
-
-
 def run(make: Callable[[bool, bool], nn.Module], is_second: bool, is_wrong: bool) -> modtrace.Recording:
     torch.manual_seed(0)
     around = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
@@ -101,7 +78,6 @@ def run(make: Callable[[bool, bool], nn.Module], is_second: bool, is_wrong: bool
         (Cosine, {"aten.div.Tensor"}),
         (Scaled, {"aten._softmax.default"}),
         (Adapted, {"aten.relu.default", "aten.gelu.default"}),
-        (Fused, {"aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.bmm.default"}),
     ],
 )
 def test_fault_behind_a_part_in_another_way_is_told(

@@ -1,10 +1,7 @@
-"""Steps of one run, two runs of the same seed, runs that keep their last steps, and models of several widths."""
-
-import math
+"""Steps of one run, and two runs of the same seed."""
 
 import pytest
 import torch
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import modtrace
@@ -110,67 +107,3 @@ def test_difference_that_comes_in_a_later_step_is_told_with_its_step(three_steps
     assert found.first.path == "blocks.1.fc"
     assert (found.first.step, found.first.phase) in ((1, "optimizer"), (2, "forward"))
     assert {each.step for each in found.firsts} <= {1, 2}
-
-
-class MLP(nn.Module):
-    """A net in the maximal-update parametrisation, or in the standard one."""
-
-    def __init__(self, width: int, *, is_maximal: bool) -> None:
-        super().__init__()
-        self.multiplier = 1 / width if is_maximal else 1.0
-        self.first, self.hidden = nn.Linear(8, width, bias=False), nn.Linear(width, width, bias=False)
-        self.head = nn.Linear(width, 4, bias=False)
-        nn.init.normal_(self.first.weight, std=1 / math.sqrt(8))
-        nn.init.normal_(self.hidden.weight, std=1 / math.sqrt(width))
-        nn.init.normal_(self.head.weight, std=1.0 if is_maximal else 1 / math.sqrt(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.hidden(self.first(x).tanh()).tanh() * self.multiplier)
-
-
-def trained(width: int, *, is_maximal: bool) -> modtrace.Recording:
-    """A recording of the fifth step with Adam, whose rates shrink with the width where that is maximal."""
-    torch.manual_seed(0)
-    model = MLP(width, is_maximal=is_maximal)
-    rate = 0.01 * (32 / width if is_maximal else 1.0)
-    groups = [
-        {"params": model.first.parameters(), "lr": 0.01},
-        {"params": [model.hidden.weight, model.head.weight]},
-    ]
-    optimizer = torch.optim.Adam(groups, lr=rate)
-    x, y = torch.randn(16, 8), torch.randn(16, 4)
-    with modtrace.record(
-        model, values=modtrace.Capture(roles="output", steps=[4], stats=2), strict=True
-    ) as rec:
-        for _ in range(5):
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return rec
-
-
-def growth_with_width(widths: tuple[int, int], *, is_maximal: bool) -> dict[str, float]:
-    """By which power of the width the mean magnitude of each output grows."""
-    narrow, wide = (mean_magnitudes(trained(width, is_maximal=is_maximal)) for width in widths)
-    return {path: math.log(wide[path] / narrow[path], widths[1] / widths[0]) for path in narrow}
-
-
-def mean_magnitudes(rec: modtrace.Recording) -> dict[str, float]:
-    rows = rec.frame("values")
-    return dict(zip(rows["path"], rows["sumabs"] / rows["numel"], strict=True))
-
-
-def test_outputs_grow_with_the_width_only_without_the_maximal_update_parametrisation() -> None:
-    maximal = growth_with_width((32, 512), is_maximal=True)
-    standard = growth_with_width((32, 512), is_maximal=False)
-    assert list(maximal) == ["first", "hidden", "head", ""]
-    assert max(map(abs, maximal.values())) < 0.1
-    assert min(standard["hidden"], standard["head"]) > 0.25
-
-
-def test_widths_that_differ_are_told_as_shapes_and_not_as_a_difference() -> None:
-    found = modtrace.compare(trained(32, is_maximal=True), trained(64, is_maximal=True))
-    assert [(each.name, each.why) for each in found.missing.tensors] == [
-        ("output of first", "shape"),
-        ("output of hidden", "shape"),
-    ]

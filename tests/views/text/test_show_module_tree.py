@@ -332,15 +332,6 @@ def test_step_that_is_not_complete_says_so() -> None:
     )
 
 
-def test_markup_in_names_is_printed_as_it_is() -> None:
-    root = node("Net", "[bold]Net[/bold]", times(1, 5), node("[red]x[/]", "L", times(1, 1)), path="")
-    text = render_module_tree(tree(root, marks=("[blink]",), command=(":smile:",)))
-    assert "[bold]Net[/bold]" in text
-    assert "└─ [red]x[/]" in text
-    assert "! [blink]\n" in text
-    assert ":smile:" in text
-
-
 def test_control_characters_are_written_out() -> None:
     root = node("Net", "Net", times(1, 5), node("a\x1b[31m\nb", "L", times(1, 1)), path="")
     assert "└─ a\\x1b[31m\\nb" in render_module_tree(tree(root))
