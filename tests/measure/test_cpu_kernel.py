@@ -1,7 +1,7 @@
 """The statistics of numbers in memory, against float64."""
 
+import itertools
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,36 +26,20 @@ from helpers.float64_reference import (
     to_numbers,
 )
 from helpers.kernels import both_kernels
+from helpers.layouts import LAYOUTS, laid_out
 from modtrace.measure.dtypes import CHUNK, Format, Scratch, format_of
 from modtrace.measure.measurers import measurer
-from modtrace.measure.moments.cpu_kernel import EMPTY, RawStatistics, measure_array, repeat
+from modtrace.measure.moments.cpu_kernel import EMPTY, RawStatistics, measure_array
 from modtrace.recording.statistics.moments import Stats, merge
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-#: Where blocks, pairs of blocks and chunks end.
-ENDS = [
-    1,
-    2,
-    3,
-    511,
-    512,
-    513,
-    1023,
-    1024,
-    1025,
-    1535,
-    1536,
-    1537,
-    CHUNK - 1,
-    CHUNK,
-    CHUNK + 1,
-    2 * CHUNK + 513,
-]
-
 
 #: Every law holds for both kernels.
 kernel = both_kernels((measurer, "measure_into"))
+
+#: Where blocks, pairs of blocks and chunks end.
+ENDS = [1, 2, 511, 512, 513, 1023, 1025, 1537, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 513]
 
 laws = settings(deadline=None, max_examples=60)
 
@@ -75,7 +59,7 @@ def test_statistics_of_any_bits_equal_the_reference(content, dtype):
     check(from_valid_bytes(content, dtype))
 
 
-@settings(deadline=None, max_examples=100)
+@laws
 @given(
     seeds,
     st.sampled_from([0, *ENDS]) | st.integers(0, 5000),
@@ -99,10 +83,9 @@ def test_no_finite_tensor_is_ever_reported_non_finite(seed, size, dtype):
     assert all(map(math.isfinite, found))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("size", ENDS)
-def test_one_nan_or_infinity_is_found_at_either_end(dtype, size):
-    for value in (math.nan, math.inf, -math.inf):
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_one_nan_or_infinity_is_found_at_either_end(dtype):
+    for size, value in itertools.product(ENDS, (math.nan, math.inf, -math.inf)):
         for place in (0, size // 2, size - 1):
             tensor = torch.full((size,), 0.5, dtype=dtype)
             tensor[place] = value
@@ -127,15 +110,6 @@ def test_infinities_of_both_signs_in_different_chunks_sum_to_nan(dtype):
         2,
     )
     assert math.isnan(found.sum)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("of", ["tiny", "smallest_normal", "max"])
-def test_the_ends_of_a_dtype_are_measured(dtype, of):
-    limits = torch.finfo(dtype)
-    value = limits.tiny / 2 if of == "tiny" else getattr(limits, of)
-    for size in (1, 1000, CHUNK + 1):
-        check(torch.full((size,), value, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -176,7 +150,7 @@ def test_every_byte_of_a_float8_is_what_torch_takes_it_for(dtype):
 
 
 @pytest.mark.parametrize("finite", [True, False], ids=["the finite ones", "all"])
-@pytest.mark.parametrize("skipped", [0, 1, 2, 3])
+@pytest.mark.parametrize("skipped", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_pattern_of_16_bits_is_what_torch_takes_it_for(dtype, skipped, finite):
     """`skipped` elements in front: memory that is not aligned for pairs, and odd sizes."""
@@ -228,47 +202,15 @@ def test_memory_that_is_not_aligned_is_read_as_well(dtype):
 
 # Strides.
 
-STRIDED = {
-    "transposed": lambda x: x.view(50, 60).t(),
-    "permuted": lambda x: x.view(5, 20, 30).permute(2, 0, 1),
-    "sliced": lambda x: x.view(50, 60)[3:, 5:50],
-    "stepped": lambda x: x[1::3],
-    "stepped in both": lambda x: x.view(50, 60)[::2, 1::7],
-    "stepped and transposed": lambda x: x.view(50, 60)[::3, ::2].t(),
-    "column": lambda x: x.view(50, 60)[:, 7],
-    "odd offset": lambda x: x[1:],
-    "odd offset and size": lambda x: x[1:-1],
-    "flipped": lambda x: x[torch.arange(2999, -1, -1)],
-    "expanded in front": lambda x: x.view(50, 60).expand(7, 50, 60),
-    "expanded inside": lambda x: x[:50].view(5, 1, 10).expand(5, 9, 10),
-    "expanded scalar": lambda x: x[0].expand(300, 1000),
-    "expanded, stepped and transposed": lambda x: x.view(50, 60)[::2, ::3].t().unsqueeze(1).expand(-1, 4, -1),
-    "overlapping windows": lambda x: x.unfold(0, 10, 3),
-    "overlapping as_strided": lambda x: x.as_strided((40, 30), (2, 1), 5),
-    "overlapping, of equal strides": lambda x: x.as_strided((40, 30), (1, 1)),
-    "dense by as_strided": lambda x: x.as_strided((3, 5, 7), (1, 21, 3), 11),
-    "no elements, with strides": lambda x: x.as_strided((0, 5), (1, 0)),
-    "no elements, expanded": lambda x: x[:0].expand(9, 0),
-    "no elements, sliced": lambda x: x.view(50, 60)[10:10].t(),
-    "0-dim": lambda x: x[17],
-    "one element of odd strides": lambda x: x.as_strided((1, 1), (77, 33), 4),
-    "many dimensions": lambda x: x[:2048].view([2] * 11).permute(*range(10, -1, -1))[..., 0],
-    "channels last": lambda x: x.view(2, 5, 15, 20).to(memory_format=torch.channels_last),
-}
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64, FLOAT8[0]], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides_are_measured(layout, dtype):
+    tensor = laid_out(layout, dtype)
+    assert check(tensor).count == tensor.numel() * (2 if dtype.is_complex else 1)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.int16, FLOAT8[0]]
-)
-@pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED.keys())
-def test_any_strides_are_measured(view, dtype):
-    numbers = torch.arange(3000).remainder(251) - 100
-    tensor = numbers.to(torch.int8).view(dtype) if dtype is FLOAT8[0] else numbers.to(dtype)
-    found = check(view(tensor))
-    assert found.count == view(tensor).numel() * (2 if dtype.is_complex else 1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_views_of_more_than_a_chunk_are_measured(dtype):
     tensor = torch.linspace(-3, 5, 700 * 1001).to(dtype).view(700, 1001)
     for view in (
@@ -281,15 +223,6 @@ def test_views_of_more_than_a_chunk_are_measured(dtype):
         check(view)
     stepped = tensor.view(-1)[::2]  # more than a chunk in one dimension
     check(stepped)
-
-
-@laws
-@given(st.data())
-def test_any_as_strided_is_measured(data):
-    shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
-    strides = [data.draw(st.integers(0, 40)) for _ in shape]
-    tensor = torch.arange(1000.0).sin().to(data.draw(st.sampled_from([torch.float32, torch.float16])))
-    check(tensor.as_strided(shape, strides, data.draw(st.integers(0, 9))))
 
 
 # Sums.
@@ -320,33 +253,17 @@ ADVERSARIAL = {
 @pytest.mark.parametrize("numbers", ADVERSARIAL.values(), ids=ADVERSARIAL.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_sums_of_adversarial_numbers_are_as_near_as_promised(numbers, dtype):
-    for size in (*ENDS, 3 * CHUNK):
+    for size in (1025, CHUNK + 1, 3 * CHUNK):
         check(torch.from_numpy(numbers(size)).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["constant", "random", "mixed magnitudes"])
-def test_twenty_million_elements_are_measured(kind, dtype):
-    size = 20_000_000
-    if kind == "constant":
-        tensor = torch.full((size,), 1.1, dtype=dtype)
-        value = tensor[0].item()
-        found = statistics(tensor)
-        assert (found.count, found.min, found.max, found.nan_count, found.inf_count) == (
-            size,
-            value,
-            value,
-            0,
-            0,
-        )
-        assert found.sum == pytest.approx(size * value, rel=SUM_TOLERANCE)
-        assert found.sumsq == pytest.approx(size * value**2, rel=SQUARES_TOLERANCE)
-        return
-    generator = torch.Generator().manual_seed(0)
-    tensor = torch.randn(size, generator=generator)
-    if kind == "mixed magnitudes":
-        tensor.mul_(torch.exp2(torch.arange(size) // CHUNK % 200 - 100))
-    check(tensor.to(dtype))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_of_twenty_million_equal_numbers_are_as_near_as_promised(dtype):
+    tensor = torch.full((20_000_000,), 1.1, dtype=dtype)
+    value, found = tensor[0].item(), statistics(tensor)
+    assert (found.count, found.min, found.max) == (20_000_000, value, value)
+    assert found.sum == pytest.approx(20_000_000 * value, rel=SUM_TOLERANCE)
+    assert found.sumsq == pytest.approx(20_000_000 * value**2, rel=SQUARES_TOLERANCE)
 
 
 # Merging.
@@ -366,17 +283,11 @@ def test_rows_of_any_split_merge_into_the_row_of_the_whole(seed, size, cuts, has
     if has_odd_ones:
         tensor[seed % size], tensor[seed // 2 % size] = math.nan, -math.inf
     ends = [0, *sorted(int(cut * size) for cut in cuts), size]
-    parts = [tensor[start:end] for start, end in pairwise(ends)]
+    parts = [tensor[start:end] for start, end in itertools.pairwise(ends)]
     merged = merge(to_stats(statistics(part)) for part in parts)
     assert_near_reference(
         RawStatistics(**{name: getattr(merged, name) for name in RawStatistics._fields}), to_numbers(tensor)
     )
-
-
-def test_an_expanded_tensor_counts_each_repetition():
-    tensor = torch.tensor([1.0, -2.0, math.inf]).expand(5, 3)
-    assert statistics(tensor) == (15, -2, math.inf, math.inf, math.inf, 0, 5)
-    assert repeat(RawStatistics(2, -1.0, 3.0, 2.0, 10.0, 1, 0), 3) == (6, -1.0, 3.0, 6.0, 30.0, 3, 0)
 
 
 def test_of_no_elements_there_is_no_minimum():
