@@ -2,7 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from helpers.dtypes import DTYPES, FLOAT8, FLOATS
 from helpers.fingerprint_kernels import KERNELS, use_kernel
 from helpers.fingerprint_kernels import take as take_from_memory
 from helpers.float64_reference import to_numbers
+from helpers.layouts import LAYOUTS, laid_out
 from helpers.user_modes import SeesOps
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.fingerprints import device_fingerprints, fingerprints
@@ -30,12 +31,12 @@ from modtrace.recording.statistics.fingerprints import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-#: Where blocks, rows of words and chunks end, in elements of some dtype.
-ENDS = [1, 63, 64, 65, 1023, 1024, 1025, 2**15 + 1, 2**16 - 1, 2**16, 2**16 + 1, 2**17 + 1]
-CHUNK_ENDS = [2**18 - 1, 2**18, 2**18 + 1, 2**18 + 2**16 + 65]
-OFFSETS = [0, 1, 2, 3, 63, 64, 65_535, 2**18 - 3, 2**18, 2**33 + 5]
 
-laws = settings(deadline=None, max_examples=50)
+#: Where blocks, rows of words and chunks end, in elements of some dtype.
+ENDS = [1, 63, 65, 1024, 2**15 + 1, 2**16 - 1, 2**16 + 1, 2**18 - 1, 2**18, 2**18 + 2**16 + 65]
+OFFSETS = [0, 3, 63, 65_535, 2**18 - 3, 2**33 + 5]
+
+laws = settings(deadline=None, max_examples=40)
 
 
 @pytest.fixture(autouse=True, scope="module", params=KERNELS)
@@ -92,37 +93,16 @@ def test_any_bits_have_the_hash_and_the_sketch_of_the_definition(kernel, content
     check(kernel, from_valid_bytes(content, dtype), offset)
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.binary(max_size=300), st.sampled_from(DTYPES), st.sampled_from(OFFSETS))
-def test_any_bits_have_the_hash_and_the_sketch_of_plain_python(kernel, content, dtype, offset):
-    tensor = from_valid_bytes(content, dtype)
-    hashed, sketch = kernel(tensor, offset)
-    assert hashed == reference.hash_of(content_of(tensor).tobytes(), offset * item_size(tensor))
-    numbers = to_numbers(tensor)
-    magnitudes = math.fsum(number / 2**32 for number in np.abs(numbers) if math.isfinite(number)) * 2**32
-    if math.isfinite(magnitudes):
-        np.testing.assert_allclose(
-            sketch, reference.sketch_of(numbers.tolist(), offset), rtol=0, atol=1e-6 * magnitudes
-        )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64], ids=str)
+def test_sizes_where_blocks_rows_and_chunks_end(kernel, dtype):
+    for size in ENDS:
+        tensor = torch.linspace(-60, 100, size).to(dtype)
+        for offset in OFFSETS if size <= 2**16 + 1 else (0, 2**18 - 3):
+            check(kernel, tensor, offset)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2, torch.float64], ids=str)
-@pytest.mark.parametrize("size", ENDS)
-def test_sizes_where_blocks_and_rows_end(kernel, size, dtype):
-    for offset in OFFSETS:
-        check(kernel, torch.linspace(-3, 5, size).to(dtype), offset)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int64], ids=str)
-@pytest.mark.parametrize("size", CHUNK_ENDS)
-def test_sizes_where_chunks_end(kernel, size, dtype):
-    for offset in (0, 7, 2**18 - 3):
-        check(kernel, (torch.linspace(-3, 5, size) * 20).to(dtype), offset)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nothing_and_zeros_have_a_hash_and_a_sketch_of_zeros(kernel, dtype):
-    for shape in ((0,), (3, 0, 2), (), (5,), (3, 70)):
+def test_nothing_and_zeros_have_a_hash_and_a_sketch_of_zeros(kernel):
+    for dtype, shape in product(DTYPES, ((0,), (3, 0, 2), (), (3, 70))):
         zeros = torch.zeros(shape, dtype=torch.uint8)
         tensor = zeros.view(dtype) if dtype in FLOAT8 else zeros.to(dtype)
         hashed, sketch = kernel(tensor, 5)
@@ -131,23 +111,14 @@ def test_nothing_and_zeros_have_a_hash_and_a_sketch_of_zeros(kernel, dtype):
             assert sketch.tolist() == [0.0] * 64
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_scalar_is_one_element(kernel, dtype):
-    tensor = torch.ones((), dtype=dtype)
-    check(kernel, tensor, 3)
-    assert kernel(tensor)[0] == kernel(tensor.reshape(1, 1))[0]
-
-
 # Numbers that are none, and those at the ends.
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8[:2], torch.complex64], ids=str)
-@pytest.mark.parametrize("size", [3, 1000, 2**18 + 3])
+@pytest.mark.parametrize("dtype", [*FLOATS, FLOAT8[1], torch.complex64], ids=str)
+@pytest.mark.parametrize("size", [1000, 2**18 + 3])
 def test_non_finite_numbers_count_as_zero_in_the_sketch_and_as_they_are_in_the_hash(kernel, size, dtype):
     values = torch.linspace(-2, 2, size).to(dtype)
     for at, value in ((0, math.nan), (size // 2, math.inf), (size - 1, -math.inf)):
-        if dtype is torch.float8_e4m3fn:
-            value = math.nan
         values[at] = value
     hashed, sketch = kernel(values)
     assert np.isfinite(sketch).all()
@@ -252,12 +223,11 @@ def test_blocks_of_a_tensor_of_any_dimensions_add_up(kernel, data):
     check_blocks(kernel, numbers.to(dtype).reshape(shape), cuts, data.draw(st.sampled_from(OFFSETS)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8], ids=str)
 @pytest.mark.parametrize(
     ("shape", "cuts"),
     [
         ((300, 192), [100, 64]),
-        ((9, 4160), [3, 128]),
         ((9, 4160), [3, 1001]),
         ((2, 2**18 + 5), [1, 2**18 - 1]),
         ((7, 3, 500), [2, 1, 250]),
@@ -289,36 +259,12 @@ def test_a_block_outside_of_its_tensor_is_refused(kernel, shape, starts):
 
 # Strides.
 
-STRIDED = {
-    "transposed": lambda x: x.view(50, 60).t(),
-    "permuted": lambda x: x.view(5, 20, 30).permute(2, 0, 1),
-    "sliced": lambda x: x.view(50, 60)[3:, 5:50],
-    "long rows, sliced": lambda x: x.view(10, 300)[:, 7:290],
-    "stepped": lambda x: x[1::3],
-    "stepped in both": lambda x: x.view(50, 60)[::2, 1::7],
-    "column": lambda x: x.view(50, 60)[:, 7],
-    "odd offset": lambda x: x[1:],
-    "expanded in front": lambda x: x.view(50, 60).expand(7, 50, 60),
-    "expanded inside": lambda x: x[:50].view(5, 1, 10).expand(5, 9, 10),
-    "expanded scalar": lambda x: x[0].expand(300, 1000),
-    "overlapping windows": lambda x: x.unfold(0, 10, 3),
-    "overlapping as_strided": lambda x: x.as_strided((40, 30), (2, 1), 5),
-    "no elements, expanded": lambda x: x[:0].expand(9, 0),
-    "0-dim": lambda x: x[17],
-    "one element of odd strides": lambda x: x.as_strided((1, 1), (77, 33), 4),
-    "many dimensions": lambda x: x[:2048].view([2] * 11).permute(*range(10, -1, -1))[..., 0],
-    "channels last": lambda x: x.view(2, 5, 15, 20).to(memory_format=torch.channels_last),
-}
 
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int16, torch.float64, FLOAT8[0]], ids=str
-)
-@pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED.keys())
-def test_strides_change_nothing(kernel, view, dtype):
-    numbers = torch.arange(3000).remainder(251) - 100
-    tensor = view(numbers.to(torch.int8).view(dtype) if dtype is FLOAT8[0] else numbers.to(dtype))
-    for offset in (0, 3, 2**18 - 99):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.float64, FLOAT8[0]], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_change_nothing(kernel, layout, dtype):
+    tensor = laid_out(layout, dtype)
+    for offset in (3, 2**18 - 99):
         hashed, sketch = kernel(tensor, offset)
         dense = kernel(tensor.clone(memory_format=torch.contiguous_format), offset)
         assert hashed == dense[0] == expected_hash(tensor, offset)
@@ -326,18 +272,8 @@ def test_strides_change_nothing(kernel, view, dtype):
         assert_near_definition(sketch, tensor, offset)
 
 
-@laws
-@given(st.data())
-def test_any_as_strided_is_read_in_row_major_order(kernel, data):
-    shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
-    strides = [data.draw(st.integers(0, 40)) for _ in shape]
-    tensor = torch.arange(1000.0).sin().to(data.draw(st.sampled_from([torch.float32, torch.float16])))
-    check(kernel, tensor.as_strided(shape, strides, data.draw(st.integers(0, 9))))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_views_of_more_than_a_chunk_are_read_in_row_major_order(kernel, dtype):
-    tensor = torch.linspace(-3, 5, 700 * 1001).to(dtype).view(700, 1001)
+def test_views_of_more_than_a_chunk_are_read_in_row_major_order(kernel):
+    tensor = torch.linspace(-3, 5, 700 * 1001).bfloat16().view(700, 1001)
     for view in (tensor.t(), tensor[:, 1:], tensor[::2, ::3], tensor[:, :1].expand(-1, 500)):
         check(kernel, view, 2**18 - 5)
 
@@ -366,66 +302,42 @@ def test_steps_backwards_are_read_as_well(kernel):
 # What hashes are for.
 
 
-def swapped(tensor: torch.Tensor, a: int, b: int) -> torch.Tensor:
-    found = tensor.clone()
-    found[a], found[b] = tensor[b].clone(), tensor[a].clone()
-    return found
-
-
-def with_bits(tensor: torch.Tensor, at: int, flipped: int) -> torch.Tensor:
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    found = tensor.clone()
-    found.view(integer)[at] ^= flipped
-    return found
+def flipped(tensor: torch.Tensor, bit: int, *places: int) -> torch.Tensor:
+    """The float32 with one bit flipped at some places."""
+    changed = tensor.clone()
+    changed.view(torch.int32)[list(places)] ^= -(2**31) if bit == 31 else 1 << bit
+    return changed
 
 
 CHANGES = {
-    "two elements swapped": lambda x: swapped(x, 3, 4),
-    "two far elements swapped": lambda x: swapped(x, 3, 4095),
+    "two elements swapped": lambda x: x[torch.tensor([0, 1, 2, 4, 3, *range(5, 4096)])],
     "transposed": lambda x: x.view(64, 64).t().reshape(-1),
-    "flipped": lambda x: x.flip(0),
     "rolled": lambda x: x.roll(1),
     "permuted": lambda x: x[torch.randperm(4096, generator=torch.Generator().manual_seed(1))],
-    "rows swapped": lambda x: swapped(x.view(64, 64), 0, 1).view(-1),
+    "rows swapped": lambda x: torch.cat([x[64:128], x[:64], x[128:]]),
     "negated": lambda x: -x,
-    "one sign": lambda x: with_bits(x, 77, torch.iinfo(_integer(x)).min),
-    "two signs": lambda x: with_bits(
-        with_bits(x, 77, torch.iinfo(_integer(x)).min), 78, torch.iinfo(_integer(x)).min
-    ),
-    "one last bit": lambda x: with_bits(x, 4000, 1),
-    "two last bits": lambda x: with_bits(with_bits(x, 4000, 1), 4001, 1),
+    "one sign": lambda x: flipped(x, 31, 77),
+    "two signs": lambda x: flipped(x, 31, 77, 78),
+    "two last bits": lambda x: flipped(x, 0, 4000, 4001),
     "zero instead of negative zero": lambda x: x.masked_fill(x == 0, 0.0),
+    "payload of a NaN": lambda x: flipped(x, 0, 101),
     "one element less": lambda x: x[:-1],
 }
 
 
-def _integer(tensor: torch.Tensor) -> torch.dtype:
-    return {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_the_hash_tells_of_a_change(kernel, change, dtype):
+def test_the_hash_tells_of_a_change(kernel, change):
     for seed in range(5):
-        generator = torch.Generator().manual_seed(seed)
-        tensor = torch.randn(4096, generator=generator).to(dtype)
-        tensor[100] = -0.0
+        tensor = torch.randn(4096, generator=torch.Generator().manual_seed(seed))
+        tensor[100], tensor[101] = -0.0, math.nan
         assert kernel(tensor)[0] == kernel(tensor.clone())[0]
         assert kernel(tensor)[0] != kernel(change(tensor))[0]
 
 
-@settings(deadline=None, max_examples=100)
-@given(seeds, st.integers(0, 2**31 - 1), st.integers(0, 31))
-def test_the_hash_tells_of_any_single_bit(kernel, seed, place, bit):
-    tensor = torch.from_numpy(np.random.default_rng(seed).integers(-(2**31), 2**31, 200, dtype=np.int32))
-    changed = tensor.clone()
-    changed[place % 200] ^= -(2**31) if bit == 31 else 1 << bit
-    assert kernel(tensor)[0] != kernel(changed)[0]
-
-
-def test_the_hash_tells_of_the_payload_of_a_nan(kernel):
-    one, other = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
-    assert kernel(one)[0] != kernel(other)[0]
+def test_the_hash_tells_of_any_single_bit(kernel):
+    tensor = torch.randn(200, generator=torch.Generator().manual_seed(0))
+    changed = [kernel(flipped(tensor, bit, place))[0] for bit in range(32) for place in range(0, 200, 50)]
+    assert len({kernel(tensor)[0], *changed}) == 1 + 32 * 4
 
 
 # What taking them leaves alone.
