@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.dtypes import FLOATS
 from helpers.kernels import both_kernels
+from helpers.layouts import LAYOUTS, laid_out
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
 from modtrace.measure.tier2 import tier2
@@ -18,7 +19,7 @@ from modtrace.measure.tier2.tier2 import channel_max_array
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 ODD_FLOATS = [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2fnuz]
-DTYPES = [*ODD_FLOATS, torch.int8, torch.int64, torch.bool, torch.complex64, torch.complex32]
+DTYPES = [*FLOATS, torch.float8_e4m3fn, torch.int8, torch.int64, torch.bool, torch.complex32]
 
 #: Every law holds for both kernels.
 kernel = both_kernels((tier2, "tier2_into"), (tier2, "largest_into"))
@@ -47,12 +48,6 @@ def numbers_of(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return numbers.to(dtype).view(shape)
 
 
-def test_largest_magnitude_of_each_channel():
-    tensor = torch.tensor([[1.0, -5.0, 0.0], [-2.0, 3.0, -0.0]])
-    assert found(tensor).tolist() == [2, 5, 0]
-    assert found(tensor, 0).tolist() == found(tensor, -2).tolist() == [5, 3]
-
-
 def test_a_nan_is_the_largest_of_its_channel():
     for nan in (math.nan, -math.nan):
         tensor = torch.tensor([[1.0, math.inf, 2.0], [nan, nan, -math.inf]])
@@ -72,19 +67,7 @@ def test_the_larger_part_of_a_complex_number_counts():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [
-        (1,),
-        (5,),
-        (3, 4),
-        (7, 300),
-        (300, 7),
-        (1000, 3),
-        (2, 3, 4, 5),
-        (4, 3, 5, 100),
-        (3, 70, 65),
-        (1, 257),
-        (2, 16384),
-    ],
+    [(5,), (7, 300), (1000, 3), (2, 3, 4, 5), (4, 3, 5, 100), (3, 70, 65), (2, 16384)],
     ids=str,
 )
 def test_channels_of_any_dimension_are_those_of_torch(shape, dtype):
@@ -93,35 +76,11 @@ def test_channels_of_any_dimension_are_those_of_torch(shape, dtype):
         check(tensor, dim)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x.t(),
-        lambda x: x.view(10, 5, 60).permute(1, 2, 0),
-        lambda x: x[:, 3:17],
-        lambda x: x[::3, ::7],
-        lambda x: x[:, :1].expand(50, 60),
-        lambda x: x[0, 0].expand(4, 5),
-        lambda x: x[0].expand(9, 60),
-        lambda x: x.view(-1).unfold(0, 10, 3),
-        lambda x: x.view(2, 5, 15, 20).to(memory_format=torch.channels_last),
-    ],
-    ids=[
-        "transposed",
-        "permuted",
-        "sliced",
-        "stepped",
-        "expanded channels",
-        "expanded scalar",
-        "expanded rows",
-        "overlapping",
-        "channels last",
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.complex64], ids=str)
-def test_any_strides_are_read(view, dtype):
-    tensor = view(numbers_of((50, 60), dtype))
-    for dim in range(tensor.dim()):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides_are_read(layout, dtype):
+    tensor = laid_out(layout, dtype)
+    for dim in range(tensor.dim()) if tensor.numel() else ():
         check(tensor, dim)
 
 

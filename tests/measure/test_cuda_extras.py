@@ -1,6 +1,5 @@
 """The kernels of tier 2, hash and sketch, on a cuda_device driver that runs them on the CPU."""
 
-import threading
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,9 +8,9 @@ import torch
 
 from helpers.any_numbers import of_magnitudes, random_bits
 from helpers.cuda_on_cpu import KERNELS, needs_compiler
-from helpers.dtypes import DTYPES
+from helpers.dtypes import FLOAT8, FLOATS
 from helpers.float64_reference import to_numbers
-from helpers.tensor_kinds import KINDS, silently
+from helpers.tensor_kinds import HOLDERS, KINDS, silently
 from modtrace.measure.cuda.cuda_kernels import CudaKernels
 from modtrace.measure.cuda.together import Together
 from modtrace.measure.dtypes import format_of
@@ -32,8 +31,12 @@ from modtrace.torch_internals.modes import DisableTorchFunction
 pytestmark = needs_compiler
 
 #: Of numbers around a vector, a block of the sketch, a round of all threads, a part, a row of words, a chunk and more.
-SIZES = [0, 1, 3, 15, 17, 63, 65, 255, 4099, 16_385, 70_001]
-LARGE_SIZES = [262_145, 600_001]
+SIZES = [0, 1, 17, 65, 4099, 16_385, 70_001]
+
+#: One of each size and sign: what their numbers are is shown of the usual statistics, which read them in the same way.
+DTYPES = [
+    *FLOATS[:3], FLOAT8[-1], torch.int8, torch.uint16, torch.int32, torch.uint64, torch.bool, torch.complex64,
+]  # fmt: skip
 
 ALL = Want(stats=2, hash=True, sketch=True)
 
@@ -108,10 +111,9 @@ def test_results_are_those_of_main_memory(cuda_device, dtype):
     assert cuda_device.launches == launches
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.complex128], ids=str)
-@pytest.mark.parametrize("size", LARGE_SIZES)
-def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(cuda_device, dtype, size):
-    tensor = torch.randn(size).mul(100).to(dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(cuda_device, dtype):
+    tensor = torch.randn(262_145).mul(100).to(dtype)
     extras, found = new_extras(), []
     for seed in range(3):
         cuda_device.reset(seed)
@@ -121,7 +123,7 @@ def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(cuda_device, d
     assert len({bits_of(extra) for extra in found}) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
 def test_parts_of_large_tensors_span_rows_of_words_and_chunks(cuda_device, monkeypatch, dtype):
     """They do from 32 MiB on; with 3 parts a smaller one will do."""
     kernels = {kernel: cuda_device.kernels(kernel=kernel._replace(most_parts=3)) for kernel in KERNELS}
@@ -152,7 +154,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int8], ids=str)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_each_view_takes_two_launches(cuda_device, view, dtype):
     numbers = torch.arange(120).mul(7919).remainder(251).sub(100).view(6, 5, 4)
@@ -163,7 +165,7 @@ def test_each_view_takes_two_launches(cuda_device, view, dtype):
         assert cuda_device.launches == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "shape", [(3, 8191), (40, 1001, 3), (2, 3, 20_011), (5, 16_384), (9000, 4, 2)], ids=str
 )
@@ -177,23 +179,10 @@ def test_channels_of_any_number_and_length_have_their_maxima(cuda_device, shape,
         check(measured(extras, tensor, ALL._replace(channel_dim=dim)), tensor, dim)
 
 
-def test_a_nan_is_the_largest_of_its_channel_and_of_all(cuda_device):
-    tensor = torch.tensor([[1.0, torch.inf, 2.0], [torch.nan, torch.nan, -torch.inf]])
-    found = measured(new_extras(), tensor)
-    np.testing.assert_array_equal(found.channel_max[-1], [torch.nan, torch.nan, torch.inf])
-    assert (found.argmax, np.isnan(found.sumabs), np.isnan(found.sum4)) == (3, True, True)
-
-
 def test_nan_that_rows_are_filled_with_is_measured_as_any_other(cuda_device):
     awaited = torch.tensor([0x7FF8_A3A1_7ED0_0001] * 100).view(torch.float64)
     found = measured(new_extras(), awaited)
     assert (np.isnan(found.sumabs), found.hash) == (True, fingerprint_array(awaited.numpy(), None).hash)
-
-
-def test_sums_beyond_float32_are_made_in_float64(cuda_device):
-    tensor = torch.full((20_000,), 1.5e38)
-    tensor[1234:1240] = 3e38
-    check(measured(new_extras(), tensor), tensor)
 
 
 def test_nothing_is_added_behind_the_last_number(cuda_device):
@@ -203,7 +192,7 @@ def test_nothing_is_added_behind_the_last_number(cuda_device):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind, (_, expected) in KINDS.items() if expected.statistics is not None]
+    "kind", [*HOLDERS, "no elements", "masked", "zeros that take no memory"]
 )
 def test_each_kind_of_tensor_is_measured_as_in_main_memory(cuda_device, monkeypatch, kind):
     want = ALL._replace(sample=4)
@@ -256,10 +245,10 @@ def test_what_is_on_its_way_is_not_measured_again(cuda_device):
         check(extra, tensor, dim)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, FLOAT8[1], torch.complex32], ids=str)
 def test_sample_is_that_of_main_memory(cuda_device, dtype):
     extras, launches = new_extras(), 0
-    for size in (0, 1, 5, 6, 64, 4099, 70_001):
+    for size in (0, 1, 5, 6, 64, 4099):
         for tensor in (random_bits(size, size, dtype), random_bits(1, 2 * size, dtype)[::2]):
             for samples in (1, 5, 64):
                 found = measured(extras, tensor, Want(sample=samples)).sample[samples]
@@ -273,7 +262,7 @@ def test_sample_is_that_of_main_memory(cuda_device, dtype):
 # Many at once.
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 def test_many_tensors_take_a_launch_for_each_kernel_and_have_the_bits_of_each_alone(cuda_device, dtype):
     together = Together()
     extras = new_extras(together)
@@ -308,20 +297,6 @@ def test_launch_that_fails_leaves_a_note_for_each(cuda_device):
 
 
 # Rows.
-
-
-def test_nobody_waits_before_results_are_read(cuda_device):
-    extras, tensors = new_extras(), [torch.full((3, 4), float(number)) for number in range(1, 6)]
-    for tensor in tensors:
-        measured(extras, tensor)
-    cuda_device.defer()
-    found = [launched(extras, tensor) for tensor in tensors]
-    timer = threading.Timer(0.02, cuda_device.run)
-    timer.start()
-    read_results(found)
-    timer.join()
-    for extra, tensor in zip(found, tensors, strict=True):
-        check(extra, tensor)
 
 
 def test_rows_of_results_are_free_when_they_are_read_or_dropped_and_have_come(cuda_device):

@@ -10,9 +10,8 @@ import torch
 
 from helpers.any_numbers import of_magnitudes, random_bits
 from helpers.cuda_on_cpu import needs_compiler
-from helpers.dtypes import DTYPES
+from helpers.dtypes import FLOAT8, FLOATS, INTEGERS
 from helpers.float64_reference import measure as measure_on_cpu
-from helpers.float64_reference import statistics as statistics_of_cpu
 from helpers.float64_reference import to_numbers
 from modtrace.measure.cuda import cuda_kernels
 from modtrace.measure.cuda.cuda_kernels import Task
@@ -30,7 +29,10 @@ from modtrace.torch_internals.tensors import plain_kinds
 pytestmark = needs_compiler
 
 #: Of numbers around a vector, a round of all threads, a part, and many parts.
-SIZES = [0, 1, 3, 15, 16, 17, 255, 4096, 4099, 16_383, 16_385, 100_003]
+SIZES = [0, 1, 15, 17, 4099, 16_385, 100_003]
+
+#: Floats of 8 bits differ in the table that a kernel is given, so one of them will do.
+DTYPES = [*FLOATS, FLOAT8[0], *INTEGERS, torch.complex64, torch.complex32]
 
 
 @pytest.fixture
@@ -125,7 +127,7 @@ def test_statistics_are_those_of_float64(fake, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64], ids=str)
 def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(fake, dtype):
     kernels = fake.kernels()
-    tensor = torch.randn(300_001 if dtype is torch.int64 else 3_000_001).mul(100).to(dtype)
+    tensor = torch.randn(300_001).mul(100).to(dtype)
     found = set()
     for seed in range(3):
         fake.reset(seed)
@@ -133,13 +135,6 @@ def test_bits_depend_on_neither_the_order_of_blocks_nor_alignment(fake, dtype):
         found.add(row_of(kernels, moved).tobytes())
     check(np.frombuffer(found.pop()), tensor)
     assert not found
-
-
-def test_expanded_elements_count_as_often_as_they_stand_there(fake):
-    tensor = torch.rand(7, 1).add(1).expand(7, 5)  # sums of the CPU are as exact as this asks for
-    row = row_of(fake.kernels(), tensor)
-    np.testing.assert_allclose(row[:FIRST_INDEX], statistics_of_cpu(tensor), rtol=1e-6)
-    assert row[FIRST_INDEX] == -1
 
 
 def test_index_is_not_known_where_elements_lie_in_another_order(fake):
@@ -170,7 +165,8 @@ def test_nothing_is_launched_on_a_stream_that_is_captured(fake):
     tensor = torch.ones(3)
     assert not kernels.measure(task_of(tensor, row), tensor.dtype)
     assert rows_by_launcher(kernels, [tensor]) is None
-    assert fake.launches == 1
+    assert rows_together(kernels, [tensor]) is None
+    assert (fake.launches, fake.copies) == (1, 0)
     assert row.tolist() == [0.0] * WIDTH, "nobody will write it"
 
 
@@ -194,16 +190,6 @@ def test_path_that_another_thread_replaces_meanwhile_lives_to_the_end(fake, monk
     assert are_alive == [True]
 
 
-def test_a_dtype_without_a_program_is_left_to_torch(fake):
-    def refuses(source, options):
-        raise RuntimeError("no NVRTC here")
-
-    kernels = cuda_kernels.CudaKernels(torch.device("cpu", 0), compiles=refuses)
-    tensor = torch.ones(3)
-    assert not kernels.measure(task_of(tensor, np.zeros(WIDTH)), tensor.dtype)
-    assert kernels.problem == "RuntimeError: no NVRTC here"
-
-
 # Many at once.
 
 
@@ -211,11 +197,11 @@ def rows_together(kernels, tensors: "list[torch.Tensor]") -> "list[np.ndarray] |
     return rows_by_launcher(kernels, tensors, kernels.new_batch(tensors[0].dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)
 def test_many_tensors_take_one_launch_and_have_the_bits_of_each_alone(fake, dtype):
     kernels = fake.kernels()
     tensors = [tensor for size in SIZES for tensor in numbers_of(dtype, size)]
-    for seed in range(3):
+    for seed in range(2):
         fake.reset(seed)
         found = rows_together(kernels, tensors)
         assert (fake.launches, fake.copies) == (1, 1)
@@ -237,14 +223,6 @@ def test_table_is_written_again_only_when_it_has_been_read(fake):
         fake.run()
         assert found[49][3] == 4900.0
     assert len(kernels._tables) == tables
-
-
-def test_nothing_of_many_is_launched_on_a_stream_that_is_captured(fake):
-    kernels = fake.kernels()
-    rows_together(kernels, [torch.ones(3)])
-    fake.capture(fake.stream(0))
-    assert rows_together(kernels, [torch.ones(3)]) is None
-    assert (fake.launches, fake.copies) == (1, 1)
 
 
 # Rows that arrive.
@@ -416,24 +394,17 @@ def test_block_inside_another_measures_at_its_own_end(fake, measured_on_device):
     assert (fake.launches, read(outer).count) == (2, 5)
 
 
-def test_launch_of_many_that_fails_leaves_a_note_for_each(fake, measured_on_device):
+def test_launch_that_fails_leaves_a_note_and_no_row(fake, measured_on_device):
     measured_on_device(torch.ones(3), torch.ones(3).double())
+    fake.fail(1)
+    alone = measured_on_device(torch.ones(3))
+    failed = "not measured: RuntimeError: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE (1)"
+    assert (alone.rows, alone.note) == (None, failed)
     fake.fail(1)
     lost, kept = measured_on_device(torch.ones(3), torch.ones(3).double())
     fake.reset()
-    assert (lost.rows, lost.note.startswith("not measured: RuntimeError: cuLaunchKernel")) == (None, True)
+    assert (lost.rows, lost.note) == (None, failed)
     assert read(kept).sum == 3
-
-
-def test_launch_that_fails_leaves_a_note_and_no_row(fake, measured_on_device):
-    measured_on_device(torch.ones(3))
-    fake.fail(1)
-    found = measured_on_device(torch.ones(3))
-    assert (found.rows, found.note) == (
-        None,
-        "not measured: RuntimeError: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE (1)",
-    )
-    fake.reset()
 
 
 @pytest.mark.parametrize("view", ["whole", "every second"])

@@ -1,8 +1,5 @@
 """The kernel of devices, on tensors of the CPU in place of a device's."""
 
-import math
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.any_numbers import from_valid_bytes
 from helpers.devices import Devices, no_waiting
 from helpers.dtypes import DEVICE_DTYPES as DTYPES
-from helpers.float64_reference import assert_near_reference, statistics, to_numbers
+from helpers.float64_reference import assert_near_reference, to_numbers
+from helpers.layouts import LAYOUTS, laid_out
 from modtrace.measure.moments import device_kernel
 from modtrace.measure.moments.cpu_kernel import RawStatistics
 from modtrace.measure.moments.device_kernel import measure_on_device
@@ -51,53 +49,21 @@ def test_statistics_of_any_bits_equal_the_reference(chunk, content, dtype):
     check(from_valid_bytes(content[: len(content) // 16 * 16], dtype))
 
 
-@pytest.mark.parametrize("value", [1e-38, 1e-45, 1.1, 2e19, 3.3e38])
+@pytest.mark.parametrize("value", [1e-45, 2e19, 3.3e38])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_squares_beyond_the_range_of_float32_are_summed(chunk, dtype, value):
     check(torch.full((100_000,), value, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_elements_give_a_count_of_0(chunk, dtype):
-    for tensor in (torch.empty(0, dtype=dtype), torch.empty(3, 0, dtype=dtype).t()):
-        np.testing.assert_equal(tuple(measured(tensor)), (0, math.nan, math.nan, 0.0, 0.0, 0, 0))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64, torch.float8_e5m2], ids=str)
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x.view(30, 20).t(),
-        lambda x: x.view(30, 20)[::2, 3:],
-        lambda x: x.view(30, 1, 20).expand(30, 7, 20),
-        lambda x: x[0].expand(5, 6),
-        lambda x: x[0],
-        lambda x: x.unfold(0, 10, 3),
-        lambda x: x[:0].expand(9, 0),
-    ],
-    ids=[
-        "transposed",
-        "sliced",
-        "expanded",
-        "expanded scalar",
-        "0-dim",
-        "overlapping",
-        "expanded, no elements",
-    ],
-)
-def test_any_strides_are_measured(chunk, view, dtype):
-    tensor = torch.arange(600).remainder(51).to(torch.int8).view(dtype) if dtype.itemsize == 1 else None
-    check(view(torch.arange(600).to(dtype) if tensor is None else tensor))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides_are_measured(chunk, layout):
+    for dtype in (torch.float32, torch.complex64, torch.float8_e5m2):
+        check(laid_out(layout, dtype))
 
 
 def test_an_expanded_tensor_is_not_copied_in_full():
     """2^50 elements."""
     assert measured(torch.tensor([1.0, -3.0]).expand(2**49, 2)) == (2**50, -3, 1, -(2**50), 10 * 2**49, 0, 0)
-
-
-def test_statistics_are_those_of_the_kernel_in_memory(chunk):
-    tensor = torch.arange(-300.0, 301).view(-1, 1)
-    assert measured(tensor) == statistics(tensor) == (601, -300, 300, 0, 18090100, 0, 0)
 
 
 def test_rows_are_read_in_any_order_and_freed_with_all_their_parts(chunk):
@@ -151,7 +117,7 @@ def test_nothing_waits_for_the_device(dtype):
     assert rows.read(numbers)[:, 0].tolist() == ([10, 0, 8] if dtype.is_complex else [5, 0, 4])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 def test_no_tensor_of_another_device_takes_part(chunk, dtype):
     """A copy from the host would wait, too; and what would have to be read fails on meta."""
     ones = torch.ones(250, dtype=dtype, device="meta")

@@ -33,7 +33,7 @@ from modtrace.torch_internals.modes import DisableTorchFunction, unseen
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 #: Tensors of one test; most have up to 4,096 elements, every tenth up to 600,000.
-TENSORS = 40
+TENSORS = 80
 
 kernel = kernels.both_kernels(
     (measurer, "measure_into"),

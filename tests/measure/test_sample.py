@@ -15,7 +15,7 @@ from modtrace.recording.statistics.sample import sample_positions
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-DTYPES = [*FLOATS, torch.float8_e5m2, torch.int64, torch.bool, torch.complex64, torch.complex32]
+DTYPES = [*FLOATS, torch.float8_e5m2, torch.int64, torch.bool, torch.complex32]
 
 
 def sample(tensor: torch.Tensor, k: int) -> np.ndarray:
@@ -38,7 +38,7 @@ def test_a_small_tensor_is_kept_whole():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("k", [1, 7, 64, 1000])
+@pytest.mark.parametrize("k", [1, 64, 1000])
 def test_values_are_those_at_the_positions(dtype, k):
     numbers = torch.arange(600).remainder(97).sub(40)
     tensor = (numbers.float() if dtype.itemsize == 1 else numbers).to(dtype)

@@ -14,6 +14,7 @@ from helpers.any_numbers import from_bytes, magnitudes, odd_numbers, of_magnitud
 from helpers.dtypes import DTYPES, FLOAT8, FLOATS
 from helpers.float64_reference import to_numbers
 from helpers.kernels import both_kernels
+from helpers.layouts import LAYOUTS, laid_out
 from helpers.tier2_reference import bin_of, tier2_of
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
@@ -22,8 +23,9 @@ from modtrace.measure.tier2.tier2 import RawTier2, tier2_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
+
 #: Where groups of lanes, blocks and chunks end.
-ENDS = [1, 2, 3, 4, 5, 15, 16, 17, 1023, 1024, 1025, 2049, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 1041]
+ENDS = [1, 3, 4, 5, 15, 16, 17, 1023, 1024, 1025, CHUNK - 1, CHUNK, CHUNK + 1041]
 
 laws = settings(deadline=None, max_examples=60)
 
@@ -77,19 +79,6 @@ def test_bins_begin_and_end_at_powers_of_two():
     assert counts == {0: 2, 1: 1, 2: 1, 127: 1, 128: 1, 254: 2, 255: 2}
 
 
-def test_float32_of_every_power_of_two_has_its_bin():
-    for exponent in range(-149, 128):
-        found = measured(torch.full((3,), 2.0**exponent, dtype=torch.float32))
-        assert found.histogram[max(0, exponent + 127)] == 3
-
-
-def test_tier2_of_no_elements_is_zero():
-    for tensor in (torch.empty(0), torch.empty(3, 0), torch.empty(0, 3).t()):
-        found = measured(tensor)
-        assert (found.sumabs, found.zero_count, found.sum4, found.argmax) == (0.0, 0, 0.0, None)
-        assert found.histogram.tolist() == [0] * 256
-
-
 def test_a_nan_makes_sums_nan_and_an_infinity_infinite():
     found = measured(torch.tensor([1.0, math.inf, -3.0, -math.inf]))
     assert (found.sumabs, found.sum4, found.argmax) == (math.inf, math.inf, 1)
@@ -131,7 +120,7 @@ def test_tier2_of_any_bits_is_the_reference(content, dtype):
 @laws
 @given(
     seeds,
-    st.sampled_from(ENDS[:-4]) | st.integers(0, 3000),
+    st.sampled_from(ENDS[:-3]) | st.integers(0, 3000),
     st.sampled_from(FLOATS),
     magnitudes,
     odd_numbers,
@@ -140,26 +129,14 @@ def test_tier2_is_the_reference_at_any_size_and_magnitude(seed, size, dtype, bet
     check(of_magnitudes(seed, size, *between, dtype, odd))
 
 
-@pytest.mark.parametrize("size", ENDS[-4:])
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.complex64], ids=str)
+@pytest.mark.parametrize("size", ENDS[-3:])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.complex64], ids=str)
 def test_pieces_are_put_together(size, dtype):
     tensor = torch.arange(size).remainder(101).sub(50).to(dtype)
     tensor[-1] = 77
     assert check(tensor).argmax == size - 1
     every_second = torch.stack([tensor, tensor + 1], dim=1)[:, 0]
     assert check(every_second).argmax == size - 1
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("size", [1, 5, 1024, 1025, 5000])
-def test_one_nan_or_infinity_is_found_anywhere(dtype, size):
-    for value in (math.nan, math.inf, -math.inf):
-        for place in (0, size // 2, size - 1):
-            tensor = torch.full((size,), 0.5, dtype=dtype)
-            tensor[place] = value
-            found = measured(tensor)
-            assert (found.argmax, found.histogram[126]) == (place, size - 1)
-            np.testing.assert_equal((found.sumabs, found.sum4), (abs(value), abs(value)))
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
@@ -181,7 +158,7 @@ def test_tier2_of_every_16_bit_float_is_the_reference(dtype):
     np.testing.assert_array_equal(histogram, expected)
 
 
-@pytest.mark.parametrize("value", [1e-45, 1e-38, 2.0**-20, 1.1, 2e19, 3.3e38])
+@pytest.mark.parametrize("value", [1e-45, 2.0**-20, 2e19, 3.3e38])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fourth_powers_beyond_the_range_of_float32_are_summed(dtype, value):
     tensor = torch.full((20_000,), value, dtype=dtype)
@@ -207,50 +184,20 @@ def test_subnormal_numbers_count_although_the_user_flushes_them(kernel):
 
 def test_no_numpy_handler_of_the_users_hears_of_anything():
     bits = torch.arange(2**16).to(torch.int32).to(torch.uint16)
+    numbers = torch.tensor([1e308, math.nan, 5e-324], dtype=torch.float64)
     with np.errstate(all="raise"):
-        for dtype in (torch.float16, torch.bfloat16):
-            measured(bits.view(dtype)[::2])
-            measured(bits.view(dtype))
-        measured(torch.tensor([1e308, math.nan, 5e-324], dtype=torch.float64)[::2])
-        measured(torch.tensor([1e308, math.nan, 5e-324], dtype=torch.float64))
+        for tensor in (bits.view(torch.float16), bits.view(torch.bfloat16), numbers):
+            measured(tensor[::2])
+            measured(tensor)
 
 
 # Strides.
 
-STRIDED = {
-    "transposed": lambda x: x.view(50, 60).t(),
-    "permuted": lambda x: x.view(5, 10, 60).permute(2, 0, 1),
-    "sliced": lambda x: x.view(50, 60)[:, 3:17],
-    "stepped": lambda x: x[::7],
-    "expanded": lambda x: x[:50].view(50, 1).expand(50, 30),
-    "expanded in the middle": lambda x: x[:60].view(6, 1, 10).expand(6, 4, 10),
-    "expanded scalar": lambda x: x[7].expand(4, 5),
-    "transposed and expanded": lambda x: x.view(50, 60)[::2, ::3].t().unsqueeze(1).expand(-1, 4, -1),
-    "overlapping windows": lambda x: x.unfold(0, 10, 3),
-    "no elements, expanded": lambda x: x[:0].expand(9, 0),
-    "0-dim": lambda x: x[17],
-    "one element of odd strides": lambda x: x.as_strided((1, 1), (77, 33), 4),
-    "many dimensions": lambda x: x[:2048].view([2] * 11).permute(*range(10, -1, -1))[..., 0],
-}
 
-
-@pytest.mark.parametrize(
-    "dtype", [*FLOATS[:1], *FLOATS[2:], torch.complex64, torch.int16, FLOAT8[0]], ids=str
-)
-@pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED.keys())
-def test_tier2_of_any_strides_is_in_logical_order(view, dtype):
-    numbers = torch.arange(3000).remainder(251) - 100
-    tensor = numbers.to(torch.int8).view(dtype) if dtype is FLOAT8[0] else numbers.to(dtype)
-    check(view(tensor))
-
-
-@laws
-@given(st.data())
-def test_tier2_of_any_as_strided_is_the_reference(data):
-    shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
-    strides = [data.draw(st.integers(0, 40)) for _ in shape]
-    tensor = torch.arange(1000.0).sin().to(data.draw(st.sampled_from([torch.float32, torch.float16])))
-    check(tensor.as_strided(shape, strides, data.draw(st.integers(0, 9))))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tier2_of_any_strides_is_in_logical_order(layout, dtype):
+    check(laid_out(layout, dtype))
 
 
 @laws
