@@ -191,9 +191,7 @@ def test_nothing_is_added_behind_the_last_number(cuda_device):
     check(measured(new_extras(), tensor), tensor)
 
 
-@pytest.mark.parametrize(
-    "kind", [*HOLDERS, "no elements", "masked", "zeros that take no memory"]
-)
+@pytest.mark.parametrize("kind", [*HOLDERS, "no elements", "masked", "zeros that take no memory"])
 def test_each_kind_of_tensor_is_measured_as_in_main_memory(cuda_device, monkeypatch, kind):
     want = ALL._replace(sample=4)
     extras = new_extras()

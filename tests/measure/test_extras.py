@@ -11,6 +11,7 @@ import torch
 from helpers.float64_reference import to_numbers
 from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
+from modtrace.measure.dtypes import format_of
 from modtrace.measure.fingerprints.fingerprints import fingerprint_array
 from modtrace.measure.measurers import extras as extras_module
 from modtrace.measure.measurers.extras import Extras
@@ -84,22 +85,17 @@ def _values(extra):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_modes_of_the_users_see_nothing(kind):
+def test_measuring_is_noticed_nowhere_and_raises_no_error_of_the_users(kind):
+    """Modes hear of nothing, and no number is drawn, where numpy and warnings raise."""
     tensor = silently(KINDS[kind][0])
     want = EVERYTHING._replace(functions=(lambda tensor: (tensor + 1).shape[0] if tensor.dim() else 0,))
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     with SeesOps() as ops, SeesFunctions() as functions:
-        measure(tensor, want)
+        with warnings.catch_warnings(), np.errstate(all="raise"):
+            warnings.simplefilter("error")
+            measure(tensor, want)
         seen = list(ops.seen), list(functions.seen)
     assert seen == ([], [])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_random_number_is_drawn_and_no_handler_hears_of_an_error(kind):
-    tensor = silently(KINDS[kind][0])
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    with warnings.catch_warnings(), np.errstate(all="raise"):
-        warnings.simplefilter("error")
-        measure(tensor, EVERYTHING)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
 
@@ -177,15 +173,9 @@ def test_nothing_but_what_is_wanted_is_measured():
     assert (hashed.sketch, hashed.sumabs) == (None, None)
     sketched = measure(tensor, Want(stats=0, sketch=True))
     np.testing.assert_array_equal(
-        sketched.sketch, fingerprint_array(tensor.numpy(), _float32(), is_hashed=False).sketch
+        sketched.sketch, fingerprint_array(tensor.numpy(), format_of(torch.float32), is_hashed=False).sketch
     )
     assert sketched.hash is None
-
-
-def _float32():
-    from modtrace.measure.dtypes import format_of
-
-    return format_of(torch.float32)
 
 
 def test_what_is_there_is_not_measured_again():

@@ -26,7 +26,7 @@ LAYOUTS: dict[str, tuple[Layout, int]] = {
     "expanded inside": (lambda x: x[:, :, 4:5].expand(6, 8, 9), 2 * 72 + 3 * 9),
     "one number": (lambda x: x[2, 3, 4], 0),
 }
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64]
+DTYPES = [torch.float32, torch.float16, torch.float8_e5m2, torch.complex64]
 
 
 def planted(dtype: torch.dtype) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_first_element_in_row_major_order_is_found(by: None, layout: str, dtype:
     assert first_index(view(planted(dtype))) == expected
 
 
-@pytest.mark.parametrize("at", [0, 511, 512, 16_384, CHUNK - 1, CHUNK, 2 * CHUNK + 2])
+@pytest.mark.parametrize("at", [0, 511, 512, CHUNK - 1, CHUNK, 2 * CHUNK + 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_first_element_of_a_large_tensor_is_found(by: None, dtype: torch.dtype, at: int) -> None:
     tensor = torch.zeros(2 * CHUNK + 5, dtype=dtype)
@@ -70,28 +70,25 @@ def test_first_element_of_a_sparse_tensor_is_not_known(by: None) -> None:
     assert first_index(torch.tensor([[0.0, math.nan], [math.inf, 0.0]]).to_sparse()) == -1
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_finite_tensor_is_not_read_again(by: None, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finite_tensor_is_not_read_again(by: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_again(*_: object) -> int:
         raise AssertionError("it is read again")
 
     monkeypatch.setattr(measurer, "first_nonfinite", read_again)
-    tensor = LAYOUTS[layout][0](torch.ones(6, 8, 10))
-    assert measure(tensor).note is None
+    for layout, _ in LAYOUTS.values():
+        assert measure(layout(torch.ones(6, 8, 10))).note is None
 
 
 @pytest.mark.parametrize("chunk", [2**23, 100])
-@pytest.mark.parametrize(
-    ("dtype", "expected"), [(torch.float32, 156), (torch.complex64, 156), (torch.float16, 156)]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float16], ids=str)
 def test_first_element_on_a_device_is_found_without_waiting(
-    chunk: int, dtype: torch.dtype, expected: int, monkeypatch: pytest.MonkeyPatch
+    chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_kernel, "_CHUNK", chunk)
     rows, tensor = DeviceRows(torch.device("cpu")), planted(dtype)
     with no_waiting():
         numbers = [measure_on_device(view, rows) for view in (tensor, tensor.permute(2, 0, 1))]
-    assert rows.read(numbers)[:, FIRST_INDEX].tolist() == [expected, -1]
+    assert rows.read(numbers)[:, FIRST_INDEX].tolist() == [156, -1]
 
 
 def test_statistics_are_kept_where_the_first_element_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ NESTED = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(NESTED)
 def test_what_json_holds_anyway_is_not_changed(value):
     assert json.dumps(to_json_value(value)) == json.dumps(value)

@@ -1,4 +1,4 @@
-"""Arrays over a tensor's own memory."""
+"""Arrays over a tensor's own memory: with each element that lies there once, or in the tensor's own shape."""
 
 import gc
 import weakref
@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.layouts import LAYOUTS, laid_out
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.memory import array_over, extent_of, is_held
+from modtrace.measure.memory import array_over, extent_of, is_held, logical_array
 
 
 def over(tensor):
@@ -42,14 +43,6 @@ def test_array_has_each_element_of_memory_once(tensor, shape, repeats):
     assert (array.shape, times) == (shape, repeats)
 
 
-def test_array_is_the_tensors_memory_and_cannot_be_written():
-    tensor = torch.arange(6.0)[2:]
-    array, _ = over(tensor)
-    assert array.__array_interface__["data"] == (tensor.data_ptr(), True)
-    tensor[0] = 7
-    np.testing.assert_array_equal(array, [7, 3, 4, 5])
-
-
 def freed(tensor):
     tensor.untyped_storage().resize_(0)
     return tensor
@@ -68,7 +61,7 @@ def freed(tensor):
 )
 def test_freed_storage_has_no_array(view):
     tensor = freed(view(torch.ones(8)))
-    assert over(tensor) is None
+    assert over(tensor) is logical_array(tensor) is None
     assert not is_held(tensor)
 
 
@@ -89,10 +82,45 @@ def test_no_elements_need_no_storage():
 
 
 def test_array_keeps_neither_the_tensor_nor_its_storage_alive():
-    tensor = torch.ones(100)
-    storage = tensor.untyped_storage()
-    gone = weakref.ref(tensor), weakref.ref(storage)
-    array, _ = over(tensor)
-    del array, tensor, storage
-    gc.collect()
-    assert [each() for each in gone] == [None, None]
+    for array_of in (logical_array, over):
+        tensor = torch.ones(100)
+        storage = tensor.untyped_storage()
+        gone = weakref.ref(tensor), weakref.ref(storage)
+        array = array_of(tensor)
+        del tensor, storage
+        gc.collect()
+        assert [each() for each in gone] == [None, None]
+        del array
+
+
+# In the tensor's own shape.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_array_has_the_shape_and_the_elements_of_the_tensor(layout, dtype):
+    tensor = laid_out(layout, dtype)
+    expected = torch.view_as_real(tensor) if dtype.is_complex else tensor
+    array = logical_array(tensor)
+    assert array.shape == tuple(expected.shape)
+    np.testing.assert_array_equal(array, expected.numpy())
+
+
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[1:].view(-1, 5)[:, 2]], ids=["dense", "stepped"])
+def test_array_is_the_tensors_memory_and_cannot_be_written(view):
+    tensor = view(torch.arange(6.0))
+    for array in (logical_array(tensor), over(tensor)[0]):
+        assert array.__array_interface__["data"] == (tensor.data_ptr(), True)
+    tensor.fill_(7)
+    assert set(logical_array(tensor).reshape(-1).tolist()) == {7.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bit_floats_are_raw(dtype):
+    tensor = torch.tensor([[1.0, -2.0]], dtype=dtype)
+    array = logical_array(tensor)
+    assert (array.dtype, array.tolist()) == (np.uint16, tensor.view(torch.uint16).tolist())
+
+
+def test_a_dtype_that_nothing_can_read_has_no_array():
+    assert logical_array(torch.empty(3, dtype=torch.uint4)) is None

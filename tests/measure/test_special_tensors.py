@@ -26,14 +26,6 @@ def test_each_kind_of_tensor_is_measured_or_says_why_not(kind):
     check(silently(make), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_tensor_is_measured_in_inference_mode(kind):
-    make, expected = KINDS[kind]
-    tensor = silently(make)
-    with torch.inference_mode():
-        check(tensor, expected)
-
-
 # Transforms: a tensor is of this kind only while the transform runs.
 
 
