@@ -319,17 +319,6 @@ def test_graph_has_each_call_of_a_region() -> None:
     assert [each.call for each in relus] == [0, 1]
 
 
-def test_graph_of_blocks_that_are_compiled_in_an_eager_model() -> None:
-    net = Net()
-    eager = ops_in_graph(train(net, net))
-    net.blocks[0].compile(backend="aot_eager")
-    found = ops_in_graph(train(net, net))
-    names = ("aten.addmm.default", "aten.native_layer_norm.default", "aten.mm.default")
-    assert {key: count for key, count in found.items() if key[2] in names} == {
-        key: count for key, count in eager.items() if key[2] in names
-    }
-
-
 def test_region_has_ops_that_were_compiled_for_another_of_its_class() -> None:
     net = Net()
 
@@ -414,23 +403,6 @@ def test_runs_are_held_with_their_steps() -> None:
     torch._dynamo.reset()  # else the code of the first recording runs
     rec = train(net, torch.compile(net, backend="aot_eager", fullgraph=True), sizes=(4, 4, 4), steps="1:2")
     assert {*rec.table("compiled_runs")["step"].to_pylist()} == {1}
-
-
-def test_regions_behind_a_break_are_marked_each() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Net()
-
-        @torch.compiler.disable
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x)
-
-    net = Outer()
-    net.inner.compile(backend="aot_eager")
-    boxes = train(net, net).graph().unfold().boxes
-    assert {each.path for each in boxes if each.compiled} >= {"inner", "inner.head"}
-    assert not any(each.compiled for each in boxes if each.path == "")
 
 
 def test_recording_on_disk_has_sizes_that_vary_and_all_runs(tmp_path: Path) -> None:

@@ -296,10 +296,9 @@ def wrap_blocks(model, backend):
 
 
 @pytest.mark.parametrize("compile_it", [compile_whole, compile_in_place, compile_blocks, wrap_blocks])
-@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.compile), "aot_eager"])
-def test_each_way_to_compile_has_the_same_rows(compile_it, backend, eager_rows):
+def test_each_way_to_compile_has_the_same_rows(compile_it, eager_rows):
     model = blocks()
-    assert rows_of(train(model, compile_it(model, backend), compiled="inside"), *ROLES) == eager_rows
+    assert rows_of(train(model, compile_it(model, "aot_eager"), compiled="inside"), *ROLES) == eager_rows
 
 
 def test_what_was_compiled_before_is_compiled_once_more_and_once_after(eager_rows):
@@ -350,18 +349,6 @@ def test_batches_of_three_sizes_compile_as_often_as_without_taps():
         train(model, compile_whole(model, counter), steps=100, sizes=(4, 6, 9), compiled=compiled)
         graphs.append(counter.frame_count)
     assert graphs == [2, 2]
-
-
-def test_recompute_of_a_compiled_block_has_the_numbers_of_its_forward():
-    model = blocks(around=checkpointed)
-    eager = rows_of(train(model, model), *ROLES)
-    model = blocks(around=checkpointed)
-    found = rows_of(train(model, compile_blocks(model, "aot_eager"), compiled="inside"), *ROLES)
-    assert {site: row for site, row in found.items() if site[-1] != "recompute"} == {
-        site: row for site, row in eager.items() if site[-1] != "recompute"
-    }
-    assert all(eager[site] == row for site, row in found.items() if site in eager)
-    assert {site[2] for site in found} == {0}
 
 
 class Scaled(MLP):
@@ -544,10 +531,9 @@ class CheckpointAroundRegion(nn.Module):
 
 #: Blocks whose calls Dynamo takes for each other, and the modules of each that are measured.
 REGIONS = {
-    "forward": (lambda: nn.Sequential(*[Region() for _ in range(10)]), [""]),
+    "forward": (lambda: nn.Sequential(*[Region() for _ in range(3)]), [""]),
     "forward without modules": (lambda: nn.Sequential(*[RegionOfParameters() for _ in range(3)]), [""]),
     "function": (lambda: Regions(lambda block, x: block(x)), []),
-    "function that calls a method": (lambda: Regions(lambda block, x: block.forward(x)), []),
     "in a checkpoint": (
         lambda: nn.Sequential(*[CheckpointAroundRegion() for _ in range(3)]),
         ["", "mlp", "mlp.up", "mlp.act", "mlp.down", "region"],
@@ -578,13 +564,13 @@ class Regions(nn.Sequential):
 def test_nested_regions_compute_the_same_and_what_is_inside_is_not_measured(case):
     kind, parts = REGIONS[case]
     make = make_of(lambda: Chain(nn.Linear(WIDTH, WIDTH), kind()))
-    plain = run(make, "aot_eager", compiled=None, steps=5)
-    tapped = run(make, "aot_eager", compiled="inside", steps=5)
+    plain = run(make, "aot_eager", compiled=None)
+    tapped = run(make, "aot_eager", compiled="inside")
     assert same_bits(plain, tapped)
     assert tapped.graphs == plain.graphs == 1
     blocks = len(make()[0][1])
     inside = {f"1.{number}.{part}".rstrip(".") for number in range(blocks) for part in parts}
-    found, expected = rows_of(tapped.rec, *ROLES), rows_of(run(make, steps=5).rec, *ROLES)
+    found, expected = rows_of(tapped.rec, *ROLES), rows_of(run(make).rec, *ROLES)
     assert {site[1] for site in found} == {"", "0", "1"} | inside
     assert all(close(found[site], expected[site]) for site in found)
     warned = any("functions that are given to torch.cond" in mark for mark in tapped.rec.meta.marks)
