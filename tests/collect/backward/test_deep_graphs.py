@@ -30,22 +30,19 @@ def free(stack: int, nodes: int, calls: int, *tools: str, code: str = "pass") ->
     return [line.removesuffix(" freed") for line in ended.stdout.splitlines()]
 
 
-def test_chain_of_100_000_nodes_is_freed():
-    options = ["values", "ops", "backward_times"]
-    assert free(0, 100_000, 2_000, *options) == options
+def test_chain_of_60_000_nodes_is_freed_on_the_main_thread():
+    """Its stack of 8 MiB holds some 48,000."""
+    assert free(0, 60_000, 500, "backward_times") == ["backward_times"]
 
 
 def test_chain_is_freed_on_a_thread_with_a_small_stack():
-    assert free(SMALL_STACK, 4_000, 2_000, *TOOLS) == [*TOOLS]
+    assert free(SMALL_STACK, 4_000, 1_000, *TOOLS) == [*TOOLS]
 
 
 @pytest.mark.skipif(sys.version_info[:2] == (3, 13), reason="CPython 3.13 frees tuples 10,000 deep")
 def test_chain_is_freed_without_the_compiled_part():
     code = "sys.modules['modtrace.torch_internals._released_in_turn'] = None"
-    assert free(SMALL_STACK, 4_000, 2_000, "values", "backward_times", code=code) == [
-        "values",
-        "backward_times",
-    ]
+    assert free(SMALL_STACK, 4_000, 1_000, "backward_times", code=code) == ["backward_times"]
 
 
 @pytest.mark.soak

@@ -157,21 +157,6 @@ def test_our_formulas_are_of_what_torch_lacks_or_gets_wrong() -> None:
     assert {name for name in FORMULAS if name.partition(".")[0] in in_torch} == WRONG_IN_TORCH.keys()
 
 
-def test_torch_fails_where_its_arguments_are_others() -> None:
-    conv = flop_counter.flop_registry[aten._slow_conv2d_forward]
-    with pytest.raises(TypeError):
-        conv(Size([2, 4, 8, 8]), Size([6, 4, 3, 3]), [3, 3], None, [1, 1], [0, 0], out_val=Size([2, 6, 6, 6]))
-
-
-@pytest.mark.skipif(torch.__version__ >= (2, 14), reason="mended in torch 2.14")
-@pytest.mark.parametrize(
-    ("op", "args"), [(aten.bmm, []), (aten.addmm, [Size([5])]), (aten.baddbmm, [Size([5])])]
-)
-def test_torch_takes_a_dtype_for_the_shape_of_the_output(op: Any, args: list[Size]) -> None:
-    with pytest.raises(TypeError):
-        flop_counter.flop_registry[op](*args, *[Size([2, 3, 3])] * 2, torch.float32, out_val=Size([2, 3, 3]))
-
-
 def test_torchs_formula_counts_the_in_place_variant() -> None:
     args = [Size([3, 5]), Size([3, 4]), Size([4, 5])]
     assert count_flops(aten.addmm_.default, args, {}, Size([3, 5])) == 2 * 3 * 4 * 5
