@@ -3,9 +3,7 @@
 import numpy as np
 
 from modtrace.collect.ops.arguments import ArgumentTexts
-from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.options.tensor_options import TensorOptions
-from modtrace.store.flight_recorder.sink import FlightRecorder
 from modtrace.store.tensor_shards import TensorShards
 
 MB = 2**20
@@ -20,19 +18,6 @@ def test_whole_tensors_without_end_leave_the_names_of_one_file_in_memory(tmp_pat
     shards.close()
     assert shards.failure is None
     assert 5_000 < most < 9_000
-
-
-def test_trigger_that_fires_for_ever_with_too_little_room_says_so_twenty_times():
-    data = MemoryRecording()
-    sink = FlightRecorder(data, 3, max_bytes=1)
-    for step in range(200):
-        sink.write("steps", {"step": [step], "kind": ["train"], "start_ns": [0], "end_ns": [1]})
-        sink.end_step(0)
-        if step % 4 == 3:
-            sink.fire("dump", "", 0)
-    assert len(data.meta.marks) == 21
-    assert data.meta.marks[0] == "only 1 of the last 3 steps before step 4 fitted into max_bytes=1"
-    assert data.meta.marks[20] == "before step 84 and later, more did not fit into max_bytes=1"
 
 
 def test_numbers_that_are_others_in_each_step_are_forgotten():

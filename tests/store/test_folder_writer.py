@@ -129,17 +129,6 @@ def test_closing_again_does_nothing_and_writing_then_is_misuse(tmp_path: Path) -
     )
 
 
-def test_failed_compaction_leaves_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("modtrace.store.writer.compact", fail)
-    record(tmp_path / "run.modtrace")
-    reader = FolderReader(tmp_path / "run.modtrace")
-    assert rows(reader) == expected(2)
-    assert reader.meta.complete is True
-
-
 def test_interrupt_while_writing_stops_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = FolderWriter(tmp_path / "run.modtrace", META)
     write_step(writer, 0, 0)

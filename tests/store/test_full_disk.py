@@ -74,35 +74,19 @@ def assert_stopped_at(path: Path, stop: int, caught: list[str], table: str) -> N
         assert written == expected(stop + 1)[name][: len(written)]
 
 
-@pytest.mark.parametrize("room", [0, 1, 5_000, 20_000, 20_001, 45_678])
-def test_recording_stops_at_the_last_whole_batch(
+@pytest.mark.parametrize("room", [0, 1, 20_000, 45_678])
+def test_recording_stops_at_the_last_whole_batch_and_gathers_no_rows_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(room))
     path = tmp_path / "run.modtrace"
-    _, caught = record_until_full(path, steps=30)
+    writer, caught = record_until_full(path, steps=30)
     mark = FolderReader(path).meta.marks[0]
     stop, table = int(mark.split()[3].rstrip(":")), mark.split("(")[1].removesuffix(".arrow)")
     assert stop < 30
     assert_stopped_at(path, stop, caught, table)
-
-
-def test_no_byte_of_a_batch_that_did_not_fit_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = FolderWriter(tmp_path / "run.modtrace", META)
-    write_step(writer, 0, 0)
-    calls = tmp_path / "run.modtrace/rank-00000/calls.arrow"
-    whole = calls.read_bytes()
-    monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(1500))
-    with pytest.warns(ModtraceWarning):
-        write_step(writer, 1, 1, force=True)
-    assert calls.read_bytes() == whole
-
-
-def test_rows_are_not_gathered_after_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(0))
-    writer, caught = record_until_full(tmp_path / "run.modtrace", steps=100)
-    assert len(caught) == 1
-    assert writer.rows == 0
+    written = rows(FolderReader(path))
+    assert writer.rows == sum(map(len, written.values()))
 
 
 def test_recording_on_a_disk_that_is_really_full(real_small_disk: Path) -> None:
@@ -218,8 +202,8 @@ def write_every_table(sink: FolderWriter, step: int) -> None:
     sink.end_step(step * 200 * MS)
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("limit", [0, 7, 8, 100, 15_000])
+@pytest.mark.parametrize("table", ["modules", "calls", "steps"])
+@pytest.mark.parametrize("limit", [0, 7, 100, 15_000])
 def test_table_that_may_not_grow_leaves_the_others_and_its_own_whole_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, limit: int
 ) -> None:
@@ -269,7 +253,7 @@ def test_marks_that_outgrow_their_place_on_a_full_disk_leave_the_recording_as_it
     ]
 
 
-@pytest.mark.parametrize("room", range(0, 3_000, 100))
+@pytest.mark.parametrize("room", range(0, 3_000, 600))
 def test_close_on_a_full_disk_leaves_every_row_that_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:

@@ -41,7 +41,7 @@ def write_until_killed(path: Path, after_steps: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 20))]
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))]
 )
 def test_no_step_that_ended_100_ms_before_the_kill_is_lost(tmp_path: Path, seed: int) -> None:
     last = write_until_killed(tmp_path / "run.modtrace", after_steps=random.Random(seed).randrange(1, 1500))

@@ -9,7 +9,7 @@ from modtrace.recording.meta import RunMeta
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter
 
-STEPS, CALLS = 8_000, 200
+STEPS, CALLS = 1_000, 200
 
 
 def test_files_of_small_steps_are_within_twice_their_columns(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ every_closed_sink = pytest.mark.parametrize("keep", CLOSED)
 
 
 @every_sink
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(batches=writes(), step_ms=st.sampled_from([0, 90, 250]))
 def test_what_is_written_is_read(keep: Keep, batches: list[tuple[str, Columns]], step_ms: int) -> None:
     with TemporaryDirectory() as folder:
@@ -51,10 +51,10 @@ def test_what_is_written_is_read(keep: Keep, batches: list[tuple[str, Columns]],
 @every_sink
 def test_steps_are_kept_in_order(tmp_path: Path, keep: Keep) -> None:
     def write(sink: Sink) -> None:
-        for step in range(300):
+        for step in range(60):
             write_step(sink, step, now_ns=step * 30_000_000)
 
-    assert rows(keep(tmp_path, write)) == expected(300)
+    assert rows(keep(tmp_path, write)) == expected(60)
 
 
 @every_sink

@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -72,7 +70,7 @@ def write_steps(writer: FolderWriter, steps: int) -> list[str | None]:
     return blobs
 
 
-@pytest.mark.parametrize("room", [0, 5, 65_543, 65_544, 65_545, 70_000, 65_544 + BYTES, 90_000, 150_000])
+@pytest.mark.parametrize("room", [0, 65_543, 65_545, 150_000])
 def test_full_disk_stops_tensors_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     monkeypatch.setattr("modtrace.store.shard_file.os.writev", SmallDisk(room))
     writer = FolderWriter(tmp_path / "run.modtrace", META)
@@ -122,19 +120,6 @@ def test_tensor_that_fails_last_is_told_of_at_the_close(
         writer.close()
 
 
-def test_failure_that_is_no_failure_of_the_disk_is_told_of_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> int:
-        raise MemoryError("no memory")
-
-    monkeypatch.setattr("modtrace.store.shard_file.os.writev", fail)
-    writer = FolderWriter(tmp_path / "run.modtrace", META)
-    with pytest.warns(ModtraceWarning, match=r"from step 0 on: MemoryError\('no memory'\)"):
-        write_steps(writer, 3)
-    writer.close()
-
-
 def test_system_without_threads_stops_tensors_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -145,34 +130,6 @@ def test_system_without_threads_stops_tensors_alone(tmp_path: Path, monkeypatch:
         assert write_steps(writer, 3) == [None, None, None]
     writer.close()
     assert rows(FolderReader(writer.path)) == expected(3)
-
-
-LIMITED = """
-import resource, sys, warnings
-sys.path.insert(0, sys.argv[2])
-warnings.simplefilter("ignore")
-from helpers.raw_tensors import given_tensor
-from modtrace.recording.meta import RunMeta
-from modtrace.store.writer import FolderWriter
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
-writer = FolderWriter(sys.argv[1], RunMeta(run_id="r1"))
-for step in range(10):
-    given_tensor("out", "uint8", (20_000,), seed=step).put(writer, step=step)
-    writer.wait_for_tensors()
-writer.close()
-"""
-
-
-def test_file_that_may_not_grow_further_ends_at_a_whole_tensor(tmp_path: Path) -> None:
-    path = tmp_path / "run.modtrace"
-    subprocess.run([sys.executable, "-c", LIMITED, path, Path(__file__).parent.parent], check=True)
-    loaded = load_file(path / "rank-00000/tensors-00000.safetensors")
-    assert list(loaded) == ["000000.out", "000001.out", "000002.out", "000003.out"]
-    assert FolderReader(path).meta.marks == (
-        "whole tensors are incomplete from step 4: File too large "
-        "(tensors-00000.safetensors; the first that is missing is 000004.out)",
-    )
 
 
 def test_too_many_tensors_are_dropped_and_counted(tmp_path: Path, gate: Gate) -> None:

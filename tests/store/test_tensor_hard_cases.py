@@ -64,7 +64,7 @@ def test_rows_of_many_threads_refer_to_their_own_tensors(tmp_path: Path, keep_la
 
     def work(number: int) -> None:
         try:
-            for nth in range(40):
+            for nth in range(20):
                 model(torch.full((257,), 1000.0 * number + nth))
         except BaseException as error:
             failures.append(error)
@@ -94,7 +94,7 @@ def test_rows_of_many_threads_refer_to_their_own_tensors(tmp_path: Path, keep_la
     table = rec.table("values")
     assert failures == []
     assert list(rec.meta.marks) == []
-    assert table.num_rows == 320
+    assert table.num_rows == 160
     assert table["blob"].null_count == 0
     for blob, least, most in zip(*(table[name].to_pylist() for name in ("blob", "min", "max")), strict=True):
         assert rec.data.tensor(blob).to_torch().unique().tolist() == [least] == [most]

@@ -59,7 +59,7 @@ def readable(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_tensors_written_before_the_kill_are_read(tmp_path: Path, seed: int) -> None:
     given = put_until_killed(tmp_path / "run.modtrace", after=random.Random(seed).randrange(1, 400))
     found = readable(tmp_path / "run.modtrace/rank-00000")
@@ -69,7 +69,7 @@ def test_tensors_written_before_the_kill_are_read(tmp_path: Path, seed: int) -> 
         assert data == given_tensor("t", "uint8", (step * 977 % 20_000,), seed=step).data
 
 
-@pytest.mark.parametrize("cut", [0, 8, 65_544, 65_545, 66_000, 67_543, 67_544, 68_000])
+@pytest.mark.parametrize("cut", [0, 8, 65_544, 65_545, 67_543, 67_544])
 def test_any_prefix_of_an_open_file_is_read(tmp_path: Path, cut: int) -> None:
     writer = FolderWriter(tmp_path / "run.modtrace", RunMeta())
     tensors = [given_tensor("t", "uint8", (1000,), seed=each) for each in range(3)]
@@ -87,18 +87,18 @@ def test_any_prefix_of_an_open_file_is_read(tmp_path: Path, cut: int) -> None:
     writer.abandon()
 
 
-@pytest.mark.parametrize("lost_bytes", range(0, 250, 7))
-def test_any_prefix_of_an_index_is_read(tmp_path: Path, lost_bytes: int) -> None:
+def test_any_prefix_of_an_index_is_read(tmp_path: Path) -> None:
     writer = FolderWriter(tmp_path / "run.modtrace", RunMeta())
-    tensors = [given_tensor("t", "uint8", (1000,), seed=each) for each in range(3)]
-    for each in tensors:
-        each.put(writer)
+    tensors = [given_tensor("t", "uint8", (1000,), seed=seed) for seed in range(3)]
+    for tensor in tensors:
+        tensor.put(writer)
     writer.wait_for_tensors()
     index = index_file(writer.folder / "tensors-00000.safetensors")
-    left = index.stat().st_size - lost_bytes
-    os.truncate(index, left)
-    lines = index.read_bytes().count(b"\n")
-    assert list(readable(writer.folder).values()) == [each.data for each in tensors[:lines]]
+    whole = index.read_bytes()
+    for length in range(len(whole), -1, -7):
+        os.truncate(index, length)
+        lines = whole[:length].count(b"\n")
+        assert list(readable(writer.folder).values()) == [tensor.data for tensor in tensors[:lines]]
     writer.abandon()
 
 
@@ -143,22 +143,21 @@ from modtrace.store.writer import FolderWriter
 writer = FolderWriter(sys.argv[1], RunMeta(run_id="forked"))
 for step in range(50):
     given_tensor("t", "uint8", (20_000,), seed=step).put(writer)
-child = os.fork()
-if not child:
-    assert given_tensor("child", "uint8", (20_000,)).put(writer) is None
-{child}
-    sys.exit(0)
-assert os.waitpid(child, 0)[1] == 0
+for end in ("", "writer.close()", "writer.abandon()", "del writer", "os._exit(0)"):
+    child = os.fork()
+    if not child:
+        assert given_tensor("child", "uint8", (20_000,)).put(writer) is None
+        exec(end)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0, end
 given_tensor("t", "uint8", (20_000,), seed=50).put(writer)
 writer.close()
 """
 
 
-@pytest.mark.parametrize("child", ["", "writer.close()", "writer.abandon()", "del writer", "os._exit(0)"])
-def test_tensors_are_the_parents(tmp_path: Path, child: str) -> None:
-    script = FORK.format(child="    " + child)
+def test_tensors_are_the_parents(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
-    subprocess.run([sys.executable, "-c", script, path, Path(__file__).parent.parent], check=True)
+    subprocess.run([sys.executable, "-c", FORK, path, Path(__file__).parent.parent], check=True)
     expected = [given_tensor("t", "uint8", (20_000,), seed=each).data for each in range(51)]
     assert list(readable(path / "rank-00000").values()) == expected
     assert FolderReader(path).meta.marks == ()

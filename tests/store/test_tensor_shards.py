@@ -1,6 +1,5 @@
 """Whole tensors lie in safetensors files that other programs read, one file behind the other."""
 
-import json
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -143,8 +142,9 @@ def test_name_that_is_no_text_in_utf8_is_replaced(tmp_path: Path) -> None:
     assert list(load_arrays(reader.folder / "tensors-00000.safetensors")) == ["000000.a?b"]
 
 
-@pytest.mark.parametrize("shape", [(100_000,), (100, 1000), (3, 50_000), (100_000, 1), (2, 5, 10_000)])
-@pytest.mark.parametrize("order", range(4))
+@pytest.mark.parametrize(
+    ("shape", "order"), [((100_000,), 0), ((100, 1000), 1), ((3, 50_000), 2), ((2, 5, 10_000), 3)]
+)
 def test_tensor_larger_than_the_ring_goes_through_in_parts(
     tmp_path: Path, shape: tuple[int, ...], order: int
 ) -> None:
@@ -187,33 +187,6 @@ def test_file_that_is_missing_is_told_of(tmp_path: Path) -> None:
     (reader.folder / "tensors-00000.safetensors").unlink()
     with pytest.raises(
         RecordingError, match=r"tensors-00000.safetensors: this file of whole tensors is missing"
-    ):
-        FolderReader(reader.path).tensor(blob)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x02\x00\x00\x00\x00\x00\x00\x00[]",
-        b"\xff" * 20,
-        b"\x03\x00\x00\x00\x00\x00\x00\x00{}",
-        (lambda text: len(text).to_bytes(8, "little") + text)(
-            json.dumps({"000000.t": {"dtype": "F32", "shape": [3], "data_offsets": [0, 3]}}).encode()
-        ),
-        (lambda text: len(text).to_bytes(8, "little") + text)(
-            json.dumps({"000000.t": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}).encode()
-        ),
-        (lambda text: len(text).to_bytes(8, "little") + text)(
-            json.dumps({"000000.t": {"dtype": "F32", "shape": [3], "data_offsets": [-4, 8]}}).encode()
-        ),
-    ],
-)
-def test_file_of_something_else_is_damaged(tmp_path: Path, content: bytes) -> None:
-    reader, [blob] = write_tensors(tmp_path / "run.modtrace", [given_tensor("t", "uint8", (3,))])
-    (reader.folder / "tensors-00000.safetensors").write_bytes(content)
-    with pytest.raises(
-        DamagedRecordingError, match=r"tensors-00000.safetensors: not a safetensors file \(\d+ bytes; "
     ):
         FolderReader(reader.path).tensor(blob)
 

@@ -58,7 +58,7 @@ def blobs(data: RecordingData) -> list[str]:
 
 
 @every_sink
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(tensors=st.lists(given_tensors(), max_size=12))
 def test_what_is_put_is_read_bit_by_bit(keep: Keep, tensors: list[Given]) -> None:
     with TemporaryDirectory() as folder:
@@ -123,14 +123,6 @@ def test_any_thread_may_put(tmp_path: Path, keep: Keep) -> None:
 
     data = keep(tmp_path, write)
     assert [bytes(data.tensor(each).data) for each in blobs(data)] == [each.data for each in put.values()]
-
-
-@every_sink
-def test_reference_of_nothing_is_an_error(tmp_path: Path, keep: Keep) -> None:
-    data = keep(tmp_path, lambda sink: write_rows(sink, [given_tensor("out", "float32", (3,))]))
-    for blob in ("", "out", "tensors-00000.safetensors:out", "../meta.json:out", "memory:7.out"):
-        with pytest.raises(RecordingError):
-            data.tensor(blob)
 
 
 @pytest.mark.parametrize("make", [MemoryRecording, lambda: FolderWriter("run.modtrace", META)])

@@ -1,4 +1,4 @@
-"""Recording does not import pandas, which pyarrow does wherever it likes to."""
+"""The store needs neither torch nor pandas, which pyarrow imports wherever it likes to."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 RECORD = """
 import sys
+sys.modules["torch"] = None
 import numpy as np
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import RunMeta
@@ -46,7 +47,7 @@ print("pandas" in sys.modules)
 """
 
 
-def test_recording_and_reading_do_not_import_pandas(tmp_path: Path) -> None:
+def test_recording_and_reading_need_no_torch_and_do_not_import_pandas(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RECORD, str(tmp_path / "run.modtrace")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stderr == ""
