@@ -21,30 +21,12 @@ def devices():
     assert devices.violations() == []
 
 
-def test_kernels_give_the_bits_of_the_cpu(devices):
-    x = torch.randn(5, 7)
-    on_device = x.to("sim").requires_grad_()
-    loss = (on_device.t() @ on_device).softmax(0).square().sum()
-    loss.backward()
-    on_cpu = x.clone().requires_grad_()
-    (on_cpu.t() @ on_cpu).softmax(0).square().sum().backward()
-    assert on_device.grad.cpu().equal(on_cpu.grad)
-
-
 def test_memory_that_the_host_touches_is_a_violation(devices, capfd):
     tensor = torch.full((3,), 7.0, device="sim")
     assert ctypes.c_float.from_address(tensor.data_ptr()).value == 7
     assert devices.violations() == ["the host touched 1 pages of devices' memory"]
     assert "the host touches memory of a device in:" in capfd.readouterr().err
     assert tensor.sum().item() == 21, "a kernel may"
-
-
-def test_views_and_writes_share_memory(devices):
-    tensor = torch.zeros(4, 4, device="sim")
-    tensor[1:3, ::2].add_(2)
-    tensor.view(2, 8)[0, 0] = 5
-    assert tensor.tolist() == [[5, 0, 0, 0], [2, 0, 2, 0], [2, 0, 2, 0], [0, 0, 0, 0]]
-    assert tensor.t().untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 
 def test_launches_copies_and_waits_are_counted(devices):
@@ -133,11 +115,3 @@ def test_each_thread_has_its_current_device_and_stream(devices):
         look()
     assert found[0] == (0, 0)
     assert found[1][0] == 1 and found[1][1] > 0
-
-
-def test_memory_ends_at_the_capacity(devices):
-    allocated = devices.allocated(0)
-    with devices.capacity(10_000), pytest.raises(torch.OutOfMemoryError, match="sim:0 out of memory"):
-        _ = [torch.empty(1000, device="sim") for _ in range(100)]
-    assert devices.allocated(0) == allocated
-    assert torch.empty(100_000, device="sim").numel() == 100_000

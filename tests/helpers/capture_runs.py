@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,9 +12,8 @@ import torch
 from torch import nn
 
 import modtrace
-import zoo
-from helpers.capture_soak import KINDS, MB, Training, counts_of
-from modtrace import Capture, TensorOptions
+from helpers.capture_soak import KINDS, Training, counts_of
+from modtrace import Capture
 from soak.test_soak import resident_bytes, without_huge_pages
 
 
@@ -98,48 +96,6 @@ def train_large(values: Any, width: int) -> tuple[int, int]:
     return sum(each.nbytes for each in model.parameters()), resident
 
 
-# A block whose tensors are kept whole.
-
-RING_BYTES = 32 * MB
-
-
-def run_block(tensors: str, folder: str, steps: str) -> None:
-    """Trains with one block captured, and tells the most that the process has taken, and how fast it was."""
-    train_block(Path(folder, "first"), tensors == "True", 2)
-    before = resident_bytes()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
-    found = train_block(Path(folder, "run"), tensors == "True", int(steps))
-    leave({**found, "peak": peak_bytes() - before})
-
-
-def train_block(to: Path, tensors: bool, steps: int) -> dict[str, Any]:
-    """How many bytes of whole tensors are in the files of a run, and how long it took, with the end."""
-    torch.manual_seed(0)
-    model = zoo.TiedGPT(layers=2, width=128, time=64)
-    optimizer = torch.optim.AdamW(model.parameters())
-    capture = Capture(
-        roles=("input", "output", "grad_output", "grad_input"), include="blocks.0.**", tensors=tensors
-    )
-    start = time.perf_counter()
-    with modtrace.record(
-        to=to, strict=True, values=capture, tensors=TensorOptions(max_bytes=RING_BYTES)
-    ) as rec:
-        for _ in range(steps):
-            tokens = torch.randint(0, 17, (4, 64))
-            optimizer.zero_grad()
-            model(tokens).square().mean().backward()
-            optimizer.step()
-    seconds = time.perf_counter() - start
-    files = sum(each.stat().st_size for each in to.rglob("tensors-*.safetensors"))
-    return {"bytes": files, "seconds": seconds, "marks": rec.meta.marks}
-
-
-def peak_bytes() -> int:
-    """The most that the process has taken since it was last asked to forget."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
 if __name__ == "__main__":
     without_huge_pages()
-    {"long": run_long, "large": run_large, "block": run_block}[sys.argv[1]](*sys.argv[2:])
+    {"long": run_long, "large": run_large}[sys.argv[1]](*sys.argv[2:])

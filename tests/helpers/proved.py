@@ -1,9 +1,7 @@
 """Models that a proof of a recording must hold for: those with difficulties, and twenty architectures."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +13,6 @@ import zoo
 from helpers.architectures import ARCHITECTURES, tokens
 
 Made = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
-
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 class Calls(nn.Module):
@@ -133,25 +129,6 @@ def _mlp() -> Made:
     )
 
 
-def _example(name: str) -> Any:
-    if str(EXAMPLES) not in sys.path:
-        sys.path.append(str(EXAMPLES))
-    return __import__(name)
-
-
-def _resnet18() -> Made:
-    return _example("resnet18_paths").resnet18(), (torch.randn(2, 3, 32, 32),), {}
-
-
-def _gpt(checkpointing: str | None) -> Callable[[], Made]:
-    def make() -> Made:
-        kind = _example("train_gpt").GPT
-        model = kind(32, layers=2, width=16, heads=2, context=8, checkpointing=checkpointing)
-        return model, (tokens(),), {}
-
-    return make
-
-
 def _lstm() -> Made:
     return nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True), (torch.randn(2, 6, 4),), {}
 
@@ -171,10 +148,6 @@ def _cache() -> Made:
 #: Small models with one difficulty each.
 SMALL: dict[str, Callable[[], Made]] = {
     "MLP": _mlp,
-    "GPT": _gpt(None),
-    "GPT, non-reentrant checkpoints": _gpt("non-reentrant"),
-    "GPT, reentrant checkpoints": _gpt("reentrant"),
-    "ResNet-18": _resnet18,
     "LSTM": _lstm,
     "Transformer": _transformer,
     "tied and shared": lambda: (zoo.TiedGPT(layers=2), (tokens() % 17,), {}),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modtrace.recording.arrow.arrays import absent_column, from_list, from_numpy, to_numpy
@@ -28,6 +28,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize(("wanted", "value"), LISTS, ids=[str(wanted) for wanted, _ in LISTS])
+@settings(max_examples=25)
 @given(data=st.data())
 def test_list_becomes_what_arrow_makes_of_it(
     wanted: pa.DataType, value: st.SearchStrategy[Any], data: st.DataObject

@@ -21,11 +21,11 @@ def test_rows_are_taken_as_one_batch() -> None:
 
 def test_order_stays_over_many_small_batches() -> None:
     buffer = TableBuffer("scalars")
-    for step in range(10_000):
+    for step in range(5_000):
         buffer.append({"step": [step]})
-        if step % 3333 == 0:
+        if step % 1666 == 0:
             buffer.peek()
-    assert buffer.take().column("step").to_pylist() == list(range(10_000))
+    assert buffer.take().column("step").to_pylist() == list(range(5_000))
 
 
 def test_row_is_copied_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def _plain(field: pa.Field) -> list[Any]:
     return [""] if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type) else [0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(case=damaged())
 def test_what_is_written_is_what_readers_accept_of_it(case):
     table, good, bad = case

@@ -77,13 +77,13 @@ def test_columns_that_were_not_given_take_no_room() -> None:
 
 def test_many_tiny_steps_become_few_batches() -> None:
     recording = MemoryRecording()
-    for step in range(20_000):
+    for step in range(9_000):
         recording.write("steps", {"step": [step], "kind": ["train"]})
         recording.end_step(step)
     steps = recording.table("steps")
-    assert steps.column("step").to_pylist() == list(range(20_000))
-    assert steps.column("step").num_chunks == 3
-    assert [each.dictionary.to_pylist() for each in steps.column("kind").chunks] == [["train"]] * 3
+    assert steps.column("step").to_pylist() == list(range(9_000))
+    assert steps.column("step").num_chunks == 2
+    assert [each.dictionary.to_pylist() for each in steps.column("kind").chunks] == [["train"]] * 2
 
 
 def test_table_that_was_read_is_not_changed_by_later_rows() -> None:

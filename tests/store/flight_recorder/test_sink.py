@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.interrupting import Interrupting
-from helpers.typed_rows import calls_of, rows, scalars_of, step_row, write_step
+from helpers.typed_rows import calls_of, rows, step_row, write_step
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import Note
 from modtrace.recording.triggers.trigger_kinds import Above, NonFinite
@@ -125,15 +125,16 @@ def test_firing_with_nothing_held_leaves_a_note_alone() -> None:
     assert rows(data) == {}
 
 
-def test_trigger_that_flaps_for_ever_does_not_fill_the_meta() -> None:
+def test_trigger_that_flaps_for_ever_does_not_fill_the_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modtrace.store.flight_recorder.sink._MOST_NOTES", 100)
     data = MemoryRecording()
     sink = FlightRecorder(data, 1, [Above("log.loss", 10)], max_bytes=MANY)
-    for step in range(2200):
+    for step in range(220):
         write_logged(sink, step, 20.0 if step % 2 else 1.0)
     sink.close()
-    assert len(data.meta.notes) == 1001
-    assert data.meta.notes[-1].reason == "triggers fired more than 1000 times"
-    assert len(steps_of(data)) == 1100
+    assert len(data.meta.notes) == 101
+    assert data.meta.notes[-1].reason == "triggers fired more than 100 times"
+    assert len(steps_of(data)) == 110
 
 
 class Hearing(MemoryRecording):
@@ -220,25 +221,6 @@ def test_rows_that_outlive_their_step_count() -> None:
         assert sink.held_steps == 1
 
 
-def test_last_step_is_held_however_large_it_is() -> None:
-    data = MemoryRecording()
-    sink = FlightRecorder(data, 20, max_bytes=1)
-    for step in range(3):
-        write_step(sink, step, 0)
-    sink.fire("dump", "", 0)
-    assert steps_of(data) == [2]
-
-
-def test_run_shorter_than_what_is_kept_has_no_mark() -> None:
-    data = MemoryRecording()
-    sink = FlightRecorder(data, 20, max_bytes=MANY)
-    for step in range(3):
-        write_step(sink, step, 0)
-    sink.fire("dump", "", 0)
-    assert steps_of(data) == [0, 1, 2]
-    assert data.meta.marks == ()
-
-
 def _held_bytes(steps: int) -> int:
     sink = FlightRecorder(MemoryRecording(), 1000, max_bytes=MANY)
     for step in range(steps):
@@ -247,10 +229,10 @@ def _held_bytes(steps: int) -> int:
     return sink._held.size_bytes
 
 
-def test_what_is_held_stays_the_same_over_two_thousand_steps() -> None:
+def test_what_is_held_stays_the_same_over_three_hundred_steps() -> None:
     sink = FlightRecorder(MemoryRecording(), 20, [NonFinite()], max_bytes=MANY)
     sizes = []
-    for step in range(2000):
+    for step in range(300):
         write_graph_step(sink, step, frozen=(1, 2, 3))
         if step >= 100:
             assert sink._held is not None
@@ -288,27 +270,6 @@ def tensors_of(data: MemoryRecording) -> list[int]:
     return found
 
 
-def test_leaf_that_every_step_reads_survives_the_step_that_met_it() -> None:
-    data = MemoryRecording()
-    sink = FlightRecorder(data, 2, max_bytes=MANY)
-    for step in range(10):
-        write_graph_step(sink, step, frozen=(1, 2))
-    sink.fire("dump", "", 0)
-    assert tensors_of(data) == [1, 2, 850, 851, 950, 951]
-
-
-def test_tensor_is_written_once_however_many_dumps_refer_to_it() -> None:
-    data = MemoryRecording()
-    sink = FlightRecorder(data, 2, max_bytes=MANY)
-    for step in range(9):
-        write_graph_step(sink, step, frozen=(1,))
-        if step % 4 == 3:
-            sink.fire("dump", "", 0)
-            assert sink._held is not None
-            assert sink._held._tensor_rows._last_use == {}
-    assert tensors_of(data) == [1, 250, 251, 350, 351, 650, 651, 750, 751]
-
-
 def test_leaf_that_is_read_rarely_survives_until_then() -> None:
     data = MemoryRecording()
     sink = FlightRecorder(data, 2, max_bytes=MANY)
@@ -325,15 +286,6 @@ def test_leaf_that_is_read_rarely_survives_until_then() -> None:
         3050,
         3051,
     ]  # 2 is of no site: nothing said it would be read again
-
-
-def test_state_that_is_carried_on_survives_as_long_as_it_is_read() -> None:
-    data = MemoryRecording()
-    sink = FlightRecorder(data, 2, max_bytes=MANY)
-    for step in range(6):
-        write_graph_step(sink, step, reads=(50,))  # made in step 0
-    sink.fire("dump", "", 0)
-    assert tensors_of(data) == [50, 450, 451, 550, 551]
 
 
 def test_tensor_that_only_a_dropped_step_has_read_is_not_written() -> None:
@@ -359,7 +311,7 @@ def test_of_a_site_the_last_tensor_is_kept() -> None:
     assert tensors_of(data) == [1049, 5050, 5051]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     reads=st.lists(st.lists(st.integers(0, 24), max_size=4), min_size=1, max_size=12),
     dumps=st.sets(st.integers(0, 11)),
@@ -534,12 +486,3 @@ def test_rows_that_do_not_fit_are_refused_at_once() -> None:
     sink = FlightRecorder(MemoryRecording(), 5, max_bytes=MANY)
     with pytest.raises(ValueError, match=r"^table 'calls' has no column 'name'$"):
         sink.write("calls", {"name": ["x"]})
-
-
-def test_scalars_are_held_with_their_step() -> None:
-    data = MemoryRecording()
-    sink = FlightRecorder(data, 1, max_bytes=MANY)
-    for step in range(3):
-        write_step(sink, step, 0)
-    sink.fire("dump", "", 0)
-    assert rows(data)["scalars"] == _rows("scalars", scalars_of(2))
