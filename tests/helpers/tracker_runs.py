@@ -1,9 +1,7 @@
 """Asks trackers at every op of a run, and has small models to run."""
 
-import gc
 import logging
 import threading
-import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from torch.distributed._tools import mod_tracker
 from torch.nn.modules import module as module_globals
 from torch.utils.checkpoint import checkpoint
 
-from helpers.asked import Asked, ours
+from helpers.asked import Asked
 from modtrace import ModuleTracker
 
 TIMEOUT_S = 30
@@ -32,14 +30,6 @@ MARKS = [
 
 
 # What runs, asked at every op.
-
-
-def ours_compiled(tracker: ModuleTracker) -> str:
-    """With "compiled" where the region is one, by the answer of the place and by that of the call."""
-    where = tracker.where()
-    call = where.call
-    marks = ["compiled"] * where.compiled + ["(call compiled)"] * (call is not None and call.compiled)
-    return " ".join([ours(tracker), *marks])
 
 
 def asked(run: Callable[[], Any], tracker: Any = None, answer: Any = None) -> list[str]:
@@ -159,72 +149,6 @@ def compiled_graphs() -> tuple[int, dict[str, int]]:
     return counters["stats"]["unique_graphs"], dict(counters["graph_break"])
 
 
-def whole(**options: Any) -> Callable[[], Any]:
-    """Makes a model that `torch.compile` has been given."""
-    return lambda: torch.compile(M(), **options)
-
-
-def in_place(**options: Any) -> Callable[[], Any]:
-    """Makes a model that has been told to compile itself."""
-
-    def make() -> Any:
-        model = M()
-        model.compile(**options)
-        return model
-
-    return make
-
-
-class Stacked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(M(), M())
-
-    def forward(self, x):
-        return self.blocks(x).tanh()
-
-
-def by_layer(**options: Any) -> Callable[[], Any]:
-    """Makes a model each of whose blocks has been told to compile itself."""
-
-    def make() -> Any:
-        model = Stacked()
-        for block in model.blocks:
-            block.compile(**options)
-        return model
-
-    return make
-
-
-#: d10, k01, k06, k05, k03, k04
-WAYS = {
-    "eager": (whole, {"backend": "eager"}),
-    "aot_eager": (whole, {"backend": "aot_eager"}),
-    "eager full graph": (whole, {"backend": "eager", "fullgraph": True}),
-    "aot_eager full graph": (whole, {"backend": "aot_eager", "fullgraph": True}),
-    "module.compile() by eager": (in_place, {"backend": "eager"}),
-    "module.compile() by aot_eager": (in_place, {"backend": "aot_eager"}),
-    "module.compile() full graph": (in_place, {"backend": "aot_eager", "fullgraph": True}),
-    "by layer by eager": (by_layer, {"backend": "eager"}),
-    "by layer by aot_eager": (by_layer, {"backend": "aot_eager"}),
-    "by layer full graph": (by_layer, {"backend": "aot_eager", "fullgraph": True}),
-}
-
-
-def make_compiled(way: str, backend: Any = None) -> Any:
-    make, options = WAYS[way]
-    torch.manual_seed(0)
-    return make(**({**options, "backend": backend} if backend is not None else options))()
-
-
-COMPILED_M = [
-    "addmm forward: M compiled (call compiled)",
-    "relu forward: M compiled (call compiled)",
-    "threshold_backward backward: M compiled (call compiled)",
-    "mm backward: M compiled (call compiled)",
-]
-
-
 def replicas_of(model: nn.Module, count: int) -> list[nn.Module]:
     """What `torch.nn.parallel.replicate` makes, on one device."""
     modules = list(model.modules())
@@ -255,50 +179,8 @@ def asked_in_threads(tracker: Any, models: list[nn.Module]) -> list[list[str]]:
     return heard
 
 
-# Memory and what is left.
-
-
-def held_bytes() -> int:
-    """What lives of what our code has allocated."""
-    gc.collect()
-    ours_only = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/modtrace/*")])
-    return sum(each.size for each in ours_only.statistics("filename"))
-
-
-def held_objects() -> int:
-    gc.collect()
-    return sum(1 for each in gc.get_objects() if str(type(each).__module__).startswith("modtrace."))
-
-
-@contextmanager
-def memory_traced() -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-    finally:
-        tracemalloc.stop()
-
-
-#: What a tracker may hold. It drops what has ended in batches: 64 outermost calls, with their steps.
-MOST_OBJECTS = 400
-
-
-MOST_BYTES = 100_000
-
-
-def hold_little(step: Callable[[], Any], base: int) -> None:
-    """Runs hundreds of steps; no more lives of ours than a batch of what we drop at once."""
-    for _ in range(120):
-        step()
-    size = held_bytes()
-    for _ in range(320):
-        step()
-    assert held_objects() - base <= MOST_OBJECTS
-    assert held_bytes() - size <= MOST_BYTES
-
-
 class Checkpointed(nn.Module):
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int = 2) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(M() for _ in range(blocks))
 

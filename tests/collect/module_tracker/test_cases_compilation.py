@@ -8,26 +8,23 @@ import torch
 import torch.multiprocessing
 import torch.utils.module_tracker
 from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.asked import GLOBAL, Asked
+from helpers.asked import GLOBAL, Asked, ours
 from helpers.tracker_runs import (
-    COMPILED_M,
     DISTRIBUTED,
     M_TRAINS,
     MARKS,
     TORCHS,
-    WAYS,
     M,
     asked,
     asked_of_torch,
     compiled_graphs,
-    make_compiled,
     of,
     of_torch,
-    ours_compiled,
     train,
 )
 from helpers.twins import bits, state
@@ -36,85 +33,60 @@ from modtrace import ModuleTracker
 pytestmark = MARKS
 
 
-class Counting:
-    """A backend that counts how often graphs are made, and how often they run."""
+class CountingBackend:
+    """A backend of torch's that counts how often graphs are made, and how often they run."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.compile_graph = lookup_backend(name)
         self.made = 0
         self.ran = 0
 
     def __call__(self, graph, inputs):
         self.made += 1
+        compiled = self.compile_graph(graph, inputs)
 
         def run(*args):
             self.ran += 1
-            return graph.forward(*args)
+            return compiled(*args)
 
         return run
 
 
-EACH_WAY = pytest.mark.parametrize("way", WAYS)
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(M(), M())
+
+    def forward(self, x):
+        return self.blocks(x).tanh()
 
 
-def graphs_of(way: str) -> int:
-    """How many graphs run in one forward: of two layers the second has an input that needs a gradient."""
-    return 2 if way.startswith("by layer") else 1
+def make_compiled(way: str, backend: Any = "aot_eager", fullgraph: bool = False) -> Any:
+    """A model that `torch.compile` was given, that was told to compile itself, or each of whose blocks was."""
+    torch.manual_seed(0)
+    options = {"backend": backend, "fullgraph": fullgraph}
+    if way == "by torch.compile":
+        return torch.compile(M(), **options)
+    model = M() if way == "by itself" else Stacked()
+    for each in [model] if way == "by itself" else model.blocks:
+        each.compile(**options)
+    return model
 
 
-def compile_outcome(way: str, tracked: bool, *, before: int) -> Any:
-    """Bits, graphs and breaks of three steps, with so many before them."""
-    torch._dynamo.reset()
-    counters.clear()
-    model = make_compiled(way)
-    for _ in range(before):
-        train(model)
-    with ModuleTracker(strict=True) if tracked else nullcontext():
-        for _ in range(3):
-            train(model)
-    return [bits(each) for each in tree_leaves(state(model))], *compiled_graphs()
+def ours_compiled(tracker: ModuleTracker) -> str:
+    """With "compiled" where the region is one, by the answer of the place and by that of the call."""
+    where = tracker.where()
+    call = where.call
+    marks = ["compiled"] * where.compiled + ["(call compiled)"] * (call is not None and call.compiled)
+    return " ".join([ours(tracker), *marks])
 
 
-@EACH_WAY
-@pytest.mark.parametrize("before", [0, 2], ids=["first run inside", "compiled before"])
-def test_tracking_changes_nothing_of_what_is_compiled(dynamo, way, before):
-    """d10, k01, k06, k05, k02, k03, k04: no exception, no break, no compilation more, the same bits."""
-    plain = compile_outcome(way, tracked=False, before=before)
-    assert compile_outcome(way, tracked=True, before=before) == plain
-    assert plain[1:] == (graphs_of(way), {})
-
-
-@EACH_WAY
-def test_what_is_compiled_inside_stays_compiled_and_is_compiled_once_more_at_most(dynamo, way):
-    """d10, k01, k06, k05, k03, k04"""
-    counting = Counting()
-    model = make_compiled(way, backend=counting)
-    graphs = graphs_of(way)
-    made = []
-    for tracked in (True, False, True, False):
-        with ModuleTracker(strict=True) if tracked else nullcontext():
-            for _ in range(3):
-                counting.ran = 0
-                train(model)
-                assert counting.ran == graphs
-        made.append(counting.made)
-    assert made[0] == graphs
-    assert made[1] <= 2 * graphs
-    assert made[1:] == [made[1]] * 3
-
-
-@EACH_WAY
-def test_what_was_compiled_before_runs_on_inside_and_afterwards(dynamo, way):
-    """k02"""
-    counting = Counting()
-    model = make_compiled(way, backend=counting)
-    graphs = graphs_of(way)
-    for tracked in (False, True, False):
-        with ModuleTracker(strict=True) if tracked else nullcontext():
-            for _ in range(2):
-                counting.ran = 0
-                train(model)
-                assert counting.ran == graphs
-        assert counting.made == graphs
+COMPILED_M = [
+    "addmm forward: M compiled (call compiled)",
+    "relu forward: M compiled (call compiled)",
+    "threshold_backward backward: M compiled (call compiled)",
+    "mm backward: M compiled (call compiled)",
+]
 
 
 COMPILED_BLOCKS = [
@@ -132,44 +104,61 @@ COMPILED_BLOCKS = [
 ]
 
 
-@EACH_WAY
-@pytest.mark.parametrize("before", [0, 2], ids=["first run inside", "compiled before"])
-def test_ops_of_a_compiled_region_are_those_of_its_module_and_marked(dynamo, way, before):
-    """d10, k01, k06, k05, k02, k03, k04"""
-    model = make_compiled(way)
-    for _ in range(before):
-        train(model)
-    lines = COMPILED_BLOCKS if way.startswith("by layer") else COMPILED_M
-    assert asked(lambda: train(model), answer=ours_compiled) == lines
-    assert asked(lambda: train(model), answer=ours_compiled) == lines
-
-
-def names_met(way: str, backend: Any = None) -> set[str]:
-    """All names that hooks hear of, inside a first run and a second one."""
-    model = make_compiled(way, backend)
-    met: set[str] = set()
-
-    def look(*_: Any) -> None:
-        met.update(tracker.parents)
-
-    with ModuleTracker(strict=True) as tracker:
-        tracker.register_user_hooks(look, look, look, look)
-        train(model)
-        train(model)
-    return met
-
-
-@EACH_WAY
-def test_user_hooks_at_compiled_modules_hear_clean_names_only(dynamo, way):
-    """d10, k01, k06, k05, k03, k04: no GraphModule, no OptimizedModule."""
+@pytest.mark.parametrize(
+    "tracked", [(True, False, True, False), (False, True, False)], ids=["first", "later"]
+)
+@pytest.mark.parametrize(
+    ("way", "backend", "fullgraph"),
+    [
+        ("by torch.compile", "eager", False),
+        ("by torch.compile", "aot_eager", True),
+        ("by itself", "aot_eager", True),
+        ("by layer", "aot_eager", False),
+    ],
+)
+def test_what_is_compiled_runs_the_same_and_is_its_module(dynamo, way, backend, fullgraph, tracked):
+    """d10, k01, k06, k05, k02, k03, k04: no exception, no break, one compilation more at most, the same bits."""
+    graphs = 2 if way == "by layer" else 1  # of two layers the second has an input that needs a gradient
+    trained, counting = [], CountingBackend(backend)
+    for contexts in ([False] * len(tracked), tracked):
+        torch._dynamo.reset()
+        counters.clear()
+        counting = CountingBackend(backend)
+        model, made = make_compiled(way, counting, fullgraph), []
+        for is_tracked in contexts:
+            with ModuleTracker(strict=True) if is_tracked else nullcontext():
+                for _ in range(2):
+                    counting.ran = 0
+                    train(model)
+                    assert counting.ran == graphs
+            made.append(counting.made)
+        trained.append([bits(each) for each in tree_leaves(state(model))])
+    assert trained[1] == trained[0]
+    assert counters["graph_break"] == {}
+    assert made[0] == graphs
+    assert made[1] <= (2 if tracked[0] else 1) * graphs
+    assert set(made[1:]) == {made[1]}
+    # Its ops are those of its module, and marked; no hook hears of a GraphModule or an OptimizedModule.
+    heard: set[str] = set()
+    tracker = ModuleTracker(strict=True)
+    tracker.register_user_hooks(*[lambda *_: heard.update(tracker.parents)] * 4)
+    lines = asked(lambda: train(model), tracker, ours_compiled)
+    assert lines == (COMPILED_BLOCKS if way == "by layer" else COMPILED_M)
     blocks = {"Stacked", "Stacked.blocks", "Stacked.blocks.0", "Stacked.blocks.1"}
-    assert names_met(way) == {GLOBAL} | (blocks if way.startswith("by layer") else {"M"})
+    assert heard == {GLOBAL} | (blocks if way == "by layer" else {"M"})
+    assert counting.made == made[-1]
 
 
-@pytest.mark.parametrize("way", ["eager", "module.compile() by eager", "eager full graph"])
+@pytest.mark.parametrize("way", ["by torch.compile", "by itself"])
 def test_backend_of_the_user_that_gives_the_graph_module_itself_shows_no_graph_module(dynamo, way):
     """k01: Dynamo calls it as a module then."""
-    assert names_met(way, backend=lambda graph, inputs: graph) == {GLOBAL, "M"}
+    model = make_compiled(way, lambda graph, inputs: graph)
+    heard: set[str] = set()
+    with ModuleTracker(strict=True) as tracker:
+        tracker.register_user_hooks(*[lambda *_: heard.update(tracker.parents)] * 4)
+        train(model)
+        train(model)
+    assert heard == {GLOBAL, "M"}
 
 
 def test_compiled_model_given_as_root_has_the_name_of_what_is_in_it(dynamo):
@@ -240,25 +229,17 @@ def test_compiled_function_around_modules_is_nobodys_and_does_not_break(dynamo):
     assert compiled_graphs() == (1, {})
 
 
-@pytest.mark.parametrize("way", ["eager", "aot_eager"])
-def test_first_run_of_a_compiled_model_raises_with_torchs_tracker(dynamo, way):
-    """d10, k01, k06"""
+@pytest.mark.parametrize(("fullgraph", "text"), [(False, "tracked"), (True, None)], ids=["", "full graph"])
+def test_first_run_of_a_compiled_model_raises_with_torchs_tracker(dynamo, fullgraph, text):
+    """d10, k01, k06, k05: which of its two errors a full graph has depends on what ran before in the process."""
     errors = (AssertionError, torch._dynamo.exc.TorchDynamoException)
-    with pytest.raises(errors, match="tracked"), of_torch(TORCHS):
-        train(make_compiled(way))
+    with pytest.raises(errors, match=text), of_torch(TORCHS):
+        train(make_compiled("by torch.compile", fullgraph=fullgraph))
 
 
-def test_full_graph_raises_with_torchs_tracker(dynamo):
-    """k05: which of its two errors it is depends on what ran before in the process."""
-    errors = (AssertionError, torch._dynamo.exc.TorchDynamoException)
-    with pytest.raises(errors), of_torch(TORCHS):
-        train(make_compiled("aot_eager full graph"))
-
-
-@pytest.mark.parametrize("way", ["eager", "aot_eager", "aot_eager full graph"])
-def test_compiled_model_is_nobodys_for_torchs_distributed_tracker(dynamo, way):
+def test_compiled_model_is_nobodys_for_torchs_distributed_tracker(dynamo):
     """d10, k01, k06, k05"""
-    lines = asked_of_torch(DISTRIBUTED, lambda: train(make_compiled(way)))
+    lines = asked_of_torch(DISTRIBUTED, lambda: train(make_compiled("by torch.compile")))
     assert {each.partition(":")[2] for each in lines} == {""}
 
 
@@ -272,7 +253,7 @@ def heard_inside(kind: Any, model: nn.Module) -> set[str]:
 def test_compiled_model_that_ran_before_is_two_bogus_modules_for_torchs_tracker(dynamo):
     """k02: so where all modules are torch's own; a class of the user's makes it raise."""
     plain = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="aot_eager")
-    own_class = make_compiled("aot_eager")
+    own_class = make_compiled("by torch.compile")
     for model in (plain, own_class):
         model(torch.ones(2, 4))
     assert heard_inside(TORCHS, plain) == {"GraphModule", "OptimizedModule"}
@@ -281,14 +262,13 @@ def test_compiled_model_that_ran_before_is_two_bogus_modules_for_torchs_tracker(
         heard_inside(TORCHS, own_class)
 
 
-@pytest.mark.parametrize("way", ["module.compile() by aot_eager", "by layer by aot_eager"])
-def test_modules_that_compile_themselves_show_a_bogus_module_with_torchs_trackers(dynamo, way):
+def test_modules_that_compile_themselves_show_a_bogus_module_with_torchs_trackers(dynamo):
     """k03, k04"""
-    assert "GraphModule" in heard_inside(TORCHS, make_compiled(way))
+    assert "GraphModule" in heard_inside(TORCHS, make_compiled("by itself"))
     assert counters["graph_break"]
     torch._dynamo.reset()
     counters.clear()
-    assert "GraphModule" in heard_inside(DISTRIBUTED, make_compiled(way))
+    assert "GraphModule" in heard_inside(DISTRIBUTED, make_compiled("by layer"))
 
 
 class Plain(TorchDispatchMode):
@@ -298,26 +278,24 @@ class Plain(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("before", [0, 1], ids=["first run inside", "compiled before"])
-def test_plain_dispatch_mode_makes_torch_skip_compiled_code_with_or_without_tracker(dynamo, before):
+def test_plain_dispatch_mode_makes_torch_skip_compiled_code_with_or_without_tracker(dynamo):
     """d10b, d10c: it is torch that goes over to eager; a tracker alone never does it."""
-    found = []
+    outcomes = []
     for tracked in (False, True):
         torch._dynamo.reset()
-        counting = Counting()
+        counting = CountingBackend("eager")
         model = torch.compile(M(), backend=counting)
+        model(torch.ones(2, 4))
         ran = []
-        for _ in range(before):
-            model(torch.ones(2, 4))
         with ModuleTracker(strict=True) if tracked else nullcontext():
             for mode in (Plain(), nullcontext()):
                 counting.ran = 0
                 with mode:
                     train(model)
                 ran.append(counting.ran)
-        found.append((counting.made, ran))
-    assert found[1] == found[0]
-    assert found[0][1][0] == 0
+        outcomes.append((counting.made, ran))
+    assert outcomes[1] == outcomes[0]
+    assert outcomes[0][1][0] == 0
 
 
 def test_names_under_a_plain_dispatch_mode_are_those_of_the_eager_modules(dynamo):
@@ -376,12 +354,3 @@ def test_jit_trace_runs_and_the_traced_module_is_a_root():
         assert asked(lambda: train(model), tracker) == M_TRAINS
         lines = asked(lambda: traced(torch.ones(2, 4)), tracker)
     assert {each.partition(":")[2].split()[0] for each in lines} == {"TopLevelTracedModule"}
-
-
-def test_lines_of_another_name():
-    assert of("M#1", M_TRAINS) == [
-        "addmm forward: M#1 M#1.l",
-        "relu forward: M#1",
-        "threshold_backward backward: M#1",
-        "mm backward: M#1 M#1.l",
-    ]
