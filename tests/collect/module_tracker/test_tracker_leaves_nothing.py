@@ -19,7 +19,7 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._pytree import tree_leaves
 
 import modtrace
-from helpers.ours import assert_bounded, objects_of_ours, tracker_sizes
+from helpers.ours import objects_of_ours
 from helpers.twins import outcome, state
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.collect.backward.graph_watch import GraphWatch
@@ -231,6 +231,7 @@ def run_into(tracker: Any, model: Model, trap: Trap, keep: list[Any], inside: bo
         with suppress(trap.error):
             step(model, keep)
         assert not trap.is_set, "nothing was raised"
+        assert (tracker.parents, tracker.is_bw, tracker.phase) == ({"Global"}, False, None)
         with Asks(model, tracker) as answers:
             step(model, keep)
         assert answers == RIGHT
@@ -279,16 +280,17 @@ def test_after_an_exception_nothing_is_left_and_the_tracker_works_again(place, e
     assert objects_of_ours() - before == Counter()
 
 
-@ERRORS
-@PLACES
-def test_nothing_runs_once_the_error_is_caught_inside(place, error):
-    trap = Trap(place, error)
-    model = Model(trap)
-    with hooked_tracker(model, trap) as tracker:
-        trap.is_set = True
-        with pytest.raises(error, match="on purpose"):
-            step(model, [])
-        assert (tracker.parents, tracker.is_bw, tracker.phase) == ({"Global"}, False, None)
+def test_backward_after_the_exit_runs_nothing_of_ours():
+    model = Model(Trap("nowhere", ValueError))
+    seen: list[str] = []
+    with modtrace.ModuleTracker(strict=True) as tracker:
+        tracker.register_user_hooks(
+            pre_bw_hook=lambda *args: seen.append("pre_bw"), post_bw_hook=lambda *args: seen.append("post_bw")
+        )
+        loss = model(torch.ones(2, 4)).sum()
+    with calls_of_ours() as called:
+        loss.backward()
+    assert (called, seen) == ([], [])
 
 
 def test_after_a_normal_exit_nothing_is_left():
@@ -301,7 +303,9 @@ def test_after_a_normal_exit_nothing_is_left():
     for _ in range(2):
         with tracker, Asks(model, tracker) as answers:
             step(model, keep)
-        assert answers == RIGHT
+            with tracker.scope("loop"):
+                model.encode(torch.ones(2, 4))
+        assert answers[:2] == RIGHT
         assert tracker.parents == {"Global"}
         assert_clean(model, keep, before)
     alive = weakref.ref(tracker)
@@ -337,61 +341,6 @@ def test_no_tensor_gets_a_hook_while_the_context_lasts():
             step(model, keep)
             assert [each for each in tensors_of(model, keep) if each._backward_hooks] == []
             assert [each for each in tensors_of(model, keep) if each._post_accumulate_grad_hooks] == []
-
-
-def test_backward_after_the_exit_runs_nothing_of_ours():
-    model = Model(Trap("nowhere", ValueError))
-    seen: list[str] = []
-    with modtrace.ModuleTracker(strict=True) as tracker:
-        tracker.register_user_hooks(
-            pre_bw_hook=lambda *args: seen.append("pre_bw"), post_bw_hook=lambda *args: seen.append("post_bw")
-        )
-        loss = model(torch.ones(2, 4)).sum()
-    with calls_of_ours() as called:
-        loss.backward()
-    assert (called, seen) == ([], [])
-
-
-# Memory.
-
-
-def counted() -> Counter[str]:
-    """What there is when the spans of dead graphs are let go."""
-    tracker = process.current()
-    assert tracker is not None
-    for log in tracker.logs.all:
-        log.prune_at = 0
-        log.prune()
-    return objects_of_ours() + tracker_sizes()
-
-
-@pytest.mark.parametrize("needs_grad", [True, False], ids=["", "inputs without grad"])
-@pytest.mark.parametrize("hooked", [False, True], ids=["", "with user hooks"])
-def test_thousand_forwards_without_backward_take_no_more_memory_than_hundred(hooked, needs_grad):
-    trap = Trap("nowhere", ValueError)
-    model = Model(trap)
-    x = torch.ones(2, 4, requires_grad=needs_grad)
-    tracker = hooked_tracker(model, trap) if hooked else modtrace.ModuleTracker(strict=True)
-    counts = []
-    with tracker:
-        for repeats in (100, 450, 450):
-            for _ in range(repeats):
-                model(x)
-            counts.append(counted())
-    assert_bounded(counts, slack=64)  # what is dead is looked for each 64 calls
-
-
-def test_spans_are_let_go_while_forwards_go_on():
-    """Without any help: their number stays below a bound however many there are."""
-    model = Model(Trap("nowhere", ValueError))
-    with modtrace.ModuleTracker(strict=True):
-        tracker = process.current()
-        assert tracker is not None
-        most = 0
-        for _ in range(1000):
-            model(torch.ones(2, 4))
-            most = max(most, len(tracker.logs.current.spans))
-    assert most < 100
 
 
 # Sharing.
@@ -480,20 +429,15 @@ class Looking:
 
 @contextmanager
 def watched(values: str | None, **options: Any) -> Iterator[Looking]:
-    """A tracker with all user hooks; beside a recording of the values, of the calls, or alone."""
+    """A tracker with all user hooks; beside a recording of values, if any are named."""
     with ExitStack() as stack:
-        if values != "alone":
+        if values is not None:
             recording = modtrace.record(strict=True, values=values)
             stack.enter_context(recording)
         looking = stack.enter_context(Looking(**options))
         yield looking
-    if values != "alone":
+    if values is not None:
         assert recording.meta.marks == ()
-
-
-BESIDE = pytest.mark.parametrize(
-    "values", ["alone", None, "stats"], ids=["alone", "recorded", "values recorded"]
-)
 
 
 def loss_of(model: nn.Module, *args: Any) -> Tensor:
@@ -591,42 +535,34 @@ RUNS = {
 EVERY_RUN = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 
 
-@BESIDE
 @EVERY_RUN
-def test_results_and_generators_are_the_same_bits(run, values):
+def test_results_and_generators_are_the_same_bits(run):
+    """With hooks that want all there is, and beside a recording of values."""
     plain = outcome(run)
-    assert outcome(run, watched(values)) == plain
+    alone = watched(None, with_kwargs=True, with_slots=True)
+    with alone as looking:
+        called = looking.called
+        assert outcome(run) == plain
+    assert called["pre_fw_hook"] == called["post_fw_hook"] > 0
+    if run is not functional_gradient:  # its backwards do not go through the engine's entry
+        assert called["pre_bw_hook"] == called["post_bw_hook"] > 0
+    assert outcome(run, watched("stats")) == plain
 
 
 @EVERY_RUN
-def test_results_are_the_same_bits_for_hooks_that_want_all_there_is(run):
-    plain = outcome(run)
-    assert outcome(run, watched("alone", with_kwargs=True, with_slots=True)) == plain
-
-
-@pytest.mark.parametrize("place", ["mode around", "mode inside"])
-@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
-@BESIDE
-@EVERY_RUN
-def test_modes_of_the_user_see_the_same_ops(run, values, mode_type, place):
-    def seen(context: Any) -> list[str]:
-        mode = mode_type()
+def test_modes_of_the_user_see_the_same_ops_and_functions(run):
+    def seen(context: Any, *, inside: bool) -> tuple[list[str], list[str]]:
+        """What modes see that are entered inside of the context, or around it."""
+        ops, functions = SeesOps(), SeesFunctions()
         torch.manual_seed(0)
         with ExitStack() as stack:
-            for each in (mode, context) if place == "mode around" else (context, mode):
+            for each in (context, ops, functions) if inside else (ops, functions, context):
                 stack.enter_context(each)
             run()
-        return mode.seen
+        return ops.seen, functions.seen
 
-    plain = seen(nullcontext())
-    assert seen(watched(values)) == plain
-    assert len(plain) > 10
-
-
-@EVERY_RUN
-def test_hooks_of_all_kinds_are_called_in_these_runs(run):
-    with watched("alone") as looking:
-        run()
-    assert looking.called["pre_fw_hook"] == looking.called["post_fw_hook"] > 0
-    if run is not functional_gradient:  # its backwards do not go through the engine's entry
-        assert looking.called["pre_bw_hook"] == looking.called["post_bw_hook"] > 0
+    plain = seen(nullcontext(), inside=True)
+    assert min(map(len, plain)) > 10
+    assert seen(watched(None), inside=True) == plain
+    assert seen(watched("stats"), inside=True) == plain
+    assert seen(watched("stats"), inside=False) == plain
