@@ -299,11 +299,11 @@ def test_work_in_place_on_an_output_is_the_parents():
         assert_gradients_are_pytorchs(hooks, model, lambda: model(value).sum().backward(), full=False)
 
 
-def passing_on(i):
+def passing_on():
     class M(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.i, self.b = linear(), i, linear()
+            self.a, self.i, self.b = linear(), nn.Identity(), linear()
 
         def forward(self, x):
             return self.b(self.i(self.a(x)))
@@ -311,10 +311,9 @@ def passing_on(i):
     return M()
 
 
-@pytest.mark.parametrize("inner", [nn.Identity(), nn.Dropout(0.5).eval()], ids=["Identity", "Dropout"])
-def test_a_module_that_gives_back_its_input_is_not_around_the_backward_of_the_one_before(inner):
+def test_a_module_that_gives_back_its_input_is_not_around_the_backward_of_the_one_before():
     """c10: its own backward is where gradients pass it, between two nodes."""
-    model, value = passing_on(inner), x()
+    model, value = passing_on(), x()
     with ours() as ops:
         hooks = Hooks(ops.tracker)
         model(value).sum().backward()
@@ -338,7 +337,7 @@ def test_a_module_that_gives_back_its_input_is_not_around_the_backward_of_the_on
 @pytest.mark.parametrize("kind", BOTH)
 def test_pytorchs_trackers_keep_a_module_that_gives_back_its_input_open(kind):
     """c10"""
-    model = passing_on(nn.Identity())
+    model = passing_on()
     with theirs(kind) as ops:
         model(x()).sum().backward()
         assert ops.at("mm") == ["M M.b", "M M.b", "M M.a M.i"]
@@ -373,30 +372,3 @@ def test_the_frozen_part_of_a_model_has_no_backward():
         ]
         assert hooks.inputs == {"M.b": {}, "M": {}}
         assert_gradients_are_pytorchs(hooks, model, lambda: model(value).sum().backward(), full=True)
-
-
-def test_a_loss_outside_of_modules_is_outside_and_in_a_scope_its_own_region():
-    """c12"""
-    model, value = linear(), x()
-    with ours() as ops:
-        (model(value) - 1).square().mean().backward()
-        assert ops.lines == [
-            ("forward", "Linear", LINEAR),
-            (None, "", "sub pow mean ones_like"),
-            ("backward", "", "expand div pow mul mul"),
-            ("backward", "Linear", WEIGHT_GRADIENT),
-            ("backward", "Linear -> weight", "detach"),
-        ]
-        model.zero_grad()
-        y = model(value)
-        with ops.tracker.scope("loss"):
-            loss = (y - 1).square().mean()
-        loss.backward()
-        assert ops.lines == [
-            ("forward", "Linear", LINEAR),
-            ("forward", "loss @?", "sub pow mean"),
-            (None, "", "ones_like"),
-            ("backward", "loss @?", "expand div pow mul mul"),
-            ("backward", "Linear", WEIGHT_GRADIENT),
-            ("backward", "Linear -> weight", "detach"),
-        ]

@@ -57,14 +57,6 @@ def test_replicas_have_the_names_of_their_originals():
         assert tracker.get_known_fqn(model.l) == "M.l"
 
 
-def test_replicas_have_the_names_of_an_original_that_ran_before():
-    """d11b"""
-    model = M()
-    with ModuleTracker(strict=True) as tracker:
-        model(torch.ones(2, 4))
-        assert asked_in_threads(tracker, replicas_of(model, 2)) == [M_FORWARD, M_FORWARD]
-
-
 def test_backward_through_replicas_has_the_names_of_their_originals():
     """d11b"""
     model = M()

@@ -79,29 +79,6 @@ class FailingBackward(nn.Module):
         return RaisesInBackward.apply(self.l(x))
 
 
-def test_an_exception_that_is_caught_outside_leaves_nothing():
-    """d07"""
-    model, after, value = Failing(), linear(), x()
-    with ours() as ops:
-        hooks = Hooks(ops.tracker)
-        with pytest.raises(ValueError, match="so it goes"):
-            model(value)
-        assert ops.tracker.parents == {"Global"}
-        after(value).sum().backward()
-        assert ops.lines == [
-            ("forward", "Failing > Failing.bad", "exp"),
-            ("forward", "Linear", LINEAR),
-            LOSS,
-            LOSS_GRADIENT,
-            ("backward", "Linear", WEIGHT_GRADIENT),
-            ("backward", "Linear -> weight", "detach"),
-        ]
-        assert hooks.events == [
-            ("fw", "forward", "+Failing +Failing.bad -Failing.bad -Failing +Linear -Linear"),
-            ("bw", "backward", "+Linear -Linear"),
-        ]
-
-
 def test_an_exception_that_the_parent_catches_ends_only_the_child():
     """d07b"""
     model, value = Catching(), x()
@@ -139,52 +116,6 @@ def test_an_exception_in_a_users_hook_leaves_nothing():
         assert ops.tracker.parents == {"Global"}
         linear()(value)
         assert ops.lines[:1] == [("forward", "Sequential > Sequential.0", "exp")]
-
-
-def test_an_exception_in_a_backward_leaves_nothing():
-    """d07d: the next backward is as if nothing had been."""
-    model, after, value = FailingBackward(), linear(), x()
-    with ours() as ops:
-        hooks = Hooks(ops.tracker)
-        with pytest.raises(ValueError, match="so it goes"):
-            model(value).sum().backward()
-        assert (ops.tracker.parents, ops.tracker.phase) == ({"Global"}, None)
-        after(value).sum().backward()
-        assert ops.lines == [
-            ("forward", "FailingBackward > FailingBackward.l", LINEAR),
-            ("forward", "FailingBackward", "clone"),
-            LOSS,
-            LOSS_GRADIENT,
-            ("backward", "FailingBackward", "exp"),
-            ("forward", "Linear", LINEAR),
-            LOSS,
-            LOSS_GRADIENT,
-            ("backward", "Linear", WEIGHT_GRADIENT),
-            ("backward", "Linear -> weight", "detach"),
-        ]
-        assert hooks.events == [
-            ("fw", "forward", "+FailingBackward +FailingBackward.l -FailingBackward.l -FailingBackward"),
-            ("bw", "backward", "+FailingBackward"),
-            ("fw", "forward", "+Linear -Linear"),
-            ("bw", "backward", "+Linear -Linear"),
-        ]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_that_leaves_the_block_ends_the_tracking(error):
-    """d07e"""
-
-    class M(nn.Module):
-        def forward(self, x):
-            raise error
-
-    model = M()
-    with pytest.raises(error), modtrace.ModuleTracker(strict=True) as tracker:
-        model(x())
-    assert tracker.parents == {"Global"}
-    with pytest.raises(error):
-        model(x())
-    assert tracker.parents == {"Global"}
 
 
 def test_a_tracker_entered_in_its_own_context_goes_on_to_the_outermost_end():

@@ -49,38 +49,6 @@ def calling_by_keyword():
     return M()
 
 
-def test_a_module_called_by_keyword_ends_where_its_backward_does():
-    """c05"""
-    model, value = calling_by_keyword(), x()
-    with ours() as ops:
-        hooks = Hooks(ops.tracker)
-        model(value).sum().backward()
-        assert ops.lines == [
-            ("forward", "M > M.j", LINEAR),
-            ("forward", "M > M.i > M.i.l", LINEAR),
-            LOSS,
-            LOSS_GRADIENT,
-            ("backward", "M > M.i > M.i.l", GRADIENTS),
-            ("backward", "M > M.i > M.i.l -> i.l.weight", "detach"),
-            ("backward", "M > M.j", WEIGHT_GRADIENT),
-            ("backward", "M > M.j -> j.weight", "detach"),
-        ]
-        assert hooks.events == [
-            ("fw", "forward", "+M +M.j -M.j +M.i +M.i.l -M.i.l -M.i -M"),
-            ("bw", "backward", "+M +M.i +M.i.l -M.i -M.i.l +M.j -M.j -M"),
-        ]
-        assert_gradients_are_pytorchs(hooks, model, lambda: model(value).sum().backward(), full=False)
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_pytorchs_trackers_never_leave_the_backward_of_a_module_called_by_keyword(kind):
-    """c05"""
-    model = calling_by_keyword()
-    with theirs(kind) as ops:
-        model(x()).sum().backward()
-        assert ops.at("mm") == ["M M.i M.i.l", "M M.i M.i.l", "M M.i M.j"]
-
-
 @dataclass
 class Out:
     y: torch.Tensor
@@ -172,9 +140,13 @@ def taking_an_object():
     return M()
 
 
-def test_a_module_that_takes_an_object_ends_where_its_backward_does():
-    """c06c"""
-    model, value = taking_an_object(), x()
+NOT_BY_POSITION = pytest.mark.parametrize("make", [calling_by_keyword, taking_an_object])
+
+
+@NOT_BY_POSITION
+def test_a_module_called_by_keyword_or_with_an_object_ends_where_its_backward_does(make):
+    """c05, c06c"""
+    model, value = make(), x()
     with ours() as ops:
         hooks = Hooks(ops.tracker)
         model(value).sum().backward()
@@ -195,10 +167,13 @@ def test_a_module_that_takes_an_object_ends_where_its_backward_does():
         assert_gradients_are_pytorchs(hooks, model, lambda: model(value).sum().backward(), full=False)
 
 
+@NOT_BY_POSITION
 @pytest.mark.parametrize("kind", BOTH)
-def test_pytorchs_trackers_never_leave_the_backward_of_a_module_that_takes_an_object(kind):
-    """c06c"""
-    model = taking_an_object()
+def test_pytorchs_trackers_never_leave_the_backward_of_a_module_called_by_keyword_or_with_an_object(
+    kind, make
+):
+    """c05, c06c"""
+    model = make()
     with theirs(kind) as ops:
         model(x()).sum().backward()
         assert ops.at("mm") == ["M M.i M.i.l", "M M.i M.i.l", "M M.i M.j"]

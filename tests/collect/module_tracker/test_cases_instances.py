@@ -111,24 +111,6 @@ def test_unregistered_peer_that_is_a_given_root_has_the_name_of_that_root():
     assert asked(lambda: train(model), tracker) == lines
 
 
-def test_unregistered_peer_that_has_run_before_has_the_name_that_it_got_then():
-    """d08b"""
-    model = Peer(Peer())
-
-    def run() -> None:
-        model(torch.ones(2, 4))
-        with torch.no_grad():
-            other(torch.ones(2, 4))
-        train(other)
-
-    other = Peer(model)
-    model.__dict__["peer"] = None
-    lines = asked(run)
-    assert lines[:3] == ["addmm forward: Peer Peer.a", "relu forward: Peer", "addmm forward: Peer Peer.b"]
-    expected = [each.replace("Peer", "Peer#1") for each in peer_lines("root")]
-    assert lines[3 + 6 :] == [each.replace("root", "Peer") for each in expected]
-
-
 def test_unregistered_peer_of_the_same_class_confuses_torch():
     """d08b: the outer one is lost in the first, and the two have one name in both."""
     model = Peer(Peer())

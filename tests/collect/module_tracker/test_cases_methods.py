@@ -104,25 +104,9 @@ def test_scope_of_a_module_that_runs_already_does_not_open_it_again():
         ]
 
 
-def test_scope_of_a_module_inside_a_scope_of_nobody():
+def test_methods_are_scopes_of_their_module_in_forward_and_backward():
     model = Encoder()
     tracker = ModuleTracker(strict=True)
-
-    def run() -> None:
-        with tracker.scope("loop"), tracker.scope("encode", model):
-            output = model.l(torch.ones(2, 4))
-        output.sum().backward()
-
-    assert asked(run, tracker) == [
-        "addmm forward: loop Encoder Encoder.encode Encoder.l",
-        "mm backward: loop Encoder Encoder.encode Encoder.l",
-    ]
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["given as root", "not given"])
-def test_methods_are_scopes_of_their_module_in_forward_and_backward(known):
-    model = Encoder()
-    tracker = ModuleTracker(model if known else None, strict=True)
     tracker.methods(model, "encode", "generate")
     assert asked(lambda: train(model.encode), tracker) == ENCODE_FORWARD + ENCODE_BACKWARD
     assert asked(lambda: train(model.generate), tracker) == [
@@ -270,14 +254,7 @@ LOUDER_LINES = [
 ]
 
 
-def test_method_that_calls_the_one_it_overrides_is_one_scope():
-    model = Louder()
-    tracker = ModuleTracker(strict=True)
-    tracker.methods(model, "encode")
-    assert asked(lambda: train(model.encode), tracker) == LOUDER_LINES
-
-
-def test_method_that_calls_the_one_it_overrides_beside_an_instance_of_that_class(plain_classes):
+def test_method_that_calls_the_one_it_overrides_is_one_scope_beside_an_instance_of_that_class(plain_classes):
     """The overridden one is wrapped too, for the other instance."""
     model, other = Louder(), Encoder()
     tracker = ModuleTracker(strict=True)
@@ -459,34 +436,6 @@ def test_compiled_method_of_a_followed_model_makes_no_break(dynamo):
         train(compiled)
         train(compiled)
         assert compiled_graphs() == (1, {})
-
-
-def test_user_hooks_in_methods_hear_modules_only():
-    model = Encoder()
-    heard: list[tuple[str, Any, tuple[str, ...]]] = []
-
-    def hear(kind: str) -> Callable[..., None]:
-        return lambda module, *_: heard.append((kind, type(module).__name__, tracker.stack))
-
-    tracker = ModuleTracker(strict=True)
-    tracker.methods(model, "encode")
-    tracker.register_user_hooks(hear("pre_fw"), hear("post_fw"), hear("pre_bw"), hear("post_bw"))
-    x = torch.ones(2, 4, requires_grad=True)
-    with tracker:
-        output = model.encode(x)
-        output.sum().backward()
-    inside = ("Encoder", "Encoder.encode()", "Encoder.l")
-    assert [each for each in heard if each[1] == "Linear"] == [
-        ("pre_fw", "Linear", inside),
-        ("post_fw", "Linear", inside),
-        ("pre_bw", "Linear", inside),
-        ("post_bw", "Linear", inside),
-    ]
-    assert "NoneType" not in {name for _, name, _ in heard}  # None is for modules that have died
-    counts = {
-        kind: [each for each in heard if each[:2] == (kind, "Encoder")] for kind in ("pre_fw", "pre_bw")
-    }
-    assert len(counts["pre_fw"]) == len(counts["pre_bw"])  # a call is heard of in both, or in neither
 
 
 def test_user_hooks_hear_of_no_scope():

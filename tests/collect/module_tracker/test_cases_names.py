@@ -129,32 +129,6 @@ def test_a_child_called_before_its_root_is_renamed_backwards_in_time():
         assert ops.tracker.get_known_fqn(model[0]) == "Sequential.0"
 
 
-def test_a_module_under_two_names_has_the_first_and_counts_its_calls():
-    """c04"""
-
-    class M(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = self.b = linear()
-
-        def forward(self, x):
-            return self.b(self.a(x))
-
-    model, value = M(), x()
-    with ours(additions=True) as ops:
-        model(value).sum().backward()
-        assert ops.lines == [
-            ("forward", "M > M.a", LINEAR),
-            ("forward", "M > M.a @1", LINEAR),
-            LOSS,
-            LOSS_GRADIENT,
-            ("backward", "M > M.a @1", GRADIENTS),
-            ("backward", "M > M.a", WEIGHT_GRADIENT),
-            ("backward", "M +", "add"),
-            ("backward", "M > M.a -> a.weight", "detach"),
-        ]
-
-
 class Holder(nn.Module):
     def __init__(self, held):
         super().__init__()
