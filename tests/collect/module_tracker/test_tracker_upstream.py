@@ -4,7 +4,6 @@ Each behaviour runs on torch's classes as far as they have the feature, so that 
 """
 
 import warnings
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -109,42 +108,21 @@ def make_input(of_dicts: bool = False) -> Any:
 
 
 @EVERY_TRACKER
-def test_parents_in_forward_are_the_modules_on_the_way(kind: type) -> None:
-    answers = Answers()
-    with kind() as answers.tracker:
-        Mod(answers)(make_input())
-    assert answers.seen == FORWARD
-
-
-@EVERY_TRACKER
 @pytest.mark.parametrize("in_place", [False, True], ids=["", "in-place relu"])
 @pytest.mark.parametrize("of_dicts", [False, True], ids=["tensors", "dicts"])
-def test_parents_in_backward_are_the_same_in_reverse(kind: type, of_dicts: bool, in_place: bool) -> None:
+def test_parents_are_the_modules_on_the_way_in_each_iteration(
+    kind: type, of_dicts: bool, in_place: bool
+) -> None:
     answers = Answers()
-    with kind() as answers.tracker:
-        value_in(Mod(answers, of_dicts, in_place)(make_input(of_dicts))).sum().backward()
-    assert answers.seen == FORWARD + BACKWARD
-
-
-@EVERY_TRACKER
-def test_second_iteration_in_one_context_gives_the_same_again(kind: type) -> None:
-    answers = Answers()
-    model = Mod(answers)
-    with kind() as answers.tracker:
-        for _ in range(2):
-            model(make_input()).sum().backward()
-    assert answers.seen == 2 * (FORWARD + BACKWARD)
-
-
-@EVERY_TRACKER
-def test_nothing_runs_after_a_backward(kind: type) -> None:
-    answers = Answers()
+    model = Mod(answers, of_dicts, in_place)
     with kind() as tracker:
         answers.tracker = tracker
-        y = Mod(answers)(make_input())
-        assert (tracker.parents, tracker.is_bw) == ({"Global"}, False)
-        y.sum().backward()
-        assert (tracker.parents, tracker.is_bw) == ({"Global"}, False)
+        for _ in range(2):
+            output = value_in(model(make_input(of_dicts)))
+            assert (tracker.parents, tracker.is_bw) == ({"Global"}, False)
+            output.sum().backward()
+            assert (tracker.parents, tracker.is_bw) == ({"Global"}, False)
+    assert answers.seen == 2 * (FORWARD + BACKWARD)
     assert (tracker.parents, tracker.is_bw) == ({"Global"}, False)
 
 
@@ -165,17 +143,6 @@ class Recursive(nn.Module):
         return x
 
 
-@EVERY_TRACKER
-@pytest.mark.filterwarnings("ignore:The module hierarchy tracking maybe be messed up")
-def test_module_that_calls_itself_raises_nothing(kind: type) -> None:
-    answers = Answers()
-    with kind() as tracker:
-        answers.tracker = tracker
-        Recursive(answers)(torch.ones(2, 3)).sum().backward()
-        assert tracker.parents == {"Global"}
-    assert len(answers.seen) == 6
-
-
 def test_module_that_calls_itself_is_in_its_parents_until_the_outermost_call_ends() -> None:
     answers = Answers()
     with modtrace.ModuleTracker() as answers.tracker:
@@ -183,31 +150,16 @@ def test_module_that_calls_itself_is_in_its_parents_until_the_outermost_call_end
     assert answers.seen == 3 * [({"Recursive"}, False)] + 3 * [({"Recursive", "Recursive.layer"}, True)]
 
 
-@EVERY_TRACKER
-@pytest.mark.parametrize("reentrant", [None, True, False], ids=["default", "reentrant", "non-reentrant"])
-@pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # the default warns, and so does ModTracker
-def test_module_that_calls_itself_raises_nothing_under_checkpoint(kind: type, reentrant: bool | None) -> None:
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+def test_module_that_calls_itself_raises_nothing_under_checkpoint(reentrant: bool) -> None:
     answers = Answers()
     model = Recursive(answers)
-    with kind() as tracker:
+    with modtrace.ModuleTracker(strict=True) as tracker:
         answers.tracker = tracker
         x = torch.ones(2, 3, requires_grad=True).clone()
         checkpoint(lambda x: model(x), x, use_reentrant=reentrant).sum().backward()
         assert tracker.parents == {"Global"}
     assert all(each.grad is not None for each in model.parameters())
-
-
-@EVERY_TRACKER
-def test_there_is_one_global_hook_before_and_one_after_a_forward(kind: type) -> None:
-    from torch.nn.modules import module
-
-    def installed() -> tuple[int, int]:
-        return len(module._global_forward_pre_hooks), len(module._global_forward_hooks)
-
-    assert installed() == (0, 0)
-    with kind():
-        assert installed() == (1, 1)
-    assert installed() == (0, 0)
 
 
 @EVERY_TRACKER
@@ -232,110 +184,30 @@ def test_example_of_the_docstring_prints_the_modules(
 # Under Dynamo, where PyTorch expects its own tests to fail.
 
 
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-COMPILING = [
-    pytest.mark.usefixtures("fresh_dynamo"),
-    pytest.mark.filterwarnings(
-        "ignore:(?!.*modtrace)"
-    ),  # Dynamo, of global hooks and of what it cannot trace
-]
-
-
-def compiled(function: Any) -> Any:
-    return torch.compile(function, backend="eager")
-
-
-def under(*marks: Any) -> Callable[[Any], Any]:
-    def apply(test: Any) -> Any:
-        for mark in marks:
-            test = mark(test)
-        return test
-
-    return apply
-
-
-@under(*COMPILING)
-@EVERY_TRACKER
-@pytest.mark.parametrize("of_dicts", [False, True], ids=["tensors", "dicts"])
-def test_answers_are_right_where_the_context_itself_is_compiled(kind: type, of_dicts: bool) -> None:
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # Dynamo, of global hooks and of what it cannot trace
+@pytest.mark.parametrize("compiled", ["context", "step", "model"])
+def test_answers_are_right_where_what_asks_is_compiled(compiled: str) -> None:
+    """Torch's ModuleTracker fails where the model is compiled, and its ModTracker sees nothing there."""
     answers = Answers()
-    model = Mod(answers, of_dicts, in_place=True)
+    mod = Mod(answers, of_dicts=True, in_place=True)
+    model = torch.compile(mod, backend="eager") if compiled == "model" else mod
 
-    def whole_test() -> None:
-        with kind() as tracker:
+    def step() -> None:
+        value_in(model(make_input(of_dicts=True))).sum().backward()
+
+    run = torch.compile(step, backend="eager") if compiled == "step" else step
+
+    def context() -> None:
+        with modtrace.ModuleTracker(strict=True) as tracker:
             answers.tracker = tracker
-            value_in(model(make_input(of_dicts))).sum().backward()
+            run()
+            run()
             assert tracker.parents == {"Global"}
             assert not tracker.is_bw
 
-    compiled(whole_test)()
-    assert answers.seen == FORWARD + BACKWARD
-
-
-@under(*COMPILING)
-@EVERY_TRACKER
-def test_answers_are_right_where_the_step_is_compiled(kind: type) -> None:
-    answers = Answers()
-    model = Mod(answers)
-
-    def step() -> None:
-        model(make_input()).sum().backward()
-
-    with kind() as tracker:
-        answers.tracker = tracker
-        run = compiled(step)
-        run()
-        run()
-        assert (tracker.parents, tracker.is_bw) == ({"Global"}, False)
+    (torch.compile(context, backend="eager") if compiled == "context" else context)()
     assert answers.seen == 2 * (FORWARD + BACKWARD)
-
-
-@under(*COMPILING)
-def test_answers_are_right_where_the_model_is_compiled() -> None:
-    """Torch's ModuleTracker fails here inside Dynamo, and its ModTracker sees nothing."""
-    answers = Answers()
-    with modtrace.ModuleTracker(strict=True) as tracker:
-        answers.tracker = tracker
-        model = compiled(Mod(answers))
-        for _ in range(2):
-            model(make_input()).sum().backward()
-        assert (tracker.parents, tracker.is_bw) == ({"Global"}, False)
-    assert answers.seen == 2 * (FORWARD + BACKWARD)
-
-
-class Quiet(nn.Module):
-    """Nothing in it asks, so nothing breaks its graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
-        self.b = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x).tanh())
-
-
-@under(*COMPILING)
-def test_model_compiled_in_one_graph_under_the_tracker_stays_one_graph() -> None:
-    """Torch's ModuleTracker raises: Dynamo finds the module twice."""
-    model = Quiet()
-    x = torch.ones(2, 3)
-    expected = model(x)
-    with modtrace.ModuleTracker(strict=True) as tracker:
-        whole = torch.compile(model, backend="eager", fullgraph=True)
-        for _ in range(2):
-            y = whole(x)
-            y.sum().backward()
-        assert tracker.parents == {"Global"}
-        model(x).sum().backward()
-        assert tracker.get_known_fqn(model.b) == "Quiet.b"
-    assert torch.equal(y, expected)
 
 
 # Of ModTracker: user hooks.
@@ -392,22 +264,18 @@ BAR_EVENTS = [
 
 
 @TRACKERS_WITH_HOOKS
-def test_user_hooks_run_in_this_order(kind: type) -> None:
-    """The two that share an input end together, the outer first."""
+def test_user_hooks_run_in_this_order_until_they_are_cleared(kind: type) -> None:
+    """The two that share an input end together, the outer first. In each the name is in `parents`."""
     model = Bar()
     with kind() as tracker:
+        Events(tracker)
+        tracker.clear_user_hooks()
         events = Events(tracker)
         model(torch.ones(3, requires_grad=True)).sum().backward()
-    assert events.seen == BAR_EVENTS
-
-
-@TRACKERS_WITH_HOOKS
-def test_name_is_in_parents_and_is_bw_is_right_in_every_user_hook(kind: type) -> None:
-    model = Bar()
-    with kind() as tracker:
-        events = Events(tracker)  # it checks the name
-        model(torch.ones(3, requires_grad=True)).sum().backward()
         assert (tracker.parents, tracker.is_bw) == ({"Global"}, False)
+        tracker.clear_user_hooks()
+        model(torch.ones(3, requires_grad=True)).sum().backward()
+    assert events.seen == BAR_EVENTS
     assert events.in_backward == 4 * [False] + 4 * [True]
 
 
@@ -422,19 +290,6 @@ def test_second_hook_of_a_kind_is_refused(kind: type, hook: str) -> None:
     with tracker:
         Inner()(torch.ones(3, requires_grad=True)).sum().backward()
     assert seen == ["first"]
-
-
-@TRACKERS_WITH_HOOKS
-def test_hooks_may_be_registered_again_after_they_are_cleared(kind: type) -> None:
-    model = Bar()
-    with kind() as tracker:
-        Events(tracker)
-        tracker.clear_user_hooks()
-        events = Events(tracker)
-        model(torch.ones(3, requires_grad=True)).sum().backward()
-        tracker.clear_user_hooks()
-        model(torch.ones(3, requires_grad=True)).sum().backward()
-    assert events.seen == BAR_EVENTS
 
 
 @TRACKERS_WITH_HOOKS
@@ -457,42 +312,6 @@ def test_hooks_stay_from_one_context_of_a_tracker_to_the_next(kind: type) -> Non
         with tracker:
             model(torch.ones(3, requires_grad=True)).sum().backward()
     assert events.seen == 2 * BAR_EVENTS
-
-
-class Checkpointed(nn.Module):
-    """Checkpoints its second layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linears = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linears[0](x).relu()
-        return checkpoint(self.linears[1], x, use_reentrant=False).relu()
-
-
-@TRACKERS_WITH_HOOKS
-def test_forward_hooks_run_again_in_the_recompute_of_a_checkpoint(kind: type) -> None:
-    model = Checkpointed()
-    with kind() as tracker:
-        events = Events(tracker)
-        model(torch.ones(2, 3)).sum().backward()
-    assert list(zip(events.seen, events.in_backward, strict=True)) == [
-        (("pre_fw", "Checkpointed"), False),
-        (("pre_fw", "Checkpointed.linears.0"), False),
-        (("post_fw", "Checkpointed.linears.0"), False),
-        (("pre_fw", "Checkpointed.linears.1"), False),
-        (("post_fw", "Checkpointed.linears.1"), False),
-        (("post_fw", "Checkpointed"), False),
-        (("pre_bw", "Checkpointed"), True),
-        (("pre_bw", "Checkpointed.linears.1"), True),
-        (("pre_fw", "Checkpointed.linears.1"), True),
-        (("post_fw", "Checkpointed.linears.1"), True),
-        (("post_bw", "Checkpointed.linears.1"), True),
-        (("pre_bw", "Checkpointed.linears.0"), True),
-        (("post_bw", "Checkpointed.linears.0"), True),
-        (("post_bw", "Checkpointed"), True),
-    ]
 
 
 @TRACKERS_WITH_HOOKS
