@@ -111,6 +111,7 @@ def test_wrappers_of_distributed_models_are_in_the_names_of_torch(process_group,
     assert twice in names_of_torch(kind, "fsdp1")
 
 
+@pytest.mark.soak
 def test_names_in_two_processes_are_those_in_one(tmp_path):
     """DDP and FSDP2, gloo, 2 processes"""
     for found in ranks.in_processes(2, ["ddp", "fsdp2"], tmp_path):

@@ -1,8 +1,6 @@
 """The public tracker and its user hooks on transformers, against what module hooks, node hooks and graph walks say."""
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +20,6 @@ CASES = [
     for name in ARCHITECTURES
     for mode in MODES
 ]
-Gradients = dict[str, torch.Tensor | None]
-Found = dict[tuple[nn.Module | None, int], Gradients]
 
 
 @dataclass
@@ -161,21 +157,6 @@ def test_a_call_that_gradients_pass_stands_where_its_nodes_would(case):
                 assert made_later == (at < begun[call]), (call, each)
 
 
-def test_gradients_pass_just_the_calls_that_a_view_of_their_output_says(case):
-    silent = [call for call in case.step.calls if call.module and call.returned and not call.nodes]
-    silent = [call for call in silent if call.original is None or not call.original.nodes]
-    with views(case, silent, of_outputs=True) as found:
-        run(case.model, case.inputs)
-    arrived = {call: [*found[call.module, call.turn].values()] for call in silent}
-    passed = {call for call in silent if case.step.passes(call)}
-    assert passed == {call for call in silent if any(each is not None for each in arrived[call])}
-    for _, told, call in case.step.told_of():
-        if call in passed:  # what arrives goes on as it is
-            gradients = list(told.by_slot.values())
-            assert len(gradients) == len(arrived[call])
-            assert all(map(same, gradients, arrived[call])), (told.kind, call)
-
-
 def test_calls_begin_and_end_inside_the_calls_around_them(case):
     begun, ended = case.at("pre"), case.at("post")
     batch, at_batch = 0, {}
@@ -231,32 +212,6 @@ def test_gradients_are_the_same_when_nothing_but_the_tracker_is_there(case):
         assert all(map(same, alone.by_slot.values(), each.by_slot.values())), each.call
 
 
-def test_the_end_is_told_what_arrives_at_a_view_of_each_input(case):
-    """Of every third call, one run for each: a view changes the order of sums further down, so only one at a time.
-
-    Left out are tensors in objects that cannot be rebuilt, such as a cache, and inputs that the call returns as
-    they are: the gradients that other modules send along go through the view too.
-    """
-    checked = left_out = 0
-    told = {
-        call: alone.by_slot
-        for alone, (_, each, call) in zip(case.told, case.step.told_of(), strict=True)
-        if each.kind == "post"
-    }
-    chosen = [call for call in told if call.module is not None and call.inputs and call.nodes][::3]
-    for call in chosen:
-        again = [each for each in case.step.calls if each.original is call]
-        with views(case, [call, *again]) as found:
-            assert same(run(case.model, case.inputs).loss, case.plain.loss)
-        for slot, gradient in told[call].items():
-            if slot in call.handed_on or slot not in found[call.module, call.turn]:
-                left_out += 1
-                continue
-            assert same(gradient, found[call.module, call.turn][slot]), (call, slot)
-            checked += 1
-    assert checked > max(4, left_out)
-
-
 def test_a_module_recomputed_twice_in_one_checkpoint_has_no_wrong_number(seeded):
     """As in Swin of transformers with a dropout above 0: where the checkpoint began cannot be seen while it runs."""
     model = Twice(reentrant=False)
@@ -276,52 +231,6 @@ def test_a_module_recomputed_twice_in_one_checkpoint_has_no_wrong_number(seeded)
         ("recompute", "l", 0),
         ("recompute", "drop", None),
     ]
-
-
-@contextlib.contextmanager
-def views(case: Case, calls: list[TrueCall], *, of_outputs: bool = False) -> Iterator[Found]:
-    """Has the calls get views of their inputs, or give views of their outputs; what arrives there, by call and slot."""
-    turns: Counter[nn.Module] = Counter()
-    found: Found = {(call.module, call.turn): {} for call in calls}
-
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        key = module, turns[module]
-        turns[module] += 1
-        if of_outputs or key not in found or not torch.is_grad_enabled():
-            return None
-        seen: dict[int, torch.Tensor] = {}
-        return viewed(args, "", found[key], seen), viewed(kwargs, "", found[key], seen)
-
-    def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        key = module, turns[module] - 1
-        if key not in found or not torch.is_grad_enabled():
-            return None
-        return viewed(output, "", found[key], {})
-
-    modules = {module for module, _ in found if module is not None}
-    handles: list[Any] = [each.register_forward_pre_hook(enter, with_kwargs=True) for each in modules]
-    if of_outputs:
-        handles += [each.register_forward_hook(leave) for each in modules]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def viewed(value: Any, slot: str, found: Gradients, seen: dict[int, torch.Tensor]) -> Any:
-    """The same with a view of each tensor that needs a gradient, one for all slots of the same tensor."""
-    if type(value) is torch.Tensor and value.requires_grad:
-        if id(value) not in seen:
-            seen[id(value)] = value.view_as(value)
-        found[slot] = None
-        seen[id(value)].register_hook(lambda gradient: found.update({slot: gradient.clone()}))
-        return seen[id(value)]
-    if type(value) in (tuple, list):
-        return type(value)(viewed(each, f"{slot}[{at}]", found, seen) for at, each in enumerate(value))
-    if type(value) is dict:
-        return {key: viewed(each, f"{slot}[{key!r}]", found, seen) for key, each in value.items()}
-    return value
 
 
 def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
