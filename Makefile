@@ -85,6 +85,7 @@ demo: env  ## train a small GPT under the recorder and show what ran inside (ARG
 
 test: env  ## run the checks, then the tests (TESTS=tests/store)
 	@$(MAKE) --no-print-directory -j2 -Oline check $(if $(TESTS),,test-base)
+	@$(BIN)/python -m compileall -q src  # once, also where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 test-browser: tests/browser/node_modules/.package-lock.json  ## run the tests in Chromium: of pictures with several fonts, and of reports
