@@ -257,7 +257,6 @@ def write_and_read():
     print(reader.table("uses").num_rows, reader.meta.marks)
 
 atexit.register(write_and_read)
-import concurrent.futures.thread
 import numpy as np
 from modtrace.recording.arrow.checked_sink import CheckedSink
 from modtrace.recording.failure_reporter import FailureReporter

@@ -183,9 +183,10 @@ def map_in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item],
     """
     if rows < _FEWEST_ROWS:
         return [function(item) for item in items]
-    from concurrent.futures import ThreadPoolExecutor
-
     try:
+        # Inside of `try`, because the first import of it fails while the interpreter ends.
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(pa.cpu_count()) as pool:
             return list(pool.map(function, items))
     except RuntimeError:  # the interpreter ends, or the process may have no more threads
