@@ -15,8 +15,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
 ]
 
-BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
@@ -57,11 +55,11 @@ class Broken(Parent):
         return self.first(x)
 
 
-def run(model: nn.Module, backend: str, *, tracked: bool, before: int = 0) -> tuple[Any, Tracker | None]:
+def run(model: nn.Module, *, tracked: bool, before: int = 0) -> tuple[Any, Tracker | None]:
     """Gradients after three steps, with what Dynamo has done, and the tracker."""
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend="aot_eager")
     torch.manual_seed(0)
     for _ in range(before):
         compiled(torch.randn(3, 4)).sum().backward()
@@ -72,21 +70,19 @@ def run(model: nn.Module, backend: str, *, tracked: bool, before: int = 0) -> tu
     return (did, [each.grad.tolist() for each in model.parameters()]), tracker
 
 
-@BACKENDS
 @pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize("kind", [Parent, Broken])
-def test_compiled_model_is_compiled_alike(kind: type[nn.Module], before: int, backend: str) -> None:
+def test_compiled_model_is_compiled_alike(kind: type[nn.Module], before: int) -> None:
     torch.manual_seed(0)
     model = kind()
-    plain, _ = run(model, backend, tracked=False, before=before)
+    plain, _ = run(model, tracked=False, before=before)
     model.zero_grad()
-    with_tracker, _ = run(model, backend, tracked=True, before=before)
+    with_tracker, _ = run(model, tracked=True, before=before)
     assert with_tracker == plain
 
 
-@BACKENDS
-def test_compiled_model_is_stashed_from_outside(backend: str) -> None:
-    _, tracker = run(Parent(), backend, tracked=True, before=1)
+def test_compiled_model_is_stashed_from_outside() -> None:
+    _, tracker = run(Parent(), tracked=True, before=1)
     assert tracker is not None
     assert {each.name for each in tracker} == {"", "_orig_mod"}
     assert [(each.name, each.grad) for each in tracker][:4] == [
@@ -94,18 +90,16 @@ def test_compiled_model_is_stashed_from_outside(backend: str) -> None:
     ]  # fmt: skip
 
 
-@BACKENDS
-def test_what_runs_between_compiled_parts_is_stashed(backend: str) -> None:
-    _, tracker = run(Broken(), backend, tracked=True)
+def test_what_runs_between_compiled_parts_is_stashed() -> None:
+    _, tracker = run(Broken(), tracked=True)
     assert tracker is not None
     assert [each.step for each in tracker if each.name == "_orig_mod.first" and not each.grad] == [0, 0, 0]
     assert len([each for each in tracker if each.name == "_orig_mod.first" and each.grad]) == 3
 
 
-@BACKENDS
-def test_part_that_is_compiled_by_itself_is_stashed(backend: str) -> None:
+def test_part_that_is_compiled_by_itself_is_stashed() -> None:
     model = Parent()
-    model.second.compile(backend=backend, fullgraph=True)
+    model.second.compile(backend="aot_eager", fullgraph=True)
     model(torch.ones(3, 4)).sum().backward()
     graphs = counters["stats"]["unique_graphs"]
     with track(model, strict=True) as tracker:
@@ -118,8 +112,7 @@ def test_part_that_is_compiled_by_itself_is_stashed(backend: str) -> None:
     assert "second.linear" not in names
 
 
-@BACKENDS
-def test_function_for_stashes_is_not_compiled(backend: str) -> None:
+def test_function_for_stashes_is_not_compiled() -> None:
     model = Broken()
     seen: list[bool] = []
 
@@ -127,7 +120,7 @@ def test_function_for_stashes_is_not_compiled(backend: str) -> None:
         seen.append(torch.compiler.is_compiling())
         return tensor.sum().item()
 
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend="aot_eager")
     compiled(torch.ones(3, 4)).sum().backward()
     graphs = counters["stats"]["unique_graphs"]
     with track(model, stash_value=number, strict=True):

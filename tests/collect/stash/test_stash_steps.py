@@ -37,39 +37,12 @@ def test_module_called_twice_tells_its_calls() -> None:
     ]
 
 
-def test_steps_of_a_training_loop_are_counted() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters())
-    with track(model, strict=True) as tracker:
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(2)).sum().backward()
-            optimizer.step()
-    assert [(each.step, each.grad) for each in tracker] == [
-        (step, grad) for step in range(3) for grad in (False, True)
-    ]
-
-
 def test_steps_of_inference_are_counted() -> None:
     model = nn.Linear(2, 2)
     with track(model, strict=True) as tracker, torch.no_grad():
         for _ in range(100):
             model(torch.ones(2))
     assert [each.step for each in tracker] == [*range(100)]
-
-
-def test_micro_batches_of_one_step_are_its_calls() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters())
-    with track(model, strict=True) as tracker:
-        for _ in range(2):
-            for _ in range(3):
-                model(torch.ones(2)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert [(each.step, each.call) for each in tracker] == [
-        (step, call) for step in range(2) for call in range(3) for _ in range(2)
-    ]
 
 
 def test_siamese_calls_are_of_one_step_once_the_backward_has_joined_them() -> None:
@@ -136,15 +109,6 @@ def test_region_called_twice_is_recomputed_as_its_calls() -> None:
     assert forward == [("layer", "forward", 0, call) for call in range(4)]
     # The last call of a region is not run to its end: torch stops once it has what backward needs.
     assert again == [("layer", "recompute", 0, call) for call in (2, 0)]
-
-
-def test_recompute_without_the_other_modules_of_its_region_is_still_the_right_call() -> None:
-    layers = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh())
-    with track(layers, strict=True, include="^2$") as tracker:
-        x = torch.ones(1, 2, requires_grad=True)
-        checkpoint(layers, x, use_reentrant=False).sum().backward()
-    assert ("2", "recompute", 0, 0) in places(tracker)
-    assert None not in {part for place in places(tracker) for part in place}
 
 
 def test_module_of_a_region_whose_other_modules_are_not_tracked_is_recomputed_as_its_calls() -> None:
@@ -276,5 +240,6 @@ def test_steps_are_counted_from_zero_when_modules_are_registered_again() -> None
         tracker.register_all(model)
         model(torch.ones(2)).sum().backward()
         model.zero_grad()
+        tracker.unregister()
         tracker.unregister()
     assert places(tracker) == [("", "forward", 0, 0), ("", "backward", 0, 0)] * 2
