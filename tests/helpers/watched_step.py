@@ -25,20 +25,15 @@ class TrueCall:
     module: nn.Module | None  # None: it is no part of the model, and not to be kept alive
     path: str  # from the root of the model; of a shared module below its caller, if it is registered there
     nth: int  # in forward; of a recompute that of the call it repeats
-    turn: int  # among all executions of the module, recomputes included
     parent: "TrueCall | None"
     original: "TrueCall | None"  # of a recompute
     inside: "TrueNode | None"  # a recompute: the node whose backward asked for it
     grad: bool
     entered: int
     left: int = -1
-    given: list[tuple[str, torch.Tensor]] = field(
-        default_factory=list
-    )  # tensors that need a gradient, by slot
     inputs: list[tuple[str, "Key"]] = field(
         default_factory=list
     )  # that need a gradient; slot and where it arrives
-    handed_on: set[str] = field(default_factory=set)  # slots of inputs that the call returns as they are
     returned: list["Key"] = field(default_factory=list)
     children: list["TrueCall"] = field(default_factory=list)
     nodes: int = 0  # executed
@@ -183,13 +178,11 @@ class WatchedStep(Truth):
         node = torch._C._current_autograd_node()
         inside = None if node is None else node.metadata.get("truth")
         kept = module if id(module) in self.names else None
-        call = TrueCall(
-            kept, path, nth, len(earlier), parent, again, inside, torch.is_grad_enabled(), self._tick()
-        )
+        call = TrueCall(kept, path, nth, parent, again, inside, torch.is_grad_enabled(), self._tick())
         if call.grad:
             found = [*tensors_by_slot(args), *tensors_by_slot(kwargs)]
-            call.given = [(slot, each) for slot, each in found if each.requires_grad]
-            call.inputs = [(slot, self._key(each)) for slot, each in call.given]
+            call.inputs = [(slot, self._key(each)) for slot, each in found if each.requires_grad]
+            self._kept.append(found)
         if parent is not None:
             parent.children.append(call)
         self.calls.append(call)
@@ -238,8 +231,6 @@ class WatchedStep(Truth):
         if call.grad:
             returned = [each for _, each in tensors_by_slot(output) if each.requires_grad]
             call.returned = [self._key(each) for each in returned]
-            ids = {id(each) for each in returned}
-            call.handed_on = {slot for slot, each in call.given if id(each) in ids}
             self._kept.append(returned)
 
     def _tick(self) -> int:
