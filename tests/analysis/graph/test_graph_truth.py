@@ -289,30 +289,6 @@ def test_storages_that_take_each_others_place_are_told_apart():
     assert edges(run) == [f"{one} -> {other} (self)" for one, other in pairwise(chain)]
 
 
-def test_what_autograd_saved_is_what_was_saved():
-    def run():
-        x = torch.ones(2, requires_grad=True)
-        y = x * 2
-        del x
-        (y * y).sum().backward()
-
-    assert edges(run) == [
-        "ones -> mul (self)",
-        "mul -> mul#1 (self) ×2",
-        "mul#1 -> sum (self)",
-        "sum -> ones_like (self)",
-        "ones_like -> backward/aten.expand.default (self)",
-        "backward/aten.expand.default -> backward/aten.mul.Tensor (self)",
-        "mul -> backward/aten.mul.Tensor (other)",
-        "backward/aten.expand.default -> backward/aten.mul.Tensor#1 (self)",
-        "mul -> backward/aten.mul.Tensor#1 (other)",
-        "backward/aten.mul.Tensor#1 -> backward/aten.add.Tensor (self)",
-        "backward/aten.mul.Tensor -> backward/aten.add.Tensor (other)",
-        "backward/aten.add.Tensor -> backward/aten.mul.Tensor#2 (self)",
-        "backward/aten.mul.Tensor#2 -> backward/aten.detach.default (self)",
-    ]
-
-
 def test_data_that_are_exchanged_are_the_new_ones():
     parameter = nn.Parameter(torch.ones(2))
 

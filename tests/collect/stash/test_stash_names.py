@@ -126,3 +126,9 @@ def test_register_all_chooses_too() -> None:
 
 def test_track_is_public() -> None:
     assert modtrace.track is track
+
+
+@pytest.mark.parametrize("given", ["model", None])
+def test_what_is_no_module_is_refused_at_once(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"register_all\(module=.*\): give a torch.nn.Module"):
+        track(given)

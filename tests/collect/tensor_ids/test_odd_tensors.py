@@ -48,15 +48,13 @@ def odd_class(name: str, switch: Switch, base: type[torch.Tensor] = torch.Tensor
     """A subclass with one attribute, or one method, of its own."""
 
     def ask(self: Any) -> Any:
-        return switch.give() if switch.is_on else getattr(torch.Tensor, name).__get__(self)
+        return switch.give() if switch.is_on else getattr(base, name).__get__(self)
 
     def call(self: Any, *args: Any) -> Any:
-        return switch.give() if switch.is_on else getattr(torch.Tensor, name)(self, *args)
+        return switch.give() if switch.is_on else getattr(base, name)(self, *args)
 
     own = {name: property(ask) if name in ATTRIBUTES else call}
-    return type(
-        "Odd", (torch.Tensor,), own if name != "__eq__" else {**own, "__hash__": torch.Tensor.__hash__}
-    )
+    return type("Odd", (base,), own if name != "__eq__" else {**own, "__hash__": torch.Tensor.__hash__})
 
 
 class Wrapping(torch.Tensor):
