@@ -22,7 +22,7 @@ from ..recording.triggers.step_tables import StepData
 from ..recording.triggers.watch import TriggerFinding
 from ..views.text.nonfinite import describe_made, describe_place, render_nonfinite
 
-#: At most so many reports are printed in full. The others are counted.
+#: The largest number of reports printed in full. The others are counted.
 _MOST_REPORTS = 5
 
 

@@ -12,7 +12,7 @@ MAX_MB = 20.0
 #: More than any browser opens; `inf` means as much.
 _ALL_MB = 1e6
 
-#: A report that is too large is made again with limits that are so much smaller than needed, and so many times.
+#: A report that is too large is made again with limits smaller than needed by this factor, at most this many times.
 _SPARE = 0.9
 _TRIES = 6
 

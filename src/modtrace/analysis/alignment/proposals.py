@@ -24,7 +24,7 @@ from .sequences import align_sequences
 _KINDS = ("dropout", "norm", "pool", "softmax", "elu", "act", "loss", "identity")
 
 
-#: So many modules in a row may be parts of one.
+#: The largest number of consecutive modules that may be parts of one.
 _MOST_PARTS = 8
 
 _Likeness = tuple[int, int, str]

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..tables.columns import Rows, count_before
 
-#: Up to so many pairs of elements, the longest common subsequence is computed by its definition.
+#: The largest number of pairs of elements for which the longest common subsequence is computed by its definition.
 _WINDOW = 256
 _MOST_CELLS = _WINDOW**2
 

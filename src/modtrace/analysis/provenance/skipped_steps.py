@@ -44,7 +44,7 @@ class SkippedSteps:
         return are_many_skipped(self.count(step)[0])
 
     def find_many(self) -> tuple[int, int]:
-        """Returns `count` of the last step if so many were skipped; else zeros."""
+        """Returns `count` of the last step if `are_many` is true of it; else zeros."""
         last = 0 if self._use is not None else int(self._trained.max(initial=0))
         return self.count(last) if self.are_many(last) else (0, 0)
 

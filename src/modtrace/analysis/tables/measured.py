@@ -17,7 +17,7 @@ from ...recording.statistics.moments import RAW, Numbers, StatColumns, read_stat
 from .columns import Bools, Column, Rows, column_of, dictionary_codes
 from .tensors import Sizes, read_sizes
 
-#: So many rows are few.
+#: Fewer rows than this are taken with all their columns.
 _FEW = 100
 
 _COLUMNS = ("shape", "dtype", "numel", *RAW)

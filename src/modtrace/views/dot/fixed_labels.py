@@ -113,7 +113,7 @@ class FixedLabels:
     def _write(self, found: re.Match[str]) -> str:
         self._seen.append(_attributes_of(found[1]))
         block = self._blocks[int(found[2])]
-        if len(self._seen) < sum(len(line.runs) for line in block.lines):  # so many marks stand for it
+        if len(self._seen) < sum(len(line.runs) for line in block.lines):  # each run of letters has its mark
             return ""
         seen, self._seen = self._seen, []
         return "".join(_write_block(block, seen))

@@ -37,7 +37,7 @@ _FONT = "Helvetica,Arial,sans-serif"  # of the same widths as what most machines
 _MANY = 10_000
 
 
-#: Boxes that lie in so many others are not shaded, or their names could hardly be read.
+#: The depth from which on boxes are not shaded, because their names could hardly be read.
 _SHADED = 8
 
 

@@ -10,7 +10,7 @@ from .style import FEW_COLORS, NONFINITE_COLOR, few_of, new_axes, strip_frame
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: So many places are named below the axis.
+#: The largest number of places named below the axis.
 _NAMED = 16
 
 

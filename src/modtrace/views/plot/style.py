@@ -31,8 +31,8 @@ _WIDE = 30
 
 _LARGEST = 1e140
 
-#: The width of a figure; names of up to so many characters leave the axes enough of it, and each character more takes
-#: so many inches.
+#: The width of a figure in inches, the length of names up to which its axes have room, and the width that a figure
+#: gains by each further character.
 _WIDTH, _USUAL_NAME, _CHARACTER = 7.4, 24, 0.07
 
 Scale = Literal["linear", "log", "symlog"]

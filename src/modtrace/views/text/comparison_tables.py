@@ -36,10 +36,10 @@ _CHARTED = 12
 #: The longest bar of the chart.
 _BAR = 24
 
-#: Between columns there are so many blanks.
+#: The number of blanks between columns.
 _GAP = 2
 
-#: Columns are left out for names of up to so many characters, and names are cut to no fewer than so many.
+#: Up to what length of names columns are left out for them, and the length to which names are cut at most.
 _WHOLE_NAME, _SHORTEST_NAME = 32, 12
 
 _DISPENSABLE = ("noise", "inputs")

@@ -14,16 +14,16 @@ from ..common.numbers import format_time
 _KINDS = {"error": "not compiled", "guard": "compiled again", "break": "graph broken"}
 _TO_DO = "to do: "
 
-#: So many reasons of each kind are shown; JSON has all of them.
+#: The largest number of reasons of each kind that are shown; JSON has all of them.
 _SHOWN = 4
-#: What torch says is cut to so many characters; JSON has all of it.
+#: The largest number of characters shown of torch's text; JSON has all of it.
 _LONGEST = 200
-#: So many values of what changed are shown, each cut to so many characters.
+#: The largest number of values shown of what changed, and of characters of each.
 _SHOWN_VALUES = 4
 _LONGEST_VALUE = 40
-#: So many modules without rows are named, and so many groups of them.
+#: The largest number of modules without rows that are named, and of groups of them.
 _SHOWN_MODULES = 8
-#: So many regions are shown, those that took longest to compile.
+#: The largest number of regions shown, of which those come first that took longest to compile.
 _SHOWN_REGIONS = 20
 
 #: Columns of the table of regions that are left out in this order where the width does not suffice.

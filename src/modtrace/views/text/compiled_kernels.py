@@ -16,12 +16,12 @@ LEGEND: Legend = (
     ),
 )
 
-#: So many characters are shown of modules, and of the ops of a kernel.
+#: The largest number of characters shown of modules, and of the ops of a kernel.
 _MODULES, _OPS = 56, 28
 
 _ALONE = ", none fused: they are among the ops of their modules"
 
-#: So many kernels of a region are listed where all that a recording has are told.
+#: The largest number of kernels listed of a region where those of all regions are.
 _LISTED = 200
 
 

@@ -29,7 +29,7 @@ _GROWN = {PARAMETER: "the largest parameter", PARAMETER_GRAD: "the largest gradi
 #: What stands for the extent of the values where it is not told, because some were found.
 _NOT_COUNTED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
 
-#: At most so many links of a chain of ops are shown.
+#: The largest number of links shown of a chain of ops.
 _LINKS = 6
 
 

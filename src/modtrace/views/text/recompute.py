@@ -11,7 +11,7 @@ from ...recording.suggestions import count_of
 from ..common.columns import Color, Text, printable, render_lines
 from ..common.numbers import format_count
 
-#: At most so many further places are shown.
+#: The largest number of further places shown.
 _TOLD = 10
 
 
