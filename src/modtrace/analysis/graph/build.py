@@ -40,9 +40,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     busy = np.unique(ops.call[ops.call >= 0])
     if has_ops:
         ops = ops.take(np.flatnonzero(find_ops_with_tensors(data, ops.op_id) & part.of_ops(ops)))
-    tree = build_layers(
-        ops.placed, _kept_calls(ops, part, busy if has_ops else None), ops.phase, ops.start_ns
-    )
+    tree = build_layers(ops.calls, _kept_calls(ops, part, busy if has_ops else None), ops.phase, ops.start_ns)
     measured = read_measured(data, ops.step.step if ops.step else None)
     table, edges, tensors = (
         graph_of_ops(data, ops, busy, tree, measured) if has_ops else graph_of_calls(ops, tree)
@@ -65,7 +63,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         nodes=nodes,
         edges=replace(edges.take(by_time), source=new[edges.source][by_time], target=target[by_time]),
         tensors=replace(tensors, producer=new[tensors.producer]),
-        device_times=has_device_times(ops.placed),
+        device_times=has_device_times(ops.calls),
     )
 
 
@@ -80,8 +78,8 @@ def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
         part: the part of the step that is shown.
         busy: the calls in which ops ran, shown or not. None: no ops were recorded, and all calls of the part are kept.
     """
-    calls, where = ops.placed, ops.placed.where
-    is_place = np.array([*part.has_places([place.path for place in ops.placed.places]), part.paths is None])
+    calls, where = ops.calls, ops.calls.where
+    is_place = np.array([*part.has_places([place.path for place in ops.calls.places]), part.paths is None])
     kept = calls.in_step.astype(bool) & part.has_phase(calls.phase) & is_place[np.maximum(where, -1)]
     if busy is not None:
         kept[busy[calls.parent[busy] >= 0]] = False
@@ -97,15 +95,15 @@ def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
 
 
 def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredValues) -> Layers:
-    calls, placed = ops.placed, ops.placed
+    calls = ops.calls
     at = tree.call
     repeats = take(tree.of_call, take(calls.repeats, at))
-    is_compiled = placed.column("compiled").astype(bool)
-    compiled = take(is_compiled | is_compiled[placed.origin], at) > 0
+    is_compiled = calls.column("compiled").astype(bool)
+    compiled = take(is_compiled | is_compiled[calls.origin], at) > 0
     repeats = np.where(at >= 0, repeats, _find_containers(tree))
     return Layers(
         **{field.name: getattr(tree, field.name) for field in fields(LayerBoxes)},
-        nth=take(placed.nth[placed.origin], at),
+        nth=take(calls.nth[calls.origin], at),
         call_id=take(calls.call_id, at),
         repeats=repeats,
         raised=take(calls.raised, at) > 0,

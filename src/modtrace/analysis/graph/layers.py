@@ -40,17 +40,17 @@ class _Layer:
     children: list[int] = field(default_factory=list)
 
 
-def build_layers(placed: Calls, kept: Column, phase: Column, start_ns: Column) -> LayerTree:
+def build_layers(calls: Calls, kept: Column, phase: Column, start_ns: Column) -> LayerTree:
     """Returns the layers of the calls that are `kept`, and of the phases in which ops ran.
 
     Args:
-        placed: the calls of the step.
+        calls: the calls of the step.
         kept: which calls are kept.
         phase: the code of each op's phase; NONE for none.
         start_ns: the start of each op.
     """
-    growing = _Growing(placed)
-    for level in placed.levels:
+    growing = _Growing(calls)
+    for level in calls.levels:
         for row in level[kept[level]].tolist():
             growing.add_call(row)
     for code in range(len(PHASES)):
@@ -63,12 +63,11 @@ def build_layers(placed: Calls, kept: Column, phase: Column, start_ns: Column) -
 class _Growing:
     """Collects layers, outer ones before inner ones."""
 
-    def __init__(self, placed: Calls) -> None:
-        self._placed = placed
-        calls = placed
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._phase, self._parent = calls.phase.tolist(), calls.parent.tolist()
         self._module, self._start_ns = calls.module.tolist(), calls.start_ns.tolist()
-        self._where = placed.where.tolist()
+        self._where = calls.where.tolist()
         self._layers: list[_Layer] = []
         self._of_call = [NONE] * len(calls)
         self._of_phase: dict[int, int] = {}
@@ -116,10 +115,10 @@ class _Growing:
         if where < 0:
             return ()
         above: list[int] = []
-        at = self._placed.places[where].parent
+        at = self._calls.places[where].parent
         while at >= 0 and at != around:
             above.append(at)
-            at = self._placed.places[at].parent
+            at = self._calls.places[at].parent
         return tuple(reversed(above)) if at == around or around < 0 else ()
 
     def _add_container(self, around: int, where: int, phase: int) -> int:
@@ -135,8 +134,8 @@ class _Growing:
         return len(self._layers) - 1
 
     def _add_place(self, where: int, around: int) -> int:
-        name = self._placed.name(where)
-        above = self._placed.places[around].path if around >= 0 else None
+        name = self._calls.name(where)
+        above = self._calls.places[around].path if around >= 0 else None
         is_inside = name.path is not None and above is not None and is_below(name.path, above)
         label = name.path[len(above) :].lstrip(".") if is_inside and name.path and above else ""
         found = LayerPlace(name.name, label or name.name, name.path, name.root, name.type or "")

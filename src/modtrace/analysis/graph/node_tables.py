@@ -102,7 +102,7 @@ def tabulate_ops(
 
 def _find_originals(ops: StepOps) -> Rows:
     """Returns, for each op of a recomputed call, the op with the same name and number in the repeated call."""
-    calls = ops.placed
+    calls = ops.calls
     is_recompute = take(calls.phase, ops.call) == PHASES.index(RECOMPUTE)
     original = np.where(is_recompute, take(calls.repeats, ops.call), NONE)
     found = find_rows(_op_keys(ops, ops.call), _op_keys(ops, original))
@@ -138,26 +138,25 @@ def tabulate_outputs(flow: OpFlow, ops: StepOps, tree: LayerTree) -> NodeTable:
     return replace(
         blank_table(_OUTPUT, AFTER, outermost_phase(tree)[tree.of_call[call]]),
         name=slot,
-        nth=np.maximum(ops.placed.nth[call], 0).astype(np.int32),
+        nth=np.maximum(ops.calls.nth[call], 0).astype(np.int32),
         root=_roots_of(call, ops),
-        phase=ops.placed.phase[call],
+        phase=ops.calls.phase[call],
         tensor=tensor,
-        start_ns=ends_of(ops.placed)[call],
+        start_ns=ends_of(ops.calls)[call],
         names=flow.slots,
     )
 
 
 def _roots_of(call: Rows, ops: StepOps) -> list[str]:
     """Returns the root of each call if the recording has several; else ""."""
-    places = ops.placed.places
+    places = ops.calls.places
     if len({place.root for place in places} - {None}) < 2:
         return [""] * len(call)
-    return [places[where].root or "" if where >= 0 else "" for where in ops.placed.where[call].tolist()]
+    return [places[where].root or "" if where >= 0 else "" for where in ops.calls.where[call].tolist()]
 
 
-def ends_of(placed: Calls) -> Column:
+def ends_of(calls: Calls) -> Column:
     """Returns the end of each call, or its beginning if the end is not known."""
-    calls = placed
     return np.asarray(calls.start_ns + calls.duration_ns + calls.overhead_ns)
 
 

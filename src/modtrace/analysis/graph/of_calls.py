@@ -36,7 +36,7 @@ def tabulate_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> NodeTable:
     is_idle = np.append(_is_innermost(tree), False)  # at the end for calls that are no layer
     is_idle[tree.of_call[busy]] = False
     table = tabulate_calls(ops, tree, np.flatnonzero(is_idle))
-    is_compiled = ops.placed.column("compiled")[tree.call[table.layer]] == 1
+    is_compiled = ops.calls.column("compiled")[tree.call[table.layer]] == 1
     cost = np.where(is_compiled, NONE, 0)
     numbers = replace(table.numbers, flops=cost, bytes_read=cost, bytes_written=cost, saved_bytes=cost)
     return replace(table, numbers=numbers)
@@ -48,7 +48,7 @@ def _is_innermost(tree: LayerTree) -> Column:
 
 def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
     """Returns a node in each of the layers `rows`, for the layer's call."""
-    calls, call = ops.placed, tree.call[rows]
+    calls, call = ops.calls, tree.call[rows]
     types = tuple(dict.fromkeys(place.type or place.name for place in tree.places))
     codes = {name: code for code, name in enumerate(types)}
     of_place = np.array([codes[place.type or place.name] for place in tree.places], np.int64)

@@ -29,7 +29,7 @@ def graph_of_ops(
         tree: the layers.
         measured: the statistics of the step.
     """
-    calls = ops.placed
+    calls = ops.calls
     kept = np.flatnonzero(tree.of_call >= 0)
     flow = read_op_flow(data, op_id=ops.op_id, call_id=calls.call_id[kept])
     flow = replace(flow, returned=_without_strays(flow, kept))
@@ -65,7 +65,7 @@ def _readers(flow: OpFlow, ops: StepOps, layer: Rows, tree: LayerTree) -> Reader
     return Readers(
         tensor=np.concatenate([flow.read, flow.returned.tensor]),
         layer=np.concatenate([layer[flow.reader], around]),
-        time_ns=np.concatenate([ops.start_ns[flow.reader], ends_of(ops.placed)[flow.returned.call]]),
+        time_ns=np.concatenate([ops.start_ns[flow.reader], ends_of(ops.calls)[flow.returned.call]]),
         op_count=len(flow.reader),
     )
 

@@ -43,7 +43,7 @@ class Part:
 
     def of_ops(self, ops: StepOps) -> Column:
         """Returns which of the ops are in the part."""
-        places = self.has_places([place.path for place in ops.placed.places])
+        places = self.has_places([place.path for place in ops.calls.places])
         none = self.paths is None
         is_place = np.array([*places, none], bool)
         kept = self.has_phase(ops.phase) & is_place[np.where(ops.where >= 0, ops.where, -1)]

@@ -50,8 +50,8 @@ def group_ops(ops: StepOps, by: GroupedBy) -> Grouping:
 
 def _by_module(ops: StepOps) -> Grouping:
     distinct, of_op = np.unique(ops.where, return_inverse=True)
-    allocated = _sum_allocated(ops, ops.placed.where, distinct)
-    places = map(ops.placed.name, distinct.tolist())
+    allocated = _sum_allocated(ops, ops.calls.where, distinct)
+    places = map(ops.calls.name, distinct.tolist())
     groups = [
         Group(name=place.name, place=place, allocated_bytes=size)
         for place, size in zip(places, allocated, strict=True)
@@ -61,19 +61,19 @@ def _by_module(ops: StepOps) -> Grouping:
 
 def _by_call(ops: StepOps) -> Grouping:
     """Groups by place and forward call. A wrapper's call and that of the wrapped module are one."""
-    placed = ops.placed
-    of_call, first = _number_forward_calls(placed)
+    calls = ops.calls
+    of_call, first = _number_forward_calls(calls)
     keys = np.where(ops.call >= 0, of_call[ops.call], ops.where) if len(of_call) else ops.where
     distinct, of_op = np.unique(keys, return_inverse=True)
     allocated = _sum_allocated(ops, of_call, distinct)
-    nth, steps = placed.nth, placed.column("step")
+    nth, steps = calls.nth, calls.column("step")
     groups = []
     for key, size in zip(distinct.tolist(), allocated, strict=True):
         if key < 0:
-            groups.append(Group(name=NO_PLACE_NAMES[key], place=placed.name(key), allocated_bytes=size))
+            groups.append(Group(name=NO_PLACE_NAMES[key], place=calls.name(key), allocated_bytes=size))
             continue
         call = first[key]
-        place, origin = placed.name(int(placed.where[call])), placed.origin[call]
+        place, origin = calls.name(int(calls.where[call])), calls.origin[call]
         number = int(nth[origin]) if nth[origin] >= 0 else None
         groups.append(
             Group(
@@ -87,18 +87,18 @@ def _by_call(ops: StepOps) -> Grouping:
     return Grouping(of_op, groups)
 
 
-def _number_forward_calls(placed: Calls) -> tuple[Rows, Rows]:
+def _number_forward_calls(calls: Calls) -> tuple[Rows, Rows]:
     """Returns the group of each call, which is that of its forward call, and one call of each group.
 
     A call outside of the tree has the negative code of its place instead.
     """
-    in_tree = np.flatnonzero(placed.where >= 0)
-    origin = placed.origin[in_tree]
-    nth = placed.nth[origin]
+    in_tree = np.flatnonzero(calls.where >= 0)
+    origin = calls.origin[in_tree]
+    nth = calls.nth[origin]
     row = np.where(nth < 0, origin, -1)  # identifies a call without a number in the step
-    keys = np.stack([placed.where[in_tree], placed.column("step")[origin], nth, row])
+    keys = np.stack([calls.where[in_tree], calls.column("step")[origin], nth, row])
     _, first, number = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    of_call = placed.where.copy()
+    of_call = calls.where.copy()
     of_call[in_tree] = number.reshape(-1)
     return of_call, in_tree[first]
 
@@ -115,7 +115,7 @@ def _by_op(ops: StepOps) -> Grouping:
     groups = [
         Group(
             name=ops.names[name],
-            busiest=ops.placed.name(int(places[place])),
+            busiest=ops.calls.name(int(places[place])),
             busiest_ns=int(by_place[row, place]),
         )
         for row, (name, place) in enumerate(zip(distinct.tolist(), busiest.tolist(), strict=True))
@@ -132,7 +132,7 @@ _GROUPERS: Mapping[GroupedBy, Callable[[StepOps], Grouping]] = {
 
 def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None]:
     """Returns what the step's calls of each group allocated themselves; None if one of them is not known."""
-    calls, allocated = ops.placed, ops.placed.column("allocated_bytes")
+    calls, allocated = ops.calls, ops.calls.column("allocated_bytes")
     own, known = allocated.copy(), allocated >= 0
     inside = np.flatnonzero(calls.parent >= 0)
     np.subtract.at(own, calls.parent[inside], allocated[inside])

@@ -94,17 +94,17 @@ def _size(row: MemoryRow) -> tuple[int, int, int, str, str]:
 
 def _find_call_memory(ops: StepOps, unseen: Collection[int]) -> Mapping[tuple[int, str], CallMemory]:
     """Returns the memory of the step's calls, by place and phase; `unseen`: those in which compiled code allocates."""
-    placed, calls = ops.placed, ops.placed
-    is_compiled = placed.column("compiled")[placed.origin] == 1
+    calls = ops.calls
+    is_compiled = calls.column("compiled")[calls.origin] == 1
     is_compiled[ops.call[ops.call >= 0]] = False  # code from before the recording, whose ops run one by one
     is_unknown = is_compiled | np.isin(calls.call_id, np.array([*unseen], np.int64))
-    for level in reversed(placed.levels[1:]):
+    for level in reversed(calls.levels[1:]):
         np.logical_or.at(is_unknown, calls.parent[level], is_unknown[level])
     rows = np.flatnonzero(calls.in_step)
-    key = placed.where[rows] * len(PHASES) + calls.phase[rows]
+    key = calls.where[rows] * len(PHASES) + calls.phase[rows]
     keys, group, counts = np.unique(key, return_inverse=True, return_counts=True)
     allocated, peak = (
-        _find_largest(np.where(is_unknown, -1, placed.column(name))[rows], group, len(counts))
+        _find_largest(np.where(is_unknown, -1, calls.column(name))[rows], group, len(counts))
         for name in ("allocated_bytes", "peak_bytes")
     )
     places = (divmod(key, len(PHASES)) for key in keys.tolist())
@@ -128,8 +128,8 @@ def _build_rows(
     ops: StepOps, memory: Mapping[tuple[int, str], CallMemory], saved_bytes: int, *, by_op: bool
 ) -> Iterator[MemoryRow]:
     """Yields a row for each place that has ops, or calls of the step."""
-    placed, group = ops.placed, ops.where + _NO_PLACES
-    above = [place.parent + _NO_PLACES if place.parent >= 0 else -1 for place in placed.places]
+    calls, group = ops.calls, ops.where + _NO_PLACES
+    above = [place.parent + _NO_PLACES if place.parent >= 0 else -1 for place in calls.places]
     parent = np.array([-1] * _NO_PLACES + above, np.int64)
     saved, inside = sum_saved(ops, group, len(parent)), sum_inside(ops, group, parent)
     by_name = sum_saved_by_op(ops, group) if by_op else {}
@@ -138,7 +138,7 @@ def _build_rows(
         where = number - _NO_PLACES
         if own == SavedMemory() and where not in called:
             continue
-        place = placed.name(where)
+        place = calls.name(where)
         yield MemoryRow(
             name=place.name,
             root=place.root,

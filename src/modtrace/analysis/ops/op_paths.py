@@ -74,11 +74,11 @@ def collapse(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _build_rows(ops: StepOps) -> Iterator[OpPath]:
-    placed = ops.placed
-    of_call = np.append(placed.nth[placed.origin], -1)  # the number of its forward call in the step
+    calls = ops.calls
+    of_call = np.append(calls.nth[calls.origin], -1)  # the number of its forward call in the step
     call = of_call[ops.call]
     pairs = np.unique(np.stack([ops.where, call]), axis=1).T.tolist()
-    places = {(where, nth): placed.name(where) for where, nth in pairs}
+    places = {(where, nth): calls.name(where) for where, nth in pairs}
     names = {(where, nth): place.name_call(nth) for (where, nth), place in places.items()}
     columns = (ops.name, ops.nth, ops.where, call, ops.phase, ops.raised)
     order = np.lexsort((ops.op_id, ops.start_ns))

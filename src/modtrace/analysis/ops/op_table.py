@@ -74,7 +74,7 @@ def build_op_table(
     [total] = sum_ops(ops, grouping.of_op * 0, 1)
     all_ns = total.together.time_ns
     rows = [_to_row(group, of_group, all_ns) for group, of_group in zip(grouping.groups, sums, strict=True)]
-    calls = ops.placed
+    calls = ops.calls
     on_clock = step_on_device(ops.step, calls) if has_device_times(calls) else None
     return OpTable(
         command=data.meta.argv,

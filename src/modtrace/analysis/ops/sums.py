@@ -108,18 +108,18 @@ def add_saved_by_calls(ops: StepOps) -> StepOps:
     Compiled code does, and so does an autograd Function whose forward runs no op. Where it is not known what compiled
     code saves, neither is it in that row.
     """
-    placed, calls = ops.placed, ops.placed
-    saved = placed.column("saved_bytes")
-    parent = find_rows(calls.call_id, placed.column("parent_call_id"))
+    calls = ops.calls
+    saved = calls.column("saved_bytes")
+    parent = find_rows(calls.call_id, calls.column("parent_call_id"))
     own = saved.astype(np.int64)
     np.subtract.at(own, parent[parent >= 0], np.maximum(saved, 0)[parent >= 0])
     np.subtract.at(own, ops.call[ops.call >= 0], np.maximum(ops.saved_bytes, 0)[ops.call >= 0])
-    own = np.where(saved < 0, np.where(placed.column("compiled") == 1, -1, 0), np.maximum(own, 0))
+    own = np.where(saved < 0, np.where(calls.column("compiled") == 1, -1, 0), np.maximum(own, 0))
     rows = np.flatnonzero(calls.in_step & (own != 0))
     columns = {name: column for name, column in vars(ops).items() if isinstance(column, np.ndarray)}
     added = {name: np.full(len(rows), -1, column.dtype) for name, column in columns.items()} | {
         "call": rows,
-        "where": placed.where[rows],
+        "where": calls.where[rows],
         "phase": calls.phase[rows],
         "name": np.full(len(rows), len(ops.names)),
         "saved_bytes": own[rows],

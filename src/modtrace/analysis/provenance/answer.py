@@ -94,7 +94,7 @@ class _Answer:
             counts,
             role=INPUT,
             slot=argument.slot,
-            source=f"{argument.slot} of {step.placed.name(int(step.placed.where[argument.call])).name}",
+            source=f"{argument.slot} of {step.calls.name(int(step.calls.where[argument.call])).name}",
             hint=hint,
             remedy="look at the data of this step",
         )
@@ -293,7 +293,7 @@ class _Answer:
         """Returns to which call a tensor was given that no op of the step has made, and as what."""
         if given in self._step.given:
             return self._step.given[given]
-        site, calls = self._step.sites[given], self._step.placed
+        site, calls = self._step.sites[given], self._step.calls
         assert site is not None  # an input that its module was the first to see
         return Argument(int(np.flatnonzero(calls.in_step & (calls.module == site.module_id))[0]), site.slot)
 

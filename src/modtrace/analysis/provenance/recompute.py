@@ -170,7 +170,7 @@ def _compare_ops(step: OneStep, compared: _Compared) -> Iterator[RecomputeDiffer
 
 def _count_ended(step: OneStep, pairs: Mapping[int, int]) -> int:
     """Returns how many recomputed calls ended before the last op of their forward."""
-    call, origin = step.ops.call, step.placed.origin
+    call, origin = step.ops.call, step.calls.origin
     recomputed = {int(call[op]) for op in pairs if call[op] >= 0}
     origins = {int(origin[one]) for one in recomputed if origin[one] != one}
     last = {int(call[op]): op for op in step.order if step.bare_names[op] not in UNPAIRED}
@@ -182,44 +182,44 @@ def _compare_modules(step: OneStep, compared: _Compared) -> Iterator[RecomputeDi
     rows = _read_rows(step, OUTPUT)
     recomputes = sorted((row for row in rows if row["phase"] == RECOMPUTE), key=lambda row: int(row["order"]))
     forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
-    placed = read_step_ops(step, step=step.number).placed
-    call_ids = placed.call_id.tolist()
+    calls = read_step_ops(step, step=step.number).calls
+    call_ids = calls.call_id.tolist()
     row_of = {call: row for row, call in enumerate(call_ids)}
-    inside, parts = _find_inside(placed), set[int]()
+    inside, parts = _find_inside(calls), set[int]()
     for row in recomputes:
         call, of_forward = row_of.get(row["call_id"], -1), None
         if call >= 0:
-            around, where, of_forward = call, int(placed.where[call]), call_ids[placed.origin[call]]
+            around, where, of_forward = call, int(calls.where[call]), call_ids[calls.origin[call]]
         else:  # inside of compiled code, where modules have no calls
             around, where = inside.get(step.run.sites[row["site_id"]].path, (-1, OUTSIDE))
         forward = forwards.get((of_forward, row["site_id"]))
         if around < 0 or forward is None or not compared.differ(forward, row):
             continue
-        part = _find_part(placed, around)
+        part = _find_part(calls, around)
         if part not in parts:
             parts.add(part)
-            place = locate_call(placed, call, where) | {"op": None, "op_nth": None, "source_line": None}
-            cause = find_cause_of_module(placed.name(where).type, forward, row)
+            place = locate_call(calls, call, where) | {"op": None, "op_nth": None, "source_line": None}
+            cause = find_cause_of_module(calls.name(where).type, forward, row)
             yield _describe_difference(place, forward, row, cause)
 
 
-def _find_inside(placed: Calls) -> Mapping[str, tuple[int, int]]:
+def _find_inside(calls: Calls) -> Mapping[str, tuple[int, int]]:
     """Returns, by path, which recomputed call ran a module as compiled code, and the index of the module's place."""
     found: dict[str, tuple[int, int]] = {}
-    is_region = (placed.phase == _RECOMPUTE) & (placed.column("compiled") == 1)
-    for call in np.flatnonzero(is_region & (placed.where >= 0)).tolist():
-        region = placed.places[placed.where[call]]
-        for where, place in enumerate(placed.places):
+    is_region = (calls.phase == _RECOMPUTE) & (calls.column("compiled") == 1)
+    for call in np.flatnonzero(is_region & (calls.where >= 0)).tolist():
+        region = calls.places[calls.where[call]]
+        for where, place in enumerate(calls.places):
             if place.root == region.root and is_below(place.path or "", region.path or ""):
                 found.setdefault(place.path or "", (call, where))
     return found
 
 
-def _find_part(placed: Calls, call: int) -> int:
+def _find_part(calls: Calls, call: int) -> int:
     """Returns the call whose backward asked for the recompute, or else the outermost recomputed call."""
-    while placed.parent[call] >= 0:
-        call = int(placed.parent[call])
-    asked = int(placed.column("triggered_by")[call])
+    while calls.parent[call] >= 0:
+        call = int(calls.parent[call])
+    asked = int(calls.column("triggered_by")[call])
     return asked if asked >= 0 else -1 - call
 
 

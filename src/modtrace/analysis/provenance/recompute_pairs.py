@@ -21,7 +21,7 @@ def pair_ops(step: OneStep) -> dict[int, int]:
     The forward may have more ops: a recompute ends as soon as all that backward needs is there. A function that is
     recomputed inside of a module is no call of its own: it ends where backward goes on.
     """
-    ops, placed = step.ops, step.placed
+    ops, calls = step.ops, step.calls
     forwards: dict[int, list[int]] = defaultdict(list)  # by call
     #: By forward call, whether the call itself was recomputed, and a number of the recompute.
     runs: dict[tuple[int, bool, int], list[int]] = defaultdict(list)
@@ -33,7 +33,7 @@ def pair_ops(step: OneStep) -> dict[int, int]:
         elif step.bare_names[op] in UNPAIRED:
             continue
         elif phase == _RECOMPUTE:
-            origin = int(placed.origin[call]) if call >= 0 else -1
+            origin = int(calls.origin[call]) if call >= 0 else -1
             is_call = call != origin
             runs[origin, is_call, call if is_call else backwards].append(op)
         elif phase == _FORWARD or call < 0:

@@ -259,7 +259,7 @@ def _drop_unseen(trace: Trace, events: list[Origin]) -> list[Origin]:
     """Leaves out events in compiled code of which not all kernels are recorded: others wrote what its ops have read."""
     step = trace.step
     unseen = find_unseen(step, step.number)
-    call_ids = np.append(step.placed.call_id, -1)
+    call_ids = np.append(step.calls.call_id, -1)
     return [
         event
         for event in events
@@ -357,7 +357,7 @@ def _is_of_region(step: OneStep, row: int) -> bool:
 
 def _find_partly_measured(trace: Trace) -> set[int]:
     """Returns the modules in which an op ran of which nothing was measured, and those around them."""
-    step, calls = trace.step, trace.step.placed
+    step, calls = trace.step, trace.step.calls
     partly: set[int] = set()
     for call in {int(step.ops.call[op]) for op in step.order if _is_unmeasured(trace, op)}:
         while call >= 0 and int(calls.module[call]) not in partly:

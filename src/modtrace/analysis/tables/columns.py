@@ -1,6 +1,7 @@
 """Columns of tables: reads them from Arrow, finds, groups and counts their rows, and pairs those of two tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,13 +51,17 @@ def phase_codes(column: pa.ChunkedArray) -> Column:
 
 def columns_at(table: object, rows: Column) -> dict[str, Any]:
     """Returns the columns of a dataclass at some rows, by their names."""
-    return {name: column[rows] for name, column in vars(table).items() if isinstance(column, np.ndarray)}
+    return {name: getattr(table, name)[rows] for name in _names_of_columns(table)}
 
 
 def join_columns(tables: Sequence[object]) -> dict[str, Any]:
     """Returns the columns of dataclasses of one type by their names, one table after the other."""
-    names = [name for name, column in vars(tables[0]).items() if isinstance(column, np.ndarray)]
+    names = _names_of_columns(tables[0])
     return {name: np.concatenate([getattr(part, name) for part in tables]) for name in names}
+
+
+def _names_of_columns(table: Any) -> list[str]:
+    return [field.name for field in fields(table) if isinstance(getattr(table, field.name), np.ndarray)]
 
 
 def take(column: Column, rows: Rows) -> Rows:

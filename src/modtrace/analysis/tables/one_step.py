@@ -155,19 +155,19 @@ class OneStep:
         return read_step_ops(self, step=self.number, inside=True)
 
     @property
-    def placed(self) -> Calls:
+    def calls(self) -> Calls:
         """The calls."""
-        return self.ops.placed
+        return self.ops.calls
 
     @cached_property
     def _outermost(self) -> Rows:
-        calls = self.placed
+        calls = self.calls
         return np.flatnonzero((calls.parent < 0) & (calls.phase == PHASES.index(FORWARD)) & calls.in_step)
 
     @cached_property
     def flow(self) -> OpFlow:
         """What the ops read and return, and what the outermost forward calls are given and return."""
-        outermost = self.placed.call_id[self._outermost]
+        outermost = self.calls.call_id[self._outermost]
         return read_op_flow(self, op_id=self.ops.op_id, call_id=outermost)
 
     @property
@@ -292,18 +292,18 @@ class OneStep:
 
     def describe_op(self, op: int) -> str:
         """Returns what ran where: `softmax in blocks.0`."""
-        name, place = self.name_op(op).split(".")[1:2], self.placed.name(int(self.ops.where[op]))
+        name, place = self.name_op(op).split(".")[1:2], self.calls.name(int(self.ops.where[op]))
         return " ".join([*name, "in", place.name] if place.path is not None else [*name, place.name])
 
     def locate_op(self, op: int) -> dict[str, Any]:
         """Returns root, path and call of the module in which an op ran."""
-        return locate_call(self.placed, int(self.ops.call[op]), int(self.ops.where[op]))
+        return locate_call(self.calls, int(self.ops.call[op]), int(self.ops.where[op]))
 
 
-def locate_call(placed: Calls, call: int, where: int) -> dict[str, Any]:
+def locate_call(calls: Calls, call: int, where: int) -> dict[str, Any]:
     """Returns the fields `root`, `path` and `call` of what ran in a call, by the index of its place."""
-    place = placed.name(where)
-    nth = int(placed.nth[placed.origin[call]]) if call >= 0 else -1
+    place = calls.name(where)
+    nth = int(calls.nth[calls.origin[call]]) if call >= 0 else -1
     return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
 
 

@@ -12,7 +12,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from .calls import Calls, read_calls
 from .chosen_step import ShownStep, choose_step
-from .columns import Bools, Column, Rows, column_of, dictionary_codes, find_rows, phase_codes
+from .columns import Bools, Column, Rows, column_of, columns_at, dictionary_codes, find_rows, phase_codes
 from .device_times import durations_on_device
 from .inside import with_inside
 from .placement import OPTIMIZERS, OUTSIDE, UNRECORDED, Module, Placer
@@ -43,7 +43,7 @@ class StepOps:
     step: ShownStep | None  # None: nothing was recorded
     recorded: bool  # some step of the recording has ops
     only_phase: int | None  # code of the phase that was asked for; None: the ops of all phases
-    placed: Calls  # with the calls of earlier steps that they are of
+    calls: Calls  # with the calls of earlier steps that they are of
     op_id: Column
     call: Rows  # the row of each op's call; -1 for none
     where: Rows  # the index of the place at which it ran, or one of NO_PLACE_NAMES
@@ -66,10 +66,7 @@ class StepOps:
 
     def take(self, rows: Rows) -> "StepOps":
         """Returns some of the ops."""
-        columns: dict[str, Any] = {
-            name: column[rows] for name, column in vars(self).items() if isinstance(column, np.ndarray)
-        }
-        return replace(self, **columns)
+        return replace(self, **columns_at(self, rows))
 
 
 def read_step_ops(
@@ -95,8 +92,8 @@ def read_step_ops(
         recorded = data.table("ops")
     only = _to_code(phase)
     table = _keep(recorded.select(_COLUMNS), shown, only)
-    placed = _read_calls(data, shown, column_of(table, "call_id"))
-    return _to_columns(table, placed, step=shown, recorded=recorded.num_rows > 0, only_phase=only)
+    calls = _read_calls(data, shown, column_of(table, "call_id"))
+    return _to_columns(table, calls, step=shown, recorded=recorded.num_rows > 0, only_phase=only)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,14 +168,14 @@ def _unmark_given_up(
 
 def _to_columns(
     table: pa.Table,
-    placed: Calls,
+    calls: Calls,
     *,
     step: ShownStep | None,
     recorded: bool,
     only_phase: int | None,
 ) -> StepOps:
     call_id, phase = column_of(table, "call_id"), phase_codes(table["phase"])
-    call = find_rows(placed.call_id, call_id)
+    call = find_rows(calls.call_id, call_id)
     ended = to_numpy(table["end_ns"].is_valid())
     start_ns = column_of(table, "start_ns")
     of_device = durations_on_device(table)
@@ -188,10 +185,10 @@ def _to_columns(
         step=step,
         recorded=recorded,
         only_phase=only_phase,
-        placed=placed,
+        calls=calls,
         op_id=column_of(table, "op_id"),
         call=call,
-        where=_find_where(call_id, call, phase, placed),
+        where=_find_where(call_id, call, phase, calls),
         phase=phase,
         name=name,
         names=names,
@@ -208,10 +205,10 @@ def _to_columns(
     )
 
 
-def _find_where(call_id: Column, call: Rows, phase: Column, placed: Calls) -> Rows:
+def _find_where(call_id: Column, call: Rows, phase: Column, calls: Calls) -> Rows:
     alone = np.where(phase == PHASES.index(OPTIMIZER), OPTIMIZERS, OUTSIDE)
     alone = np.where(call_id >= 0, UNRECORDED, alone)
-    return np.where(call >= 0, placed.where[call], alone) if len(placed) else alone
+    return np.where(call >= 0, calls.where[call], alone) if len(calls) else alone
 
 
 def bare_name(op: str) -> str:
