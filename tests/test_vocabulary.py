@@ -93,6 +93,7 @@ RETIRED_PHRASES = {
     "asleep": "suspended",
     "woken": "resumed",
     "the captures wish": "the captures ask",
+    ": so many": "the largest number",
 }
 
 #: Retired phrases that still stand somewhere; treated as `STILL_USED`.
