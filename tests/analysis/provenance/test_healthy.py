@@ -1,4 +1,7 @@
-"""Infinities that are meant, and memory that nobody has written to, are nobody's fault."""
+"""Infinities that are meant, and memory that nobody has written to, are nobody's fault.
+
+Whole programs in which NaN is meant are in `healthy_programs.py`; `test_reach.py` runs them.
+"""
 
 import math
 from collections.abc import Callable

@@ -84,11 +84,11 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A place that only one of the recordings has, in all steps together."""
+    """A place whose calls, ops or tensors only one of the recordings has; the last of a list may sum up the rest."""
 
     name: str
-    count: int  # calls, ops or tensors
-    why: str  # "step", "module", "call", "op", "site" or "shape"; "" of the last, which counts those that are not named
+    count: int  # of its calls, ops or tensors, summed over all steps
+    why: str  # what the other recording lacks: "step", "module", "call", "op", "site" or "shape"; "" of the rest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,7 +210,10 @@ class Consequences:
         return not self._differing[op] <= seen
 
     def _find_differing(self, op: int) -> Iterator[int]:
-        """Yields what an op reads and differs, also through ops whose outputs were not compared."""
+        """Yields the tensors, among those that an op reads, that differ by more than noise.
+
+        Where a tensor was not compared, those that the op behind it reads take its place.
+        """
         waiting, seen = [op], {-1, op}
         while waiting and len(seen) < _MOST_BEFORE:
             for _, tensor in self._reads_of(waiting.pop()):

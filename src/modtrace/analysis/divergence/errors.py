@@ -38,8 +38,9 @@ SKETCH_FACTOR = 1.2
 #: The largest difference of sums over one tensor by kernels with other numbers of threads or other strides.
 _SUM_FLOOR = 2e-6
 
-#: A square matrix counts as the transpose of another one if its error is larger than the first, while that of its
-#: statistics is smaller than the second.
+#: A square matrix that was measured by sketches counts as the transpose of another one if their error by sketches is
+#: larger than the first number, and that by statistics, which a transpose leaves as they are, smaller than the second.
+#: By whole tensors it counts as such if the error falls below the first share of itself by transposing.
 _FAR, _NEAR = 0.1, 1e-3
 
 #: The number of sketches that are read at a time (16 MB).

@@ -144,7 +144,9 @@ def _find_noise(
     further: Sequence[RecordingData],
     tolerance: float | None,
 ) -> Noise:
-    """Returns the noise that is given, or that further runs show, or that is assumed without any."""
+    """Returns the noise of each pair: the tolerance, if there is one; or what further runs of `a` differ by; or else an
+    assumption from dtypes and lengths of sums.
+    """
     run, run_b = runs
     if tolerance is not None:
         return give_noise(tolerance, len(run.rows))

@@ -120,7 +120,7 @@ def _sort_rows(numbers: Numbers, axis: int) -> Numbers:
     return rows[np.lexsort(rows.T[:64])]
 
 
-# Of what else was measured.
+# Relations by statistics and by sketches, where there are no whole tensors.
 
 
 def _relate_statistics(

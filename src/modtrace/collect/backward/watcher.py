@@ -163,7 +163,8 @@ class BackwardWatcher:
         if log.backward is not None and log.backward.task < 0:
             log.backward.task = task
             return log.backward
-        # On a thread of the engine's own.
+        # This is a thread of the engine's own, which has no log of the backward. One that has not run any node yet
+        # does not know its task.
         unknown = [running for running in self._running if running.task < 0]
         if len(unknown) > 1:
             node = current_node()

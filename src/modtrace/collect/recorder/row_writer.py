@@ -47,7 +47,10 @@ class StepHolder(Protocol):
         """True if a trigger asks what made non-finite values."""
 
     def may_skip(self, step: int, is_skipping: Callable[[], bool | None]) -> None:
-        """Records that an optimizer is called in a step and may leave its parameters unchanged."""
+        """Records that an optimizer is called in a step; whether it skips its update is asked when the step is judged.
+
+        `is_skipping` returns None where nobody can know; see `triggers/watch.py`.
+        """
 
     @property
     def stops_runs(self) -> bool:

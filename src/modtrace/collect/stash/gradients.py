@@ -116,7 +116,13 @@ class OutputGradients(Listener):
         self._lock = threading.RLock()
 
     def wait_for(self, registered: Any, call: CallRef, output: Any) -> None:
-        """Watches the tensors of an output that require a gradient."""
+        """Registers for the gradients of an output's tensors, and returns; the receiver gets them in the backward.
+
+        Args:
+            registered: what the receiver gets with them, unchanged.
+            call: the call that returned the output.
+            output: tensors in any structure. Those that require no gradient are passed over.
+        """
         places: dict[Watch, int] = {}
         bases: dict[int, tuple[Watch, torch.Size]] = {}  # of views, with their shapes
 

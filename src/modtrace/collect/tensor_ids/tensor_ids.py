@@ -301,7 +301,7 @@ class TensorIds:
         storage = self._storages.get(id(stored))
         if storage is None or storage.ref() is stored:
             return storage
-        self.remove(storage)  # its attribute is kept alive, and another storage has this address now
+        self.remove(storage)  # freed, while its attribute was kept alive; another storage has its address now
         return None
 
     def _add_storage(self, tensor: torch.Tensor, stored: Any, *, made: bool) -> KnownStorage:

@@ -1,4 +1,4 @@
-"""Measures what modules inside of compiled code return, and the gradients of that."""
+"""Measures what the taps of `collect/compile/taps.py` pass on: outputs inside of compiled code, and their gradients."""
 
 import sys
 import time

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from ...measure.measurers.measurer import Measurement
 from ...measure.measurers.want import Extra, Want
-from ...measure.moments.rows import FIRST_INDEX
 from ...recording.arrow.arrays import Coded
 from ...recording.phase import BACKWARD, PHASE_CODE, RECOMPUTE
+from ...recording.statistics.moments import RAW
 from ..log.nesting import Ints
 from ..log.segments import InsideCall, Segment
 from ..steps.call_rows import NthMemory
@@ -35,7 +35,7 @@ Columns = dict[str, Any]
 
 
 #: The statistics in a row of `measure.rows`, in its order, and as what they are written.
-_STATISTICS = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count", "first_index")
+_STATISTICS = (*RAW, "first_index")
 _WHOLE = {"count", "nan_count", "inf_count", "first_index"}
 
 
@@ -300,12 +300,15 @@ def _statistics(samples: Sequence[Measurement]) -> Columns:
     measured = np.array([sample.rows is not None for sample in samples])
     for rows, here in group_by_rows(samples):
         table[here] = rows.read([samples[at].row for at in here])
-    empty = table[:, 0] == 0
-    finite = table[:, 5] + table[:, 6] == 0  # the index of the first has not been written then
-    null = {"min": empty, "max": empty, "first_index": finite | (table[:, FIRST_INDEX] < 0)}
+    numbers = dict(zip(_STATISTICS, table.T, strict=True))
+    empty = numbers["count"] == 0
+    finite = (
+        numbers["nan_count"] + numbers["inf_count"] == 0
+    )  # the index of the first has not been written then
+    null = {"min": empty, "max": empty, "first_index": finite | (numbers["first_index"] < 0)}
     columns: Columns = {}
-    for column, name in enumerate(_STATISTICS):
-        values, missing = table[:, column], ~measured | null.get(name, False)
+    for name, values in numbers.items():
+        missing = ~measured | null.get(name, False)
         if name in _WHOLE:
             values = np.where(missing, 0, values).astype(np.int64)
         is_count = name in ("nan_count", "inf_count")  # never null: 0 where nothing was measured

@@ -52,7 +52,7 @@ class Tier2Columns:
     sumabs: Numbers  # NaN where not measured; infinite or NaN where numbers are
     zero_count: Counts  # -1 where not measured
     sum4: Numbers
-    argmax: Counts  # flat, row-major; -1 where not measured, where there are no elements, and of merged rows
+    argmax: Counts  # flat, row-major; -1 where not measured, where there are no elements, and in merged rows
     histogram: Counts  # [measured rows, 256]
     histogram_row: Counts  # the index of each row's histogram in `histogram`; -1: not measured
     channel_max: pa.Array  # list<float>, null where not measured
