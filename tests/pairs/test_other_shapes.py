@@ -141,6 +141,16 @@ def test_first_line_says_the_shapes_and_nothing_agrees(name: str, capture: str) 
         assert lines[at + 2] == "  nothing that a model returned was compared: give both runs the same inputs"
 
 
+def test_another_size_of_the_last_axis_is_no_length() -> None:
+    def run(width: int) -> modtrace.Recording:
+        model = nn.Sequential(nn.ReLU(), nn.Tanh())
+        with modtrace.record(model, strict=True) as rec, torch.no_grad():
+            model(torch.ones(2, width))
+        return rec
+
+    assert "  axis 1 is 3 in 1 call, and 4 in 1" in str(modtrace.compare(run(3), run(4))).splitlines()
+
+
 def test_command_that_compared_no_output_exits_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

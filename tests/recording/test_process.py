@@ -42,7 +42,11 @@ def test_process_on_another_machine_or_of_an_old_recording_is_not_known() -> Non
 
 def test_start_of_a_process_is_that_of_the_wall_clock() -> None:
     before_ns = time.time_ns()
-    code = "from modtrace.recording.process import process_start_ns; print(process_start_ns())"
-    started_ns = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    code = (
+        "from modtrace.recording.process import process_start_ns as s; import os; print(s(), s(os.getppid()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    started_ns, of_parent_ns = map(int, done.stdout.split())
     assert before_ns - 20_000_000 <= started_ns <= time.time_ns()
+    assert abs(of_parent_ns - process_start_ns()) <= 20_000_000
     assert process_start_ns() < before_ns

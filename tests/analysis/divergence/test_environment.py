@@ -15,6 +15,15 @@ def test_each_flag_that_is_set_otherwise_has_a_line() -> None:
     )
 
 
+def test_at_most_five_lines_are_shown() -> None:
+    a, b = ({f"flag {number}": value for number in range(6)} for value in (0, 1))
+    first_five = {name: 1 for name in [*b][:5]}
+    five = tuple(f"flag {number}: 0 / 1" for number in range(5))
+    assert compare_environments(RunMeta(flags=a), RunMeta(flags=a | first_five), differ=True) == five
+    six = compare_environments(RunMeta(flags=a), RunMeta(flags=b), differ=True)
+    assert six == (*five[:4], "and 2 more: flag 4, flag 5")
+
+
 def test_unequal_seeds_are_told_where_the_runs_differ() -> None:
     a, b = RunMeta(flags=FLAGS), RunMeta(flags=FLAGS | {"seed": 1})
     assert compare_environments(a, b, differ=True) == (

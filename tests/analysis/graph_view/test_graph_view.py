@@ -389,3 +389,16 @@ def test_every_read_that_is_not_by_a_view_is_still_there(actions: list[Action]) 
     pairs = zip(contracted.edges.source.tolist(), contracted.edges.target.tolist(), strict=True)
     assert Counter((kept[source], kept[target]) for source, target in pairs) == reads_without_views(graph)
     assert not contracted.nodes.is_view.any()
+
+
+def test_call_of_a_closed_layer_is_numbered_from_zero() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tanh = torch.nn.Tanh()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.tanh(self.tanh(x))
+
+    view = modtrace.graph(Twice(), torch.ones(1)).collapse(depth=1).view
+    assert [(node.name, node.call) for node in view.nodes if node.kind == LAYER] == [("tanh", 0), ("tanh", 1)]

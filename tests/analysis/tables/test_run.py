@@ -1,10 +1,12 @@
-"""What ops of a recording read."""
+"""What ops of a recording read, and the shapes of tensors as columns."""
 
+import pyarrow as pa
 import torch
 from torch import nn
 
 import modtrace
 from modtrace.analysis.tables.run import read_run_tables
+from modtrace.analysis.tables.tensors import number_sizes, read_sizes
 
 
 def test_origin_of_what_is_read_is_behind_views_and_copies_and_not_the_memory_that_they_fill() -> None:
@@ -25,3 +27,13 @@ def test_origin_of_what_is_read_is_behind_views_and_copies_and_not_the_memory_th
         "aten.transpose.int",
         "aten.tanh.default",
     ]
+
+
+def test_shapes_of_tables_with_shapes_of_other_lengths_have_equal_numbers() -> None:
+    lists = pa.list_(pa.int64())
+    one = read_sizes(pa.chunked_array([[[2, 3, 4], [5], []]], lists))
+    other = read_sizes(pa.chunked_array([[[5], []]], lists))
+    assert one.tolist() == [[2, 3, 4], [5, -1, -1], [-1, -1, -1]]
+    numbers, other_numbers = number_sizes(one, other)
+    assert numbers[1:].tolist() == other_numbers.tolist()
+    assert len({*numbers.tolist()}) == 3
