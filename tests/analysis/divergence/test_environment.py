@@ -17,7 +17,7 @@ def test_each_flag_that_is_set_otherwise_has_a_line() -> None:
 
 def test_at_most_five_lines_are_shown() -> None:
     a, b = ({f"flag {number}": value for number in range(6)} for value in (0, 1))
-    first_five = {name: 1 for name in [*b][:5]}
+    first_five = dict.fromkeys([*b][:5], 1)
     five = tuple(f"flag {number}: 0 / 1" for number in range(5))
     assert compare_environments(RunMeta(flags=a), RunMeta(flags=a | first_five), differ=True) == five
     six = compare_environments(RunMeta(flags=a), RunMeta(flags=b), differ=True)
