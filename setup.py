@@ -109,6 +109,17 @@ setup(
             optional=True,
         ),
         Extension(
+            "modtrace.collect.ops._op_mode",
+            [f"src/modtrace/collect/ops/{name}.c" for name in ("_op_mode_type", "_op_mode", "_operators", "_places")],
+            depends=[
+                "src/modtrace/collect/ops/_op_mode.h",
+                "src/modtrace/collect/tensor_ids/_exchange.h",
+                "src/modtrace/collect/tensor_ids/_tensor_ids.h",
+            ],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "modtrace.torch_internals._released_in_turn",
             ["src/modtrace/torch_internals/_released_in_turn.c"],
             py_limited_api=True,

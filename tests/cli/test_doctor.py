@@ -20,7 +20,7 @@ DIAGNOSIS = Diagnosis(
     ),
     torch_problem=None,
     kernel="compiled",
-    tensor_ids="not compiled when modtrace was installed: recording ops takes twice as long. Install a C compiler.",
+    tensor_ids="not compiled when modtrace was installed: ops cannot be recorded. Install a C compiler.",
     programs=(Finding("dot", False, "graphs as pictures (Graphviz)"),),
 )
 
@@ -32,8 +32,8 @@ def test_diagnosis_is_a_line_for_each_part_of_80_columns() -> None:
         "pandas       not installed\n"
         "CUDA         not available\n"
         "CPU kernels  compiled\n"
-        "tensor ids   not compiled when modtrace was installed: recording ops takes twice\n"
-        "             as long. Install a C compiler.\n"
+        "tensor ids   not compiled when modtrace was installed: ops cannot be recorded.\n"
+        "             Install a C compiler.\n"
         "torch names  all 2 that modtrace needs are found (--all lists them)\n"
         "dot          missing: graphs as pictures (Graphviz)\n"
     )
@@ -124,7 +124,7 @@ def test_doctor_gives_json_and_exit_code_0(command: Command) -> None:
         ),
         (
             "collect.tensor_ids._tensor_ids",
-            {"kernel": None, "tensor_ids": "recording ops takes twice as long"},
+            {"kernel": None, "tensor_ids": "ops cannot be recorded"},
         ),
     ],
 )

@@ -239,11 +239,11 @@ class LiveRecording(Recording):
             )
         if self._has_begun:
             raise MisuseError("a recording is started or entered once; call record() again for another")
-        from ..collect.compiled_parts import warn_of_missing_parts
+        from ..collect.compiled_parts import check_parts
         from ..collect.recorder.launch import warn_of_no_start
         from ..collect.recorder.running import claim
 
-        warn_of_missing_parts(values=bool(self._options.values), ops=self._options.ops is not None)
+        check_parts(values=bool(self._options.values), ops=self._options.ops is not None)
         self._claim = claim(self, self.path)
         try:
             self._recorder = self._last_recorder = self._claim.recorder = self._start()

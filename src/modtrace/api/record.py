@@ -81,7 +81,7 @@ def record(
         ValueError: `steps` contains no step, `max_bytes` or `keep_last` is not positive, `values` is something else,
             `on_nonfinite` or `compiled` can do nothing, or a pattern cannot be read or matches nothing in `model`.
         NonFiniteError: in the block and at its end, with `on_nonfinite="stop"`.
-        MissingLibraryError: torch is not installed.
+        MissingLibraryError: torch is not installed; on entering, if `ops` is given and what sees ops is not compiled.
         MisuseError: on entering, if a recording to the same path is running in this process.
         RecordingExistsError: on entering, if `to` exists already.
     """

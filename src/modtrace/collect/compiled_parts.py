@@ -1,10 +1,10 @@
-"""Finds which compiled parts of modtrace are missing, and warns of what that costs."""
+"""Finds which compiled parts of modtrace are missing, and says what that costs."""
 
 import importlib
 import warnings
 from typing import NamedTuple
 
-from ..errors import ModtraceWarning
+from ..errors import MissingLibraryError, ModtraceWarning
 
 KERNEL = "kernel"
 TENSOR_IDS = "tensor ids"
@@ -18,7 +18,8 @@ _MODULES = (
         "modtrace.measure.fingerprints._fingerprint",
         "hashing tensors takes up to thirty times as long",
     ),
-    (TENSOR_IDS, "modtrace.collect.tensor_ids._tensor_ids", "recording ops takes twice as long"),
+    (TENSOR_IDS, "modtrace.collect.tensor_ids._tensor_ids", "ops cannot be recorded"),
+    (TENSOR_IDS, "modtrace.collect.ops._op_mode", "ops cannot be recorded"),
 )
 
 _has_warned = False
@@ -51,14 +52,22 @@ def _problem_of(module: str) -> str | None:
     return None
 
 
-def warn_of_missing_parts(*, values: bool, ops: bool) -> None:
-    """Warns once in a process that recording takes longer than it has to."""
+def check_parts(*, values: bool, ops: bool) -> None:
+    """Warns once in a process that measuring takes longer than it has to.
+
+    Raises:
+        MissingLibraryError: ops are to be recorded, and what sees them is not compiled.
+    """
     global _has_warned
-    if _has_warned:
-        return
-    wanted = {KERNEL: values, TENSOR_IDS: ops}
-    costs = [missing.cost for missing in find_missing_parts() if wanted[missing.part]]
-    if not costs:
+    missing_parts = find_missing_parts()
+    unseen = [missing for missing in missing_parts if ops and missing.part == TENSOR_IDS]
+    if unseen:
+        raise MissingLibraryError(
+            f"record(ops=...), --ops: what sees ops is {unseen[0].problem}. Install a C compiler, then modtrace again "
+            "(pip install --force-reinstall --no-deps); `modtrace doctor` says what is missing. Without ops it records."
+        )
+    costs = [missing.cost for missing in missing_parts if values and missing.part == KERNEL]
+    if _has_warned or not costs:
         return
     _has_warned = True
     warnings.warn(

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from collect.ops.test_ops_steps import small_step
 from helpers.user_modes import SeesFunctions, SeesOps
-from modtrace.collect.tensor_ids import tensor_ids
 from modtrace.torch_internals.modes import unseen
 
 
@@ -610,36 +609,6 @@ def test_uses_stay_with_their_ops_when_an_interrupt_has_broken_one_off():
         ("aten.sub.Tensor", "add"),
         ("aten.sum.default", "sub"),
     ]
-
-
-def test_without_a_compiler_it_is_the_same(monkeypatch):
-    def lines():
-        model = Returns(lambda model, x, *more, named: (x, model.layer(x), model.layer(x).to_sparse()))
-        fresh = torch.ones(3)
-
-        def run():
-            x = torch.ones(2, 3)
-            for _ in range(2):
-                model(x, x.data[:1], fresh.sum(), fresh, x.to_sparse(), named=[x.view(6)])
-
-        return Rows(recorded(run)).lines("")
-
-    expected = lines()
-    monkeypatch.setattr(tensor_ids, "compiled", None)
-    assert lines() == expected
-    assert sorted(line.split(" ", 2)[2] for line in expected) == sorted(
-        2
-        * [
-            "input[0]: ones",
-            "input[1]: slice",
-            "input[2]: sum",
-            "input[3]: leaf  of nobody's",
-            "input['named'][0]: view",
-            "output[0]: ones",
-            "output[1]: addmm",
-            "output[2]: unknown",
-        ]
-    )
 
 
 # Parameters of a model that is made while ops are recorded.

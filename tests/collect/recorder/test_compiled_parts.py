@@ -1,4 +1,4 @@
-"""A recording that starts without compiled parts says once what that costs."""
+"""A recording that starts without compiled parts says once what that costs, or that it cannot."""
 
 import sys
 import warnings
@@ -9,6 +9,7 @@ from torch import nn
 
 import modtrace
 from modtrace.collect import compiled_parts
+from modtrace.errors import MissingLibraryError
 
 MOMENTS = "modtrace.measure.moments._moments"
 TENSOR_IDS = "modtrace.collect.tensor_ids._tensor_ids"
@@ -42,8 +43,6 @@ def test_recording_that_is_slower_says_so_once(monkeypatch: pytest.MonkeyPatch) 
     [
         (MOMENTS, {"values": None}, 0),
         (TENSOR_IDS, {}, 0),
-        (TENSOR_IDS, {"ops": True}, 1),
-        (TENSOR_IDS, {"values": None, "ops": True}, 1),
         ("nothing", {"ops": True}, 0),
     ],
 )
@@ -52,6 +51,16 @@ def test_only_what_is_recorded_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     assert len(warnings_of(**options)) == count
+
+
+@pytest.mark.parametrize("missing", [TENSOR_IDS, "modtrace.collect.ops._op_mode"])
+def test_ops_are_refused_where_what_sees_them_is_not_compiled(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingLibraryError, match=r"record\(ops=...\), --ops: .* not compiled when"):
+        warnings_of(ops=True)
+    assert warnings_of() == []
 
 
 def test_part_that_cannot_be_loaded_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import python_tensor_ids
 from helpers.fuzzed import FUZZ
-from modtrace.collect.tensor_ids import argument_reader, tensor_ids
 from modtrace.collect.tensor_ids.tensor_ids import DEVICE, GEOMETRY, ROW_WIDTH, SLOT, Geometry, TensorIds
 
 STEPS = 300
-
-pytestmark = pytest.mark.skipif(tensor_ids.compiled is None, reason="not compiled: there was no C compiler")
 
 
 class Raising(torch.Tensor):
@@ -33,11 +31,10 @@ class Twins:
     """Numbers of the same tensors by Python, by C, and by C without torch's quick way to what a tensor shows."""
 
     def __init__(self) -> None:
-        assert tensor_ids.compiled is not None
         kinds, exchange = (torch.Tensor, torch.nn.Parameter), torch.Tensor.__dlpack_c_exchange_api__
-        made = [tensor_ids.compiled(Geometry, each, kinds) for each in (exchange, None)]
-        self.all = [TensorIds(), *made]
-        self.readers = [argument_reader.new_reader(each) for each in self.all]
+        made = [TensorIds(Geometry, each, kinds) for each in (exchange, None)]
+        self.all: list[Any] = [python_tensor_ids.TensorIds(), *made]
+        self.readers = [python_tensor_ids.reader_of(each) for each in self.all]
 
     def same(self, ask: Callable[[Any], Any]) -> Any:
         """What all answer, or the class of what all raise."""

@@ -18,9 +18,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
+from helpers.python_op_mode import PythonOpMode
+from helpers.python_tensor_ids import TensorIds
 from helpers.storage_count import StorageCount
-from modtrace.collect.tensor_ids import tensor_ids
-from modtrace.collect.tensor_ids.tensor_ids import NO_TENSOR, STORAGE, Geometry, TensorIds
+from modtrace.collect.ops import recorder
+from modtrace.collect.tensor_ids.tensor_ids import NO_TENSOR, STORAGE, new_tensor_ids
 from zoo import TiedGPT
 
 
@@ -28,12 +30,9 @@ from zoo import TiedGPT
 def new_ids(request, monkeypatch) -> Callable[[], Any]:
     """Makes objects of the class, and has recordings take that."""
     if request.param == "python":
-        monkeypatch.setattr(tensor_ids, "compiled", None)
+        monkeypatch.setattr(recorder, "OpMode", PythonOpMode)
         return TensorIds
-    if tensor_ids.compiled is None:
-        pytest.skip("not compiled: there was no C compiler at installation")
-    kind = tensor_ids.compiled
-    return lambda: kind(Geometry, torch.Tensor.__dlpack_c_exchange_api__, (torch.Tensor, nn.Parameter))
+    return new_tensor_ids
 
 
 def train(optimizer: Callable[[Any], torch.optim.Optimizer], reentrant: bool | None = None) -> None:
@@ -378,12 +377,10 @@ def test_storages_may_outlive_the_interpreter():
     program = """
 import torch, modtrace
 from modtrace.collect.tensor_ids import tensor_ids
-for kind in (tensor_ids.new_tensor_ids, tensor_ids.TensorIds):
-    ids = kind()
-    x = torch.ones(3, requires_grad=True) * 2
-    ids.make(x, 0, "", ())
-    torch.kept = torch.__dict__.get("kept", []) + [ids, x, (x * x).sum(), vars(x.untyped_storage())]
-    tensor_ids.held = torch.kept
+ids = tensor_ids.new_tensor_ids()
+x = torch.ones(3, requires_grad=True) * 2
+ids.make(x, 0, "", ())
+torch.kept = tensor_ids.held = [ids, x, (x * x).sum(), vars(x.untyped_storage())]
 recording = modtrace.record(ops=True, values=None)
 recording.__enter__()
 held = torch.ones(3) * 2

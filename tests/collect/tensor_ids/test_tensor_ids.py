@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from modtrace.collect.tensor_ids import argument_reader, tensor_ids
+from helpers import python_tensor_ids
 from modtrace.collect.tensor_ids.argument_reader import FLOAT, TENSOR, TRUTH
 from modtrace.collect.tensor_ids.tensor_ids import (
     BITS,
@@ -32,11 +32,9 @@ from modtrace.collect.tensor_ids.tensor_ids import (
 @pytest.fixture(params=["python", "compiled", "compiled without exchange"])
 def ids(request):
     if request.param == "python":
-        return TensorIds()
-    if tensor_ids.compiled is None:
-        pytest.skip("not compiled: there was no C compiler at installation")
+        return python_tensor_ids.TensorIds()
     exchange = None if "without" in request.param else torch.Tensor.__dlpack_c_exchange_api__
-    return tensor_ids.compiled(Geometry, exchange, (torch.Tensor, torch.nn.Parameter))
+    return TensorIds(Geometry, exchange, (torch.Tensor, torch.nn.Parameter))
 
 
 def taken(ids):
@@ -325,7 +323,7 @@ def test_a_tensor_that_raises_whatever_it_is_asked_is_noted_with_what_autograd_k
 
     x = torch.ones(2).as_subclass(Broken)
     torch.Tensor.requires_grad_(x)
-    reader = argument_reader.new_reader(ids)
+    reader = python_tensor_ids.reader_of(ids)
     assert reader.read(5, (x,), None) == (5, 1, TENSOR)
     assert taken(ids) == ([(-1, 0, 0, 0, 0, NO_OP, 0, REQUIRES_GRAD)], [(0, 0)])
     why = "KeyError: 'untyped_storage of N'"
@@ -356,7 +354,7 @@ def test_what_is_no_exception_of_a_tensors_own_goes_through_the_reader(ids, erro
             raise error
 
     with pytest.raises(error):
-        argument_reader.new_reader(ids).read(0, (torch.ones(2).as_subclass(Broken),), None)
+        python_tensor_ids.reader_of(ids).read(0, (torch.ones(2).as_subclass(Broken),), None)
     assert taken(ids) == ([], [])
 
 
@@ -514,7 +512,7 @@ def test_threads_that_share_numbers_leave_them_whole(ids):
 
 def test_arguments_are_read_in_order_and_kept_without_tensors(ids):
     x, y = torch.ones(2), torch.ones(3)
-    reader = argument_reader.new_reader(ids)
+    reader = python_tensor_ids.reader_of(ids)
     found = reader.read(5, (x, 1, 1.5, 0.0, True, None, [x, (2, y)]), {"alpha": -0.0, "dtype": torch.int8})
     assert found == (
         5, 7, TENSOR, 1, FLOAT, 1.5, FLOAT, "0.0", TRUTH, True, None, (TENSOR, (2, TENSOR)),
@@ -524,13 +522,13 @@ def test_arguments_are_read_in_order_and_kept_without_tensors(ids):
 
 
 def test_arguments_of_other_classes_are_named(ids):
-    reader = argument_reader.new_reader(ids)
+    reader = python_tensor_ids.reader_of(ids)
     found = reader.read(0, (slice(1), {"a": 1}, float("nan"), [1] * 50), None)
     assert found == (0, 4, "<slice>", (("a", 1),), FLOAT, "nan", (1,) * 50)
 
 
 def test_an_argument_without_storage_is_noted(ids):
-    reader = argument_reader.new_reader(ids)
+    reader = python_tensor_ids.reader_of(ids)
     assert reader.read(0, (SPARSE,), {}) == (0, 1, TENSOR)
     assert taken(ids) == ([(-1, 0, 0, 0, 0, NO_OP, 0, 0)], [(0, 0)])
 

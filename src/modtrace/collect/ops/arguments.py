@@ -57,7 +57,8 @@ class ArgumentTexts:
         """Returns the arguments by number. If there are too many, the numbers start again from 0."""
         known = self.known
         if len(known) > _KEPT or self._parts > _MOST_PARTS:
-            self.known, self.numbers, self._parts = [], {}, 0
+            self.known, self._parts = [], 0
+            self.numbers.clear()  # the C code of the mode reads this very dictionary
         return known
 
 

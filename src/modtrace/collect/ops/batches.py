@@ -1,5 +1,6 @@
 """Holds the consecutive ops of one step until their rows are written."""
 
+from array import array
 from collections.abc import Sequence
 from copy import copy
 
@@ -62,7 +63,7 @@ class OpBatch:
         uses, tensor = self.events[at - EVENT_WIDTH + USES], self.events[at - EVENT_WIDTH + TENSORS]
         later = copy(self)
         later.events = self.events[at:]
-        later.events[USES::EVENT_WIDTH] = [end - uses for end in later.events[USES::EVENT_WIDTH]]
+        later.events[USES::EVENT_WIDTH] = array("q", [end - uses for end in later.events[USES::EVENT_WIDTH]])
         later.start_ns, later.at_roots = later.events[START_NS], []
         runs = [run._replace(first=max(run.first - first, 0)) for run in self.op_runs]
         begins = [at for at, run in enumerate(self.op_runs) if run.first <= first]

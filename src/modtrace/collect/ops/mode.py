@@ -1,22 +1,24 @@
 """The dispatch mode that sees every operator: its inputs, writes and outputs, its time, and where it runs."""
 
-import sys
 import time
+from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from ...recording.phase import BACKWARD
 from ...torch_internals.autograd import (
     ACCUMULATE_SEQUENCE_NR,
+    CustomFunctionNode,
     current_node,
     graph_task_id,
     is_custom_function,
     sequence_nr,
 )
 from ...torch_internals.call_frames import is_in_module_call
+from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import UnwrappedMode
 from ...torch_internals.saved import saved_tensors_hooks
 from ...torch_internals.tensors import count_write, version_of
@@ -28,7 +30,15 @@ from ..tensor_ids.tensor_ids import new_tensor_ids
 from .arguments import ArgumentTexts
 from .schemas import OpSchema
 
-#: Numbers that an op has in `OpMode.events`, one behind the other.
+if TYPE_CHECKING:
+    from ._op_mode import CompiledOpMode, state
+else:
+    try:
+        from ._op_mode import CompiledOpMode, state
+    except ImportError:  # it is not compiled: `record` refuses ops
+        CompiledOpMode, state = object, None
+
+#: Numbers that an op has in `OpMode.take`, one behind the other.
 EVENT_WIDTH = 14
 (
     OP, SCHEMA, ARGUMENTS, USES, TENSORS, START_NS, END_NS, AT, SEQUENCE, FLAGS, LIVE_BEFORE, LIVE_AFTER, NODE,
@@ -82,10 +92,11 @@ class OpKeeper(Protocol):
         """
 
 
-class OpMode(UnwrappedMode):
+class OpMode(CompiledOpMode, UnwrappedMode):
     """Appends one event per op. Exceptions of the op propagate; our own are reported and end op recording.
 
-    Measured for an op with two inputs on a shared 2-core machine: an empty mode 3.2 us, this 5 us more.
+    `__torch_dispatch__` is in C. It calls the methods below for what is rare: a new operator, leaves, a place where no
+    op has run before.
     """
 
     def __init__(self, tracker: ScopeTracker, failed: Callable[[Exception, str], None]) -> None:
@@ -93,28 +104,25 @@ class OpMode(UnwrappedMode):
         self.ids = new_tensor_ids()
         self.texts = ArgumentTexts()
         self.schemas: list[OpSchema] = []
-        self.events: list[int] = []  # EVENT_WIDTH numbers for each op since they were last taken
         self.op_runs: list[OpRun] = []
-        self.next = 0  # the number of the next op
         # The methods of keepers; see `OpKeeper`. There is a list for each, because an empty one costs nothing.
         self.before: list[Callable[[int, OpSchema, Any, Any], None]] = []
         self.after: list[Callable[[int, OpSchema, Any], None]] = []
         self.met: list[Callable[[int, torch.Tensor, ThreadLog], None]] = []
         self.only_written: Collection[int] = ()  # see `report_leaves`; while keepers are notified
-        self.is_running = False  # an op has been begun and not been noted yet
-        self.is_off = False  # it only passes on
         self.has_failed = False
-        self._reader = new_reader(self.ids)
         self._tracker = tracker
         self._failed = failed
-        self._schema_of: dict[int, OpSchema] = {}  # by `id` of the op
-        self._where: Any = self  # no op has run yet
-        self._backward: Any = None
-        self._log: Any = None
-        self._task = -1  # the graph task that ran last ...
-        self._task_backward: Any = None  # ... its backward ...
-        #: ... and the log of the thread that has made its graph, if it is one.
-        self._maker: ThreadLog | None = None
+        self._where = self  # no op has run yet
+        logs = tracker.logs
+        self.set_up(
+            state,
+            (
+                self.ids, new_reader(self.ids), self.texts.numbers, self.before, self.after, logs, logs.threads,
+                torch.Tensor, CustomFunctionNode, torch.is_grad_enabled, saved_tensors_hooks, graph_task_id,
+                current_node, sequence_nr, time.perf_counter_ns, tracker.optimizers.has_begun,
+            ),
+        )  # fmt: skip
 
     @property
     def is_inside(self) -> bool:
@@ -126,13 +134,21 @@ class OpMode(UnwrappedMode):
         self.before.append(keeper.begins)
         self.after.append(keeper.ended)
         self.met.append(keeper.met)
+        self.keep_out_of_dynamo()
 
-    def take(self) -> tuple[list[int], list[OpRun]]:
+    def keep_out_of_dynamo(self) -> None:
+        """Keeps Dynamo from compiling what C code calls, keepers included: no frame of ours is around them."""
+        keep_out_of_dynamo(
+            self.report_leaves, self.fail, self._add_schema, self._add_arguments, self._start_run, self._check_frames,
+            self._locate_elsewhere, self._versions_of_written, self._recount, self._tracker.optimizers.has_begun,
+            OpSchema.is_ours, OpSchema.only_written, *self.before, *self.after, *self.met,
+        )  # fmt: skip
+
+    def take(self) -> "tuple[array[int], list[OpRun]]":
         """Returns the ops that have run since the last call of this method."""
-        events, op_runs = self.events, self.op_runs
-        self.events, self.op_runs = [], []
+        op_runs, self.op_runs = self.op_runs, []
         self._where = self  # the next op records again where it is
-        return events, op_runs
+        return self.take_events(), op_runs
 
     def report_leaves(self, log: ThreadLog, only_written: Collection[int] = ()) -> None:
         """Passes the leaves seen since the last call to the keepers.
@@ -157,116 +173,38 @@ class OpMode(UnwrappedMode):
         self.is_running = False
         self._failed(error, where)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = self._schema_of.get(id(func))  # the hash of an op runs Python code; the schema holds the op
-        if schema is None:
-            schema = self._add_schema(func)
-        if self.is_off or (schema.may_be_ours and schema.is_ours(args)):
-            return schema.call(*args, **kwargs) if kwargs else schema.call(*args)
-        op = self.next
-        self.next = op + 1
-        self.is_running = True
-        ids = self.ids
-        try:
-            key = self._reader.read(schema.index, args, kwargs)
-            arguments = self.texts.numbers.get(key)
-            if arguments is None:
-                arguments = self.texts.add(schema, key)
-            log = self._tracker.logs.current
-            if ids.leaves:
-                self.report_leaves(log, schema.only_written(kwargs or {}))
-            at, node, flags = self._locate(log)
-            for begins in self.before:
-                begins(op, schema, args, kwargs or {})
-        except Exception as error:
-            self.fail(error, f"the op {schema.name}")
-            return schema.call(*args, **kwargs) if kwargs else schema.call(*args)
-        # What a storage gained since the last op is counted with this one.
-        uses, live, sequence = ids.used_count, ids.lowest_bytes, sequence_nr()
-        unseen = self._versions_of_written(schema, args, kwargs or {}) if schema.is_foreach else ()
-        start = time.perf_counter_ns()
-        try:
-            output = schema.call(*args, **kwargs) if kwargs else schema.call(*args)
-        except BaseException:
-            end = time.perf_counter_ns()
-            self._write(schema, args, kwargs or {}, None)
-            self.events += (
-                op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags | RAISED,
-                live, ids.live_bytes, node, ids.take_allocated(),
-            )  # fmt: skip
-            self.is_running = False
-            raise
-        end = time.perf_counter_ns()
-        try:
-            if schema.writes:
-                self._write(schema, args, kwargs or {}, op)
-                # Inside of a mode torch counts no write of a foreach op on a CPU (2.13), and outside of modes it does.
-                for tensor, _ in [written for written in unseen if version_of(written[0]) == written[1]]:
-                    count_write(tensor)
-            elif schema.is_collective:  # it declares no argument that it writes to: that is what it returns
-                for tensor, _ in tensors_in(output, ""):
-                    self._write_tensor(tensor, op)
-            if isinstance(output, torch.Tensor):
-                self._make(output, op, "", () if schema.is_changing_view else args)
-            elif output is not None:
-                for tensor, slot in tensors_in(output, ""):
-                    self._make(tensor, op, slot, args)
-            self.events += (
-                op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags,
-                live, ids.live_bytes, node, ids.take_allocated(),
-            )  # fmt: skip
-            self.is_running = False
-            for ended in self.after:
-                ended(op, schema, output)
-        except Exception as error:
-            self.fail(error, f"the op {schema.name}")
-        return output
-
     def mark(self, func: Any, log: ThreadLog) -> int:
         """Appends an event that reads and makes nothing, and returns its number. `func` has a `name()`, as ops have."""
-        schema = self._schema_of.get(id(func)) or self._add_schema(func)
+        schema = self.schema_of(func)
         key = (schema.index, 0)
         arguments = self.texts.numbers.get(key)
         if arguments is None:
             arguments = self.texts.add(schema, key)
         op, ids, live, now = self.next, self.ids, self.ids.lowest_bytes, time.perf_counter_ns()
         self.next = op + 1
-        at, node, flags = self._locate(log)
-        self.events += (
+        at, node, flags = self.locate(log)
+        self.append_event(
             op, schema.index, arguments, ids.used_count, ids.next, now, now, at, sequence_nr(), flags,
             live, ids.live_bytes, node, ids.take_allocated(),
         )  # fmt: skip
         return op
 
+    # What is called from C.
+
     def _add_schema(self, func: Any) -> OpSchema:
-        schema = self._schema_of[id(func)] = OpSchema(func, len(self.schemas))
+        schema = OpSchema(func, len(self.schemas))
         self.schemas.append(schema)
         return schema
 
-    def _locate(self, log: ThreadLog) -> tuple[int, int, int]:
-        """Records where an op runs, as far as this is known at once. The rest is looked up for many ops together.
+    def _add_arguments(self, schema: OpSchema, key: tuple[Any, ...]) -> int:
+        return self.texts.add(schema, key)
 
-        Returns:
-            the event of the running segment, the number of the running node, and flags.
-        """
-        where, backward, node, flags = log.segment, None, NO_NODE, 0
-        if torch.is_grad_enabled():
-            flags = GRAD_MODE | PACKS if saved_tensors_hooks(True) is not None else GRAD_MODE
-        task = graph_task_id()
-        at = len(log.contexts) - 1
-        if where is None or log.task != task:
-            where, backward, node, more = self._locate_elsewhere(log, task, flags)
-            flags |= more
-        else:
-            if sys._getframe(2).f_code not in log.context.codes and not log.pinned:
-                where = self._check_frames(log, sys._getframe(2))
-                at = len(log.contexts) - 1
-            flags |= NOT_ADDING
-        is_elsewhere = where is not self._where and not (type(where) is Location and where == self._where)
-        if is_elsewhere or backward is not self._backward or log is not self._log:
+    def _start_run(self, where: Any, backward: Any, log: ThreadLog) -> None:
+        """Begins another run of ops, unless the location is the same as before."""
+        is_same = where is self._where or (type(where) is Location and where == self._where)
+        if not (is_same and backward is self._backward and log is self._log):
             self._where, self._backward, self._log = where, backward, log
-            self.op_runs.append(OpRun(len(self.events) // EVENT_WIDTH, where, backward, log.number))
-        return at, node, flags
+            self.op_runs.append(OpRun(self.event_count, where, backward, log.number))
 
     def _check_frames(self, log: ThreadLog, frame: FrameType) -> Any:
         """Returns what runs at the first op of a function in this context, because hooks miss a KeyboardInterrupt."""
@@ -301,17 +239,6 @@ class OpMode(UnwrappedMode):
             return _without_tensor(found), backward, number if is_its_own else NO_NODE, more
         return maker, backward, number, _flags_of_node(node, backward.is_adding(number))
 
-    def _write(self, schema: OpSchema, args: Any, kwargs: Any, op: int | None) -> None:
-        """Records the writes of an op to its arguments.
-
-        `op` is None if it has raised, and has maybe resized them; the same holds of an op that changes what a tensor
-        shows (`set_`).
-        """
-        if schema.is_changing_view:
-            op = None
-        for tensor in schema.find_written(args, kwargs):
-            self._write_tensor(tensor, op)
-
     def _versions_of_written(
         self, schema: OpSchema, args: Any, kwargs: Any
     ) -> Sequence[tuple[torch.Tensor, int | None]]:
@@ -322,20 +249,14 @@ class OpMode(UnwrappedMode):
             self.fail(error, f"the op {schema.name}")
             return ()
 
-    def _write_tensor(self, tensor: torch.Tensor, op: int | None) -> None:
-        try:
-            if op is None:
-                self.ids.resized(tensor.untyped_storage())
-            else:
-                self.ids.write(tensor, op)
-        except Exception:
-            return  # it is unreadable: every time it is met it is another tensor
+    @staticmethod
+    def _recount(unseen: Sequence[tuple[torch.Tensor, int | None]]) -> None:
+        """Counts the writes of a foreach op that torch has not counted.
 
-    def _make(self, tensor: torch.Tensor, op: int, slot: str, given: Any) -> None:
-        try:
-            self.ids.make(tensor, op, slot, given)
-        except Exception as error:  # it has no storage, or a subclass of the user's raises
-            self.ids.note_unreadable(tensor, op, slot, error)
+        Inside of a mode torch counts none on a CPU (2.13), and outside of modes it does.
+        """
+        for tensor, _ in [written for written in unseen if version_of(written[0]) == written[1]]:
+            count_write(tensor)
 
 
 def tensors_in(value: Any, slot: str) -> Iterator[tuple[torch.Tensor, str]]:

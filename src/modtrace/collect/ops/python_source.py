@@ -36,11 +36,11 @@ class SourceLines:
         self._texts: dict[tuple[CodeType, int], str] = {}
 
     def begins(self, op: int, schema: Any, args: Any, kwargs: Any) -> None:
-        """Receives an op that is about to run. The frames below are that of the mode and those that called the op.
+        """Receives an op that is about to run. The frame below, if there is one, called the op: the mode has none.
 
         On a thread of the engine, as each accelerator has one, nothing of Python called it.
         """
-        caller = sys._getframe(1).f_back
+        caller = sys._getframe().f_back
         # Below the engine's frame is the line that called `backward()`.
         around = frames_in_backward(caller) if is_in_engine() else frames(caller)
         frame = next((outer for outer in around if self._is_of_user(outer.f_code)), None)

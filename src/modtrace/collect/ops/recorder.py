@@ -8,7 +8,6 @@ from ...recording.failure_reporter import FailureReporter
 from ...recording.options.op_options import Ops
 from ...recording.protocols import Sink
 from ...torch_internals.autograd import sequence_nr
-from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import (
     count_dispatch_modes,
     is_dispatch_mode_on,
@@ -81,7 +80,6 @@ class OpRecorder:
 
     def start(self, values: ValueRecorder, *, is_wanted: bool) -> None:
         """Starts recording the ops of this thread, and measures them if a capture asks for it."""
-        keep_out_of_dynamo(OpMode.__torch_dispatch__)
         self._modes_below = count_dispatch_modes()
         self._thread = threading.get_ident()
         self.mode.is_off = True
@@ -97,6 +95,7 @@ class OpRecorder:
         if self._device_times is not None:  # next to the op: what others do is not the op's
             self.mode.before.append(self._device_times.begins)
             self.mode.after.insert(0, self._device_times.ended)
+        self.mode.keep_out_of_dynamo()
         self._boundary.start()
         if self._saved_memory is not None:
             self._tracker.subscribers.add(self._saved_memory)
@@ -182,7 +181,7 @@ class OpRecorder:
 
         Returns None if there are no ops and no outermost call was recorded.
         """
-        if not (self.mode.events or self._boundary.found) or (self.mode.is_running and self._is_entered):
+        if not (self.mode.event_count or self._boundary.found) or (self.mode.is_running and self._is_entered):
             return None  # the op that runs is not to be parted from what it was given
         batch = OpBatch(self.mode, self._boundary.take())
         batch.leaves = self._leaves.take()

@@ -15,7 +15,7 @@ from ...recording.role import BUFFER, LEAF, PARAMETER
 from ..log.nesting import Ints
 from ..steps.call_rows import count_before
 from ..steps.step import Step
-from ..tensor_ids.tensor_ids import GEOMETRY, NO_TENSOR, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
+from ..tensor_ids.tensor_ids import GEOMETRY, NO_TENSOR, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, TensorIds
 from ..values.sites import SiteIds
 from .arguments import Arguments
 from .batches import OpBatch
@@ -282,7 +282,7 @@ def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
     return [at_root for at_root in found if at_root.segment in written]
 
 
-def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.int32]) -> Columns:
+def _tensor_columns(found: JoinedOps, ids: TensorIds, site: npt.NDArray[np.int32]) -> Columns:
     rows, geometries = found.tensors, ids.geometries
     storage, version, offset, geometry, device, producer, slot, bits = rows.T
     known, position = number_used(geometry, len(geometries))

@@ -68,16 +68,6 @@ static PyObject *finish_items(Items *self, int failed) {
 
 static int read_argument(ArgumentReader *self, PyObject *arg, Items *into);
 
-/* Returns the set exception, owned, and clears it. */
-static PyObject *take_exception(void) {
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
-    return error;
-}
-
 static int append_tensor(ArgumentReader *self, PyObject *tensor, Items *into) {
     TensorIds *ids = (TensorIds *)self->held[IDS];
     if (read_tensor(ids, tensor) < 0) {
@@ -167,17 +157,21 @@ static int read_by_name(ArgumentReader *self, PyObject *kwargs, Items *into) {
     return 0;
 }
 
+PyObject *read_arguments(PyObject *reader, PyObject *schema, PyObject *args, PyObject *kwargs) {
+    ArgumentReader *self = (ArgumentReader *)reader;
+    Items found;
+    start_items(&found);
+    int failed = append(&found, schema) < 0 || append_owned(&found, PyLong_FromSsize_t(PyTuple_Size(args))) < 0 ||
+                 read_by_position(self, args, &found) < 0 || (kwargs != NULL && read_by_name(self, kwargs, &found) < 0);
+    return finish_items(&found, failed);
+}
+
 static PyObject *reader_read(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     if (count != 3 || !PyTuple_Check(args[1]) || (args[2] != Py_None && !PyDict_Check(args[2]))) {
         PyErr_SetString(PyExc_TypeError, "ArgumentReader.read() takes a number, a tuple, and a dict or None");
         return NULL;
     }
-    Items found;
-    start_items(&found);
-    int failed = append(&found, args[0]) < 0 || append_owned(&found, PyLong_FromSsize_t(PyTuple_Size(args[1]))) < 0 ||
-                 read_by_position((ArgumentReader *)self, args[1], &found) < 0 ||
-                 (args[2] != Py_None && read_by_name((ArgumentReader *)self, args[2], &found) < 0);
-    return finish_items(&found, failed);
+    return read_arguments(self, args[0], args[1], args[2] == Py_None ? NULL : args[2]);
 }
 
 /* ---- The type. */
@@ -231,5 +225,5 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-PyType_Spec reader_spec = {"modtrace.collect._tensor_ids.ArgumentReader", sizeof(ArgumentReader), 0,
+PyType_Spec reader_spec = {"modtrace.collect.tensor_ids._tensor_ids.ArgumentReader", sizeof(ArgumentReader), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};

@@ -277,5 +277,5 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-PyType_Spec life_spec = {"modtrace.collect._tensor_ids.StorageLife", sizeof(StorageLife), 0,
+PyType_Spec life_spec = {"modtrace.collect.tensor_ids._tensor_ids.StorageLife", sizeof(StorageLife), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};

@@ -280,6 +280,14 @@ int note_unreadable(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slo
 
 /* ---- Taking. */
 
+int64_t take_allocated(TensorIds *self) {
+    Storages *storages = &self->storages;
+    int64_t allocated = storages->allocated_bytes;
+    storages->allocated_bytes = 0;
+    storages->lowest_bytes = storages->live_bytes;
+    return allocated;
+}
+
 static PyObject *rows_to_array(const TensorIds *self) {
     for (Py_ssize_t at = ROW_BITS; at < self->rows.count; at += ROW_WIDTH) self->rows.items[at] &= ~(int64_t)BIT_UNREAD;
     return column_to_array(&self->rows);

@@ -14,11 +14,9 @@
 enum { DEVICE, DTYPE, IS_COMPLEX, IS_CONJ, IS_NEG, LAYOUT, NBYTES, REQUIRES_GRAD, SHAPE, STORAGE_OFFSET, STRIDE,
        UNTYPED_STORAGE, NAMES };
 
-/* The state of the module. Instances hold their types and types hold the module, so it lives long enough. */
-typedef struct {
-    PyObject *names[NAMES];
-    PyTypeObject *life_type, *ids_type, *reader_type;
-} State;
+typedef struct State State;
+
+typedef struct TensorApi TensorApi;
 
 /* ---- Columns of numbers. */
 
@@ -183,9 +181,39 @@ PyObject *take_tensors(TensorIds *self);
 /* Adds a row for a tensor that raised an error when it was read. */
 int note_unreadable(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot, PyObject *error);
 
+/* Returns the bytes that were added to storages since the last call. */
+int64_t take_allocated(TensorIds *self);
+
 /* ---- Arguments of ops. */
 
 extern PyType_Spec reader_spec;
+
+/* Records the tensors that an op reads, and returns a key of its other arguments; NULL with an exception. `kwargs` is
+   NULL or a dict. */
+PyObject *read_arguments(PyObject *reader, PyObject *schema, PyObject *args, PyObject *kwargs);
+
+/* ---- What other extensions call. */
+
+#define TENSOR_API "modtrace.collect.tensor_ids._tensor_ids.api" /* the name of the capsule */
+
+struct TensorApi {
+    PyTypeObject *ids_type, *reader_type;
+    int (*reserve)(Column *column, Py_ssize_t more);
+    PyObject *(*to_array)(const Column *column);
+    PyObject *(*read_arguments)(PyObject *reader, PyObject *schema, PyObject *args, PyObject *kwargs);
+    int (*make)(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot, PyObject *given);
+    int (*write)(TensorIds *self, PyObject *tensor, int64_t op);
+    int (*resized)(TensorIds *self, PyObject *stored);
+    int (*note_unreadable)(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot, PyObject *error);
+    int64_t (*take_allocated)(TensorIds *self);
+};
+
+/* The state of the module. Instances hold their types and types hold the module, so it lives long enough. */
+struct State {
+    PyObject *names[NAMES];
+    PyTypeObject *life_type, *ids_type, *reader_type;
+    TensorApi api;
+};
 
 /* ---- Small helpers. */
 
@@ -206,6 +234,17 @@ static inline int to_truth(PyObject *stolen) {
     int truth = PyObject_IsTrue(stolen);
     Py_DECREF(stolen);
     return truth;
+}
+
+/* Returns the set exception, owned, and clears it. */
+static inline PyObject *take_exception(void) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL) PyException_SetTraceback(error, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return error;
 }
 
 #endif

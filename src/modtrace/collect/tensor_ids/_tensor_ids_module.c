@@ -23,6 +23,16 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     return (PyTypeObject *)type;
 }
 
+/* Adds what other extensions call. It lives as long as the module, which they hold. */
+static int add_api(PyObject *module, State *state) {
+    state->api = (TensorApi){state->ids_type, state->reader_type, column_reserve, column_to_array, read_arguments,
+                             make_tensor, write_tensor, note_resized, note_unreadable, take_allocated};
+    PyObject *capsule = PyCapsule_New(&state->api, TENSOR_API, NULL);
+    int failed = capsule == NULL ? -1 : PyModule_AddObjectRef(module, "api", capsule);
+    Py_XDECREF(capsule);
+    return failed;
+}
+
 static int module_exec(PyObject *module) {
     State *state = PyModule_GetState(module);
     for (int at = 0; at < NAMES; at++)
@@ -30,7 +40,7 @@ static int module_exec(PyObject *module) {
     state->life_type = add_type(module, &life_spec);
     state->ids_type = state->life_type == NULL ? NULL : add_type(module, &ids_spec);
     state->reader_type = state->ids_type == NULL ? NULL : add_type(module, &reader_spec);
-    return state->reader_type == NULL ? -1 : 0;
+    return state->reader_type == NULL ? -1 : add_api(module, state);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {

@@ -63,12 +63,8 @@ static PyObject *ids_note_unreadable(PyObject *self, PyObject *const *args, Py_s
 
 static PyObject *ids_take(PyObject *self, PyObject *Py_UNUSED(none)) { return take_tensors((TensorIds *)self); }
 
-static PyObject *ids_take_allocated(PyObject *object, PyObject *Py_UNUSED(none)) {
-    Storages *storages = &((TensorIds *)object)->storages;
-    int64_t allocated = storages->allocated_bytes;
-    storages->allocated_bytes = 0;
-    storages->lowest_bytes = storages->live_bytes;
-    return PyLong_FromLongLong(allocated);
+static PyObject *ids_take_allocated(PyObject *self, PyObject *Py_UNUSED(none)) {
+    return PyLong_FromLongLong(take_allocated((TensorIds *)self));
 }
 
 static PyObject *ids_forget(PyObject *self, PyObject *Py_UNUSED(none)) {
@@ -221,5 +217,5 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-PyType_Spec ids_spec = {"modtrace.collect._tensor_ids.TensorIds", sizeof(TensorIds), 0,
+PyType_Spec ids_spec = {"modtrace.collect.tensor_ids._tensor_ids.TensorIds", sizeof(TensorIds), 0,
                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
