@@ -76,8 +76,13 @@ setup(
     ext_modules=[
         Extension(
             "modtrace.measure.moments._moments",
-            ["src/modtrace/measure/moments/_moments.c"],
-            depends=["src/modtrace/measure/_floats.h"],
+            ["src/modtrace/measure/moments/_moments.c", "src/modtrace/measure/moments/_host_measurer.c"],
+            depends=[
+                "src/modtrace/measure/_exchange.h",
+                "src/modtrace/measure/_floats.h",
+                "src/modtrace/measure/_kinds.h",
+                "src/modtrace/measure/moments/_moments.h",
+            ],
             py_limited_api=True,
             optional=True,
         ),
@@ -87,6 +92,7 @@ setup(
             depends=[
                 "src/modtrace/measure/fingerprints/_fingerprint_loops.h",
                 "src/modtrace/measure/_floats.h",
+                "src/modtrace/measure/_kinds.h",
             ],
             py_limited_api=True,
             optional=True,
@@ -94,7 +100,7 @@ setup(
         Extension(
             "modtrace.measure.tier2._tier2",
             ["src/modtrace/measure/tier2/_tier2.c"],
-            depends=["src/modtrace/measure/_floats.h"],
+            depends=["src/modtrace/measure/_floats.h", "src/modtrace/measure/_kinds.h"],
             py_limited_api=True,
             optional=True,
         ),
@@ -102,7 +108,7 @@ setup(
             "modtrace.collect.tensor_ids._tensor_ids",
             [f"src/modtrace/collect/tensor_ids/{name}.c" for name in _TENSOR_IDS],
             depends=[
-                "src/modtrace/collect/tensor_ids/_exchange.h",
+                "src/modtrace/measure/_exchange.h",
                 "src/modtrace/collect/tensor_ids/_tensor_ids.h",
             ],
             py_limited_api=True,
@@ -110,10 +116,13 @@ setup(
         ),
         Extension(
             "modtrace.collect.ops._op_mode",
-            [f"src/modtrace/collect/ops/{name}.c" for name in ("_op_mode_type", "_op_mode", "_operators", "_places")],
+            [
+                f"src/modtrace/collect/ops/{name}.c"
+                for name in ("_op_mode_type", "_op_mode", "_op_values", "_operators", "_places")
+            ],
             depends=[
                 "src/modtrace/collect/ops/_op_mode.h",
-                "src/modtrace/collect/tensor_ids/_exchange.h",
+                "src/modtrace/measure/_exchange.h",
                 "src/modtrace/collect/tensor_ids/_tensor_ids.h",
             ],
             py_limited_api=True,

@@ -281,6 +281,10 @@ def test_threads_measure_at_once():
 class OnDevice(Measurer):
     """Takes memory for a device."""
 
+    def __init__(self):
+        super().__init__()
+        self.host_measurer = None
+
     def _measure_memory(self, tensor, shape, note):
         with unseen(), torch.no_grad():
             return self._measure_on_device(tensor, tuple(shape), note)

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_kinds.h"
+
 /* One version of the hot functions for each kind of vector unit; the loader chooses. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__)
 #define FOR_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -50,9 +52,6 @@ static inline void end_arithmetic(unsigned before) {
 #else
 #define RESTRICT restrict
 #endif
-
-/* The kinds of numbers in memory, as in dtypes.py. */
-enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
 
 FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
     for (ptrdiff_t i = 0; i < count; i++) bits[i] = (uint32_t)source[i] << 16;

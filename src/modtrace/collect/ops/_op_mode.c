@@ -12,14 +12,6 @@
 #define TENSORS(self) ((TensorIds *)(self)->held[IDS])
 #define API(self) (self)->state->api
 
-/* An op that runs. */
-typedef struct {
-    const Op *of;
-    PyObject *args, *kwargs;  /* borrowed; kwargs is NULL if there are none */
-    PyObject *unseen;         /* owned: what a foreach op writes to, with its versions; NULL for other ops */
-    int64_t event[EVENT_WIDTH];
-} Run;
-
 /* ---- Errors of our own. */
 
 /* Reports the set exception, and ends recording. Leaves set what is no Exception, and returns -1. */
@@ -36,8 +28,7 @@ static int report(OpMode *self, const Op *op) {
     return done == NULL ? -1 : 0;
 }
 
-/* Clears the set exception. Leaves set what is no Exception, and returns -1. */
-static int forgive(void) {
+int forgive(void) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
     PyErr_Clear();
     return 0;
@@ -45,13 +36,9 @@ static int forgive(void) {
 
 /* ---- The tensors of an output. */
 
-typedef int (*Visit)(OpMode *self, PyObject *tensor, PyObject *slot, Run *run);
-
 static int is_tensor(const OpMode *self, PyObject *value) {
     return PyObject_TypeCheck(value, (PyTypeObject *)self->held[TENSOR]);
 }
-
-static int visit_tensors(OpMode *self, PyObject *value, PyObject *slot, Run *run, Visit visit);
 
 /* Visits the tensors in a part. Takes the references of its slot and of the part. */
 static int visit_part(OpMode *self, PyObject *part, PyObject *slot, Run *run, Visit visit) {
@@ -77,8 +64,7 @@ static int visit_dict(OpMode *self, PyObject *dict, PyObject *slot, Run *run, Vi
     return failed;
 }
 
-/* Visits each tensor of an output, with its slot, as `tensors_in` does. */
-static int visit_tensors(OpMode *self, PyObject *value, PyObject *slot, Run *run, Visit visit) {
+int visit_tensors(OpMode *self, PyObject *value, PyObject *slot, Run *run, Visit visit) {
     if (is_tensor(self, value)) return visit(self, value, slot, run);
     if (PyDict_Check(value)) return visit_dict(self, value, slot, run, visit);
     if (!PyList_Check(value) && !PyTuple_Check(value)) return 0;
@@ -141,13 +127,18 @@ static PyObject *log_of_thread(OpMode *self) {
 }
 
 /* Calls keepers, each with the op, its schema and one or two objects more. */
-static int notify(OpMode *self, int list, const Run *run, PyObject *first, PyObject *second) {
+static int notify(OpMode *self, int list, Run *run, PyObject *first, PyObject *second) {
     PyObject *keepers = self->held[list];
     if (PyList_Size(keepers) == 0) return 0;
     PyObject *number = PyLong_FromLongLong(run->event[EVENT_OP]);
     int failed = number == NULL ? -1 : 0;
     for (Py_ssize_t at = 0; !failed && at < PyList_Size(keepers); at++) {
         PyObject *keeper = Py_NewRef(PyList_GetItem(keepers, at));
+        if (list == AFTER && keeper == self->measured[ENDED] && self->usual_mask >= 0) {
+            failed = measure_outputs(self, run, first);
+            Py_DECREF(keeper);
+            continue;
+        }
         PyObject *done = PyObject_CallFunctionObjArgs(keeper, number, run->of->schema, first, second, NULL);
         failed = done == NULL ? -1 : 0;
         Py_XDECREF(done);
@@ -178,7 +169,7 @@ static int report_leaves(OpMode *self, PyObject *log, const Run *run, PyObject *
     return done == NULL ? -1 : 0;
 }
 
-static int64_t clock_ns(OpMode *self) { return to_int64(PyObject_CallNoArgs(self->held[CLOCK])); }
+int64_t clock_ns(OpMode *self) { return to_int64(PyObject_CallNoArgs(self->held[CLOCK])); }
 
 /* Reads what stands before the op: arguments, location, leaves. Returns -1 with an exception. */
 static int read_before(OpMode *self, Run *run, PyObject *log, PyObject *kwargs) {

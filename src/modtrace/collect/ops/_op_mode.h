@@ -18,12 +18,15 @@ enum { NO_NODE = -1 };
 enum { IDS, READER, NUMBERS, BEFORE, AFTER, LOGS, THREADS, TENSOR, CUSTOM_FUNCTION, IS_GRAD_ENABLED,
        SAVED_TENSORS_HOOKS, GRAPH_TASK_ID, CURRENT_NODE, SEQUENCE_NR, CLOCK, HAS_BEGUN, HELD };
 
+/* What `measure_with` receives, in this order, and what `OpValues` puts there later. */
+enum { VALUES, ENDED, MEASURE, SITES, INTERVALS, LATEST, MEASURED };
+
 /* Names of attributes and methods, made once. */
 enum { NAME_ADD_ARGUMENTS, NAME_ADD_SCHEMA, NAME_ADDING_FOR, NAME_CHECK_FRAMES, NAME_CODES, NAME_CONTEXT, NAME_CONTEXTS,
        NAME_CREATE_GRAPH, NAME_CURRENT, NAME_FAIL, NAME_HOOKED, NAME_INSIDE, NAME_IS_OURS,
        NAME_LOCATE_ELSEWHERE, NAME_LOG, NAME_MARKS_ADDITIONS, NAME_NAME, NAME_ONLY_WRITTEN, NAME_PINNED,
-       NAME_RECOUNT, NAME_REPORT_LEAVES, NAME_SEGMENT, NAME_SEQUENCE_NR, NAME_START_RUN, NAME_TASK,
-       NAME_VERSIONS, NAME_UNTYPED_STORAGE, OP_NAMES };
+       NAME_RECOUNT, NAME_REPORT_LEAVES, NAME_SEGMENT, NAME_SEQUENCE_NR, NAME_START_NS, NAME_START_RUN,
+       NAME_TASK, NAME_UNTYPED_STORAGE, NAME_VERSION, NAME_VERSIONS, OP_NAMES };
 
 /* An argument that an op writes to. */
 typedef struct {
@@ -37,7 +40,7 @@ typedef struct {
     PyObject *schema; /* owned: OpSchema */
     PyObject *call;   /* owned: what runs the op */
     PyObject *index;  /* owned: its number */
-    int may_be_ours, is_collective, is_foreach, is_changing_view, has_out;
+    int may_be_ours, is_collective, is_foreach, is_changing_view, has_out, hides_writes, is_view, is_uninitialized;
     int written_count;
     Written *written;
 } Op;
@@ -55,12 +58,25 @@ typedef struct {
     PyObject *held[HELD];               /* owned; NULL before `set_up` */
     PyObject *where, *backward, *log;   /* of the last op; owned. NULL: no op has run yet */
     PyObject *task_backward, *maker;    /* of the graph task that ran last; owned, or NULL */
+    PyObject *measured[MEASURED];       /* owned; NULL if ops are not measured */
+    long long usual_mask;               /* the captures that want every output; -1: `OpValues.ended` finds them */
     long long task, next;               /* that task; the number of the next op */
     char is_running, is_off;
     Column events;
     Op **ops; /* open addressing by the address of `func`, at most half full */
     size_t op_capacity, op_count;
 } OpMode;
+
+/* An op that runs. */
+typedef struct {
+    const Op *of;
+    PyObject *args, *kwargs; /* borrowed; kwargs is NULL if there are none */
+    PyObject *unseen;        /* owned: what a foreach op writes to, with its versions; NULL for other ops */
+    int64_t event[EVENT_WIDTH];
+} Run;
+
+/* Receives a tensor of an output, and its slot. Returns -1 with an exception. */
+typedef int (*Visit)(OpMode *self, PyObject *tensor, PyObject *slot, Run *run);
 
 /* Where an op runs. */
 typedef struct {
@@ -76,6 +92,18 @@ const Op *find_op(OpMode *self, PyObject *func);
 
 /* Appends an event. Returns -1 with MemoryError. */
 int append_event(OpMode *self, const int64_t event[EVENT_WIDTH]);
+
+/* Visits each tensor of an output, with its slot, as `tensors_in` does. */
+int visit_tensors(OpMode *self, PyObject *value, PyObject *slot, Run *run, Visit visit);
+
+/* Measures what an op has returned. Returns -1 with what is no Exception. */
+int measure_outputs(OpMode *self, Run *run, PyObject *output);
+
+/* Returns the time; -1 with an exception. */
+int64_t clock_ns(OpMode *self);
+
+/* Clears the set exception. Leaves set what is no Exception, and returns -1. */
+int forgive(void);
 
 /* What torch calls for every op. */
 PyObject *mode_dispatch(PyObject *self, PyObject *const *given, Py_ssize_t count, PyObject *names);

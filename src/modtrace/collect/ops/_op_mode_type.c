@@ -29,9 +29,11 @@ static const char *const SPELLED[OP_NAMES] = {
     [NAME_REPORT_LEAVES] = "report_leaves",
     [NAME_SEGMENT] = "segment",
     [NAME_SEQUENCE_NR] = "_sequence_nr",
+    [NAME_START_NS] = "start_ns",
     [NAME_START_RUN] = "_start_run",
     [NAME_TASK] = "task",
     [NAME_UNTYPED_STORAGE] = "untyped_storage",
+    [NAME_VERSION] = "_version",
     [NAME_VERSIONS] = "_versions_of_written",
 };
 
@@ -49,7 +51,7 @@ static PyObject **owned(PyObject *object, int at) { return (PyObject **)((char *
 
 static PyObject *mode_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
     OpMode *self = (OpMode *)PyType_GenericAlloc(type, 0); /* all of it is 0 */
-    if (self != NULL) self->task = -1;
+    if (self != NULL) self->task = self->usual_mask = -1;
     return (PyObject *)self;
 }
 
@@ -74,10 +76,24 @@ static PyObject *mode_set_up(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* measure_with(...): receives what `MEASURED` lists. */
+static PyObject *mode_measure_with(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    OpMode *self = (OpMode *)object;
+    if (count != MEASURED || !PyList_Check(given[SITES]) || !PyList_Check(given[INTERVALS]) || !PyDict_Check(given[LATEST]))
+        return PyErr_Format(PyExc_TypeError, "measure_with() takes %d objects of certain types", MEASURED);
+    for (int at = 0; at < MEASURED; at++) {
+        PyObject *before = self->measured[at];
+        self->measured[at] = Py_NewRef(given[at]);
+        Py_XDECREF(before);
+    }
+    Py_RETURN_NONE;
+}
+
 static int mode_traverse(PyObject *object, visitproc visit, void *arg) {
     OpMode *self = (OpMode *)object;
     Py_VISIT(Py_TYPE(object));
     for (int at = 0; at < HELD; at++) Py_VISIT(self->held[at]);
+    for (int at = 0; at < MEASURED; at++) Py_VISIT(self->measured[at]);
     for (int at = 0; at < OWNED_COUNT; at++) Py_VISIT(*owned(object, at));
     for (size_t at = 0; at < self->op_capacity; at++)
         if (self->ops[at] != NULL) {
@@ -92,6 +108,7 @@ static int mode_traverse(PyObject *object, visitproc visit, void *arg) {
 static int mode_clear(PyObject *object) {
     OpMode *self = (OpMode *)object;
     for (int at = 0; at < HELD; at++) Py_CLEAR(self->held[at]);
+    for (int at = 0; at < MEASURED; at++) Py_CLEAR(self->measured[at]);
     for (int at = 0; at < OWNED_COUNT; at++) Py_CLEAR(*owned(object, at));
     return 0;
 }
@@ -153,6 +170,8 @@ static PyMethodDef methods[] = {
     {"__torch_dispatch__", FAST(mode_dispatch), METH_FASTCALL | METH_KEYWORDS,
      "__torch_dispatch__(func, types, args=(), kwargs=None): records an op, and returns what it returns."},
     {"set_up", mode_set_up, METH_VARARGS, "set_up(state, held): receives what runs for every op; see _op_mode.h."},
+    {"measure_with", FAST(mode_measure_with), METH_FASTCALL,
+     "measure_with(...): receives what measures the outputs of ops, and where it is noted; see _op_mode.h."},
     {"schema_of", mode_schema_of, METH_O, "schema_of(func): returns the OpSchema of an operator."},
     {"locate", mode_locate, METH_O,
      "locate(log): records where an op runs; returns the event of the segment, the number of the node, and flags."},
@@ -165,6 +184,8 @@ static PyMemberDef members[] = {
     {"next", T_LONGLONG, offsetof(OpMode, next), 0, "The number of the next op."},
     {"is_running", T_BOOL, offsetof(OpMode, is_running), 0, "Whether an op has begun and has not been noted yet."},
     {"is_off", T_BOOL, offsetof(OpMode, is_off), 0, "Whether ops are only passed on."},
+    {"usual_mask", T_LONGLONG, offsetof(OpMode, usual_mask), 0,
+     "The captures that want the usual statistics of every output; -1: `OpValues.ended` finds them for each."},
     {"_task", T_LONGLONG, offsetof(OpMode, task), 0, "The graph task that ran last."},
     {"_task_backward", T_OBJECT, offsetof(OpMode, task_backward), 0, "Its backward."},
     {"_maker", T_OBJECT, offsetof(OpMode, maker), 0, "The log of the thread that has made its graph, if it is one."},

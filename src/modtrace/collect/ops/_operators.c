@@ -97,6 +97,9 @@ static int read_schema(PyObject *schema, PyObject *func, Op *op) {
     return op->has_out < 0 || op->index == NULL || read_truth(schema, "may_be_ours", &op->may_be_ours) < 0 ||
                    read_truth(schema, "is_collective", &op->is_collective) < 0 ||
                    read_truth(schema, "is_foreach", &op->is_foreach) < 0 ||
+                   read_truth(schema, "hides_writes", &op->hides_writes) < 0 ||
+                   read_truth(schema, "is_view", &op->is_view) < 0 ||
+                   read_truth(schema, "is_uninitialized", &op->is_uninitialized) < 0 ||
                    read_truth(schema, "is_changing_view", &op->is_changing_view) < 0 || read_all_written(schema, op) < 0
                ? -1
                : 0;

@@ -87,7 +87,6 @@ class OpRecorder:
         if values.wants_ops:
             self._values = OpValues(self._tracker, self.mode, values)
             self.mode.met.append(self._values.met)
-            self.mode.after.append(self._values.ended)
         if self._sources is not None:
             self.mode.before.append(self._sources.begins)
         if self._python_names is not None:
@@ -144,7 +143,7 @@ class OpRecorder:
     def want(self, is_wanted: bool, active: Mask) -> None:
         """Sets whether ops are recorded from now on, and the captures for which their outputs are measured."""
         if self._values is not None:
-            self._values.active = active
+            self._values.want(active)
         self._want(is_wanted)
 
     def take(self, step: Step | None) -> None:

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -50,22 +50,10 @@ class MeasuredOps:
         return later
 
 
-class _Known(NamedTuple):
-    """A tensor that was measured when an op returned it.
-
-    As long as it is known, `torch.utils.swap_tensors` refuses it.
-    """
-
-    ref: "weakref.ref[torch.Tensor]"
-    version: int
-    found: Measurement
-
-
 class OpValues:
     """Measures ops for one recorder. It runs inside a dispatch mode, where no function mode sees it."""
 
     def __init__(self, tracker: ScopeTracker, mode: OpMode, values: ValueRecorder) -> None:
-        self.active = values.captures_for()  # the captures that may want what runs now
         self._tracker = tracker
         self._mode = mode
         self._capture_masks = values.capture_masks
@@ -77,28 +65,60 @@ class OpValues:
         self._failed = values.failed
         self._measurer = Measurer()
         self._measured = MeasuredOps(self._thread)
-        self._latest: dict[int, _Known] = {}  # of this batch, by `id` of the tensor
+        #: Of this batch, by `id` of the tensor: a weak reference to it, its version when it was measured, and the
+        #: measurement. As long as it is known, `torch.utils.swap_tensors` refuses the tensor.
+        self._latest: dict[int, tuple[weakref.ref[torch.Tensor], int, Measurement]] = {}
         self._is_off = False
+        self._ended = self.ended  # one object, which the mode knows
+        mode.after.append(self._ended)
+        self._tell_mode()
+        self.want(values.captures_for())
+
+    def want(self, active: Mask) -> None:
+        """Sets the captures that may want what runs now."""
+        self.active = active
+        masks = self._capture_masks
+        if not active or self._measurer.host_measurer is None:
+            self._mode.usual_mask = -1
+        else:
+            mask = masks.of_role(OP_OUTPUT) & active if masks.is_open(OP_OUTPUT) else 0
+            is_usual = bool(mask) and masks.want(mask) is USUAL
+            self._mode.usual_mask = mask if is_usual and not self._is_off else -1
+
+    def _tell_mode(self) -> None:
+        """Tells the mode where it notes what it measures itself."""
+        host = self._measurer.host_measurer
+        measured = self._measured
+        self._mode.measure_with(
+            self,
+            self._ended,
+            None if host is None else host.measure,
+            measured.sites,
+            measured.intervals,
+            self._latest,
+        )
 
     def take(self) -> MeasuredOps | None:
         """Returns the measurements since the last call."""
-        self._latest = {}
+        self._latest.clear()
         if not self._measured.sites:
             return None
         measured, self._measured = self._measured, MeasuredOps(self._thread)
+        self._tell_mode()
         return measured
 
     def find(self, tensor: torch.Tensor) -> Measurement | None:
         """Returns the measurement of a tensor that an op has returned, if the tensor was not written to since."""
         known = self._latest.get(id(tensor))
-        if known is None or known.ref() is not tensor or known.version != self._measurer.version_of(tensor):
+        if known is None:
             return None
-        return known.found
+        ref, version, found = known
+        return found if ref() is tensor and version == self._measurer.version_of(tensor) else None
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
         """Measures the outputs of an op, unless they are views."""
         if schema.hides_writes:
-            self._latest = {}
+            self._latest.clear()
         if schema.is_view or self._is_off:
             return
         mask = self._mask(schema.name, OP_OUTPUT)
@@ -166,8 +186,18 @@ class OpValues:
             if self._mode.is_inside and type(tensor) is torch.Tensor and type(where) is str:
                 version = self._measurer.version_of(tensor)
                 if version is not None:
-                    self._latest[id(tensor)] = _Known(weakref.ref(tensor), version, found)
+                    self._latest[id(tensor)] = weakref.ref(tensor), version, found
             self._measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
-            self._is_off = True
-            self._failed(error, "measuring what an op returned")
+            self.fail(error)
+
+    def measure_output(
+        self, tensor: torch.Tensor, op: int, slot: str, schema: OpSchema, mask: Mask, is_initialized: int
+    ) -> None:
+        """Measures an output that the mode does not measure itself."""
+        self._measure(tensor, op, slot, mask, schema.name, bool(is_initialized))
+
+    def fail(self, error: Exception) -> None:
+        """Reports an internal error, and stops measuring."""
+        self._is_off, self._mode.usual_mask = True, -1
+        self._failed(error, "measuring what an op returned")

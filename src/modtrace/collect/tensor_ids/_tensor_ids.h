@@ -8,7 +8,7 @@
 #include <Python.h>
 #include <stdint.h>
 
-#include "_exchange.h"
+#include "../../measure/_exchange.h"
 
 /* Names of attributes and methods of tensors, made once: `names[SHAPE]`. */
 enum { DEVICE, DTYPE, IS_COMPLEX, IS_CONJ, IS_NEG, LAYOUT, NBYTES, REQUIRES_GRAD, SHAPE, STORAGE_OFFSET, STRIDE,

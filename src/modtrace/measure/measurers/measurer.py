@@ -11,13 +11,13 @@ import torch
 from ...torch_internals import tensors
 from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import tracing_state
-from ...torch_internals.tensors import is_on_device, kind_of, plain_kinds
+from ...torch_internals.tensors import dispatch_keys, is_on_device, kind_of, plain_kinds
 from ...torch_internals.transforms import plain_ops
 from ..cuda.cuda_kernels import CudaKernels, Task, find_kernels, launcher
 from ..cuda.together import Together
 from ..dtypes import KINDS, Format, format_of
 from ..memory import Extent, array_over, extent_of, is_held, logical_array, once_each, too_many, why_unread
-from ..moments.cpu_kernel import first_nonfinite, measure_array, measure_into, repeat
+from ..moments.cpu_kernel import HostMeasurer, first_nonfinite, measure_array, measure_into, repeat
 from ..moments.device_kernel import measure_on_device
 from ..moments.rows import ArrivingRows, DeviceRows, HostRows, Rows, arriving_rows
 from ..special import NOT_MEASURED_IN_GRAPH, find_plain, is_uninitialized, shape_of, shortened
@@ -53,6 +53,8 @@ class Measurer:
         #: What measures a tensor by its `kind_of`, if it may be read as it is.
         self._plain = dict.fromkeys(plain_kinds(), self._measure_memory)
         self._host = HostRows()
+        #: Measures plain tensors in main memory in C; None: it is not there.
+        self.host_measurer = _new_host_measurer(self._host)
         self._arriving: dict[torch.device, tuple[CudaKernels, ArrivingRows]] = {}
         self._devices: dict[torch.device, DeviceRows] = {}
         self._together = together or Together()
@@ -71,6 +73,10 @@ class Measurer:
                 launched: Measurement | None = self._launcher.measure(tensor, batches)
                 if launched is not None:
                     return launched
+            if self.host_measurer is not None and measure_into is not None:
+                measured: Measurement | None = self.host_measurer.measure(tensor)
+                if measured is not None:  # None: a subclass, integers ...
+                    return measured
             measure = self._plain.get(kind_of(tensor))
             # While `torch.jit.trace` runs, reading a shape would become part of the trace.
             if measure is not None and not is_uninitialized(tensor) and tracing_state() is None:
@@ -215,6 +221,19 @@ class Measurer:
             return _measured(rows, row, shape, dtype, note)
         rows.untake(row)
         return None
+
+
+def _new_host_measurer(rows: HostRows) -> Any:
+    """Returns what measures plain tensors in main memory in C; None where that, or torch's way to them, is missing."""
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if HostMeasurer is None or exchange is None or dispatch_keys is None:
+        return None
+    form, (_, free, addresses, block_rows, row_bytes) = format_of(torch.complex64), rows.path()
+    held = (
+        (torch.Tensor, torch.nn.Parameter), plain_kinds(), dispatch_keys, tracing_state, Measurement,
+        None if form is None else form.note, rows, free, addresses,
+    )  # fmt: skip
+    return HostMeasurer(held, exchange, block_rows, row_bytes)
 
 
 def _measured(

@@ -13,15 +13,12 @@
 #include <string.h>
 
 #include "../_floats.h"
+#include "_moments.h"
 
 enum { LANES = 32, BLOCK = 512, PIECE = 16384, WIDE_LANES = 16, WIDE_PIECE = 2048 };
 
 /* Between these limits, squares and sums of 16 of them are well inside the range of float32. */
 static const double SMALLEST = 0x1p-40, LARGEST = 0x1p40;
-
-typedef struct {
-    double count, low, high, sum, sumsq, nans, infs;
-} Statistics;
 
 typedef struct {
     double low, high, sum, sumsq;
@@ -187,7 +184,7 @@ static void measure_halves(const uint16_t *source, Py_ssize_t count, int kind, S
 }
 
 /* Returns the index of the first NaN or infinite number, which there is. Its exponent has all bits set. */
-NEVER_INLINED static Py_ssize_t find_nonfinite(const void *source, int kind) {
+NEVER_INLINED Py_ssize_t find_nonfinite(const void *source, int kind) {
     Py_ssize_t at = 0;
     if (kind == FLOAT64)
         while ((((const uint64_t *)source)[at] & 0x7FF0000000000000) != 0x7FF0000000000000) at++;
@@ -200,7 +197,7 @@ NEVER_INLINED static Py_ssize_t find_nonfinite(const void *source, int kind) {
     return at;
 }
 
-static void finish(Statistics *found, double count, double repeats) {
+void finish(Statistics *found, double count, double repeats) {
     if (count == 0 || found->nans > 0) found->low = found->high = NAN;
     if (found->nans > 0) found->sum = found->sumsq = NAN;
     found->count = count * repeats;
@@ -221,10 +218,19 @@ NEVER_INLINED static void measure(const void *source, Py_ssize_t count, int kind
 
 /* float32 squares of small numbers underflow, which takes hundreds of cycles each unless it flushes to zero; it changes
    nothing, for sums that small are made in float64. */
-static void measure_undisturbed(const void *source, Py_ssize_t count, int kind, Statistics *found) {
+void measure_undisturbed(const void *source, Py_ssize_t count, int kind, Statistics *found) {
     unsigned before = begin_arithmetic(kind != FLOAT64);
     measure(source, count, kind, found);
     end_arithmetic(before);
+}
+
+void measure_without_gil(const void *source, Py_ssize_t count, int kind, Statistics *found) {
+    if (count > PIECE) {
+        Py_BEGIN_ALLOW_THREADS
+        measure_undisturbed(source, count, kind, found);
+        Py_END_ALLOW_THREADS
+    } else
+        measure_undisturbed(source, count, kind, found);
 }
 
 static PyObject *measure_into(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs) {
@@ -237,13 +243,8 @@ static PyObject *measure_into(PyObject *Py_UNUSED(module), PyObject *const *args
     if (PyErr_Occurred()) return NULL;
     if (count < 0 || kind < 0 || kind >= KINDS || (count > 0 && source == NULL) || row == NULL)
         return PyErr_Format(PyExc_ValueError, "measure_into(): no such memory or kind");
-    Statistics found = {0, INFINITY, -INFINITY, 0, 0, 0, 0};
-    if (count > PIECE) {
-        Py_BEGIN_ALLOW_THREADS
-        measure_undisturbed(source, count, (int)kind, &found);
-        Py_END_ALLOW_THREADS
-    } else
-        measure_undisturbed(source, count, (int)kind, &found);
+    Statistics found = NOTHING_YET;
+    measure_without_gil(source, count, (int)kind, &found);
     finish(&found, (double)count, repeats);
     memcpy(row, &found, sizeof found);
     if (found.nans == 0 && found.infs == 0) Py_RETURN_FALSE;
@@ -258,6 +259,8 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_moments", NULL, 0, methods, NULL, NULL, NULL, NULL};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_measurer_type}, {0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_moments", NULL, 0, methods, slots, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__moments(void) { return PyModuleDef_Init(&definition); }

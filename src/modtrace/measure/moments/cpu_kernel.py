@@ -7,7 +7,7 @@ faster at this. Measured for 131,072 float32 in the cache of one core: `minimum`
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,13 @@ from ..dtypes import CHUNK, SCRATCH, Floats, Format, Raw, to_floats
 #: None: not compiled, numpy measures (three times slower for large tensors, six for small ones).
 measure_into: Callable[[int, int, int, int, int], bool] | None
 
+#: Measures a plain tensor from Python to its row; see _host_measurer.c. None: not compiled.
+HostMeasurer: Any
+
 try:
-    from ._moments import measure_into
+    from ._moments import HostMeasurer, measure_into
 except ImportError:
-    measure_into = None
+    HostMeasurer = measure_into = None
 
 
 #: The number of products that are summed in float32 before float64 is used. A BLAS keeps 32 or 64 sums side by

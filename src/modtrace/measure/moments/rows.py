@@ -96,6 +96,10 @@ class HostRows(_Blocks):
         block, place = divmod(row, self._block_rows)
         self.blocks[block][place, FIRST_INDEX] = index
 
+    def path(self) -> tuple[Any, ...]:
+        """Returns where C code finds a free row: these, their numbers, the addresses of blocks, and two sizes."""
+        return self, self._free, self._addresses, self._block_rows, 8 * self.width
+
     def address(self, row: int) -> int:
         """Returns the address of a row in memory."""
         block, place = divmod(row, self._block_rows)
@@ -140,10 +144,6 @@ class ArrivingRows(HostRows):
         self.device = device
         self._left: list[int] = []  # free as soon as they have arrived
         self._memory: list[torch.Tensor] = []  # of the blocks
-
-    def path(self) -> tuple[Any, ...]:
-        """Returns where C code finds a free row: these, their numbers, the addresses of blocks, and two sizes."""
-        return self, self._free, self._addresses, self._block_rows, 8 * self.width
 
     def read(self, rows: Sequence[int]) -> Table:
         """Returns the rows, `[rows, width]`, when all have arrived. It is never called during a step.
