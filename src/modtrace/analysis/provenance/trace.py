@@ -301,7 +301,7 @@ class _Tracer:
         return replace(made, meant_inputs=meant)
 
     def _find_constant(self, name: str, made: Origin, worst: Finiteness) -> Finiteness | None:
-        """Returns the state of an intended infinity that an op passes on where none belongs; None if it made its own."""
+        """Returns the state of an intended infinity that an op passes on where none belongs; None if it made one."""
         if worst.kind != MEANT or worst.origin < 0 or name in SOFTMAX or is_attention(name):
             return None
         is_given = self._meant[worst.origin].kind == SOURCE and name not in CARRIERS
@@ -314,7 +314,7 @@ class _Tracer:
         return counts is not None and counts.max == math.inf
 
     def _find_masks(self, name: str, inputs: _Inputs, worst: Finiteness) -> frozenset[int]:
-        """Returns the events whose -inf a softmax reads as masks, if it reads no others; a fully masked row gives NaN."""
+        """Returns the events whose -inf a softmax reads as masks, if it reads no others; a full mask gives NaN."""
         is_softmax = name in SOFTMAX or is_attention(name)
         are_masks = all(self.events[origin].is_mask(self._names) for origin in worst.origins)
         reads_infinity = any(self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD)
