@@ -143,8 +143,7 @@ def find_adding_nodes(
     """Yields the nodes after which the engine adds their gradients to others of the same tensor.
 
     Each node comes with the innermost call around all sources of those gradients; None if there is none or it is
-    unknown.
-    is not known.
+    not known.
     """
     fed: dict[Any, CallRef | None] = dict.fromkeys(_fed_at_start(outputs, graph.edges))
     for node, call in zip(graph.nodes, _call_refs(calls), strict=True):
