@@ -128,7 +128,7 @@ class EndingSignals:
             elif number == signal.SIGINT and _is_computing():
                 blocked_call.postpone(
                     number
-                )  # it will come back, and the program may catch a KeyboardInterrupt
+                )  # the signal comes again, as the program may catch a KeyboardInterrupt
             elif blocked_call.begin_end(number):
                 with contextlib.suppress(BaseException):
                     is_interrupt = number == signal.SIGINT

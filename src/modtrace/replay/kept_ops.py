@@ -58,7 +58,7 @@ class KeptOp:
     has_returned: bool = False
     outputs: list[KeptOutput] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)  # numbers that the op returned
-    written_digests: dict[int, bytes | None] = field(default_factory=dict)  # of `written`, afterwards
+    written_digests: dict[int, bytes | None] = field(default_factory=dict)  # for `written`, afterwards
     #: The memory after the op, if the op cannot run again.
     storages: dict[int | str, torch.UntypedStorage] = field(default_factory=dict)
     undeclared: tuple[int, ...] = ()  # arguments that it changed without the recorder listing them

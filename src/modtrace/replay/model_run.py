@@ -24,7 +24,7 @@ _NO_BITS = b""
 class Results:
     """The results of one run, as digests by name."""
 
-    outputs: dict[str, bytes] = field(default_factory=dict)  # of outputs, and of buffers after the run
+    outputs: dict[str, bytes] = field(default_factory=dict)  # digests of outputs and buffers
     gradients: dict[str, bytes] = field(default_factory=dict)
     generators: AllGenerators | None = None  # their states after the run
     #: What the run left behind (`read_surroundings`).

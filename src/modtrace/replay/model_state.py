@@ -40,7 +40,7 @@ class ModelState:
             TensorState(tensor, with_content=clones_parameters or not isinstance(tensor, nn.Parameter))
             for tensor in tensors.values()
         ]
-        self._uncopied: dict[int, list[TensorState]] = {}  # by `id` of the storage
+        self._uncopied: dict[int, list[TensorState]] = {}  # keyed by the `id` of the storage
         if not clones_parameters:
             for state in self._tensors:
                 self._uncopied.setdefault(_storage_key(state.tensor), []).append(state)

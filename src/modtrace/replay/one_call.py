@@ -174,7 +174,7 @@ class WriteGuard(UnwrappedMode):
         super().__init__()  # type: ignore[no-untyped-call]
         keep_out_of_dynamo(WriteGuard.__torch_dispatch__)
         self._about_to_write = about_to_write
-        self._schemas: dict[int, OpSchema] = {}  # by `id` of the op, which the schema keeps alive
+        self._schemas: dict[int, OpSchema] = {}  # keyed by the `id` of the op, which the schema keeps alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = self._schemas.get(id(func))

@@ -76,7 +76,7 @@ class Perturber:
                 if _answer(kept, tensors)[0] != expected:
                     return True
             except _REFUSALS:
-                return True  # it refuses this content, but not the recorded one, so it reads the tensor
+                return True  # the op refuses this content, but not the recorded one, so it reads the tensor
         return False
 
     def _is_hidden(self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor]) -> bool:

@@ -22,7 +22,7 @@ from .regular_file import read_regular
 _PIECE_BYTES = 16 * 1024
 _MAY_BE_NULL = ("git_commit", "flags", "ended", "shards")
 _OF_TEXTS = ("argv", "marks", "ended")
-_MOST_BYTES = 2**26  # of `meta.json`, enough for 400,000 marks
+_MOST_BYTES = 2**26  # the largest `meta.json`, enough for 400,000 marks
 _MOST_INTEGER = 2**63 - 1
 
 

@@ -28,7 +28,7 @@ _FLUSH_BYTES = 16 * 2**20
 _COMPACT_BELOW_ROWS = 8192  # the mean number of rows of a batch
 _OPEN, _CLOSED, _ABANDONED = "open", "closed", "abandoned"
 _STOPPED, _LOST = "stopped", "lost"  # "stopped" after a failure; "lost" if the path holds something else now
-_MOST_ENTRIES = 65_536  # of a table's dictionaries, which beyond this start again and are written once more
+_MOST_ENTRIES = 65_536  # the most strings in a table's dictionaries, after which new ones begin
 _MOST_DICTIONARY_BYTES = 2**20  # likewise in bytes; in Python the dictionaries take three times as much
 
 

@@ -39,7 +39,7 @@ class GraphOp:
     saved: list[int]  # for a backward op, the positions of forward ops whose results it reads
     returned: list[int]  # positions of its outputs among those that the program gets
     is_view: bool
-    shape: list[int] | None  # of its first output; -1 for a size that varies
+    shape: list[int] | None  # the shape of its first output; -1 for a size that varies
     dtype: str | None
     source: str | None  # `file:line` in the user's code
     kernels: list[str] = field(default_factory=list)  # the kernels into which it was fused

@@ -108,7 +108,7 @@ def leave_dispatch_mode(mode: Any) -> None:
     above: list[Any] = []
     while size() and torch._C._get_dispatch_stack_at(size() - 1) is not mode:
         above.append(torch._C._pop_torch_dispatch_stack(None))
-    for name in _SAVED_FLAGS if above else ():  # it saved that ours was on, and would restore that
+    for name in _SAVED_FLAGS if above else ():  # the mode above saved that ours was on
         ours, theirs = getattr(mode, name, None), getattr(above[-1], name, None)
         if ours and theirs:
             theirs[-1] = ours[-1]

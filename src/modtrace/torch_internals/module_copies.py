@@ -86,7 +86,7 @@ def _function_of(value: Any) -> Any:
     return value.__func__ if isinstance(value, MethodType) else value
 
 
-#: By the `id` of the module, which lives as long as it has additions of ours.
+#: Keyed by the `id` of the module, which lives as long as it has additions of ours.
 _ours: dict[int, _Ours] = {}
 _while_any = ExitStack()  # closed when no module has additions of ours
 _wrapped: set[tuple[type, str]] = set()

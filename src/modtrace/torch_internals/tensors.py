@@ -203,5 +203,5 @@ def set_version(tensor: torch.Tensor, version: int | None) -> None:
     set_counters: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
     if set_counters is None or version is None or version_of(tensor) in (None, version):
         return
-    with suppress(RuntimeError, TypeError):  # it is private, and its arguments have changed before
+    with suppress(RuntimeError, TypeError):  # the function is private, and its arguments have changed before
         set_counters((tensor,), (version,))

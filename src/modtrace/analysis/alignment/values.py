@@ -37,11 +37,11 @@ from .modules import PlacePairs
 class ValueKeys:
     """For rows of both recordings, numbers of the call, op or module they belong to; partners have equal numbers."""
 
-    owner: Partners  # of step, phase, role, and call, op or module
+    owner: Partners  # a number of step, phase, role, and call, op or module
     parameter: Partners  # for rows of modules, of step, role and module; for other rows, `owner`
     slot: Partners
     known: tuple[Column, Column]  # whether the call, op or module has a partner
-    home: Partners  # of step, role and the site's module, not of the op that read or returned it
+    home: Partners  # a number of step, role and the site's module, not of the op that read or returned it
     is_read_first: tuple[Column, Column]  # whether an op first read a tensor of a module here
     inside: "KeysInside | None"  # None if neither recording measured inside of compiled code
 
@@ -49,7 +49,7 @@ class ValueKeys:
 class KeysInside(NamedTuple):
     """Numbers for tensors of modules measured inside of compiled code, where calls have no rows."""
 
-    owner: Partners  # of step, phase, role, module and number of the call
+    owner: Partners  # a number of step, phase, role, module and number of the call
     known: tuple[Column, Column]  # whether the row is of such a module
 
 

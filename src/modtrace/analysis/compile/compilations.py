@@ -216,7 +216,7 @@ def _explain_guards(
     codes: dict[str, int | None] = {}  # by compile id, the module for which the code was compiled
     for compilation in compiled:
         row, module = compilation.row, compilation.of
-        if compilation.is_backward or row["error"] is not None:  # these are no recompilations of a forward
+        if compilation.is_backward or row["error"] is not None:  # neither compiles a forward again
             continue
         module_id = None if module is None else module.module_id
         texts = row["failed_guards"] or ()

@@ -67,19 +67,19 @@ class Divergence:
     operands: tuple[str, ...]  # unequal tensors that the op reads, such as weights of other names
     a: str  # the measured tensor in the first recording: `float32[4, 8], -1 .. 1`
     b: str
-    largest: float | None = None  # of whole tensors: the largest absolute difference
+    largest: float | None = None  # the largest absolute difference of whole tensors
     where: tuple[int, ...] | None = None  # the index of the largest difference
     pair: tuple[float, float] | None = None  # the two elements at that index
     cosine: float | None = None
     close_share: float | None = None  # the share of elements that differ by at most a thousandth
     ulps: float | None = None
-    #: Of a parameter: the last step in which it differed by noise at most, so its optimizer made the difference.
+    #: For a parameter, the last step in which it differed by noise at most, so its optimizer made the difference.
     updated_since: int | None = None
-    #: Of that step, how many parameters or updates differ now, and how many there are.
+    #: How many parameters or updates of that step differ now, and how many there are.
     updated: tuple[int, int] = (0, 0)
     #: How often the axes of an argument were reordered: `mat1 behind transpose x2 against transpose x1`.
     turned: str | None = None
-    #: Of an update: how the optimizers' states differed before it, as `step 3 against 1`.
+    #: For an update, how the optimizers' states differed before it, as `step 3 against 1`.
     states: tuple[str, ...] = ()
 
 

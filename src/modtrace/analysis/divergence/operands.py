@@ -157,7 +157,7 @@ class Operands:
                 continue
             a = read_measured(self._a.tables.data, rows[:1])
             b = read_measured(self._b.tables.data, rows_b[:1])
-            # Of operands of unequal sizes, one is read in parts.
+            # If operands have unequal sizes, one of them is read in parts, so the sizes say nothing.
             if a.numel[0] == b.numel[0] and float(find_errors(a, b).error[0]) > noise:
                 yield f"{slot} {name} against {name_b}"
 

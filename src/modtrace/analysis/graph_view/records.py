@@ -25,7 +25,7 @@ class ViewNode(NamedTuple):
     box: int  # index of the box around it; -1 for none
     repeats: int  # the number of folded layers, or of their ops, that are shown as this node
     ops: int  # the number of ops inside; 1 for an op
-    shape: tuple[int, ...] | None  # of a leaf, a tensor, or an op's first output; None if not known
+    shape: tuple[int, ...] | None  # the shape of a leaf, a tensor, or an op's first output
     dtype: str | None
     args: str  # JSON template of an op's arguments
     start_ns: int

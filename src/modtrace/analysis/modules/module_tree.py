@@ -75,7 +75,7 @@ class ModuleTree(ByPhase[PhaseTimes]):
     #: Whether times are device times, rather than those of the host.
     device_times: bool = False
     device_step_ns: int | None = None  # the time from the first to the last device time in the step
-    lacks_device_times: bool = False  # they were to be recorded, but none is known in the step
+    lacks_device_times: bool = False  # device times were to be recorded, but none is known
     notes: tuple[Note, ...] = ()  # why steps were written or not
     nonfinite_steps: tuple[int, ...] = ()  # the steps of the recording with NaN or infinite values
     compilations: Compilations | None = None  # what torch.compile did in all steps; None for nothing

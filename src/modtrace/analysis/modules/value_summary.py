@@ -33,12 +33,12 @@ class NonFiniteCount:
 class ValueSummary:
     """The statistics at a module. Each measurement counts once; None means that nothing was measured."""
 
-    output: Stats | None = None  # of the outputs of all forward calls, in all slots
-    gradient: Stats | None = None  # of the gradients of outputs
-    parameters: Stats | None = None  # of the parameters of the module and all modules inside it
+    output: Stats | None = None  # statistics of the outputs of all forward calls, in all slots
+    gradient: Stats | None = None  # statistics of the outputs' gradients
+    parameters: Stats | None = None  # statistics of the parameters of the module and of modules inside it
     parameter_gradients: Stats | None = None
     slots: tuple[SlotValues, ...] = ()
-    nonfinite: tuple[NonFiniteCount, ...] = ()  # of the module's own tensors; only kinds with some
+    nonfinite: tuple[NonFiniteCount, ...] = ()  # counts in the module's own tensors; only kinds with some
     nonfinite_inside: int = 0  # the number of non-finite elements in tensors of modules inside it
 
     @property

@@ -24,7 +24,7 @@ class Group:
     place: PlaceName | None = None  # None for a group by name
     call: int | None = None  # in a group by call: its number among the module's calls in the step
     call_step: int | None = None  # in a group by call: the step of its forward
-    allocated_bytes: int | None = None  # by the group's calls without inner calls; None if not known
+    allocated_bytes: int | None = None  # what its calls allocate without inner calls; None if unknown
     busiest: PlaceName | None = None  # in a group by name: the module in which most time was spent
     busiest_ns: int = 0
 

@@ -45,7 +45,7 @@ class OpTable:
     rows: tuple[OpRow, ...]
     sums: PhaseSums  # the sums over all rows
     device_times: bool = False  # whether times are device times
-    lacks_device_times: bool = False  # they were to be recorded, but none is known in the step
+    lacks_device_times: bool = False  # device times were to be recorded, but none is known
     device_step_ns: int | None = None  # the time from the first to the last device time of calls in the step
     compiled: tuple[CompiledInside, ...] | None = None  # ops inside of compiled code, which have no times
     compiled_before: tuple[str, ...] | None = None  # modules whose inner ops are not known

@@ -119,7 +119,7 @@ class RowFinder:
     """Finds the rows of ids in one column repeatedly, and sorts the column only once."""
 
     def __init__(self, ids: Column) -> None:
-        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None  # of ids without gaps
+        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None  # for ids without gaps
         self._count = len(ids)
         if self._first is None:
             self._order = np.argsort(ids, kind="stable")

@@ -104,7 +104,7 @@ class _Run:
     ops: Sequence[_Row]
     compiled_for: int  # the module_id of the region for which the graph was compiled
     region: _Region
-    origin: _Region | None  # of a backward or recompute: the region of its forward
+    origin: _Region | None  # for a backward or recompute, the region of its forward
     kept: dict[int, int]  # in a backward: the tensor that each op of the forward made
     made: dict[int, int] = field(default_factory=dict)  # the tensor that each op of this run made
 

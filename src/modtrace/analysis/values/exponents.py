@@ -22,8 +22,8 @@ LOWEST = -126
 class Exponents:
     """The fraction of numbers in each bin of magnitudes, with a row for each step or for each site."""
 
-    steps: tuple[int, ...]  # of the rows; all equal if the rows are sites
-    sites: tuple[str, ...]  # of the rows; all equal if the rows are steps
+    steps: tuple[int, ...]  # the step of each row; all equal if the rows are sites
+    sites: tuple[str, ...]  # the site of each row; all equal if the rows are steps
     shares: Numbers  # [row, bin], shares in all numbers: see `LOWEST`
     zero: Numbers  # the share of zeros
     nonfinite: Numbers  # the share of NaN and infinite elements

@@ -21,7 +21,7 @@ class Region:
 
     def __init__(self, task: int, node: Any, checkpoint: Any, owner: ThreadLog | None) -> None:
         self.task = task
-        self.number = node._sequence_nr()  # of the node whose backward runs the region again
+        self.number = node._sequence_nr()  # the node's backward runs the region again
         self.key = id(checkpoint)
         #: Whether the node is itself the region: a reentrant checkpoint, or another custom Function.
         self.custom = checkpoint is None and is_custom_function(node)

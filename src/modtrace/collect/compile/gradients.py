@@ -42,7 +42,7 @@ class Awaited:
         #: For each tensor, the position of its first occurrence.
         self.firsts = [ids.index(number) for number in ids]
         self.expected: set[int] = set()
-        self.arrived: dict[int, dict[int, torch.Tensor | None]] = {}  # by backward
+        self.arrived: dict[int, dict[int, torch.Tensor | None]] = {}  # keyed by backward
         self.before: Awaited | None = None
         self.paths: dict[int, _Path] = {}
 

@@ -26,7 +26,7 @@ class _Stale:
         self._patches.close()
 
 
-_stale: dict[int, _Stale] = {}  # by the `id` of the module
+_stale: dict[int, _Stale] = {}  # keyed by the `id` of the module
 _while_stale = ExitStack()  # closed when no module has one
 
 

@@ -46,8 +46,8 @@ class SegmentEvents:
     __slots__ = ("by_event", "open")
 
     def __init__(self) -> None:
-        self.by_event: dict[int, DeviceEvent] = {}  # by number of the log event in the segment
-        self.open: list[tuple[CallContext, DeviceEvent | None]] = []  # of the running calls
+        self.by_event: dict[int, DeviceEvent] = {}  # keyed by the number of the log event in the segment
+        self.open: list[tuple[CallContext, DeviceEvent | None]] = []  # running calls, with their first events
 
 
 class _DeviceQueues:
@@ -75,7 +75,7 @@ class DeviceTimes(Listener):
         self.failure: Exception | None = None  # the error after which no times are taken
         self._users: set[object] = set()
         self._events = TorchEvents()
-        self._queues: dict[int, _DeviceQueues] = {}  # by device
+        self._queues: dict[int, _DeviceQueues] = {}  # keyed by device
         self._optimizers: dict[int, list[DeviceEvent | None]] = {}  # by thread: of the last optimizer step
         self._opening = threading.Lock()
         self._reading = threading.Lock()

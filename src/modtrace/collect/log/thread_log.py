@@ -59,7 +59,7 @@ class ThreadLog:
     hooked: CallRef | None = None  # the call for which a user's backward hook runs
     hooked_task: int = -1  # the graph task in which that hook runs
     given_kwargs: dict[str, Any] | None = None  # keyword arguments of a call that is opened without a hook
-    pinned: list[CallContext] = field(default_factory=list)  # of calls that were opened without a hook
+    pinned: list[CallContext] = field(default_factory=list)  # calls that were opened without a hook
     #: Open scopes outside of any module, outermost first.
     scopes: list[CallContext] = field(default_factory=list)
 

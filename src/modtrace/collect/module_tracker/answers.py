@@ -11,8 +11,8 @@ from .stack_names import NamedStack, StackNames
 class Call(NamedTuple):
     """One execution of a module: in backward, the forward call; in a recompute, the call that is repeated."""
 
-    name: str  #: as in `parents`: `Mod.c.0`
-    path: str  #: as in `state_dict`: `c.0`; a root is `""`
+    name: str  #: the name as in `parents`: `Mod.c.0`
+    path: str  #: the path as in `state_dict`: `c.0`; a root has `""`
     nth: int | None  #: the number of earlier calls of the module in its step; None: not known
     step: int | None  #: the number of its step, counted from 0 by the rules of docs/vocabulary.md
     compiled: bool  #: whether it runs code of `torch.compile`, inside which calls are not seen

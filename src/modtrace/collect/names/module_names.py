@@ -88,15 +88,15 @@ class ModuleNames:
     """The names of all modules seen so far. Modules are referenced weakly; a freed module's name and id remain."""
 
     def __init__(self) -> None:
-        self.modules: list[NamedModule] = []  # by module_id
+        self.modules: list[NamedModule] = []  # indexed by module_id
         self._named: IdentityMap[nn.Module, NamedModule] = IdentityMap()
         #: Counts the changes of rows. Anything derived from names is valid while it stays the same.
         self.revision = 0
-        self._changed: dict[int, int] = {}  # by module_id, the revision of its last change
-        self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
+        self._changed: dict[int, int] = {}  # from module_id to the revision of its last change
+        self._owners: dict[int, list[ParameterOwner]] = {}  # keyed by the `id` of the parameter
         self.owners_revision = 0  # counts the searches for owners, as a parameter may get another owner
         self._lock = threading.RLock()
-        self._by_hooks: dict[int, NamedModule] = {}  # by the `id` of the dictionary of a module's own hooks
+        self._by_hooks: dict[int, NamedModule] = {}  # keyed by the `id` of a module's dictionary of hooks
         self._hooks_at = -1  # the revision for which `_by_hooks` is valid
         self._scopes: dict[tuple[NamedModule | None, str], NamedModule] = {}
 

@@ -51,7 +51,7 @@ class StashCollector(Listener):
         self._stashes = stashes
         self._strict = strict
         self._is_inside_wanted = inside
-        self._registered: dict[int, list[Registered]] = {}  # by `id` of the module
+        self._registered: dict[int, list[Registered]] = {}  # keyed by the `id` of the module
         self._tracker: ScopeTracker | None = None  # set while it listens
         self._gradients: OutputGradients | None = None
         self._inside: InsideOutputs | None = None

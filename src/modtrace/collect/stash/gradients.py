@@ -111,7 +111,7 @@ class OutputGradients(Listener):
         self._key = object()  # the key in nodes' metadata, different for each tracker
         self._numbers = itertools.count()
         self._watches: IdentityMap[Watch, None] = IdentityMap()
-        self._runs: dict[int, _Run] = {}  # by graph task
+        self._runs: dict[int, _Run] = {}  # keyed by graph task
         self._waiting: list[Arriving] = []  # waiting calls of all runs, in order
         self._lock = threading.RLock()
 
@@ -124,7 +124,7 @@ class OutputGradients(Listener):
             output: tensors in any structure; those that require no gradient are skipped.
         """
         places: dict[Watch, int] = {}
-        bases: dict[int, tuple[Watch, torch.Size]] = {}  # of views, with their shapes
+        bases: dict[int, tuple[Watch, torch.Size]] = {}  # the bases of views, with the views' shapes
 
         def slot_of(tensor: torch.Tensor) -> int | None:
             watch = self._watch(tensor)

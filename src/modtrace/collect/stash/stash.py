@@ -26,7 +26,7 @@ class Event:
     value: Any  #: the output as it is, or a tuple of gradients
     args: tuple[Any, ...]  #: the arguments of the call; () for gradients
     kwargs: dict[str, Any]  #: the keyword arguments of the call; {} for gradients
-    step: int | None = None  #: as in `Stash`, if known; likewise `phase` and `call`
+    step: int | None = None  #: the step as in `Stash`, if known; likewise `phase` and `call`
     phase: str | None = None
     call: int | None = None
 

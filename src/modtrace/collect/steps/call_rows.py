@@ -28,7 +28,7 @@ class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
         super().__init__()
         #: By segment, in steps with compiled code: the number of earlier calls of each module inside, in the step.
         self._before: dict[Segment, dict[int, int]] = {}
-        self._origins: dict[CallRef, CallRef | None] = {}  # of recomputed calls with compiled code
+        self._origins: dict[CallRef, CallRef | None] = {}  # the calls that recomputed calls repeat
 
     def prune(self) -> None:
         """Forgets segments whose graphs are dead."""

@@ -26,7 +26,7 @@ class StepFinder:
     def __init__(self) -> None:
         self.ended = 0  # the number of steps that `take_ended` has returned
         self._pending: list[Step] = []  # in the order of their start
-        self._running: dict[Segment, Step] = {}  # by outermost call
+        self._running: dict[Segment, Step] = {}  # keyed by outermost call
         self.training: Step | None = None  # the open training step, to which optimizer steps belong
         self._eval: Step | None = None
         self._manual = False

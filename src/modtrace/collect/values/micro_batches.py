@@ -40,7 +40,7 @@ class MicroBatchTaps(ValueSource):
         super().__init__(measuring)
         self._wanted = self._capture_masks.in_micro_batches
         self._on_gradient = self._measure_gradient  # bound once, because each hook refers to it
-        self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
+        self._hooks: dict[int, _GradientHook] = {}  # keyed by the `id` of the parameter
         #: By segment, the ids of the hooked parameters, with the captures that may want the step.
         self._needed: IdentityMap[Segment, tuple[set[int], Mask]] = IdentityMap()
         #: Segments of ended steps whose graphs may live. Their number is limited for runs that never go backward.

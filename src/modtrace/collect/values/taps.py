@@ -49,11 +49,11 @@ class CallTaps(ValueSource):
         self._running: dict[Segment, MeasuredOutputs] = {}
         self._closed: dict[Segment, MeasuredOutputs] = {}
         self._of_backward: dict[Backward | None, MeasuredGradients] = {}
-        self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # of ended steps, still with hooks
+        self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # ended steps, still with hooks
         #: Segments without hooks, whose graphs may live.
         self._suspended: list[tuple[Segment, list[GradientTap]]] = []
         self._prune_at = _KEPT_SUSPENDED
-        self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # by captures that may want the step
+        self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # keyed by the captures' mask
         keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient, BaseTap.__call__)
         # Captures of `track()` call functions of the user.
         keep_out_of_dynamo(GradientHook.__call__, with_callees=False)

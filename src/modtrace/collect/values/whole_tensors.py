@@ -44,7 +44,7 @@ class KeptTensors:
         """
         self._put = put
         self._plain = plain_kinds()
-        self._held: dict[int, _Held] = {}  # by `id` of the extra, which is held as well
+        self._held: dict[int, _Held] = {}  # keyed by the `id` of the extra, which is held as well
         self._lock = threading.Lock()  # held briefly, around changes of `_held`
         self._settling = threading.RLock()  # a thread that waits for it continues when all is copied
         self._is_stopped = False

@@ -57,7 +57,7 @@ def float8_table(dtype: str) -> npt.NDArray[np.float64]:
     if dtype not in _SIGNED_BYTES:  # a format of only an exponent
         return np.append(np.exp2(np.arange(255) - 127.0), np.nan)
     exponent_bits, bias, nan, inf = _SIGNED_BYTES[dtype]
-    steps = 1 << (7 - exponent_bits)  # of the mantissa
+    steps = 1 << (7 - exponent_bits)  # the number of values of the mantissa
     table = np.empty(256)
     for byte in range(256):
         magnitude = byte & 127

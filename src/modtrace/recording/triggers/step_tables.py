@@ -44,7 +44,7 @@ class StepTables:
         self._lasting: list[Batch] = []
         self._of_step: list[Batch] = []
         self._before: deque[list[Columns]] = deque(maxlen=steps_before)
-        self._tells_growth = np.zeros(0, bool)  # by site
+        self._tells_growth = np.zeros(0, bool)  # indexed by site
         self._leaves = TensorRows()
 
     def add(self, table: str, columns: Columns) -> None:
