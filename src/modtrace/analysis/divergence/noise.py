@@ -97,9 +97,9 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
 def assume_noise(
     a: ComparedRows, b: ComparedRows, cancellation: Numbers, most: Numbers | float = MOST_NOISE
 ) -> Noise:
-    """Returns the noise of rounding: eps of the coarser dtype, times the square root of the length of sums.
+    """Returns the noise of rounding: of results to the coarser dtype, and of sums along the tensor's largest axis.
 
-    It is assumed that sums are as long as the tensor's largest axis, and are computed in float32 at least.
+    Sums are assumed to be computed in float32 at least.
 
     Args:
         a: the measurements of one recording.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_zeros = pa.py_buffer(b"")  # shared zeros; never written, so hardly any memory backs them
+_zeros = pa.py_buffer(b"")  # shared zeros, replaced by more on demand; hardly any memory backs them
 
 
 def absent_column(field: pa.Field, rows: int) -> pa.Array:

@@ -39,7 +39,7 @@ class Reports(Protocol):
         """Reports what a trigger found in a step that has ended."""
 
     def close(self) -> None:
-        """Reports the findings that were not reported yet."""
+        """Reports a summary at the end, such as the number of steps with findings."""
 
 
 def in_front_of(
