@@ -120,8 +120,7 @@ class _Added:
         self._by_path = {
             (module["root_id"], module["path"]): number for number, module in self._modules.items()
         }
-        #: A copy of the tables as they are now: a running recording goes on to add rows, with ids that are handed out
-        #: here.
+        #: The tables as they are now, as a running recording adds rows later, with ids that are also given out here.
         self._before = {name: data.table(name) for name in ("calls", "ops", "tensors", "uses")}
         self._ops = self._before["ops"]
         self._call_of = column_of(self._ops, "call_id").copy()

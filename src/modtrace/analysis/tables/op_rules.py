@@ -20,7 +20,7 @@ MOVES = WRITES | _names(
     "index_copy select narrow split chunk unbind detach alias squeeze unsqueeze permute t transpose set pin_memory"
 )
 
-#: Ops that add tensors.
+#: Ops that add numbers up.
 ADDITIVE = _names("add sub rsub sum lerp addcmul addcdiv")
 
 #: Ops that add a product to their argument `self`.
