@@ -94,12 +94,13 @@ class EndingSignals:
         return True
 
     def _exchange_interrupt(self, one: Any, other: Any) -> None:
-        """Replaces the handler of Ctrl-C by its equal, also in the module: asyncio takes no other for the default."""
+        """Replaces the handler of Ctrl-C by its equal, even in `signal`, as asyncio takes no other for the default."""
         if signal.default_int_handler is one:
             signal.default_int_handler = other
         self._exchange(signal.SIGINT, one, other)
 
-    # A fork has the default from its first moment: Python drops what comes before a fork runs again.
+    # A forked child has the default handlers from its first moment, because Python drops signals that arrive before
+    # the child runs Python code.
 
     def _before_fork(self) -> None:
         for number, handler in self._handlers.items():

@@ -62,7 +62,7 @@ class PairedRun:
 
     @cached_property
     def are_results(self) -> Bools:
-        """Which rows are outputs of outermost calls in forward."""
+        """A mask of the rows that are outputs of outermost calls in forward."""
         values, call = self.tables.values, self.tables.values.call[self.rows]
         is_output = values.is_of(OUTPUT, rows=self.rows) & (call >= 0)
         is_output &= values.phase[self.rows] == PHASES.index(FORWARD)
@@ -70,7 +70,7 @@ class PairedRun:
 
     @cached_property
     def is_passed_on(self) -> Bools:
-        """Which rows are outputs of modules that computed nothing, as an op outside of the call returned the tensor.
+        """A mask of outputs of modules that computed nothing, as an op outside of the call returned the tensor.
 
         If the op that returned the tensor was not measured, the module counts as having computed it. The same holds if
         only one recording has the op, because then the output shows what the op computed.

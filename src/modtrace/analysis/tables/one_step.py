@@ -166,7 +166,7 @@ class OneStep:
 
     @cached_property
     def flow(self) -> OpFlow:
-        """Which tensors the ops read and return, and which the outermost forward calls are given and return."""
+        """The tensors that the ops read and return, and that the outermost forward calls are given and return."""
         outermost = self.calls.call_id[self._outermost]
         return read_op_flow(self, op_id=self.ops.op_id, call_id=outermost)
 

@@ -116,7 +116,7 @@ class RunOps:
 
     @cached_property
     def is_plain(self) -> Bools:
-        """Which ops compute nothing: views, copies and casts, as a cast changes only the dtype."""
+        """A mask of the ops that compute nothing: views, copies and casts, as a cast changes only the dtype."""
         return self.is_view | self.are_named(PLAIN)
 
     def read_args(self, op: int) -> str | None:
@@ -151,7 +151,7 @@ class RunValues(PlacedValues):
 
     @cached_property
     def is_of_op(self) -> Bools:
-        """Which rows belong to an op: its outputs, and constants that it read first."""
+        """A mask of the rows that belong to an op: its outputs, and constants that it read first."""
         return (self.op >= 0) & self.is_of(*OP_ROLES)
 
     @cached_property
@@ -163,17 +163,17 @@ class RunValues(PlacedValues):
 
     @property
     def is_first(self) -> Bools:
-        """Which rows are of the first or only tensor that an op or a call takes or returns."""
+        """A mask of the rows that are of the first or only tensor that an op or a call takes or returns."""
         return np.array([*(name in FIRST_SLOTS for name in self.slots), False])[self.slot]
 
     @property
     def is_read_first(self) -> Bools:
-        """Which rows are of inputs, parameters and buffers that were measured when an op first read them."""
+        """A mask of the rows of inputs, parameters and buffers that were measured when an op first read them."""
         return (self.op >= 0) & (self.home >= 0) & self.is_of(INPUT, PARAMETER, BUFFER)
 
     @cached_property
     def is_inside(self) -> Bools:
-        """Which rows are of modules inside of compiled code, whose calls have no rows."""
+        """A mask of the rows that are of modules inside of compiled code, whose calls have no rows."""
         return np.asarray(
             self.has_regions & (self.call < 0) & (self.nth >= 0) & (self.place >= 0) & ~self.is_of_op
         )
@@ -206,7 +206,7 @@ class RunTables:
 
     @cached_property
     def is_internal(self) -> Bools:
-        """Which tensors of `flow` only the backward of their own op reads; see `OpFlow.find_internal`."""
+        """A mask of the tensors of `flow` that only the backward of their op reads; see `OpFlow.find_internal`."""
         return self.flow.find_internal(self.ops.forward)
 
     @cached_property

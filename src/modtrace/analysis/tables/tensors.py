@@ -68,7 +68,7 @@ class Tensors:
 
     @cached_property
     def version(self) -> Column:
-        """How often each tensor's memory had been written to when the tensor was seen."""
+        """The number of writes to each tensor's memory before the tensor was seen."""
         return column_of(self.table, "version")
 
     @cached_property
@@ -83,7 +83,7 @@ class Tensors:
 
     @cached_property
     def is_whole(self) -> Bools:
-        """Which tensors hold integers or booleans."""
+        """A mask of the tensors that hold integers or booleans."""
         code, dtypes = self.dtype
         return np.array([*(name.startswith(_WHOLE) for name in dtypes), True])[code]
 

@@ -217,7 +217,7 @@ class IsNonFinite:
 
 
 class Judged(NamedTuple):
-    """Which numbers are a reason to fire, and a description of the first of these."""
+    """A mask of the numbers that are a reason to fire, and a description of the first of them."""
 
     is_wrong: npt.NDArray[np.bool_]
     why: str
