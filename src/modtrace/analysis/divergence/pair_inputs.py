@@ -203,7 +203,8 @@ def _add_parameters(inputs: PairInputs, tables: RunTables, rows: Rows, error: Nu
     updated = tables.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows)
     inputs.error[updated] = before[updated]
     inputs.is_known[updated] = True
-    gradients = tables.values.is_of(PARAMETER_GRAD, rows=rows)  # may be kept over steps
+    # A program may keep gradients from step to step, so that their earlier values matter.
+    gradients = tables.values.is_of(PARAMETER_GRAD, rows=rows)
     inputs.error[gradients] = np.fmax(inputs.error[gradients], before[gradients])
 
 

@@ -121,7 +121,8 @@ class SharedMemory:
     def find_kept_gradients(self, tables: RunTables) -> Bools:
         """Returns which tensors backward wrote last, and ops outside of backward read, but none of optimizers."""
         flow, of_maker = tables.flow, take(tables.ops.phase, tables.flow.tensors.producer)
-        read_in = np.zeros((len(PHASES) + 1, len(flow.tensors)), bool)  # last: outside of phases
+        # The last row is for ops outside of phases.
+        read_in = np.zeros((len(PHASES) + 1, len(flow.tensors)), bool)
         read_in[tables.ops.phase[flow.reader], flow.read] = True
         in_backward, in_optimizer = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
         is_read = np.delete(read_in, in_backward, axis=0).any(axis=0) & ~read_in[in_optimizer]

@@ -86,7 +86,8 @@ def compare_tensors(
     if first is None or second is None:
         return None
     if axes is not None:
-        second = second.transpose([*axes, *range(len(axes), second.ndim)])  # real and imaginary
+        # A complex tensor has its real and imaginary parts along a last axis, which stays last.
+        second = second.transpose([*axes, *range(len(axes), second.ndim)])
     if first.size != second.size:
         return None
     return compare_numbers(first, second.reshape(first.shape), coarser_dtype(a.dtype, b.dtype))

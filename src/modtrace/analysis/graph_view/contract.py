@@ -37,7 +37,8 @@ def _find_viewed(graph: Graph) -> Rows:
     Views of views are resolved.
     """
     edges, producer = graph.edges, graph.tensors.producer
-    read = np.full(len(graph.nodes) + 1, NONE, np.int64)  # a last element for no op
+    # By view op, the tensor that it reads; the last element stands for no op.
+    read = np.full(len(graph.nodes) + 1, NONE, np.int64)
     into = np.flatnonzero(graph.nodes.is_view[edges.target])[::-1]
     read[edges.target[into]] = edges.tensor[into]
     shown = np.where(read[producer] >= 0, read[producer], np.arange(len(producer)))

@@ -75,7 +75,8 @@ def collapse(paths: Iterable[str]) -> tuple[str, ...]:
 
 def _build_rows(ops: StepOps) -> Iterator[OpPath]:
     calls = ops.calls
-    of_call = np.append(calls.nth[calls.origin], -1)  # the last for no call
+    # The last element stands for ops outside of calls.
+    of_call = np.append(calls.nth[calls.origin], -1)
     call = of_call[ops.call]
     pairs = np.unique(np.stack([ops.where, call]), axis=1).T.tolist()
     places = {(where, nth): calls.name(where) for where, nth in pairs}

@@ -119,7 +119,8 @@ class RowFinder:
     """Finds the rows of ids in one column repeatedly, and sorts the column only once."""
 
     def __init__(self, ids: Column) -> None:
-        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None  # for ids without gaps
+        # Rows of ids without gaps are found by subtraction, without sorting.
+        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None
         self._count = len(ids)
         if self._first is None:
             self._order = np.argsort(ids, kind="stable")

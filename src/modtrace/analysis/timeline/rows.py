@@ -47,7 +47,8 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
     kept = np.isin(calls.call_id, table["call_id"])
     rows = np.flatnonzero(kept)
     parent, thread = _renumber(calls.parent, kept), table["thread"]
-    is_on_thread = thread == np.append(thread, -1)[parent]  # lanes are of one thread
+    # A call is drawn inside its parent only if both ran on the same thread, because lanes are of one thread.
+    is_on_thread = thread == np.append(thread, -1)[parent]
     spans = SpanRows(
         name=Detail("name", name[rows], names),
         step=table["step"],

@@ -81,7 +81,8 @@ def _relative_history(data: RecordingData, selection: Selection) -> History:
     column_of_site = {name: column for column, name in enumerate(parameters.sites)}
     rows = find_rows(parameters.steps, updates.steps).tolist()
     columns = [column_of_site.get(name, -1) for name in updates.sites]
-    padded = np.pad(parameters.values, ((0, 1), (0, 1)), constant_values=np.nan)  # for index -1
+    # The added row and column are the ones that the index -1 selects.
+    padded = np.pad(parameters.values, ((0, 1), (0, 1)), constant_values=np.nan)
     with np.errstate(all="ignore"):
         values = updates.values / padded[np.ix_(rows, columns)]
     return replace(updates, values=values, stat=RELATIVE)

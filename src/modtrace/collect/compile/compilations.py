@@ -56,7 +56,8 @@ class CompilationRecorder(Listener):
         self._lock = threading.RLock()  # guards the following; no lock is taken inside
         self._last: Any = None  # the newest record that was read
         self._last_break: Any = None  # the newest graph break that was read
-        self._announced: dict[tuple[str, bool], tuple[CallRef | None, list[str]]] = {}  # not read yet
+        #: What ran at each compilation that Dynamo has announced, until its record is read.
+        self._announced: dict[tuple[str, bool], tuple[CallRef | None, list[str]]] = {}
         self._of_graph: dict[str, _Compilation] = {}  # compilations of forwards by compile id
         self._functions: dict[str, str] = {}  # names of functions by their numbers
         self._ids: dict[str, int] = {}  # compilation_ids of forwards by compile id

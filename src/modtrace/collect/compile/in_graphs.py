@@ -62,7 +62,8 @@ def _layout_of(value: Any, names: list[str]) -> str:
 
 def _parts_of(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        fields = getattr(type(value), "__dataclass_fields__", ())  # a ModelOutput is both
+        # A ModelOutput of transformers is both a dict and a dataclass.
+        fields = getattr(type(value), "__dataclass_fields__", ())
         return [
             (f".{key}" if key in fields else f"[{key!r}]".replace("\n", " "), part)
             for key, part in value.items()

@@ -233,7 +233,8 @@ def _field_names(kind: type) -> tuple[str, ...]:
 def _dict_parts(value: Any) -> _Parts | None:
     if len(_NUMBERS) < dict.__len__(value) <= _MAX_PLAIN and _PLAIN.issuperset(map(type, dict.values(value))):
         return None
-    fields = getattr(type(value), "__dataclass_fields__", ())  # a ModelOutput is both
+    # A ModelOutput of transformers is both a dict and a dataclass.
+    fields = getattr(type(value), "__dataclass_fields__", ())
     return _named(list(islice(dict.items(value), MAX_VISITED + 1)), fields)
 
 

@@ -112,7 +112,8 @@ class FixedLabels:
     def _write(self, found: re.Match[str]) -> str:
         self._seen.append(_attributes_of(found[1]))
         block = self._blocks[int(found[2])]
-        if len(self._seen) < sum(len(line.runs) for line in block.lines):  # each run has its mark
+        # The block is complete once the marks of all its texts have been found.
+        if len(self._seen) < sum(len(line.runs) for line in block.lines):
             return ""
         seen, self._seen = self._seen, []
         return "".join(_write_block(block, seen))

@@ -102,7 +102,8 @@ class _Writer:
     def _boxes(self) -> Iterator[str]:
         """Yields every node in its box, and every box in its parent."""
         view = self._view
-        nodes: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]  # last: in no box
+        # The last list is for nodes outside of boxes.
+        nodes: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]
         inside: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]
         for at, node in enumerate(view.nodes):
             nodes[node.box].append(at)
