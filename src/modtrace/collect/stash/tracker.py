@@ -55,7 +55,7 @@ class Tracker:
             raise ValueError(f"compiled={compiled!r}: give {' or '.join(COMPILED)}")
         #: All stashes so far, in order.
         self.stashes: list[Stash] = []
-        # A function is passed, since users may assign another list.
+        # The collector gets a function, because users may assign another list to `stashes`.
         self._collector = StashCollector(
             stash or get_stash_fn(), lambda: self.stashes, strict=strict, inside=compiled == INSIDE
         )
