@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Public names and where they live. They are loaded when first asked for: `import modtrace` stays light.
+#: The public names with the modules that define them, which are loaded on first use to keep `import modtrace` light.
 _NAMES = {
     "collect.fx.tracer": ("ModulePathTracer",),
     "collect.module_tracker.tracker": ("ModTracker", "ModuleTracker"),

@@ -1,4 +1,4 @@
-"""`python -m modtrace`: the command line where no `modtrace` is on PATH."""
+"""Runs the command line as `python -m modtrace`, where no `modtrace` is on PATH."""
 
 from .cli.main import main
 

@@ -72,9 +72,9 @@ class MissingLibraryError(ModtraceError, ImportError):
 def system_errors(
     say: Callable[[OSError], Exception], passed: type[Exception] = ModtraceError
 ) -> Iterator[None]:
-    """Turns an error of the system in the block into what `say` returns for it.
+    """Turns an error of the system in the block into the exception that `say` returns for it.
 
-    Errors of ours go on, some of which are OSErrors too, and so do those in `passed`.
+    Errors of ours, some of which are also OSErrors, and those in `passed` are raised unchanged.
     """
     try:
         yield
@@ -97,6 +97,6 @@ def describe_error(error: BaseException) -> str:
 def _first_line(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # a class of the user's that cannot say what it is
+    except Exception:  # a user's class may fail to describe itself
         return ""
     return (text.strip().splitlines() or [""])[0][:200]

@@ -1,4 +1,4 @@
-"""The names of tensor_tracker, with its meanings: `import modtrace.tensor_tracker as tensor_tracker`."""
+"""Provides the names of tensor_tracker with their meanings, as `import modtrace.tensor_tracker as tensor_tracker`."""
 
 from .collect.stash.stash import Event as Event
 from .collect.stash.stash import Stash as Stash

@@ -1,1 +1,1 @@
-"""The public functions and classes of modtrace: they put together what the lower packages do."""
+"""Holds the public functions and classes of modtrace, which combine the lower packages."""

@@ -1,4 +1,4 @@
-"""Answers as `print` and notebooks show them: what an analysis returns, with a text and a table in HTML."""
+"""Gives the analyses' answers a text for `print` and a table in HTML for notebooks."""
 
 import os
 from collections.abc import Collection
@@ -25,10 +25,10 @@ from ..views.text.show_module_tree import render_module_tree
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: The rows that a notebook shows of a table of ops or modules.
+#: The number of rows that a notebook shows of a table of ops or modules.
 _TOP = 50
 
-#: Titles of columns of the module tree that text alone has.
+#: Titles of columns of the module tree that only the text has.
 TREE_WITHOUT = ("self", "%")
 
 
@@ -38,7 +38,7 @@ _Kind = TypeVar("_Kind", bound="Displayed")
 class Displayed:
     """Something that `print` shows as text, and a notebook as HTML."""
 
-    #: Titles of columns that text alone has: with them the table would be wider than a notebook.
+    #: Titles of columns that only the text has, because the table would be too wide for a notebook.
     _without: ClassVar[Collection[str]] = ()
 
     @classmethod
@@ -56,7 +56,7 @@ class Displayed:
         return render_page(self._render(HtmlMarkup(self._without), _TOP))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """Returns both texts. Without it a notebook stores `repr`, with all the data, beside the HTML."""
+        """Returns the text and the HTML. Without it a notebook would store `repr`, with all data, beside the HTML."""
         return {"text/html": self._repr_html_(), "text/plain": str(self)}
 
 
@@ -100,14 +100,14 @@ class ShownNonFinite(Displayed, NonFinite):
 
 
 class ShownRecomputeCheck(Displayed, RecomputeCheck):
-    """Whether forwards and recomputes agree, which can be printed and displayed."""
+    """The comparison of forwards and recomputes, which can be printed and displayed."""
 
     def _render(self, color: Color, top: int | None) -> str:
         return render_recompute(self, color=color)
 
 
 class ShownComparison(Displayed, Comparison):
-    """Where two runs part, which can be printed, displayed and drawn."""
+    """The comparison of two runs, which can be printed, displayed and drawn."""
 
     def _render(self, color: Color, top: int | None) -> str:
         return render_comparison(self, top=top, color=color)

@@ -83,7 +83,7 @@ def _read(
     seed: int,
     gradients: bool,
 ) -> RecordingData:
-    """Returns a recording, or that of a model, which is run on the arguments."""
+    """Returns a recording, or the recording of a model that is run on the arguments."""
     if isinstance(given, (str, os.PathLike)):
         return FolderReader(given)
     data: Any = getattr(given, "data", None)

@@ -11,7 +11,7 @@ from ..recording.protocols import RecordingData
 from ..store.reader import FolderReader
 from .model_graph import Choice, ModelGraph
 
-#: Characters of what is neither a model nor a recording that an error shows.
+#: The number of characters that an error shows of a wrong argument.
 _SHOWN_OF_SUBJECT = 60
 
 
@@ -25,7 +25,7 @@ def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
     graph = build_graph(data, step=step)
     if graph.step is not None and data.meta.marks and data.meta.options.get("ops"):
         require_ops(data, graph.step.step)
-    # The step is kept by its number: the last step of a live recording is another one soon.
+    # The number of the step is kept, because the last step of a live recording soon changes.
     return ModelGraph(data, Choice(step=graph.step.step if graph.step else step), graph)
 
 
@@ -81,6 +81,6 @@ def _graph_of_recording(
 
 
 def shorten(subject: object) -> str:
-    """Returns what an error shows of something that is neither a model nor a recording."""
+    """Returns the text that an error shows for an argument that is neither a model nor a recording."""
     text = repr(subject)
     return text if len(text) <= _SHOWN_OF_SUBJECT else f"{text[:_SHOWN_OF_SUBJECT]}..."

@@ -38,8 +38,8 @@ class RecordOptions:
     steps: StepRange
     backward_times: bool
     device_times: bool
-    values: tuple[Capture, ...]  # empty: no values
-    ops: Ops | None  # None: no ops
+    values: tuple[Capture, ...]  # empty if no values are measured
+    ops: Ops | None  # None if no ops are recorded
     overwrite: bool
     strict: bool
     max_bytes: int
@@ -56,15 +56,15 @@ class RecordOptions:
     def steps_behind(self) -> int:
         """The number of steps to write behind one in which a trigger fires.
 
-        Captures may wait for them. Ops that run between two steps belong to the first, and what was measured of what
-        they made is in the second.
+        Captures may wait for them. Ops that run between two steps belong to the first step, while measurements of their
+        outputs are in the second.
         """
         of_ops = int(self.ops is not None and any(has_action(trigger) for trigger in self.triggers))
         return max([of_ops, *(capture.on_trigger for capture in self.values)])
 
     @property
     def measures_all(self) -> bool:
-        """Whether all that ops return is measured in every step."""
+        """Whether all outputs of ops are measured in every step."""
         return (
             self.ops is not None
             and self.steps == ALL_STEPS
@@ -96,13 +96,13 @@ class LiveRecording(Recording):
         self.path = None if to is None else Path(to)
         self._model: object = model
         self._options = options
-        self._recorder: Recorder | None = None  # while it runs
+        self._recorder: Recorder | None = None  # set while it runs
         self._last_recorder: Recorder | None = None
         self._writer: FolderWriter | None = None
         self._claim: Running | None = None
-        self._launch: Launch | None = None  # of this process
-        self._is_unrecorded = False  # modtrace failed when it began, or a rank cannot write
-        self._flags: dict[str, Any] | None = None  # of the recording's meta data
+        self._launch: Launch | None = None  # the launch of this process
+        self._is_unrecorded = False  # modtrace failed at the beginning, or a rank cannot write
+        self._flags: dict[str, Any] | None = None  # the flags in the meta data
 
     @property
     def data(self) -> RecordingData:
@@ -260,7 +260,7 @@ class LiveRecording(Recording):
         if self._writer is not None:
             try:
                 self._writer.delete_replaced()
-            except BaseException as error:  # Ctrl-C, which may come while a large folder is deleted
+            except BaseException as error:  # Ctrl-C may come while a large folder is deleted
                 self._end(error)
                 raise
 
@@ -300,7 +300,7 @@ class LiveRecording(Recording):
         return recorder
 
     def _undo(self) -> None:
-        """Leaves what is at `to` as it was before the recording was entered."""
+        """Restores what was at `to` before the recording was entered."""
         if self._writer is not None:
             self._writer.undo()
             self._writer = None
@@ -320,7 +320,7 @@ class LiveRecording(Recording):
             self._release()
 
     def _read_flags_again(self) -> None:
-        """Describes the run by what is set at its end: `modtrace record` begins before a script sets anything."""
+        """Reads the settings at the end again, because `modtrace record` begins before the script sets any."""
         from ..collect.recorder.environment import read_flags
 
         if self._flags is not None:
@@ -353,7 +353,7 @@ class LiveRecording(Recording):
         return writer
 
     def _running(self, what: str) -> "Recorder | None":
-        """Returns the recorder; None where the run goes on unrecorded."""
+        """Returns the recorder; None if the run continues unrecorded."""
         if self._recorder is None and not self._is_unrecorded:
             raise MisuseError(
                 f"rec.{what} works inside the `with record(...) as rec:` block, or between rec.start() and rec.stop()"

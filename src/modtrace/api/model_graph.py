@@ -1,4 +1,4 @@
-"""The graph that users hold. Some of its methods choose the visible part, others draw or write it."""
+"""Defines the graph that users hold, with methods that choose its visible part, and others that draw or write it."""
 
 import os
 import re
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _Path = str | os.PathLike[str]
 
-#: A notebook draws no more nodes than this by itself: `dot` takes seconds for more.
+#: The largest number of nodes that a notebook draws by itself, as `dot` takes seconds for more.
 _DRAWN_UNASKED = 400
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The visible part of a graph. Closed layers are given by their numbers in the graph."""
+    """The choice of a graph's visible part. Closed layers are given by their numbers in the graph."""
 
     part: Part = WHOLE
     step: int | None = None
@@ -76,7 +76,7 @@ class ModelGraph:
 
     @property
     def columns(self) -> Graph:
-        """All of the graph as columns, whatever is collapsed or folded."""
+        """The whole graph as columns, whatever is collapsed or folded."""
         return self._graph
 
     @cached_property
@@ -91,7 +91,7 @@ class ModelGraph:
     def _folding(self) -> Folding | None:
         return fold_graph(self._graph) if self._choice.folded else None
 
-    # Choosing what is visible.
+    # Methods that choose what is visible.
 
     def collapse(self, *paths: Any, depth: int | None = None) -> "ModelGraph":
         """Shows modules as single nodes, with the edges that lead into them and out.
@@ -203,7 +203,7 @@ class ModelGraph:
     def _with(self, **changes: Any) -> "ModelGraph":
         made = ModelGraph(self._data, replace(self._choice, **changes), self._graph)
         if "folded" not in changes and "_folding" in vars(self):
-            vars(made)["_folding"] = self._folding  # it hangs on the graph alone
+            vars(made)["_folding"] = self._folding  # the folding depends only on the graph
         return made
 
     def _layers_of(self, paths: Sequence[Any], what: str) -> Iterator[int]:
@@ -218,7 +218,7 @@ class ModelGraph:
                 raise ValueError(f"{what}({path!r}): no module of this graph has such a path{near}")
             yield from found
 
-    # Showing it.
+    # Methods that draw or write the visible part.
 
     def render_dot(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
         """Returns the picture as a text in the DOT language of Graphviz.
@@ -294,7 +294,7 @@ class ModelGraph:
         return f"<ModelGraph: {len(self.nodes)} nodes, {len(self.edges)} edges>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """Returns what a notebook shows: the picture, or the text if it cannot be drawn."""
+        """Returns the picture for a notebook, or the text if it cannot be drawn."""
         text = str(self)
         if len(self.nodes) > _DRAWN_UNASKED:
             too_large = "(too large to be drawn unasked: collapse(depth=...), or write_svg)"
@@ -317,6 +317,6 @@ def _read_filter(path: Any, what: str) -> PathFilter:
 
 
 def _name_filter(**given: Any) -> str:
-    """Returns what `filter` was given, without what is None."""
+    """Returns the arguments of `filter` as text, without those that are None."""
     named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
     return f"filter({', '.join(named)})"

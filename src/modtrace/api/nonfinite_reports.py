@@ -1,4 +1,4 @@
-"""Reports NaN and infinite values while a run goes on: `record(on_nonfinite=...)`."""
+"""Reports NaN and infinite values while a run continues, for `record(on_nonfinite=...)`."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ from ..recording.triggers.step_tables import StepData
 from ..recording.triggers.watch import TriggerFinding
 from ..views.text.nonfinite import describe_made, describe_place, render_nonfinite
 
-#: The largest number of reports printed in full. The others are counted.
+#: The largest number of reports that are printed in full; the others are counted.
 _MOST_REPORTS = 5
 
 
@@ -33,22 +33,22 @@ class NonFiniteReports:
         """Creates the reports of one recording.
 
         Args:
-            strict: raises internal errors.
-            measures_all: all that ops return is measured in every step.
+            strict: whether to raise internal errors.
+            measures_all: whether all outputs of ops are measured in every step.
         """
         self._strict = strict
         self._earlier = EarlierSteps(is_complete=measures_all)
         self._innocent = Innocent()
         self._has_failed = False
         self._places: set[str] = set()
-        self._steps: list[int] = []  # in which something was found
+        self._steps: list[int] = []  # the steps with a finding
         self._untold = 0
 
     def find(self, data: StepData, selects: Callable[..., bool], *, use: Use) -> NonFiniteFinding | None:
         """Returns what made the first NaN or infinite values in the rows of a step; None if there is nothing to report.
 
         Args:
-            data: the rows.
+            data: the rows of the step.
             selects: whether a module counts, by its path.
             use: what becomes of the gradients.
         """
@@ -94,10 +94,10 @@ class NonFiniteReports:
 
 
 def _is_unused(found: NonFinite, data: RecordingData, is_used: bool | None) -> bool:
-    """Returns whether it is a gradient that no optimizer uses, as in a step that a GradScaler skips.
+    """Returns whether the answer is about a gradient that no optimizer uses, as in a step that a GradScaler skips.
 
-    If an op was found, the search has taken the GradScaler into account already. Otherwise the gradients that were
-    measured when an optimizer stepped decide; if none were measured, it matters whether an optimizer stepped.
+    If an op was found, the search has already considered the GradScaler. Otherwise the gradients that were measured
+    when an optimizer stepped decide; if none were measured, it matters whether an optimizer stepped.
     """
     if found.op is not None or (found.phase != BACKWARD and found.role != PARAMETER_GRAD):
         return False

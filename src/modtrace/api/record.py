@@ -1,4 +1,4 @@
-"""The function with which users record, and the checks of its arguments."""
+"""Defines the function with which users record, and checks its arguments."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ..recording.options.tensor_options import TensorOptions
 from ..recording.triggers.trigger_kinds import Trigger, check_keep_last, paths_of, to_triggers
 from .live import LiveRecording, RecordOptions
 
-#: What a recording in memory keeps of rows.
+#: The default limit in bytes of a recording's rows in memory.
 MAX_BYTES = 256 * 2**20
 
 
@@ -112,7 +112,7 @@ def record(
 
 
 def check_choices(captures: Sequence[Capture], watched: Sequence[Trigger], model: object) -> None:
-    """Raises ValueError if a pattern matches nothing in the model, or a capture waits for no trigger."""
+    """Raises ValueError if a pattern matches nothing in the model, or if a capture waits for a missing trigger."""
     from ..collect.names.given_models import check_patterns, check_types
 
     for paths in (*(capture.paths for capture in captures), *paths_of(watched)):
@@ -134,7 +134,7 @@ def checked_tensors(tensors: TensorOptions | None) -> TensorOptions:
 
 
 def checked_compiled(compiled: str, captures: Sequence[Capture]) -> str:
-    """Returns what is to be measured of compiled code; raises ValueError for something else, or without values."""
+    """Returns what to measure of compiled code; raises ValueError for another word, or if no values are measured."""
     if compiled not in COMPILED:
         raise ValueError(f"compiled={compiled!r}: give {' or '.join(COMPILED)}")
     if compiled == INSIDE and not captures:

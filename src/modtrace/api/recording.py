@@ -1,4 +1,4 @@
-"""The questions that users ask of a recording, one line for each answer; `open_recording()` opens one from disk."""
+"""Answers the questions that users ask of a recording; `open_recording()` opens one from disk."""
 
 import os
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Recording(answers.Displayed):
 
     @property
     def data(self) -> RecordingData:
-        """The tables, in the form that analyses take."""
+        """The tables, in the form that analyses need."""
         return self._data
 
     @property
@@ -434,7 +434,7 @@ class Recording(answers.Displayed):
         write_recording(self._settled(), path, overwrite=overwrite)
 
     def _settled(self) -> RecordingData:
-        """Returns the data, once all whole tensors are in their files."""
+        """Returns the data once all whole tensors are in their files."""
         return self.data
 
     def _render(self, color: Color, top: int | None) -> str:

@@ -6,13 +6,13 @@ from ..analysis.report.report import build_report
 from ..recording.protocols import RecordingData
 from ..views.html.page import render_report, size_without_data
 
-#: How large the file of a report may be, in MB, unless something else is asked for.
+#: The default limit of a report's file, in MB.
 MAX_MB = 20.0
 
-#: More than any browser opens; `inf` means as much.
+#: A size beyond what any browser opens, to which `inf` is reduced.
 _ALL_MB = 1e6
 
-#: A report that is too large is made again with limits smaller than needed by this factor, at most this many times.
+#: A report that is too large is made again with limits reduced by this additional factor, at most this many times.
 _SPARE = 0.9
 _TRIES = 6
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-#: Where the functions are that helpers run which train nothing: DataLoader's workers, and the servers of managers. What
-#: inductor starts is told by who starts it.
+#: The modules of functions that helper processes run, which train nothing: DataLoader's workers and the servers of
+#: managers. Processes that inductor starts are recognised by their caller.
 _HELPERS = ("torch.utils.data.", "multiprocessing.managers")
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
@@ -20,8 +20,8 @@ class StartedProcesses:
     """Counts the Python processes that are started while it is entered.
 
     Both functions by which the standard library starts processes are replaced meanwhile. An audit hook would see less
-    (multiprocessing's `spawn` raises no event, Python 3.11), and would be called for every `sys._getframe()`, which is
-    once an op.
+    (multiprocessing's `spawn` raises no event in Python 3.11), and would be called for every `sys._getframe()`, i.e.
+    once for each op.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StartedProcesses:
         @functools.wraps(start)
         def count_start(process: Any) -> None:
             module = getattr(getattr(process, "_target", None), "__module__", None) or ""
-            start(process)  # which forgets the target
+            start(process)  # afterwards the target is forgotten
             self.count += not (module.startswith(_HELPERS) or is_started_by_compiler(sys._getframe(1)))
 
         @functools.wraps(popen)
@@ -72,7 +72,7 @@ def _words(command: Any) -> Sequence[str]:
         if isinstance(command, (str, bytes, os.PathLike)):
             return os.fsdecode(command).split()
         return [os.fsdecode(word) for word in command]
-    except TypeError:  # Popen will have refused it, or will have taken what we do not know
+    except TypeError:  # Popen has refused the command, or accepts types that we do not know
         return []
 
 

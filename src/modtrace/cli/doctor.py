@@ -17,13 +17,13 @@ from ..views.common.columns import Column, Text, printable, render_columns, rend
 from .output import find_terminal, print_text
 
 _LIBRARIES = ("modtrace", "torch", "numpy", "pyarrow", "pandas", "click", "transformers")
-_WIDTH = 80  # of the terminal that the lines fit into
+_WIDTH = 80  # the width for which lines are made
 _PROGRAMS = {"dot": "graphs as pictures (Graphviz)"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that modtrace uses, with its purpose or what is lost without it."""
+    """Something that modtrace uses, with its purpose or with what is lost without it."""
 
     name: str
     found: bool
@@ -34,12 +34,12 @@ class Finding:
 class Diagnosis:
     """A report on what works on this installation."""
 
-    versions: dict[str, str | None]  # None: not installed
+    versions: dict[str, str | None]  # None for libraries that are not installed
     cuda: str
-    kernel: str  # what measures values in main memory
-    tensor_ids: str  # what tells the tensors of ops apart
-    torch_names: tuple[Finding, ...]  # private names of torch
-    torch_problem: str | None  # why they could not be looked for
+    kernel: str  # the code that measures values in main memory
+    tensor_ids: str  # the code that tells tensors of ops apart
+    torch_names: tuple[Finding, ...]  # private names of torch that modtrace uses
+    torch_problem: str | None  # why the names could not be searched for; None if they could
     programs: tuple[Finding, ...]
 
 
@@ -58,7 +58,7 @@ def doctor(with_all: bool, as_json: bool) -> None:
 
 
 def diagnose() -> Diagnosis:
-    """Examines the installation. It imports torch if it is installed."""
+    """Examines the installation, and imports torch if it is installed."""
     names, problem = _check_torch_names()
     missing = find_missing_parts()
     return Diagnosis(
@@ -76,7 +76,7 @@ def diagnose() -> Diagnosis:
 
 
 def _version(library: str) -> str | None:
-    """Returns the version of an installed library; of torch the whole one, such as 2.14.1+cu130."""
+    """Returns the version of an installed library; for torch in full, such as 2.14.1+cu130."""
     torch = sys.modules.get("torch") if library == "torch" else None
     try:
         return str(getattr(torch, "__version__", version(library)))
@@ -89,7 +89,7 @@ def _check_torch_names() -> tuple[tuple[Finding, ...], str | None]:
         from ..torch_internals.private_names import check_all
 
         return tuple(Finding(*name) for name in check_all()), None
-    except Exception as error:  # a broken torch fails to import in any way, and telling that is our task
+    except Exception as error:  # a broken torch may raise anything, which must be reported
         return (), f"{type(error).__name__}: {error}"
 
 
@@ -103,12 +103,12 @@ def _describe_cuda() -> str:
         from ..measure.cuda.cuda_kernels import describe_path
 
         return f"available: {name}, CUDA {torch.version.cuda}; values are measured {describe_path(device)}"
-    except Exception as error:  # as above
+    except Exception as error:  # a broken torch may raise anything
         return f"unknown ({type(error).__name__}: {error})"
 
 
 def _describe_part(part: str, missing: Sequence[MissingPart]) -> str:
-    """Returns whether a part of modtrace is compiled, and why and at what cost it is not."""
+    """Returns whether a part of modtrace is compiled; if not, why, and what that costs."""
     lacks = [lack for lack in missing if lack.part == part]
     if not lacks:
         return "compiled"
@@ -117,10 +117,10 @@ def _describe_part(part: str, missing: Sequence[MissingPart]) -> str:
 
 
 def render_diagnosis(diagnosis: Diagnosis, *, with_all: bool = False, color: bool = False) -> str:
-    """Returns what was found, and each name of torch that is missing, in 80 columns.
+    """Returns the findings, and each missing name of torch, in 80 columns.
 
     Args:
-        with_all: instead of the missing names all of them, in a table as wide as the longest.
+        with_all: whether to list all names instead of the missing ones, in a table as wide as the longest.
     """
     names, texts = zip(*_lines(diagnosis), strict=True)
     columns = [Column("", [Text(name) for name in names], right=False), Column("", texts, right=False)]
@@ -129,7 +129,7 @@ def render_diagnosis(diagnosis: Diagnosis, *, with_all: bool = False, color: boo
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[tuple[str, Text]]:
-    """Yields names and what there is of them, where that is long in several lines."""
+    """Yields pairs of a name and a line about it; further lines of a long text have no name."""
     told = {name: found or "not installed" for name, found in diagnosis.versions.items()}
     told |= {"CUDA": diagnosis.cuda, "CPU kernels": diagnosis.kernel, TENSOR_IDS: diagnosis.tensor_ids}
     told |= {"torch names": _describe_torch_names(diagnosis)}

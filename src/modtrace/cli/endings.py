@@ -1,4 +1,4 @@
-"""Ends the process as `python` would after the same program: with its status, by a signal, or by Ctrl-C."""
+"""Ends the process as `python` would after the same program: with its exit status, by a signal, or by Ctrl-C."""
 
 import atexit
 import contextlib
@@ -16,14 +16,14 @@ from ..recording.failure_reporter import exit_code_of
 
 @dataclass(frozen=True)
 class Exited:
-    """The program has ended with a status: any int, of which Python keeps what the system takes."""
+    """The program ended with a status, which may be any int; the system keeps only its lowest bits."""
 
     status: int
 
 
 @dataclass(frozen=True)
 class Killed:
-    """A signal has ended the program, by whose default action the process ends."""
+    """The program was ended by a signal, by whose default action the process must end, too."""
 
     number: signal.Signals
 
@@ -50,28 +50,28 @@ def end_like(ending: Ending) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     end_by(ending.number)
-    sys.exit(128 + ending.number)  # the signal is blocked
+    sys.exit(128 + ending.number)  # reached only if the signal is blocked
 
 
 def _run_at_exit() -> None:
-    """Waits for threads and calls what `atexit` holds, as Python does after Ctrl-C.
+    """Waits for threads and calls the functions registered with `atexit`, as Python does after Ctrl-C.
 
-    Python then frees all modules, which takes seconds with torch, before it ends itself by the signal.
+    Python would then free all modules, which takes seconds with torch, before it ends itself by the signal.
     """
-    # multiprocessing calls both, too (CPython 3.10 to 3.14).
+    # multiprocessing calls both of them as well (CPython 3.10 to 3.14).
     for function in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
         with contextlib.suppress(BaseException):
             function()
 
 
 def end_by(number: signal.Signals) -> None:
-    """Ends this process by the default action of a signal, unless it is blocked. The main thread alone may call it."""
+    """Ends this process by the default action of a signal, unless that is blocked. Only the main thread may call it."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def print_ending(error: BaseException, shown: TracebackType | None) -> Ending:
-    """Prints what Python prints for an exception that nothing has caught, and returns how it ends the process.
+    """Prints what Python prints for an uncaught exception, and returns how that ends the process.
 
     Args:
         error: the exception.
@@ -100,11 +100,11 @@ def print_ending(error: BaseException, shown: TracebackType | None) -> Ending:
             _print_traceback(error)
     return (
         Killed(signal.SIGINT) if type(error) is KeyboardInterrupt else Exited(1)
-    )  # no subclass, as Python does
+    )  # subclasses are not meant, as in Python
 
 
 def _print_code(code: object) -> int:
-    """Returns the status that a code given to `sys.exit()` stands for. What is no number is printed."""
+    """Returns the status for an argument of `sys.exit()`; an argument that is no number is printed."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -120,10 +120,10 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _write(text: str, *, if_closed: str | None = None) -> None:
-    """Writes to `sys.stderr`; to the file behind it if the program has deleted or closed that, as Python does.
+    """Writes to `sys.stderr`, or to the file behind it if the program has deleted or closed that, as Python does.
 
-    Args:
-        text: what is written.
+    text: the text to write.
+        if_closed: the text to write instead if `sys.stderr` is closed.
         if_closed: what is written instead if `sys.stderr` is closed.
     """
     stream: Any = getattr(sys, "stderr", None)

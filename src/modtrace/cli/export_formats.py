@@ -14,14 +14,14 @@ from ..views.common.graph_summary import NO_GRAPHML
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """The part of the recording that is exported. None means all that the format holds, or its default."""
+    """The part of the recording to export; None stands for everything that the format can hold, or its default."""
 
     step: int | None = None
-    depth: int | None = None  # levels of modules
+    depth: int | None = None  # the number of levels of modules
     phase: str | None = None
 
 
-#: Writes the export to a path, wholly or not at all; returns the files of a folder, or None where the path is a file.
+#: A function that writes the export to a path, completely or not at all; it returns the files if that is a folder.
 Writer = Callable[[RecordingData, Path, ExportOptions], Sequence[Path] | None]
 
 
@@ -30,10 +30,10 @@ class ExportFormat:
     """The properties of a format, and the function that writes it."""
 
     writer: str  # `module:function` of a `Writer`, imported when it is called
-    suffixes: tuple[str, ...]  # of paths that mean this format
-    about: str  # ends the sentence `parquet: ...`
-    tables: tuple[str, ...] = ()  # in which there have to be rows
-    takes: frozenset[str] = frozenset()  # names of `ExportOptions` that it heeds
+    suffixes: tuple[str, ...]  # suffixes of paths that imply this format
+    about: str  # the end of the sentence `parquet: ...`
+    tables: tuple[str, ...] = ()  # tables that must have rows
+    takes: frozenset[str] = frozenset()  # names of `ExportOptions` that the format uses
 
     def load_writer(self) -> Writer:
         """Returns the function that writes the format."""
@@ -43,7 +43,7 @@ class ExportFormat:
 
 
 def _of_graph(name: str, *suffixes: str, about: str) -> ExportFormat:
-    """Returns a format that `export_writers.write_<name>` writes."""
+    """Returns a format that is written by `export_writers.write_<name>`."""
     return ExportFormat(
         writer=f"modtrace.cli.export_writers:write_{name}",
         suffixes=suffixes,
@@ -93,10 +93,10 @@ class FormatName(click.Choice):  # type: ignore[type-arg]  # no parameter before
 
 
 def find_format(name: str | None, path: Path) -> str:
-    """Returns the name of the requested format, or else of the one that the suffix of the path means.
+    """Returns the name of the requested format, or else of the one that the path's suffix implies.
 
     Raises:
-        click.UsageError: the suffix means none.
+        click.UsageError: the suffix implies no format.
     """
     if name is not None:
         return name
@@ -109,10 +109,10 @@ def find_format(name: str | None, path: Path) -> str:
 
 
 def check_options(name: str, options: Mapping[str, object]) -> None:
-    """Says no to options that the format cannot heed; None was not given.
+    """Refuses options that the format does not use; None stands for an option that was not given.
 
     Raises:
-        click.UsageError: one is given.
+        click.UsageError: such an option was given.
     """
     for option, given in options.items():
         if given is not None and option not in FORMATS[name].takes:

@@ -18,9 +18,9 @@ from ..optional import require
 
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _WANTED = "it must return (model, args, kwargs), (model, args) or (model,)"
-_LEFT_OUT: tuple[Any, ...] = (None, (), {})  # what stands for the part of a result that is not there
+_LEFT_OUT: tuple[Any, ...] = (None, (), {})  # values for parts of a result that are missing
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_NAMED = 5  # names that are listed where none is near
+_NAMED = 5  # how many names are listed if none is similar
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def is_factory(text: str) -> bool:
 
 
 def names_model(run: str) -> bool:
-    """Returns whether an argument names a model's factory, and not a file or folder that is there."""
+    """Returns whether an argument names a model's factory, and not an existing file or folder."""
     return is_factory(run) and not os.path.exists(run)
 
 
@@ -61,7 +61,7 @@ def load_factory(text: str) -> LoadedModel:
 
 @contextmanager
 def _own_arguments(text: str) -> Iterator[None]:
-    """Hides the arguments of this command from a module that parses `sys.argv` where it is imported."""
+    """Hides the command's arguments from modules that parse `sys.argv` when they are imported."""
     arguments = sys.argv
     sys.argv = [text]
     try:
@@ -82,7 +82,7 @@ def call_model(text: str, loaded: LoadedModel) -> Any:
 
 @contextmanager
 def errors_of_call(text: str) -> Iterator[None]:
-    """Turns what the model of the factory `text` raises in the block into one line.
+    """Turns an exception of the block, which calls the model of the factory `text`, into one line.
 
     Raises:
         click.ClickException: the block raises an exception.
@@ -116,7 +116,7 @@ def _find_factory(text: str, module: ModuleType, name: str) -> Any:
 
 
 def _describe_names(module: ModuleType, name: str) -> str:
-    """Returns a list of similar names in the module, or else of some that may be factories."""
+    """Returns a list of similar names in the module, or else of names that may be factories."""
     public = [name for name in vars(module) if not name.startswith("_")]
     near = difflib.get_close_matches(name, public, n=_NAMED)
     if near:
@@ -160,7 +160,7 @@ def _describe_value(made: Any) -> str:
 
 
 def _name_type(value: Any) -> str:
-    """Returns the class of a value with its article: `a Tensor`, `an Embedding`."""
+    """Returns the class name of a value with its article: `a Tensor`, `an Embedding`."""
     name = type(value).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 

@@ -24,7 +24,7 @@ from .open_run import SHOWN_STEP, AskedStep, errors_of, open_with_rows, read_ste
 from .output import find_terminal, print_text, tell, wrap
 from .readable import at_depth, require_nodes
 
-#: Who writes a picture or file, by the end of its name.
+#: The writers of pictures and files, by suffix.
 _WRITERS: dict[str, Callable[..., None]] = {
     ".svg": ModelGraph.write_svg,
     ".png": ModelGraph.write_png,

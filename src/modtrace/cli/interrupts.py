@@ -1,4 +1,4 @@
-"""Ends a recorded program at the signals that end a process, and closes its recording.
+"""Ends a recorded program on signals that end a process, and closes its recording.
 
 The calls that a Ctrl-C leaves open are closed in collect/scopes/tracker.py.
 """
@@ -16,33 +16,35 @@ from typing import Any
 from ..recording.failure_reporter import start_thread
 from .endings import Terminated, end_by
 
-#: None: not compiled, and a signal waits until the main thread executes Python code.
+#: None if it is not compiled; a signal then waits until the main thread executes Python code.
 blocked_call: ModuleType | None
 try:
     from . import _blocked_call as blocked_call
 except ImportError:
     blocked_call = None
 
-#: A handler that the program has set and replaced by ours again is guarded again after at most this time.
+#: The longest time until a handler of ours, which the program has set again, is guarded again.
 _CHECK_EVERY_MS = 500
 
-#: A process that takes so much time of a processor within half a second is computing: it takes 90 ms on two processors
-#: that eleven busy processes share; one that waits for another rank takes 1 ms, with a TCPStore 15 ms.
+#: A process that uses this much processor time within half a second is computing: a computing one uses 90 ms on two
+#: processors shared by eleven busy processes, while one that waits for another rank uses 1 ms, or 15 ms with a
+#: TCPStore.
 _COMPUTING_S, _SAMPLE_S = 0.03, 0.5
 
 
 class EndingSignals:
-    """Ends the program at SIGTERM and SIGHUP by an exception, as Ctrl-C does, unless it handles or ignores them.
+    """Ends the program on SIGTERM and SIGHUP by an exception, as Ctrl-C does, unless it handles or ignores them.
 
-    Python does so when the main thread executes Python code. Where that is blocked in a call, such as a collective that
-    waits for another rank, a thread closes the recording and ends the process; see `_blocked_call.c`.
+    Python does this when the main thread executes Python code. If the main thread is blocked in a call, such as a
+    collective that waits for another rank, another thread closes the recording and ends the process; see
+    `_blocked_call.c`.
     """
 
     def __init__(self, close: Callable[[BaseException], None]) -> None:
-        """Creates what handles nothing before it is entered.
+        """Creates the object, which handles no signal before it is entered.
 
         Args:
-            close: closes the recording; called with what ended the program, on a thread of ours.
+            close: closes the recording; it is called on our thread with the exception that ended the program.
         """
         self._close = close
         self._pid = os.getpid()
@@ -51,7 +53,7 @@ class EndingSignals:
             number: partial(self._raise, number) for number in numbers
         }
         self._python_handler = signal.default_int_handler
-        self._lent: list[signal.Signals] = []  # while this process forks
+        self._lent: list[signal.Signals] = []  # handlers are reset while this process forks
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
@@ -92,12 +94,13 @@ class EndingSignals:
         return True
 
     def _exchange_interrupt(self, one: Any, other: Any) -> None:
-        """Replaces the handler of Ctrl-C by its equal, also in the module: asyncio takes no other for the default."""
+        """Replaces the handler of Ctrl-C by its equal, even in `signal`, as asyncio takes no other for the default."""
         if signal.default_int_handler is one:
             signal.default_int_handler = other
         self._exchange(signal.SIGINT, one, other)
 
-    # A fork has the default from its first moment: Python drops what comes before a fork runs again.
+    # A forked child has the default handlers from its first moment, because Python drops signals that arrive before
+    # the child runs Python code.
 
     def _before_fork(self) -> None:
         for number, handler in self._handlers.items():
@@ -126,7 +129,7 @@ class EndingSignals:
             elif number == signal.SIGINT and _is_computing():
                 blocked_call.postpone(
                     number
-                )  # it will come back, and the program may catch a KeyboardInterrupt
+                )  # the signal comes again, as the program may catch a KeyboardInterrupt
             elif blocked_call.begin_end(number):
                 with contextlib.suppress(BaseException):
                     is_interrupt = number == signal.SIGINT

@@ -11,7 +11,7 @@ from ..errors import ModtraceError, NothingRecordedError
 from ..recording.suggestions import did_you_mean
 from ..views.common.columns import printable
 
-#: Each is the function of its name in the module `modtrace.cli.<name>`, which is imported when it is called.
+#: Each command is the function of its name in the module `modtrace.cli.<name>`, which is imported on use.
 COMMANDS = {
     "record": "Runs a Python script and records its models.",
     "show": "Shows the module tree of a recording with the times and values of one step.",
@@ -30,7 +30,7 @@ COMMANDS = {
     "doctor": "Tells what works on this installation.",
 }
 
-#: Ends the help of commands that take a recording.
+#: The end of the help of commands that take a recording.
 _RUN = "RUN is a folder that modtrace record, or record(to=...) in Python, has written."
 
 EXIT_MISUSE = 2
@@ -92,7 +92,7 @@ def main() -> NoReturn:
         _fail(printable(str(error)))
     except ModtraceError as error:
         _fail(str(error))
-    if callable(code):  # the program that `record` runs: not inside click, which catches interrupts
+    if callable(code):  # the program of `record` must not run inside click, which catches interrupts
         code = code()
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -61,6 +61,6 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
 
 
 def _find_groups(data: RecordingData, most: int) -> list[list[NonFinite]]:
-    """Returns what made such values, with what is alike in one list. Of one alone nothing after it is searched."""
+    """Returns the answers on what made NaN or infinite values, similar ones in one list, at most `most` lists."""
     found = find_all(data)
     return list(islice(group_alike(found), most)) if most > 1 else [[one] for one in islice(found, 1)]

@@ -1,4 +1,4 @@
-"""Opens recordings for the commands, reads which step of them is meant, and explains wrong options."""
+"""Opens recordings for the commands, reads the requested step, and explains wrong options."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from ..errors import NothingRecordedError
 from ..recording.protocols import RecordingData
 from ..recording.suggestions import did_you_mean
 
-#: The value of `--step` before the recording is open.
+#: The type of the value of `--step` before the recording is open.
 AskedStep = int | str | None
 
 SHOWN_STEP = "The step to show. Default: the last complete training step."
@@ -42,10 +42,10 @@ def step_option(about: str) -> Callable[[click.decorators.FC], click.decorators.
 
 
 def to_asked_step(text: str) -> int | str:
-    """Returns a number, or one of the words that mean a step.
+    """Returns a number, or one of the names of steps.
 
     Raises:
-        click.BadParameter: it is neither.
+        click.BadParameter: the text is neither.
     """
     if text in STEP_NAMES:
         return text
@@ -102,7 +102,7 @@ def usage_errors(option: str | None = None) -> Iterator[None]:
     """Turns a `ValueError` of the block into an error of usage.
 
     Args:
-        option: the option that it is about; None if its text begins with the argument, as in `steps='5:5'`.
+        option: the option that the error is about; None if the text begins with the argument, as in `steps='5:5'`.
     """
     try:
         yield
@@ -116,8 +116,8 @@ def usage_errors(option: str | None = None) -> Iterator[None]:
 
 
 def _find_option(text: str) -> str | None:
-    """Returns the option of the running command that a text begins with: `steps=...`, `filter(op=...)`."""
-    if re.match(r"filter\(\w+=.*, \w+=", text):  # together they select nothing
+    """Returns the option of the running command with which a text begins: `steps=...`, `filter(op=...)`."""
+    if re.match(r"filter\(\w+=.*, \w+=", text):  # only the combination selects nothing
         return None
     argument = re.match(r"(?:filter\()?(\w+)(\[\d+\])?[=(]", text)
     context = click.get_current_context(silent=True)

@@ -13,7 +13,7 @@ from ..views.common.columns import Text, printable, render_lines
 
 
 class Terminal(NamedTuple):
-    """What standard output can show; `width` is None in a pipe or a file, unless COLUMNS is set."""
+    """The capabilities of standard output; `width` is None in a pipe or a file, unless COLUMNS is set."""
 
     width: int | None
     color: bool
@@ -28,12 +28,12 @@ def find_terminal() -> Terminal:
 
 
 def wrap(text: str) -> str:
-    """Returns lines of prose, broken at blanks where the terminal is narrower than they are."""
+    """Returns lines of prose, broken at blanks if the terminal is narrower."""
     return render_lines(map(Text, text.splitlines()), color=False, width=find_terminal().width)
 
 
 def tell(text: str, path: Path | str) -> None:
-    """Prints a text on what was written to a path.
+    """Prints a text about the file that was written to a path.
 
     It goes to standard error if the path is not a regular file, because the path may be standard output.
     """
@@ -44,13 +44,13 @@ def tell(text: str, path: Path | str) -> None:
 
 
 def tell_marks(marks: Sequence[str]) -> None:
-    """Prints what is missing from the recording on standard error, if standard output cannot contain it."""
+    """Prints the marks of a recording to standard error, for output formats that cannot contain them."""
     for mark in marks:
         click.echo(wrap(f"! {printable(mark)}"), nl=False, err=True)
 
 
 def print_view(render: Callable[..., str], *args: Any, **options: Any) -> None:
-    """Prints what a function of the views returns for the width and the colours of standard output."""
+    """Prints the result of a rendering function for the width and the colours of standard output."""
     terminal = find_terminal()
     print_text(render(*args, **options, width=terminal.width, color=terminal.color))
 

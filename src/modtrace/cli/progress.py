@@ -1,4 +1,4 @@
-"""Reports on standard error how far a recording is while its program runs."""
+"""Reports on standard error how far a recording has come while its program runs."""
 
 import contextlib
 import os
@@ -11,15 +11,15 @@ _REPORT_EVERY_S = 10.0
 
 
 class ProgressReporter:
-    """Reports how far a recording is: on a terminal every ten seconds, and at the end."""
+    """Reports how far a recording has come: every ten seconds on a terminal, and at the end."""
 
     def __init__(self, recording: Any, describe: Callable[[Any], str], *, quiet: bool) -> None:
-        """Begins to report.
+        """Starts reporting.
 
         Args:
-            recording: what is made, with its `progress`.
-            describe: returns how much of it there is.
-            quiet: nothing is reported, not even at the end.
+            recording: the recording, whose `progress` is reported.
+            describe: returns a text on the progress.
+            quiet: whether to report nothing, not even at the end.
         """
         self._recording = recording
         self._describe = describe
@@ -38,14 +38,14 @@ class ProgressReporter:
             return
         self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join()  # a daemon thread that wakes while the interpreter goes down may abort it
+            self._thread.join()  # a daemon thread that wakes while the interpreter ends may abort it
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stdout.flush()  # in a file with both, what the program printed stands in front
+            sys.stdout.flush()  # so that the program's output precedes ours in a common file
         for line in lines:
             self.print(line)
 
     def report(self) -> None:
-        """Prints how far the recording is, if anything has run since the last time."""
+        """Prints how far the recording has come, if anything has run since the last report."""
         progress = self._recording.progress
         text = f"{self._describe(progress)} so far"
         if (progress.steps or progress.rows) and text != self._reported:
@@ -59,19 +59,19 @@ class ProgressReporter:
     def print(self, text: str) -> None:
         """Prints a text on a line of its own.
 
-        The program may have left its line open, as a bar of tqdm does. A terminal goes on to the next line then: blanks
-        up to its last column stay on a line that is empty, and run over from any other.
+        The program may have left a line open, as a progress bar of tqdm does, so blanks up to the terminal's last
+        column are written first: they stay on the line if it is empty, and run over to the next one otherwise.
         """
         columns = _columns()
         fresh = f"{' ' * (columns - 1)}\r" if columns else ""
-        with contextlib.suppress(OSError, ValueError):  # standard error is closed
-            # In one write: other ranks may print to the same terminal.
+        with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+            # A single write is used, because other ranks may print to the same terminal.
             print(f"{fresh}modtrace: {text}\n", end="", file=sys.stderr, flush=True)
 
 
 def _columns() -> int:
-    """Returns the width of the terminal that standard error is; 0 if it is none, or has no width."""
+    """Returns the width of the terminal behind standard error; 0 if it is no terminal or has no width."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
-    except (AttributeError, OSError, ValueError):  # there is none, it is no terminal, or closed
+    except (AttributeError, OSError, ValueError):  # standard error is missing, closed, or no terminal
         return 0

@@ -5,12 +5,12 @@ from ..api.model_graph import ModelGraph
 from ..errors import NothingRecordedError
 from ..recording.phase import PHASES
 
-#: With more nodes a picture can hardly be read; where no depth is asked for, a smaller one is chosen.
+#: The number of nodes above which a picture is hard to read, so that a smaller depth is chosen by default.
 _READABLE = 250
 
 
 def at_depth(whole: ModelGraph, depth: int | None, *, is_drawn: bool) -> tuple[ModelGraph, str]:
-    """Returns the graph at the given depth, or else at the deepest legible one, with a sentence about that."""
+    """Returns the graph at the requested depth, or else at the deepest legible one, with a sentence about that."""
     if depth is not None:
         return whole.collapse(depth=depth), ""
     size = len(whole.nodes)
@@ -25,7 +25,7 @@ def at_depth(whole: ModelGraph, depth: int | None, *, is_drawn: bool) -> tuple[M
 
 
 def require_nodes(whole: ModelGraph, part: ModelGraph) -> ModelGraph:
-    """Returns the part of a graph.
+    """Returns the part of a graph, and refuses an empty one.
 
     Raises:
         NothingRecordedError: the part is empty, and the whole is not.

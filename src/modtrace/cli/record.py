@@ -26,15 +26,15 @@ from .open_run import usage_errors
 from .progress import ProgressReporter
 from .run_program import Program, find_module, find_script, run_program
 
-#: At the end: the last trigger, and what was held behind it.
+#: The number of notes printed at the end: of the last trigger, and of steps that were held after it.
 _SHOWN_NOTES = 2
 
-#: ... and of what is missing: one line is read.
+#: The number of marks printed at the end; more would not be read.
 _SHOWN_MARKS = 2
 
 
 class _RecordCommand(click.Command):
-    """Leaves everything from the script, or from `-m` and the module's name, to the program."""
+    """A command that leaves everything from the script, or from `-m` and the module's name, to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = (
@@ -167,7 +167,7 @@ def record(
         held = "the last step is" if keep_last == 1 else f"the last {keep_last} steps are"
         unseen = f"no NaN is seen: {held} written only when the program fails."
         click.echo(f"modtrace: --values none measures nothing, so {unseen}", err=True)
-    # Run by `main` once click is out of the way: click turns a KeyboardInterrupt into an exception of its own.
+    # Run by `main` outside of click, which turns a KeyboardInterrupt into an exception of its own.
     return lambda: _run(found, recording, quiet)
 
 
@@ -180,7 +180,7 @@ def _find_program(module: str | None, arguments: Sequence[str]) -> Program:
 
 
 def _free_place(stem: str) -> str:
-    """Returns the first name that is free, or at which other ranks of this run have begun to write."""
+    """Returns the first name that is free, or under which other ranks of this run have begun to write."""
     place, number = f"{stem}.modtrace", 1
     while os.path.exists(place) and not _may_join(place):
         number += 1
@@ -230,17 +230,17 @@ def _run(program: Program, recording: Any, quiet: bool) -> int:
 
 
 class _Recorded:
-    """The recording around the program: what fails in modtrace does not stop the program, and is told in lines.
+    """The recording around the program. Failures of modtrace do not stop the program, and are printed as lines.
 
-    Messages of ours are in Python's words meanwhile, for the program's own calls of modtrace.
+    Messages of modtrace name Python arguments meanwhile, for the program's own calls.
     """
 
     def __init__(self, recording: Any, say: Callable[[str], None]) -> None:
         self._recording = recording
         self._say = say
-        self._around = contextlib.ExitStack()  # what is given back at the end
+        self._around = contextlib.ExitStack()  # the callbacks that restore everything at the end
         self.has_begun = False
-        self.told: list[str] = []  # warnings at the end
+        self.told: list[str] = []  # warnings to print at the end
 
     def __enter__(self) -> None:
         with contextlib.ExitStack() as around:
@@ -250,7 +250,7 @@ class _Recorded:
         self.has_begun = True
 
     def close_beside(self, error: BaseException) -> None:
-        """Closes the recording while the program is blocked. What it lacks is in its marks: the process ends."""
+        """Closes the recording while the program is blocked. Failures are only marked, as the process is ending."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._recording.__exit__(type(error), error, error.__traceback__)
@@ -270,7 +270,7 @@ class _Recorded:
 
 @contextlib.contextmanager
 def _warnings_in_lines() -> Iterator[None]:
-    """Inside, warnings of modtrace are lines of the command's, without a place in its source."""
+    """Prints warnings of modtrace in the block as lines, without a place in the command's source."""
     before = warnings.formatwarning
 
     def format_warning(message: Any, category: type[Warning], *place: Any, **line: Any) -> str:
@@ -301,7 +301,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
         table = recording.table("calls")
         calls, hidden = table.num_rows, _describe_hidden(recording, meta.options)
         is_bad = bool(calls) and holds_nonfinite(recording.table("values"), recording.table("sites"))
-    except Exception as error:  # a file of it may be anything by now
+    except Exception as error:  # a file of the recording may be anything by now
         seen = count_of(recording.progress.steps, "step")
         yield f"{seen} ran, and what was recorded of them cannot be read: {error}"
         return
@@ -332,7 +332,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
 
 
 def _describe_hidden(recording: Any, options: Mapping[str, Any]) -> str:
-    """Returns how to see modules that compiled code hides; "" where there is nothing to advise."""
+    """Returns a hint on how to see modules that compiled code hides; "" if there is nothing to advise."""
     if recording.table("compilations").num_rows and not recording.table("modules").num_rows:
         return "no module was called outside of compiled functions: to see those inside, compile the model instead"
     if options.get("compiled") == INSIDE or options.get("ops") or not options.get("values"):
@@ -342,14 +342,14 @@ def _describe_hidden(recording: Any, options: Mapping[str, Any]) -> str:
 
 
 def _say_why_nothing(ran: int, chosen: str | None) -> str:
-    """Returns the reason why there is no call in a complete recording."""
+    """Returns why a complete recording has no calls."""
     if ran and to_step_range(chosen) != ALL_STEPS:
         return f"no step of {chosen} ran"
     return "no module was called in this process"
 
 
 def _describe_kept(progress: Any, kept: int, keeps_last: bool) -> str:
-    """Returns the number of steps in the recording, and that of all steps if it differs."""
+    """Returns how many steps are in the recording, and the number of all steps if it differs."""
     if not progress.steps and not progress.rows:
         return "recorded nothing"
     steps = count_of(progress.steps, "step")

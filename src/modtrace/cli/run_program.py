@@ -80,7 +80,7 @@ def run_program(
     Args:
         program: the program.
         recording: the recording.
-        close: closes it, on another thread and before the process ends, if a signal comes while a call blocks.
+        close: closes the recording on another thread, before the process ends, if a signal comes while a call blocks.
 
     Returns:
         how `python` would have ended; see `end_like`.
@@ -99,7 +99,7 @@ def _run(
     recording: AbstractContextManager[Any],
     signals: AbstractContextManager[None],
 ) -> BaseException | None:
-    """Returns the exception that the program has not caught. It is printed outside of `except`, as Python does."""
+    """Returns the exception that the program did not catch. Printing must happen outside of `except`, as in Python."""
     try:
         code = _compile(program)
     except Exception as error:
@@ -125,9 +125,9 @@ def _what_is_wrong(path: str, file: str) -> str:
 def _find_spec(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except Exception as error:  # of the packages it lies in, which are imported
+    except Exception as error:  # importing the packages around the module may raise
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            return None  # one of them is missing or is no package
+            return None  # a package is missing, or is not a package
         raise click.ClickException(f"-m {name}: importing it raised {locate_error(error)}") from error
 
 
@@ -148,7 +148,7 @@ def _become_main(program: Program) -> dict[str, Any]:
 
 def _set_search_path(first: str) -> None:
     """Puts the program's folder in place of the folder of the `modtrace` script."""
-    if not getattr(sys.flags, "safe_path", False):  # -P, new in Python 3.11
+    if not getattr(sys.flags, "safe_path", False):  # the option -P exists since Python 3.11
         sys.path[0] = first
 
 
@@ -163,7 +163,7 @@ def _compile(program: Program) -> CodeType:
 
 
 def _show(error: BaseException, namespace: dict[str, Any]) -> Ending:
-    """Prints what the program alone would show, without our frames, and returns how that ends the process."""
+    """Prints what would be shown without modtrace's frames, and returns how that ends the process."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is not namespace:
         trace = trace.tb_next
@@ -172,7 +172,7 @@ def _show(error: BaseException, namespace: dict[str, Any]) -> Ending:
 
 
 def _leave_out_ours(trace: TracebackType | None) -> None:
-    """Removes our frames from a traceback, because a recorded op runs below one."""
+    """Removes modtrace's frames from a traceback, because a recorded op runs below one."""
     while trace is not None:
         inner = trace.tb_next
         while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):

@@ -60,7 +60,7 @@ def timeline(
         tell(_render_written_json(found, path) if as_json else wrap(_describe_written(found, path)), path)
     tell_marks(found.marks)
     missing = describe_missing(found)
-    if missing is not None:  # on standard error, so that it is seen beside a trace on standard output
+    if missing is not None:  # on standard error, as the trace may be on standard output
         click.echo(wrap(missing), nl=False, err=True)
 
 

@@ -30,7 +30,7 @@ def verify(factory: str, seed: int, as_json: bool) -> int:
     try:
         found = prove(loaded.model, loaded.args, loaded.kwargs, seed=seed)
     except Exception:
-        call_model(factory, loaded)  # says so if it is the model that raises
+        call_model(factory, loaded)  # an error of the model itself is reported as such
         raise
     found = replace(found, model=f"{factory} ({found.model})")
     text = (

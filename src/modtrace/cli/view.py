@@ -55,7 +55,7 @@ def view(run: str, path: str | None, step: AskedStep, max_mb: float, against: st
 
 
 def _write(page: str, run: str, path: str | None) -> None:
-    """Writes the page, and says where to unless it goes to standard output."""
+    """Writes the page, and prints its path unless it goes to standard output."""
     if path == _STDOUT:
         print_text(page)
         return

@@ -9,7 +9,7 @@ from ..errors import MissingLibraryError, ModtraceWarning
 KERNEL = "kernel"
 TENSOR_IDS = "tensor ids"
 
-#: What is compiled, by the part that it belongs to, and how much slower Python and numpy do the same.
+#: The compiled parts, with what each does, and how much slower Python and numpy are at it.
 _MODULES = (
     (KERNEL, "modtrace.measure.moments._moments", "measuring values takes three times as long"),
     (KERNEL, "modtrace.measure.tier2._tier2", "counting exponents (stats=2) takes ten times as long"),
@@ -26,7 +26,7 @@ _has_warned = False
 
 
 class MissingPart(NamedTuple):
-    """What is not compiled."""
+    """A part of modtrace that was not compiled."""
 
     part: str
     problem: str
@@ -34,7 +34,7 @@ class MissingPart(NamedTuple):
 
 
 def find_missing_parts() -> list[MissingPart]:
-    """Returns what cannot be imported. Needs no torch."""
+    """Returns the compiled parts that cannot be imported. It does not need torch."""
     return [
         MissingPart(part, problem, cost)
         for part, module, cost in _MODULES

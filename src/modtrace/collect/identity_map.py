@@ -19,7 +19,7 @@ class IdentityMap(Generic[Key, Value]):
 
     def __init__(self) -> None:
         self._items: dict[int, tuple[weakref.ref[Any], Value]] = {}
-        self._most = 16  # entries, until the next sweep
+        self._most = 16  # the number of entries that triggers the next sweep
 
     def get(self, key: Key) -> Value | None:
         """Returns the value of an object; None if it has none."""
@@ -42,7 +42,7 @@ class IdentityMap(Generic[Key, Value]):
         return None if known is None or known[0]() is None else known[1]
 
     def items(self) -> Iterator[tuple[Key, Value]]:
-        """Yields the living objects and their values. The mapping may change meanwhile."""
+        """Yields the living objects and their values, even if the mapping changes meanwhile."""
         for ref, value in list(self._items.values()):
             key = ref()
             if key is not None:

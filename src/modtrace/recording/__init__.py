@@ -1,1 +1,1 @@
-"""The contents of a recording: its tables, its vocabulary, and the two protocols through which the layers meet."""
+"""Defines the contents of a recording: its tables, its vocabulary, and the two protocols between the layers."""

@@ -1,4 +1,4 @@
-"""Reports what a recording lacks and why: to the user by a warning, in the recording by a mark."""
+"""Reports what a recording lacks and why: a warning tells the user, and a mark is stored in the recording."""
 
 import threading
 import warnings
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..errors import ModtraceWarning, describe_error
 from .protocols import Sink
 
-#: What raises internal errors instead.
+#: The argument with which internal errors are raised instead of being reported.
 _STRICT = "record(strict=True)"
 
 
@@ -25,25 +25,25 @@ class FailureReporter:
         Args:
             sink: receives the marks.
             writing: the lock over the sink.
-            strict: internal errors in values and ops are raised and not reported.
+            strict: whether to raise internal errors in values and ops instead of reporting them.
             step: returns the number of the running step.
         """
         self.strict = strict
         self._sink = sink
         self._writing = writing
         self._step = step
-        self._late_marks: list[str] = []  # to be written with the next rows
+        self._late_marks: list[str] = []  # marks to be written with the next rows
         self._warned: set[str] = set()
         self._has_failed = False
-        self._refused_tables: set[str] = set()  # of which values were left out
+        self._refused_tables: set[str] = set()  # tables with values that were left out
 
     @property
     def step(self) -> int:
-        """The number of the running step, as far as it is known."""
+        """The number of the running step, as far as it can be known."""
         return self._step()
 
     def failed(self, error: Exception, where: str) -> None:
-        """Reports, once, that nothing more is recorded."""
+        """Reports, once, that nothing is recorded any more."""
         if self._has_failed:
             return
         self._has_failed = True
@@ -55,7 +55,7 @@ class FailureReporter:
             warn_of_error(text, error, strict=_STRICT)
 
     def ops_failed(self, error: Exception, where: str) -> None:
-        """Reports that ops cannot be recorded. Calls are still recorded."""
+        """Reports that ops cannot be recorded; calls still are."""
         if self.strict:
             raise error
         step, reason = self._step(), describe_error(error)
@@ -77,7 +77,7 @@ class FailureReporter:
         )
 
     def values_failed(self, error: Exception, where: str) -> None:
-        """Reports that nothing more is measured. Calls are still recorded."""
+        """Reports that nothing is measured any more; calls are still recorded."""
         step, reason = self._step(), describe_error(error)
         self._mark(f"values are incomplete from step {step}: modtrace failed at {where}: {reason}")
         text = (
@@ -87,7 +87,7 @@ class FailureReporter:
         warn_of_error(text, error, strict=_STRICT)
 
     def compilations_failed(self, error: Exception) -> None:
-        """Reports that compilations are not recorded any more. The lock over the tracker's events may be held."""
+        """Reports that compilations are not recorded any more. The lock over the tracker's events may be held here."""
         if self.strict:
             raise error
         step, reason = self._step(), describe_error(error)
@@ -101,7 +101,7 @@ class FailureReporter:
     def rows_refused(self, table: str, faults: Sequence[str], step: int | None) -> None:
         """Reports values that break the rules of a table and are not written: one warning, and one mark a table.
 
-        `step` is the first of the rows; None if they name none.
+        `step` is the first step of these rows; None if the table has no steps.
 
         Raises:
             ValueError: with `strict`, in place of the report.
@@ -123,7 +123,7 @@ class FailureReporter:
         self._refused_tables.add(table)
 
     def user_raised(self, what: str, error: Exception) -> None:
-        """Reports that a function of the user's has raised. The lock over the tracker's events may be held."""
+        """Reports that a function of the user has raised. The lock over the tracker's events may be held here."""
         reason = describe_error(error)
         self._late_marks.append(f"{what} raised in step {self._step()}: {reason}")
         warnings.warn(
@@ -133,7 +133,7 @@ class FailureReporter:
         )
 
     def warn_once(self, text: str) -> None:
-        """Warns once of what the user should know of the run, and marks it. The tracker's lock may be held."""
+        """Warns the user once of something about the run, and marks it. The tracker's lock may be held here."""
         if text in self._warned:
             return
         self._warned.add(text)
@@ -155,9 +155,9 @@ class FailureReporter:
         self._sink.mark(f"{text}; step {steps - 1} was the last to end" if steps else text)
 
     def _mark(self, text: str) -> None:
-        """Writes a mark now if the sink is free.
+        """Writes a mark now if the sink is free; otherwise it is written late.
 
-        The thread that uses the sink may wait for the lock that is held here.
+        Waiting could deadlock: the thread that uses the sink may wait for a lock that is held here.
         """
         if not self._writing.acquire(blocking=False):
             self._late_marks.append(text)
@@ -174,13 +174,13 @@ class FailureReporter:
 
 
 def warn_of_error(text: str, error: Exception, *, strict: str, stacklevel: int = 4) -> None:
-    """Warns of an internal error: what has stopped, and what goes on.
+    """Warns of an internal error, saying what has stopped and what continues.
 
     Args:
         text: the warning, without the error.
         error: the internal error.
-        strict: what raises the error instead; "" if nothing does.
-        stacklevel: as of `warnings.warn`, counted from this function.
+        strict: the argument with which the error would be raised; "" if there is none.
+        stacklevel: as for `warnings.warn`, counted from this function.
     """
     advice = f"({describe_error(error)}). Please report it{f'; {strict} raises it' if strict else ''}."
     warnings.warn(" ".join((text, advice)), ModtraceWarning, stacklevel=stacklevel)
@@ -192,7 +192,7 @@ def start_thread(run: Callable[[], None], name: str, *, without: str) -> threadi
     Args:
         run: the function that the thread runs.
         name: the name of the thread.
-        without: what happens without it, for the warning.
+        without: what happens without the thread, for the warning.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
@@ -217,7 +217,7 @@ def is_clean_exit(error: BaseException) -> bool:
 
 
 def exit_code_of(error: SystemExit) -> object:
-    """Returns what was given to `sys.exit()`; as in Python the error itself if its class does not give it."""
+    """Returns the argument of `sys.exit()`, or as in Python the error itself if its class hides the argument."""
     try:
         return error.code
     except Exception:

@@ -1,16 +1,17 @@
-"""Parses JSON that another program may have written. Every fault in it is reported as a `ValueError`."""
+"""Parses JSON that another program may have written, and reports every fault as a `ValueError`."""
 
 import json
 from typing import Any
 
-#: How deep values may be nested. Python's stack has 1,000 frames, and code that walks through a value uses two a level.
+#: The largest depth of nested values. Python's stack has 1,000 frames, of which code that walks a value uses two a
+#: level.
 _MOST_LEVELS = 200
 
 
 def parse_json(text: bytes | str) -> Any:
     """Returns the value of a JSON text. Lone surrogates, which cannot be encoded, become question marks.
 
-    Numbers are read as by Python's `json`, including NaN and long integers; the caller checks those it uses.
+    Numbers are read as by Python's `json`, including NaN and long integers, which the caller must check.
 
     Raises:
         ValueError: the text is not JSON, it is nested more than 200 levels deep, or a name occurs twice in an object.
@@ -36,7 +37,7 @@ def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _count_levels(value: Any) -> int:
-    """Returns how many lists and objects lie in each other, counted up to the first that is too many."""
+    """Returns the depth of nested lists and objects, counted up to the first that is too deep."""
     level, depth = [value], 0
     while depth <= _MOST_LEVELS:
         containers = [value for value in level if isinstance(value, (dict, list))]

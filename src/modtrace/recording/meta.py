@@ -1,10 +1,10 @@
-"""Describes a run besides its tables."""
+"""Describes a run by what is not in its tables."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-#: The kind of the note that steps were held and not written.
+#: The kind of the note that steps were held and never written.
 HELD = "held"
 
 
@@ -12,8 +12,8 @@ HELD = "held"
 class Note:
     """An event of a recording that is not damage: a trigger that fired, or steps that were not written."""
 
-    step: int | None  # None: no step had ended
-    kind: str  # the class of a trigger, `exception`, `dump`, or HELD
+    step: int | None  # None if no step had ended
+    kind: str  # the class name of a trigger, `exception`, `dump`, or HELD
     reason: str
 
 
@@ -27,21 +27,21 @@ class RunMeta:
     argv: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)  # python, torch, numpy, ...
     device: str = ""
-    #: The settings of torch that change numbers, at the end; None: not known.
+    #: torch's settings that change numbers, as they were at the end; None if unknown.
     flags: dict[str, Any] | None = None
     git_commit: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # the arguments of record()
     rank: int = 0
     world_size: int = 1
-    # What tells the ranks of a run from those of another; it is not shown.
-    launch: str = field(default="", repr=False)  # what its ranks have in common; "" for a process by itself
+    # Distinguishes the ranks of a run from those of other runs; not shown.
+    launch: str = field(default="", repr=False)  # the name that its ranks share; "" for a single process
     attempt: int = field(default=0, repr=False)  # how often torchrun had restarted the ranks
-    process: str = field(default="", repr=False)  # the one that wrote it, see `recording.process`
-    clock_time_ns: int = 0  # time.time_ns() and time.perf_counter_ns() of one moment:
-    clock_perf_counter_ns: int = 0  # they turn the tables' times into wall time
-    marks: tuple[str, ...] = ()  # what is missing, in sentences
+    process: str = field(default="", repr=False)  # the process that wrote it, see `recording.process`
+    clock_time_ns: int = 0  # time.time_ns() and time.perf_counter_ns() of one moment,
+    clock_perf_counter_ns: int = 0  # which convert the tables' times to wall time
+    marks: tuple[str, ...] = ()  # sentences on what is missing
     notes: tuple[Note, ...] = ()  # events that are not damage
-    complete: bool = False  # the recording was closed, and has no marks
+    complete: bool = False  # whether the recording was closed and has no marks
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -71,4 +71,4 @@ class Progress:
     steps: int
     rows: int
     size_bytes: int
-    held: int = 0  # of the steps: those that wait for a trigger
+    held: int = 0  # the steps among these that wait for a trigger

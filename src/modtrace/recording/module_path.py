@@ -15,7 +15,7 @@ def is_below(path: str, ancestor: str) -> bool:
 
 
 def path_and_above(path: str) -> list[str]:
-    """Returns the path and those of all modules around it, the root's `""` included."""
+    """Returns the path and the paths of all modules around it, including "" for the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
 
@@ -30,4 +30,4 @@ def path_below(parent: str, path: str, aliases: Iterable[str]) -> str:
         pairs = zip(parent.split("."), alias.split("."), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    return max([path, *aliases], key=count_shared)  # of several that share as many parts the first
+    return max([path, *aliases], key=count_shared)  # the first of several that share as many parts

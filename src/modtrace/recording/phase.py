@@ -1,4 +1,4 @@
-"""The phases a call can run in."""
+"""The phases in which a call can run."""
 
 from typing import Generic, TypeVar
 
@@ -7,7 +7,7 @@ BACKWARD = "backward"
 RECOMPUTE = "recompute"
 OPTIMIZER = "optimizer"
 
-#: All phases, in the order of their codes in the tables `calls` and `ops`. A new phase goes to the end.
+#: All phases, in the order of their codes in the tables. Append new phases at the end.
 PHASES = (FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER)
 PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
@@ -16,9 +16,9 @@ Part = TypeVar("Part")
 
 
 class ByPhase(Generic[Part]):
-    """Has a field for each phase."""
+    """A base class for objects with a field for each phase."""
 
     def phase(self, name: str) -> Part:
-        """Returns what belongs to a phase."""
+        """Returns the field of a phase."""
         part: Part = getattr(self, name)
         return part

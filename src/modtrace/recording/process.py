@@ -6,13 +6,13 @@ import time
 from functools import cache
 from pathlib import Path
 
-# Positions behind the name of the program in /proc/PID/stat; the start is in ticks since the boot.
+# Positions after the program's name in /proc/PID/stat; the start is given in ticks since boot.
 _STATE, _START = 0, 19
-_ENDED = ("Z", "X")  # the state of a process that has ended, and for whose end its parent has not asked
+_ENDED = ("Z", "X")  # the states of a process that has ended without its parent knowing yet
 
 
 def name_process(pid: int | None = None) -> str:
-    """Returns a text that no other process has: host, namespace of pids, pid and moment of start.
+    """Returns a text that is unique to a process: host, namespace of pids, pid and start time.
 
     Args:
         pid: the process; None for this one.
@@ -26,7 +26,7 @@ def name_process(pid: int | None = None) -> str:
 
 
 def is_running(name: str) -> bool | None:
-    """Returns whether the process with a name still runs; None if that cannot be seen from here."""
+    """Returns whether the process with this name still runs; None if it cannot be seen from here."""
     own, _, start = name_process().rpartition(" ")
     host, _, pid = name.rpartition(" ")[0].rpartition(" ")
     if not start or not pid.isdigit() or host != own.rpartition(" ")[0]:
@@ -35,9 +35,9 @@ def is_running(name: str) -> bool | None:
 
 
 def process_start_ns(pid: int | None = None) -> int:
-    """Returns the moment when a process started, in the terms of `time.time_ns()`.
+    """Returns the start time of a process, as `time.time_ns()` counts.
 
-    Where the system does not show it, it is the moment of the first call for that process.
+    If the system does not show it, the time of the first call for that process is returned.
 
     Args:
         pid: the process; None for this one.
@@ -55,7 +55,7 @@ def _start_ns(pid: int) -> int:
 
 
 def _start_ticks(pid: int) -> str:
-    """Returns when a process started; "" if it does not run, or the system does not show it."""
+    """Returns the start of a process in ticks; "" if it does not run, or if the system does not show it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[_STATE] in _ENDED else fields[_START]

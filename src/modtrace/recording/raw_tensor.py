@@ -1,4 +1,4 @@
-"""A whole tensor as it is stored in a recording: its bytes, dtype and shape."""
+"""Holds a whole tensor as a recording stores it: bytes, dtype and shape."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _NUMPY_HAS = (
 
 _OF_ONE_BYTE = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
 
-#: The numpy dtype of an element; for what numpy lacks, an unsigned integer of the same width.
+#: The numpy dtype of an element; an unsigned integer of the same width if numpy lacks the dtype.
 _ELEMENTS: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name) for name in _NUMPY_HAS.split()},
     "bfloat16": np.dtype("uint16"),
@@ -30,8 +30,8 @@ _ELEMENTS: dict[str, np.dtype[Any]] = {
 class RawTensor:
     """A tensor's bytes in row-major order, with the name of its dtype (torch's, without `torch.`).
 
-    The bytes may be those of a memory-mapped file. They are read-only, and stay readable as long as this object, or an
-    array made of it, is kept.
+    The bytes may be those of a memory-mapped file. They are read-only, and can be read as long as this object, or an
+    array made from it, exists.
     """
 
     dtype: str

@@ -1,4 +1,4 @@
-"""The roles that a tensor may have at its site, in one table that captures, triggers and views read."""
+"""The roles of tensors at their sites, in one table that captures, triggers and views read."""
 
 from typing import NamedTuple
 
@@ -17,17 +17,17 @@ LOSS = "loss"
 
 
 class Role(NamedTuple):
-    """The properties of the tensors of a role."""
+    """A role, and the properties of its tensors."""
 
     name: str
-    of_one: str  # the name of one such tensor in a sentence
-    of_many: str  # the name of several in a picture
-    of_ops: bool = False  # exists only if ops are recorded
-    #: False: infinities are often intended, as in masks, so `NonFinite()` does not check them.
+    of_one: str  # what one such tensor is called in a sentence
+    of_many: str  # what several are called in a picture
+    of_ops: bool = False  # whether the role exists only if ops are recorded
+    #: Whether `NonFinite()` checks the role; False where infinities are often intended, as in masks.
     must_be_finite: bool = True
 
 
-#: All roles. Their index is their code while values are collected. A new role goes to the end.
+#: All roles; the index of a role is its code while values are collected. Append new roles at the end.
 TABLE = (
     Role(INPUT, "input", "inputs", must_be_finite=False),
     Role(OUTPUT, "output", "outputs"),
@@ -40,17 +40,17 @@ TABLE = (
     Role(UPDATE, "update", "updates of parameters"),
     Role(OP_OUTPUT, "op_output", "outputs of ops", of_ops=True, must_be_finite=False),
     Role(LEAF, "leaf", "leaves", of_ops=True, must_be_finite=False),
-    Role(LOSS, "loss", "losses"),  # a root of a backward that has one element
+    Role(LOSS, "loss", "losses"),  # a tensor of one element with which a backward begins
 )
 
 ROLES = tuple(role.name for role in TABLE)
 BY_NAME = {role.name: role for role in TABLE}
 
-#: The roles of tensors that ops return or read, which exist only if ops are recorded.
+#: The roles of tensors that ops return or read.
 OP_ROLES = frozenset(role.name for role in TABLE if role.of_ops)
 
-#: The roles of parameters, and of what has the layout of a parameter.
+#: The roles of parameters, and of tensors that have a parameter's layout.
 OF_PARAMETERS = frozenset({PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE})
 
-#: The roles of tensors that should never have a value that is not finite.
+#: The roles of tensors that should always be finite.
 FINITE_ROLES = tuple(role.name for role in TABLE if role.must_be_finite)

@@ -1,4 +1,4 @@
-"""The tables of a recording: one commented text, from which the Arrow schemas are made.
+"""Defines the tables of a recording in one commented text, from which the Arrow schemas are made.
 
 Every table is an Arrow IPC stream of its own. Ids are per rank. A column that a later version may fill is
 there from the start, because one stream has one schema; anything open-ended is a row (`scalars`).
@@ -11,9 +11,9 @@ import pyarrow as pa
 #: Increased whenever a reader of the older version could misread new files. Files of older versions stay readable.
 SCHEMA_VERSION = 2
 
-# One line a column: name, type, what it says. A `?` behind the type: null where unknown or not applicable.
-# Types: Arrow's; `dictionary` is a dictionary-encoded string (for strings that repeat).
-# Times are of `time.perf_counter_ns`, also those of devices; meta.json anchors them to the wall clock.
+# One line a column: name, type, meaning. A `?` after the type means null where unknown or not applicable. Types are
+# Arrow's; `dictionary` is a dictionary-encoded string, for strings that repeat. Times are those of
+# `time.perf_counter_ns`, even for devices; meta.json relates them to wall time.
 TABLES_TEXT = """
 table modules                     one row a module; the last row of a module_id wins (names are learnt late)
     module_id       int32         counts up in the order the modules were first seen

@@ -1,4 +1,4 @@
-"""What texts say of the things there are: how many, the first few, and which is near one that is not there."""
+"""Helps messages to say how many things there are, to list the first few, and to suggest a similar name."""
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
@@ -16,8 +16,8 @@ def count_of(number: int, noun: str, form: Callable[[int], str] = "{:,}".format,
     """Returns a number of things: `1 step`, `3,000 steps`.
 
     Args:
-        form: writes the number.
-        plural: what the noun ends with where there are several.
+        form: formats the number.
+        plural: the ending of the noun for several things.
     """
     return f"{form(number)} {noun}{'' if number == 1 else plural}"
 

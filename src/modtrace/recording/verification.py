@@ -1,4 +1,4 @@
-"""The result of proving a recording, as `modtrace.verify` returns it."""
+"""Defines the result of proving a recording, which `modtrace.verify` returns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ class Check:
 
     name: str
     passed: bool
-    why: str  # what was checked; the first fault if it failed
+    why: str  # what was checked, or the first fault if it failed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The results of all checks of the recording of one model."""
+    """The results of all checks on the recording of one model."""
 
-    model: str  # the class of the model, or what the user has called it
+    model: str  # the class of the model, or the user's name for it
     checks: tuple[Check, ...]
-    #: By rule: the number of parents that need not change their child.
+    #: By rule, the number of parents whose change need not change the child.
     exempt: Mapping[str, int] = field(default_factory=dict)
-    unchecked: tuple[tuple[str, str], ...] = ()  # what could not be checked, and why
-    is_deterministic: bool = True  # two unrecorded runs gave the same; else `unchecked` says what differs
+    unchecked: tuple[tuple[str, str], ...] = ()  # what could not be checked, each with the reason
+    is_deterministic: bool = True  # whether two unrecorded runs agreed; else see `unchecked`
 
     @property
     def ok(self) -> bool:
@@ -30,10 +30,10 @@ class Verification:
         return all(check.passed for check in self.checks)
 
     def check(self, name: str) -> Check:
-        """Returns the check with a name.
+        """Returns the check with this name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such check.
         """
         for check in self.checks:
             if check.name == name:
@@ -41,7 +41,7 @@ class Verification:
         raise KeyError(name)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Returns the lines of its table: the outcome (ok, FAILED, exempt or unchecked), the name, and the details."""
+        """Returns the table's lines: the outcome (ok, FAILED, exempt or unchecked), the name, and the details."""
         rows = [("ok" if check.passed else "FAILED", check.name, check.why) for check in self.checks]
         rows += [("exempt", rule, str(count)) for rule, count in self.exempt.items()]
         return rows + [("unchecked", what, why) for what, why in self.unchecked]

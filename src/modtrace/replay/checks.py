@@ -1,4 +1,4 @@
-"""The checks of a recording: each gives a `Check` that names its first fault."""
+"""Defines the checks of a recording, each of which returns a `Check` with its first fault."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def check_op_count(graph: RecordedGraph, counted: Sequence[str], marks: Sequence
 
 
 def check_replay_in_order(graph: RecordedGraph, keep: OpKeep) -> Check:
-    """Checks that all ops, run again in the order in which they ran, give the same bits."""
+    """Checks that all ops, run again in their original order, give the same bits."""
     return _replay("replay in order", graph, keep, list(graph.ops), copy_writes=False)
 
 
@@ -75,7 +75,7 @@ def _replay(
 def _replay_one(
     replayer: Replayer, graph: RecordedGraph, keep: OpKeep, number: int, perturber: Perturber | None
 ) -> bool:
-    """Runs one op again. Returns False if it cannot run again; what it left is then taken from the recording."""
+    """Runs one op again. Returns False if it cannot run again, so that its results are taken from the recording."""
     op, kept = graph.ops[number], keep.ops.get(number)
     if kept is None:
         raise ReplayFault(f"{op} is recorded, and no such op ran")
@@ -96,7 +96,7 @@ def _replay_one(
 
 
 def check_perturbation(perturber: Perturber, was_completed: bool) -> Check:
-    """Checks that each tensor that an op reads changes the op's results when it is changed, or is exempt by a rule."""
+    """Checks that changing a tensor that an op reads changes the op's results, unless a rule exempts the tensor."""
     if perturber.fault is not None:
         return _failed("perturbation", perturber.fault)
     exempt = sum(perturber.exempt.values())
@@ -105,7 +105,7 @@ def check_perturbation(perturber: Perturber, was_completed: bool) -> Check:
 
 
 def check_undeclared_writes(graph: RecordedGraph, keep: OpKeep) -> Check:
-    """Checks that no op has changed a tensor that the recorder does not list among the op's writes."""
+    """Checks that no op changed a tensor without the recorder listing the write."""
     for number, kept in keep.ops.items():
         op = graph.ops.get(number)
         if kept.undeclared and op is not None:
@@ -117,12 +117,12 @@ def check_undeclared_writes(graph: RecordedGraph, keep: OpKeep) -> Check:
 
 
 def check_outputs(plain: Results, other: Results) -> Check:
-    """Checks that another run has computed the same outputs as the plain one, and left the same buffers."""
+    """Checks that another run computed the same outputs as the plain one, and left the same buffers."""
     return _check_equal("outputs", plain.outputs, other.outputs)
 
 
 def check_gradients(plain: Results, other: Results) -> Check:
-    """Checks that another run has computed the same gradients as the plain one."""
+    """Checks that another run computed the same gradients as the plain one."""
     return _check_equal("gradients", plain.gradients, other.gradients)
 
 
@@ -165,7 +165,7 @@ def check_paths(model: nn.Module, data: RecordingData, left: set[tuple[str, str]
 
 
 def _path_fault(path: str, kind: str, own: Mapping[str, Sequence[str]]) -> str | None:
-    if "(" in path:  # it is registered nowhere: only where it was called can be looked for
+    if "(" in path:  # an unregistered module can only be searched for below its caller
         parent = path.partition("(")[0].rstrip(".")
         return None if parent in own else f"{path!r} is recorded in {parent!r}, which the model does not have"
     if path not in own:
@@ -174,7 +174,7 @@ def _path_fault(path: str, kind: str, own: Mapping[str, Sequence[str]]) -> str |
 
 
 def check_nothing_left(plain: Results, other: Results) -> Check:
-    """Checks that another run has left torch, the model and the generators as the plain run has."""
+    """Checks that another run left torch, the model and the generators in the same state as the plain run."""
     changed = [*differences(plain.surroundings, other.surroundings), *other.changes]
     if plain.generators is not None and other.generators is not None:
         changed += [f"the generator of {name}" for name in other.generators.differing(plain.generators)]
@@ -198,7 +198,7 @@ def random_order(parents: Mapping[int, set[int]], seed: int) -> list[int]:
     """
     drawn = random.Random(seed)
     sorter = TopologicalSorter({key: above & parents.keys() for key, above in parents.items()})
-    with suppress(CycleError):  # it gives all other keys nevertheless
+    with suppress(CycleError):  # it still yields all other keys
         sorter.prepare()
     free: list[int] = []
     order: list[int] = []

@@ -1,4 +1,4 @@
-"""Reads and copies the bytes of tensors: digests, copies of storages, and tensors made on a given storage."""
+"""Reads and copies the bytes of tensors, and makes tensors on a given storage."""
 
 import ctypes
 import hashlib
@@ -17,14 +17,14 @@ _DIGEST_BYTES = 16
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Hides what runs inside the block from all hooks and modes, and builds no autograd graph for it."""
+    """Hides the block from all hooks and modes, and builds no autograd graph in it."""
     with unseen(), outside_transforms(), torch.no_grad():
         yield
 
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Disables autocast inside the block, so that ops compute in the dtypes of their arguments."""
+    """Disables autocast in the block, so that ops compute in the dtypes of their arguments."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     with ExitStack() as stack:
         for device in devices:

@@ -8,7 +8,7 @@ from ..collect.ops.schemas import base_name
 from .kept_ops import KeptOp
 from .op_families import ASKING_OF_REALS, CHOOSING, SCATTERING, SHAPE_ONLY, may_be_index
 
-#: The rules, in the order in which they are tried.
+#: The rules, in the order in which they are applied.
 RULES = (
     "no elements",
     "memory left as it was",
@@ -19,10 +19,10 @@ RULES = (
     "a single choice",
 )
 
-#: Found by trying, not by a rule: the op reads the tensor, but other arguments hide its effect (`Perturber`).
+#: An exemption by trial, not by a rule: the op reads the tensor, but other arguments hide its effect (`Perturber`).
 HIDDEN = "hidden by other arguments"
 
-#: Found by counting, not by a rule: ops with the same arguments and shapes have been checked often enough.
+#: An exemption by count, not by a rule: ops with the same arguments and shapes were checked often enough.
 SAME_AS_CHECKED = "same as checked"
 
 
@@ -38,7 +38,7 @@ def find_exemption(
         outputs: the tensors that it returns.
     """
     tensor, argument = tensors[at], kept.argument_names[at]
-    op = base_name(kept.name).removeprefix("aten.")  # with its namespace if it is not torch's
+    op = base_name(kept.name).removeprefix("aten.")  # includes the namespace unless it is torch's
     positions = {name: position for position, name in enumerate(kept.schema.argument_names)}
     mask, dim = (
         kept.template.value(positions[name], name) if name in positions else None
@@ -53,10 +53,10 @@ def find_exemption(
         not tensor.numel() or (bool(outputs) and not any(output.numel() for output in outputs)),
         op.removeprefix("new_").startswith("empty"),
         not is_real if op in ASKING_OF_REALS else argument in SHAPE_ONLY.get(op, ()),
-        # The op overwrites the tensor, or a copy of it, and keeps nothing of its former content.
+        # The op overwrites the tensor, or a copy of it, and keeps nothing of its contents.
         at in kept.written or (op in SCATTERING and argument == "self"),
         isinstance(mask, list) and not all(mask) and not argument.startswith("grad"),
-        # All elements are the index 0. No other index is sure to exist.
+        # All elements are the index 0, and no other index is certain to exist.
         is_index and not bool(tensor.any()),
         op in CHOOSING and choices == 1,
     )

@@ -12,7 +12,7 @@ from .contents import aside
 
 
 class GeneratorStates:
-    """The states of torch's default generators at one moment."""
+    """The states of torch's default generators at some moment."""
 
     def __init__(self) -> None:
         """Reads the present states."""
@@ -40,7 +40,7 @@ class AllGenerators:
     """The states of torch's default generators, of Python's and, if numpy is imported, of numpy's.
 
     Args:
-        held: objects. The states of those that are a `torch.Generator` are kept too.
+        held: objects; the states of those that are a `torch.Generator` are included.
     """
 
     def __init__(self, held: Iterable[Any] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Keeps what the tables cannot hold of each op that is recorded: function, arguments, digests and leaves."""
+"""Keeps what the tables cannot hold of each recorded op: function, arguments, digests and leaves."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -18,7 +18,7 @@ from .contents import aside, copy_of, digest
 from .generators import GeneratorStates
 from .templates import Template
 
-#: Namespaces of ops that mean nothing, or something else, when they run a second time.
+#: Namespaces of ops that have no effect, or another one, when they run a second time.
 _NOT_AGAIN = {
     "profiler": "it is a mark for the profiler",
     "c10d": "it talks to other processes",
@@ -26,9 +26,9 @@ _NOT_AGAIN = {
 }
 
 
-#: Ops that leave parts of what they return unwritten, with the slots.
+#: Ops that leave parts of their outputs unwritten, with the slots of these.
 _PARTLY_UNWRITTEN = {
-    "mkldnn_rnn_layer": ("[3]",),  # its workspace
+    "mkldnn_rnn_layer": ("[3]",),  # the slot of its workspace
     "_ctc_loss": ("[1]",),
     "resize_": ("",),
     "resize_as_": ("",),
@@ -37,11 +37,11 @@ _PARTLY_UNWRITTEN = {
 
 
 class KeptOutput(NamedTuple):
-    """A tensor that an op has returned."""
+    """A tensor that an op returned."""
 
     slot: str
-    digest: bytes | None  # None: it has no bytes to read
-    content: torch.Tensor | None  # of memory that nobody has written to: what was found in it
+    digest: bytes | None  # None if it has no bytes to read
+    content: torch.Tensor | None  # for uninitialized memory, what was in it
 
 
 @dataclass
@@ -52,16 +52,16 @@ class KeptOp:
     schema: OpSchema
     template: Template
     grad_mode: bool
-    generators: GeneratorStates | None  # before it ran; None: it draws no number
-    obstacle: str | None  # why it cannot run again
-    written: tuple[int, ...]  # the tensors among its arguments that share memory with one it writes to
+    generators: GeneratorStates | None  # their states before it ran; None if it draws no numbers
+    obstacle: str | None  # why the op cannot run again; None if it can
+    written: tuple[int, ...]  # the tensors among its arguments that share memory with a written one
     has_returned: bool = False
     outputs: list[KeptOutput] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)  # numbers that it has returned
-    written_digests: dict[int, bytes | None] = field(default_factory=dict)  # of those tensors, afterwards
-    #: What the op left in memory, if it cannot run again.
+    values: list[Any] = field(default_factory=list)  # numbers that the op returned
+    written_digests: dict[int, bytes | None] = field(default_factory=dict)  # for `written`, afterwards
+    #: The memory after the op, if the op cannot run again.
     storages: dict[int | str, torch.UntypedStorage] = field(default_factory=dict)
-    undeclared: tuple[int, ...] = ()  # arguments that it has changed, of which the recorder knows nothing
+    undeclared: tuple[int, ...] = ()  # arguments that it changed without the recorder listing them
 
     @property
     def name(self) -> str:
@@ -78,18 +78,18 @@ class KeptOp:
 
 
 class _Given(NamedTuple):
-    """A tensor that an op is given."""
+    """A tensor that an op was given."""
 
-    alias: torch.Tensor  # keeps the shape and memory that the tensor has before the op
+    alias: torch.Tensor  # keeps the shape and memory from before the op
     digest: bytes | None
 
 
 class OpKeep:
-    """Keeps each op and each leaf of a recording. Implements `OpKeeper`."""
+    """Keeps each op and each leaf of a recording; it implements `OpKeeper`."""
 
     def __init__(self) -> None:
         self.ops: dict[int, KeptOp] = {}
-        #: By tensor id: the storage as it was when it was met.
+        #: By tensor id, the storage as it was when the tensor was first seen.
         self.leaves: dict[int, torch.UntypedStorage] = {}
         self._met: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
         self._running: dict[int, list[_Given | None]] = {}
@@ -110,7 +110,7 @@ class OpKeep:
             ]
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
-        """Keeps the digests of what an op has returned and written to, and finds what else the op has changed."""
+        """Keeps the digests of an op's outputs and written tensors, and finds what else the op changed."""
         kept, before = self.ops[op], self._running.pop(op)
         returned = list(tensors_in(output, ""))
         kept.has_returned = True
@@ -147,7 +147,7 @@ class OpKeep:
 
 
 def uninitialised(name: str) -> tuple[str, ...] | None:
-    """Returns the slots of the outputs that an op leaves uninitialised; None if it writes to all of its outputs."""
+    """Returns the slots of outputs that an op leaves uninitialized; None if it writes all outputs."""
     base = base_name(name).removeprefix("aten.")
     if base.removeprefix("new_").startswith("empty"):
         return ("",)
@@ -155,7 +155,7 @@ def uninitialised(name: str) -> tuple[str, ...] | None:
 
 
 def _obstacle(schema: OpSchema, template: Template, tensors: list[torch.Tensor]) -> str | None:
-    """Returns the reason why an op cannot run again, as far as its arguments tell; None if it can."""
+    """Returns why an op cannot run again, judging by its arguments; None if it can."""
     if schema_arguments(schema.func) is None:
         return "it is a higher-order operator, which calls functions of Python"
     again = _NOT_AGAIN.get(schema.name.split(".")[0].split("::")[0])
@@ -167,7 +167,7 @@ def _first_obstacle(tensors: Iterable[torch.Tensor]) -> str | None:
 
 
 def _why_not_plain(tensor: torch.Tensor) -> str | None:
-    """Returns the reason why a tensor cannot be made again from a storage; None if it can."""
+    """Returns why a tensor cannot be rebuilt from a storage; None if it can."""
     if has_own_dispatch(type(tensor)):
         return f"it works with a {type(tensor).__name__}, a tensor that answers in Python"
     if tensor.layout is not torch.strided:
@@ -186,19 +186,19 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _try_digest(tensor: torch.Tensor) -> bytes | None:
     try:
         return digest(tensor)
-    except RuntimeError:  # its storage has been taken away (`resize_(0)`), or is too small by now
+    except RuntimeError:  # its storage was freed (`resize_(0)`), or has become too small
         return None
 
 
 def _declared_writes(schema: OpSchema) -> frozenset[int | str]:
-    """Returns the positions and names of the arguments that an op writes to, by its schema or as the recorder knows."""
+    """Returns the positions and names of arguments that an op writes, according to its schema or to the recorder."""
     arguments = enumerate(schema_arguments(schema.func) or [])
     declared = {name if by_name else at for at, (name, by_name, writes) in arguments if writes}
     return frozenset({*declared, *_known_keys(schema)})
 
 
 def _known_keys(schema: OpSchema) -> set[int | str]:
-    """Returns the positions and names of the arguments that the recorder knows the op to write to."""
+    """Returns the positions and names of arguments that the recorder knows to be written."""
     return {write.key for write in schema.written} | {write.name for write in schema.written}
 
 
@@ -208,9 +208,9 @@ def _written(
     tensors: Sequence[torch.Tensor | None],
     arguments: Set[int | str],
 ) -> tuple[int, ...]:
-    """Returns the numbers of the tensors that share memory with one in these arguments, to which an op writes."""
+    """Returns the numbers of the tensors that share memory with one of these arguments, to which the op writes."""
     if schema.is_changing_view or arguments.isdisjoint(template.arguments):
-        return ()  # a changing view changes what the tensor shows, not the memory behind it
+        return ()  # a changing view changes what the tensor shows, but not its memory
     storages = [None if tensor is None else id(tensor.untyped_storage()) for tensor in tensors]
     places = zip(template.arguments, storages, strict=True)
     shared = {storage for argument, storage in places if argument in arguments} - {None}
@@ -220,7 +220,7 @@ def _written(
 def _storages(
     given: "list[_Given | None]", changed: list[int], returned: list[tuple[torch.Tensor, str]]
 ) -> dict[int | str, torch.UntypedStorage]:
-    """Returns what an op has left in memory: by number for the tensors it was given, by slot for those it returned."""
+    """Returns the storages after an op: by number for the tensors it was given, by slot for those it returned."""
     of_given: list[tuple[int | str, torch.Tensor]] = [
         (at, tensor.alias) for at, tensor in enumerate(given) if tensor is not None and at in changed
     ]

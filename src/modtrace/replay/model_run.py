@@ -1,4 +1,4 @@
-"""Runs a model as a user does, and keeps what comes of it: digests of results, and what the run has left behind."""
+"""Runs a model as a user does, and keeps digests of its results, and what the run left behind."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +16,7 @@ from .contents import aside, digest
 from .generators import AllGenerators
 from .model_state import ModelState, copy_arguments, tensors_in
 
-#: Used as the digest of a tensor whose bits cannot be read.
+#: Stands for the digest of a tensor whose bits cannot be read.
 _NO_BITS = b""
 
 
@@ -24,14 +24,14 @@ _NO_BITS = b""
 class Results:
     """The results of one run, as digests by name."""
 
-    outputs: dict[str, bytes] = field(default_factory=dict)  # of outputs, and of buffers after the run
+    outputs: dict[str, bytes] = field(default_factory=dict)  # digests of outputs and buffers
     gradients: dict[str, bytes] = field(default_factory=dict)
     generators: AllGenerators | None = None  # their states after the run
-    #: What it has left behind (`read_surroundings`).
+    #: What the run left behind (`read_surroundings`).
     surroundings: dict[str, Any] = field(default_factory=dict)
     modules: set[tuple[str, str]] = field(default_factory=set)  # paths and class names after the run
     unchecked: list[tuple[str, str]] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)  # what differs after everything has been restored
+    changes: list[str] = field(default_factory=list)  # differences that remain after everything was restored
 
 
 def run_model(
@@ -119,7 +119,7 @@ def _bits(tensor: torch.Tensor | None) -> bytes:
 
 
 def read_surroundings(model: nn.Module) -> dict[str, Any]:
-    """Returns, by name, what a recording must leave as an unrecorded run leaves it."""
+    """Returns, by name, the state that a recording must leave as an unrecorded run does."""
     state: dict[str, Any] = {
         **hooks_and_modes(),
         "the tracker of the process": id(process.current()),
@@ -135,14 +135,14 @@ def read_surroundings(model: nn.Module) -> dict[str, Any]:
 
 
 def differences(plain: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the entries that differ."""
+    """Returns the names of entries that differ."""
     return [name for name in {**plain, **recorded} if plain.get(name) != recorded.get(name)]
 
 
 def _hooks(owner: Any, names: tuple[str, ...]) -> list[str]:
     """Returns the qualified names of the hooks.
 
-    Hooks that a model registers in its first call get other ids in each run.
+    The ids of hooks differ between runs if a model registers them in its first call.
     """
     hooks = [hook for name in names for hook in (getattr(owner, name, None) or {}).values()]
     return [

@@ -1,4 +1,4 @@
-"""Saves the state of a model, its arguments and the process before a run, and restores it afterwards."""
+"""Saves the state of a model, of its arguments and of the process before a run, and restores it afterwards."""
 
 import copy
 from collections import OrderedDict, defaultdict, deque
@@ -40,7 +40,7 @@ class ModelState:
             TensorState(tensor, with_content=clones_parameters or not isinstance(tensor, nn.Parameter))
             for tensor in tensors.values()
         ]
-        self._uncopied: dict[int, list[TensorState]] = {}  # by `id` of the storage
+        self._uncopied: dict[int, list[TensorState]] = {}  # keyed by the `id` of the storage
         if not clones_parameters:
             for state in self._tensors:
                 self._uncopied.setdefault(_storage_key(state.tensor), []).append(state)
@@ -48,12 +48,12 @@ class ModelState:
         self._grad_mode = torch.is_grad_enabled()
 
     def about_to_write(self, tensor: torch.Tensor) -> None:
-        """Copies the tensors that share memory with `tensor`, unless they have been copied before."""
+        """Copies the tensors that share memory with `tensor`, unless they were copied before."""
         for state in self._uncopied.pop(_storage_key(tensor), ()):
             state.keep()
 
     def restore(self) -> None:
-        """Restores everything. If one part fails or an interrupt comes, the other parts are restored nevertheless."""
+        """Restores everything. If restoring one part fails or is interrupted, the other parts are still restored."""
         with ExitStack() as stack:
             stack.callback(self._generators.restore)
             for tensor in self._tensors:
@@ -63,7 +63,7 @@ class ModelState:
             torch.set_grad_enabled(self._grad_mode)
 
     def clear_gradients(self) -> None:
-        """Clears all gradients, so that the next backward starts without any; `restore` restores the user's."""
+        """Clears all gradients, so that the next backward starts without any; `restore` brings back the user's."""
         for state in self._tensors:
             if state.tensor.is_leaf:
                 state.tensor.grad = None
@@ -134,13 +134,13 @@ def _storage_key(tensor: torch.Tensor) -> int:
             return id(tensor)
 
 
-#: Containers whose contents are restored too.
+#: Containers whose contents are restored as well.
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
 
 #: Types that are searched for such containers.
 _ENTERED = frozenset({*_CONTAINERS, tuple})
 
-#: Types that hold no other objects: a vocabulary of 50,000 words is not searched word by word.
+#: Types without other objects inside, so that a vocabulary of 50,000 words is not searched word by word.
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 
 
@@ -158,7 +158,7 @@ class ModuleState:
         ]
 
     def contents(self) -> Iterator[Any]:
-        """Yields the attributes, and what the containers among them hold."""
+        """Yields the attributes, and everything in the containers among them."""
         return within(self._attributes.values())
 
     def restore(self) -> None:
@@ -183,7 +183,7 @@ class ModuleState:
 
 
 def within(values: Iterable[Any]) -> Iterator[Any]:
-    """Yields the values and all that the containers among them hold, each object once."""
+    """Yields the values and everything in the containers among them, each object once."""
     pending, visited = [*values], set[int]()
     while pending:
         value = pending.pop()

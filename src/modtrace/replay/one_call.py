@@ -23,10 +23,10 @@ _VALUES = (None, "stats")
 
 @dataclass(frozen=True)
 class OneCall:
-    """The recording of one call."""
+    """The recording of one call, with the error that ended it."""
 
     data: RecordingData  # ends where the model raised, if it did
-    error: Exception | None  # what it raised, with a note that names the module and the op
+    error: Exception | None  # the model's exception, with a note that names module and op
 
 
 def record_call(
@@ -36,11 +36,11 @@ def record_call(
     *,
     values: str | None = None,
 ) -> RecordingData:
-    """Records one call with every op. What the model returns is dropped.
+    """Records one call of a model with every op; the model's output is dropped.
 
     Raises:
         TypeError, ValueError: as `try_call`.
-        Exception: what the model raises, with a note (Python 3.11) that names the module and the op.
+        Exception: the exception of the model, with a note (Python 3.11) that names the module and the op.
     """
     call = try_call(model, args, kwargs, values=values)
     if call.error is not None:
@@ -85,7 +85,7 @@ def try_call(
         raise ValueError(f'values={values!r}: give "stats" or None')
     model = _to_call(model)
     data = every_row(values)
-    # Ops of compiled regions bypass the dispatcher, so nothing would see what they write to.
+    # Compiled regions bypass the dispatcher, so writes of their ops would not be seen.
     may_write_unseen = any(map(is_compiled, model.modules()))
     state = ModelState(model, args, kwargs, clones_parameters=may_write_unseen)
     error: Exception | None = None
@@ -99,20 +99,20 @@ def try_call(
     finally:
         state.restore()
     place = None if error is None else find_failing_place(data)
-    if error is not None and place is not None and hasattr(error, "add_note"):  # Python 3.11
+    if error is not None and place is not None and hasattr(error, "add_note"):  # new in Python 3.11
         error.add_note(f"modtrace: raised in {place}")
     return OneCall(data, error)
 
 
 def _to_call(model: nn.Module) -> nn.Module:
-    """Returns the module to call in place of `model` so that `model` does not change; most often `model` itself."""
+    """Returns the module to call in place of `model`, so that `model` does not change; most often `model` itself."""
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     named = chain(model.named_parameters(), model.named_buffers())
     lazy = next((name for name, parameter in named if is_lazy(parameter)), None)
     if lazy is None:
         return model
-    make_blank: Any = UninitializedBuffer  # torch's stub does not know its arguments
+    make_blank: Any = UninitializedBuffer  # torch's stub lacks its arguments
     # torch 2.13 copies lazy parameters but refuses to copy lazy buffers.
     blanks = {
         id(buffer): make_blank(dtype=buffer.dtype, device=buffer.device)
@@ -154,7 +154,7 @@ def find_failing_place(data: RecordingData) -> str | None:
 
 
 def _left_with(call: _Row, calls: Sequence[_Row], ops: Sequence[_Row]) -> _Row | None:
-    """Returns the call directly inside `call` that the same exception has left, or None."""
+    """Returns the call directly inside `call` that ended with the same exception; None if there is none."""
     inside = [row for row in calls if row["parent_call_id"] == call["call_id"]]
     if not inside or not inside[-1]["raised"]:
         return None
@@ -164,17 +164,17 @@ def _left_with(call: _Row, calls: Sequence[_Row], ops: Sequence[_Row]) -> _Row |
 
 
 class WriteGuard(UnwrappedMode):
-    """Reports each tensor that an op is about to write to, so that its content can be copied before.
+    """Reports each tensor that an op is about to write, so that its contents can be copied before.
 
-    It is a mode below the recorder, which continues after the recorder has failed. It does not see what compiled code
-    and other threads write.
+    It is a mode below the recorder, and continues if the recorder has failed. It does not see writes by compiled code
+    or on other threads.
     """
 
     def __init__(self, about_to_write: Callable[[torch.Tensor], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         keep_out_of_dynamo(WriteGuard.__torch_dispatch__)
         self._about_to_write = about_to_write
-        self._schemas: dict[int, OpSchema] = {}  # by `id` of the op, which the schema holds
+        self._schemas: dict[int, OpSchema] = {}  # keyed by the `id` of the op, which the schema keeps alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = self._schemas.get(id(func))
@@ -188,7 +188,7 @@ class WriteGuard(UnwrappedMode):
 
 
 def _written(schema: OpSchema, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors that an op writes to. The schema of a collective does not say; all its tensors are yielded."""
+    """Yields the tensors that an op writes. For a collective these are all, as its schema lists no writes."""
     arguments: list[Any] = [args, kwargs]
     if not schema.is_collective:
         arguments = [

@@ -1,4 +1,4 @@
-"""Families of ops that have a rule of their own, such as those that use only an argument's shape, by base name."""
+"""Lists families of ops with a common rule, such as ops that use only an argument's shape, by base name."""
 
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from ..collect.ops.schemas import base_name, name_of
 
 # fmt: off
 
-#: Arguments of which an op uses only the shape, the dtype or the presence. They are tried nevertheless.
+#: Arguments of which an op uses only the shape, dtype or presence; they are tested all the same.
 SHAPE_ONLY: dict[str, tuple[str, ...]] = {
     "zeros_like": ("self",), "ones_like": ("self",), "full_like": ("self",), "rand_like": ("self",),
     "randn_like": ("self",), "randint_like": ("self",), "new_zeros": ("self",), "new_ones": ("self",),
@@ -33,29 +33,29 @@ SHAPE_ONLY: dict[str, tuple[str, ...]] = {
     "mkldnn_rnn_layer_backward": ("input", "hx_", "cx_tmp", "output", "hy_", "cy_", "weight3", "weight4"),
 }
 
-#: The result of these ops is the same for all integers, or for all unsigned ones.
+#: Ops whose result is the same for all integers, or for all unsigned ones.
 ASKING_OF_REALS = frozenset({"isnan", "isinf", "isposinf", "isneginf", "signbit"})
 
-#: These ops return a copy of `self` with a part overwritten, which may be the whole.
+#: Ops that return a copy of `self` with a part overwritten, which may be the whole.
 SCATTERING = frozenset({
     "scatter", "index_put", "slice_scatter", "select_scatter", "index_copy", "masked_scatter", "index_fill",
     "diagonal_scatter", "as_strided_scatter", "copy", "fill", "index_reduce", "scatter_reduce",
 })
 
-#: These ops return the index of an element, or the element at an index.
+#: Ops that return the index of an element, or the element at an index.
 CHOOSING = frozenset({
     "argmax", "argmin", "max", "min", "topk", "sort", "argsort", "kthvalue", "median", "mode", "cummax", "cummin",
     "multinomial", "multi_margin_loss", "multilabel_margin_loss_forward",
     "multi_margin_loss_backward", "multilabel_margin_loss_backward",
 })
 
-#: Arguments that hold an index to ignore. Where it is 0, an index that always exists, -1 is tried; 255 may be a mark.
+#: Arguments with an index to ignore. If it is 0, an index that always exists, -1 is tried; 255 may be a mark.
 PASSED_OVER = frozenset({"ignore_index", "padding_idx"})
 
-#: Arguments that cut a part of the tensor off; 0 is tried for them.
+#: Arguments that cut off a part of the tensor; 0 is tried for them.
 CUTTING = frozenset({"diagonal", "pad"})
 
-#: These ops use integers as numbers, although torch tags none of their overloads (`may_be_index`).
+#: Ops that use integers as numbers, although torch tags none of their overloads (`may_be_index`).
 _ANY_INTEGER = frozenset({
     "copy", "_to_copy", "clone", "cumsum", "cumprod", "cummax", "cummin", "cat", "stack", "equal", "isin", "view",
     "_unsafe_view", "_reshape_alias", "as_strided", "alias", "detach", "expand", "permute", "transpose", "t", "slice",
@@ -65,7 +65,7 @@ _ANY_INTEGER = frozenset({
     "_unique2", "unique_dim", "unique_consecutive", "mm", "_int_mm", "bmm", "addmm", "baddbmm", "mv", "dot",
 })
 
-#: These ops use integers as indices only in the arguments below. `_ctc_loss` checks the lengths it is given.
+#: Ops that use integers as indices only in the given arguments. `_ctc_loss` checks the lengths it is given.
 _INDEXING = frozenset({
     "gather", "index", "_unsafe_index", "index_select", "take", "masked_select", "index_put", "_unsafe_index_put",
     "_index_put_impl", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
@@ -76,12 +76,12 @@ _INDEXING = frozenset({
 _INDICES = frozenset({"index", "indices", "targets"})
 # fmt: on
 
-#: Names of the tags of ops that use integers as numbers. torch 2.11 does not have all of them.
+#: Names of the tags of ops that use integers as numbers; torch 2.11 lacks some of them.
 _NUMBER_TAGS = frozenset({"pointwise", "reduction"})
 
 
 def may_be_index(tensor: torch.Tensor, func: Any, argument: str) -> bool:
-    """Returns whether a tensor holds integers that an op may use as indices. Not every kernel checks its indices."""
+    """Returns whether an op may use a tensor's integers as indices, which not every kernel checks."""
     is_real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
     if is_real or tensor.dtype is torch.bool or _takes_any_integer(func):
         return False

@@ -1,4 +1,4 @@
-"""Other contents for a tensor that an op reads: near, far, permuted or constant, within what its dtype allows."""
+"""Makes other contents for a tensor that an op reads: near, far, permuted or constant, as its dtype allows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ from .replayer import moved
 #: Magnitudes of the values that replace real numbers.
 _SCALES = (1.0, 100.0, 1e-3)
 
-#: How many contents are tried in all other arguments at once.
+#: The number of times that all other arguments are changed at once.
 _OTHER_CONTENTS = 8
 
 
@@ -28,7 +28,7 @@ def perturbed(kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int) 
         kept: the op. The numbers among its arguments suggest contents, because the op may compare with them.
         at: the number of the tensor in `inputs`.
         inputs: all tensors among the op's arguments.
-        seed: of the random contents.
+        seed: the seed of the random contents.
     """
     tensor = inputs[at]
     others = [other for place, other in enumerate(inputs) if place != at]
@@ -64,7 +64,7 @@ def with_other_arguments(
 
 
 def _with_other_numbers(kept: KeptOp) -> KeptOp | None:
-    """Returns the op with other factors, exponents and limits; None if it has no such argument."""
+    """Returns the op with other factors, exponents and limits; None if it has no such arguments."""
     names = kept.schema.argument_names
     numbers, order = number_arguments(kept.schema.func), count()
 
@@ -83,7 +83,7 @@ def _with_other_numbers(kept: KeptOp) -> KeptOp | None:
 def _other_number(value: Any, order: int) -> Any:
     """Returns another number of the same type.
 
-    It grows with `order`, so that a lower limit stays below an upper one.
+    The number grows with `order`, so that a lower limit stays below an upper one.
     """
     if isinstance(value, list):
         return [_other_number(number, order) for number in value]
@@ -137,7 +137,7 @@ def _of_reals(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Cha
 
 
 def _of_integers(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
-    """Yields changes of the elements to other integers, between the least element minus 1 and the greatest plus 1."""
+    """Yields changes of the elements to other integers, between the minimum minus 1 and the maximum plus 1."""
     limits = torch.iinfo(tensor.dtype)
     known = _widened(tensor) if tensor.numel() else torch.zeros(1, dtype=torch.int64)
     low, high = max(int(known.min()) - 1, _least(limits)), min(int(known.max()) + 1, limits.max)
@@ -151,7 +151,7 @@ def _of_integers(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_
 def _of_indices(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
     """Yields changes of the elements to integers that occur in the tensor, or to 0.
 
-    Other indices may be out of bounds, also those between 0 and a mark such as -100.
+    Other indices may be out of bounds, even those between 0 and a mark such as -100.
     """
     shown = _widened(tensor).reshape(-1)
     known = torch.unique(torch.cat([shown, shown.new_zeros(1)]))
@@ -168,22 +168,22 @@ def _of_indices(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_C
 
 
 def _least(limits: torch.iinfo) -> int:
-    """Returns the least integer to try.
+    """Returns the smallest integer to try.
 
-    It is not the least integer of the dtype, whose division by -1 ends the process (torch 2.13).
+    It is above the smallest integer of the dtype, whose division by -1 ends the process (torch 2.13).
     """
     return max(limits.min, -limits.max)
 
 
 def _compared_with(kept: KeptOp, others: Sequence[torch.Tensor]) -> Iterator[float]:
-    """Yields the numbers that an op may compare its elements with, each followed by its two neighbours."""
+    """Yields the numbers with which an op may compare its elements, each followed by its two neighbours."""
     numbers = [*kept.template.scalars(), *(number for other in others for number in _extremes(other))]
     steps = (number + step for number in numbers for step in (0, 1, -1) if number == number)
     yield from dict.fromkeys(steps)
 
 
 def _extremes(tensor: torch.Tensor) -> tuple[float, ...]:
-    """Returns the least and the greatest finite element, and the first one."""
+    """Returns the smallest and the largest finite element, and the first one."""
     if not tensor.numel() or tensor.dtype.is_complex:
         return ()
     wide = tensor.double()
@@ -193,11 +193,11 @@ def _extremes(tensor: torch.Tensor) -> tuple[float, ...]:
 
 
 def _as_others(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yields copies of a tensor filled with the elements of each other tensor that fits."""
+    """Yields copies of a tensor, filled with the elements of other tensors of a suitable shape."""
     for other in others:
         if tensor.dtype is other.dtype:
             filled = moved(tensor, copy_of(tensor.untyped_storage()))
-            with suppress(RuntimeError):  # its shape does not fit, or several elements share their memory
+            with suppress(RuntimeError):  # the shape does not match, or elements share memory
                 filled.copy_(other)
                 yield filled
 
@@ -226,7 +226,7 @@ def _scale_of(tensor: torch.Tensor) -> float:
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy in a dtype that supports all operations; float8 and uint16 support few."""
+    """Returns a copy in a dtype that supports all operations, which float8 and uint16 do not."""
     if tensor.dtype is torch.bool or tensor.dtype.is_complex:
         return tensor.clone()
     return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64, copy=True)

@@ -14,23 +14,23 @@ from .perturbations import perturbed, with_other_arguments
 from .recorded_graph import RecordedOp
 from .replayer import call_op, own_memory
 
-#: How many ops with the same arguments and shapes are checked.
+#: The number of ops with the same arguments and shapes that are checked.
 CHECKED_OF_A_KIND = 3
 
-#: What an op raises if it refuses its arguments.
+#: The exceptions by which an op refuses its arguments.
 _REFUSALS = (RuntimeError, IndexError, ValueError)
 
 _Answer = tuple[Hashable, ...]
 
 
 class Perturber:
-    """Changes what ops read, and counts the tensors that matter.
+    """Changes what ops read, and counts the tensors whose change affects the results.
 
-    `fault` describes the first tensor that changes nothing although it should; None if there is none.
+    `fault` describes the first tensor whose change should affect the results and does not; None if there is none.
     """
 
     def __init__(self, seed: int) -> None:
-        self.checked = 0  # tensors that change what their op gives
+        self.checked = 0  # how many tensors affect their op's results
         self.exempt: Counter[str] = Counter()
         self.fault: str | None = None
         self._seed = seed
@@ -76,7 +76,7 @@ class Perturber:
                 if _answer(kept, tensors)[0] != expected:
                     return True
             except _REFUSALS:
-                return True  # it refuses this content but not the recorded one, so it has read it
+                return True  # the op refuses this content, but not the recorded one, so it reads the tensor
         return False
 
     def _is_hidden(self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor]) -> bool:
@@ -91,7 +91,7 @@ class Perturber:
 
 
 def _answer(kept: KeptOp, tensors: list[torch.Tensor]) -> tuple[_Answer, list[torch.Tensor]]:
-    """Runs an op. Returns what is compared of its results, and the tensors that it returns."""
+    """Runs an op. Returns the results in comparable form, and the tensors that it returns."""
     output = call_op(kept, tensors)
     unwritten = uninitialised(kept.name) or ()
     returned = [tensor for tensor, slot in tensors_in(output, "") if slot not in unwritten]

@@ -1,4 +1,4 @@
-"""The ops of a recording with the tensors that each of them reads and makes."""
+"""Reads the ops of a recording with the tensors that each of them reads and makes."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ..analysis.tables.op_flow import read_op_flow
 from ..recording.protocols import RecordingData
 
-#: A storage in one state: its number, and the number of writes to it so far.
+#: The contents of a storage: its number, and the number of writes to it so far.
 Content = tuple[int, int]
 
 
@@ -21,9 +21,9 @@ class TensorRow(NamedTuple):
     conj: bool
     neg: bool
     dtype: str
-    storage: int | None  # None: it has none
+    storage: int | None  # None if it has no storage
     version: int | None
-    producer: int | None  # None: no op has made it
+    producer: int | None  # None if no op made it
     slot: str
 
     @property
@@ -33,7 +33,7 @@ class TensorRow(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A tensor that an op reads, and its slot."""
+    """A tensor that an op reads, with the slot."""
 
     slot: str
     tensor: TensorRow
@@ -53,7 +53,7 @@ class RecordedOp:
         return f"op {self.number} ({self.name} in {self.place})"
 
     def made_at(self, slot: str) -> TensorRow | None:
-        """Returns the tensor that the op has made at a slot; None if it returned one that it was given."""
+        """Returns the tensor that the op made at a slot; None if it returned a tensor that it was given."""
         return next((tensor for tensor in self.makes if tensor.slot == slot), None)
 
 
@@ -64,7 +64,7 @@ class RecordedGraph:
     ops: dict[int, RecordedOp]
 
     def parents(self) -> dict[int, set[int]]:
-        """Returns, for each op, the ops that made what it reads."""
+        """Returns for each op the ops that made what it reads."""
         return {
             number: {read.tensor.producer for read in op.reads if read.tensor.producer is not None}
             for number, op in self.ops.items()
@@ -85,7 +85,7 @@ class RecordedGraph:
         }
 
     def readers(self) -> Counter[Content | None]:
-        """Returns how often each content is read."""
+        """Returns how often each storage and version is read."""
         return Counter(read.tensor.content for op in self.ops.values() for read in op.reads)
 
 

@@ -1,4 +1,4 @@
-"""Records one run of a model: to prove the recording, or from a seed, to compare it with that of another model."""
+"""Records one run of a model: to prove the recording, or from a seed, to compare it with another model's run."""
 
 import random
 import sys
@@ -31,7 +31,7 @@ _ROLES = (INPUT, OUTPUT, OP_OUTPUT, LEAF, PARAMETER)
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The recording of a run, what was kept beside it, and the ops that an independent mode has counted."""
+    """The recording of a run, with everything that was kept beside it."""
 
     data: RecordingData
     keep: OpKeep
@@ -59,13 +59,13 @@ def record_from_seed(
 ) -> RecordingData:
     """Returns a recording of one call of a model, with ops, statistics, hashes and sketches of all tensors.
 
-    The model, its arguments and the random generators are restored afterwards, also if it raises.
+    The model, its arguments and the random generators are restored afterwards, even if the model raises.
 
     Args:
         model: the model.
         args: the positional arguments of the call.
         kwargs: the keyword arguments of the call.
-        seed: that all random generators are set to before the call.
+        seed: the seed of all random generators before the call.
         gradients: whether a backward runs too, from `output.loss` if there is one, else from the sum of the outputs.
     """
     data = every_row("stats")
@@ -99,7 +99,7 @@ def _set_seed(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-_NO_LIMIT = 2**62  # bytes: a proof, as a graph, needs every row
+_NO_LIMIT = 2**62  # in bytes, as a proof or a graph needs every row
 
 
 def every_row(values: str | None = None) -> MemoryRecording:
@@ -114,7 +114,7 @@ def recording_ops(
     """Records what the model runs inside the block.
 
     Args:
-        values: what is measured, as for `record()`; None measures nothing.
+        values: the values to measure, as for `record()`; None measures nothing.
         keeper: receives every op.
     """
     error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""Runs recorded ops again, one at a time, on what earlier ops have left in memory."""
+"""Runs recorded ops again, one at a time, on the memory that earlier ops have left."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,14 @@ from .recorded_graph import Content, RecordedGraph, RecordedOp, TensorRow
 
 
 class ReplayFault(Exception):
-    """Raised when a recorded op, run again, does not give what was recorded; names the op and what was expected."""
+    """Raised when a recorded op, run again, gives other results; it names the op and what was expected."""
 
 
 class Replayer:
-    """Holds the contents of all storages that are still to be read, and runs ops on them.
+    """Holds the contents of all storages that will still be read, and runs ops on them.
 
-    Args:
-        copy_writes: ops write to copies of their arguments, so that they may run in any order that has parents
-            before children. If False, they write to the same memory as when they were recorded.
+    copy_writes: whether ops write to copies of their arguments, so that they may run in any order with parents before
+        children. If False, they write to the same memory as when they were recorded.
     """
 
     def __init__(self, graph: RecordedGraph, keep: OpKeep, *, copy_writes: bool) -> None:
@@ -33,19 +32,19 @@ class Replayer:
         self._storage_makers = graph.makers()
         self._left = graph.readers()  # how often each content will still be read
         self._contents: dict[Content, torch.UntypedStorage] = {}
-        #: Of those that came into being as an output of their own.
+        #: The storages that first appeared as an output.
         self._makers: dict[Content, RecordedOp] = {}
 
     def inputs(self, op: RecordedOp) -> list[torch.Tensor]:
         """Returns the tensors that an op reads.
 
         Raises:
-            ReplayFault: a tensor is not there, or its storage is too small.
+            ReplayFault: a tensor is missing, or its storage is too small.
         """
         return [self._tensor(op, read.slot, read.tensor) for read in op.reads]
 
     def run(self, op: RecordedOp, kept: KeptOp, inputs: Sequence[torch.Tensor]) -> None:
-        """Runs an op, keeps what it makes for later ops, and compares that with what was recorded.
+        """Runs an op, keeps its results for later ops, and compares them with the recording.
 
         Raises:
             ReplayFault: the results differ.
@@ -59,7 +58,7 @@ class Replayer:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             raise ReplayFault(f"{op} does not run again on what is recorded: {reason}") from error
         returned = {slot: tensor for tensor, slot in tensors_in(output, "")}
-        for made in kept.outputs:  # memory that the op leaves uninitialised
+        for made in kept.outputs:  # outputs in memory that the op leaves uninitialized
             if made.content is not None and made.slot in returned:
                 returned[made.slot].copy_(made.content)
         _compare(op, kept, output, returned, shown)
@@ -78,7 +77,7 @@ class Replayer:
         self._remember(op, returned, arguments)
 
     def release(self, op: RecordedOp) -> None:
-        """Frees the contents that no later op reads."""
+        """Frees the contents that no later op will read."""
         for content in (read.tensor.content for read in op.reads):
             if content is not None:
                 self._left[content] -= 1
@@ -124,7 +123,7 @@ class Replayer:
         returned: Mapping[Any, torch.UntypedStorage],
         given: Sequence[torch.UntypedStorage | None],
     ) -> None:
-        """Keeps the contents that an op has made: those of storages it was given, and of storages it returned."""
+        """Keeps the contents that an op made: in storages that it was given, and in storages that it returned."""
         of_given = {read.tensor.storage: stored for read, stored in zip(op.reads, given, strict=False)}
         for row in op.makes:
             if row.content is None:
@@ -135,18 +134,18 @@ class Replayer:
 
 
 def call_op(kept: KeptOp, tensors: Sequence[torch.Tensor]) -> Any:
-    """Runs an op on other tensors, with the grad mode and the random numbers it had when it was recorded."""
+    """Runs an op on other tensors, with the grad mode and the generator states from its recording."""
     args, kwargs = kept.template.fill(tensors)
     if kept.generators is not None:
         GeneratorStates.restore(kept.generators)
     mode: AbstractContextManager[Any] = torch.set_grad_enabled(kept.grad_mode)
     with mode, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the op has already given its warnings when it was recorded
+        warnings.simplefilter("ignore")  # the op gave its warnings when it was recorded
         return kept.schema.func(*args, **kwargs)
 
 
 def own_memory(tensors: Sequence[torch.Tensor], which: Sequence[int]) -> list[torch.Tensor]:
-    """Returns the tensors with those in `which` on copies of their storages.
+    """Returns the tensors, with those in `which` moved to copies of their storages.
 
     Tensors that share a storage share the copy.
     """
@@ -176,7 +175,7 @@ def _compare(
     returned: Mapping[str, torch.Tensor],
     given: Sequence[torch.Tensor],
 ) -> None:
-    """Raises `ReplayFault` if an op has returned something else, or has left something else in what it was given."""
+    """Raises `ReplayFault` if an op returned other results, or left other contents in its arguments."""
     for made in kept.outputs:
         tensor = returned.get(made.slot)
         where = f"{op}: its output{made.slot and ' '}{made.slot}"

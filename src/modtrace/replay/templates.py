@@ -1,4 +1,4 @@
-"""Keeps the arguments of an op apart from its tensors, so that other tensors can be filled in."""
+"""Separates the arguments of an op from its tensors, so that other tensors can be filled in."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +40,9 @@ class Template:
     """The arguments of an op without its tensors, which are numbered in the order of the arguments."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.tensors: list[torch.Tensor] = []  # until `forget_tensors`
-        self.obstacle: str | None = None  # why an op cannot be given these arguments again
-        self.arguments: list[int | str] = []  # of each tensor: the position or the name of its argument
+        self.tensors: list[torch.Tensor] = []  # kept until `forget_tensors`
+        self.obstacle: str | None = None  # why these arguments cannot be used again; None if they can
+        self.arguments: list[int | str] = []  # for each tensor, the position or name of its argument
         self._args = [self._take(arg, at) for at, arg in enumerate(args)]
         self._kwargs = {name: self._take(arg, name) for name, arg in kwargs.items()}
 
@@ -73,7 +73,7 @@ class Template:
         return other
 
     def key(self) -> str:
-        """Returns a text that is equal for ops with equal arguments, apart from their tensors."""
+        """Returns a text that is equal for ops with equal arguments, ignoring the tensors."""
         return repr((self._args, self._kwargs))
 
     def _take(self, value: Any, argument: int | str) -> Any:

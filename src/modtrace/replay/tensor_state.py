@@ -13,7 +13,7 @@ class TensorState:
     """The content, memory, gradient, version and hooks of one tensor.
 
     Args:
-        tensor: a tensor of any kind. What cannot be copied is not restored.
+        tensor: a tensor of any kind. Parts that cannot be copied are not restored.
         with_content: copies the content now. If False, call `keep` before anything writes to the tensor.
     """
 
@@ -30,13 +30,13 @@ class TensorState:
             self.keep()
 
     def keep(self) -> None:
-        """Copies the content, unless that has been done. Call it before anything writes to the tensor."""
+        """Copies the content, unless that was done. Call it before anything writes to the tensor."""
         if self._alias is not None and self._content is None:
             with aside():
                 self._content = _try_clone(self._alias)
 
     def is_as_it_was(self) -> bool:
-        """Returns whether the tensor still shows the same memory, and that memory holds the same bits."""
+        """Returns whether the tensor still shows the same memory, with the same bits."""
         with aside():
             return not self._has_moved() and self._has_its_bits()
 
@@ -48,7 +48,7 @@ class TensorState:
             if self._content is not None and self._alias is not None and not self._has_its_bits():
                 _once(self._alias).copy_(self._content)
         if self.tensor.is_leaf:
-            self._restore_leaf()  # last: torch checks a gradient against its tensor
+            self._restore_leaf()  # last, as torch checks a gradient against its tensor
         set_version(self.tensor, self._version)
 
     def _restore_leaf(self) -> None:
@@ -80,12 +80,12 @@ def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _share_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     try:
         return one.untyped_storage() is other.untyped_storage()
-    except RuntimeError:  # neither has one
+    except RuntimeError:  # neither tensor has a storage
         return True
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an expanded tensor with each element once, because torch refuses to write to repeated elements."""
+    """Returns an expanded tensor without repetitions, because torch refuses to write to repeated elements."""
     return tensor if tensor.layout is not torch.strided or tensor.is_nested else once_each(tensor)[0]
 
 
@@ -99,7 +99,7 @@ def _try_alias(tensor: torch.Tensor) -> torch.Tensor | None:
 def _try_clone(tensor: torch.Tensor) -> torch.Tensor | None:
     try:
         return _once(tensor).clone()
-    except (RuntimeError, NotImplementedError):  # a tensor of a kind that has no copies
+    except (RuntimeError, NotImplementedError):  # a kind of tensor that cannot be copied
         return None
 
 

@@ -1,4 +1,4 @@
-"""`modtrace.verify`: records a model once and proves that the recording states what ran."""
+"""Defines `modtrace.verify`, which records a model once and proves that the recording states what ran."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ from .perturbing import Perturber
 from .recorded_graph import RecordedGraph, read_graph
 from .recorded_run import RecordedRun, record_run
 
-#: How often a model runs again before a difference of the recorded run alone counts as a fault of the recording.
+#: How often a model runs again before a difference in the recorded run alone counts as the recording's fault.
 _MORE_RUNS = 3
 
-#: What is said of a model that gives the same each time.
+#: The remark on a model whose runs agree.
 _STEADY = Check(name="determinism", passed=True, why="two unrecorded runs of the model gave the same bits")
 
 

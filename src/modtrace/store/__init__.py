@@ -1,1 +1,1 @@
-"""Stores recordings on disk: a folder of Arrow streams that stays readable whenever its writer dies."""
+"""Stores recordings on disk, as a folder of Arrow streams that stays readable whenever its writer is killed."""

@@ -11,7 +11,7 @@ _MARKER = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8  # the marker, and the length of the metadata
 _NOT_WRITTEN = bytes(4)
 
-# Numbers of fields, and types of headers, in Message.fbs.
+# Numbers of fields and types of headers, as in Message.fbs.
 _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _DICTIONARY_DATA = 1
@@ -19,7 +19,7 @@ _COMPRESSION = 3
 
 
 class Damage(Exception):
-    """Raised if what a stream holds at `start` is not a message of ours."""
+    """Raised if the bytes at `start` of a stream are not a message as we write them."""
 
     def __init__(self, start: int, batch: int, why: str) -> None:
         super().__init__(why)
@@ -30,20 +30,20 @@ class Damage(Exception):
 class Messages(NamedTuple):
     """The complete messages at the beginning of a stream."""
 
-    stop: int  # where they end, without the end-of-stream marker
-    batches: tuple[int, ...]  # where each batch begins, with the dictionaries that it brings
-    is_ended: bool  # the end-of-stream marker follows, and nothing behind it
+    stop: int  # the end of the last message, without the end-of-stream marker
+    batches: tuple[int, ...]  # the beginning of each batch, including the dictionaries before it
+    is_ended: bool  # whether the end-of-stream marker follows, and nothing after it
 
 
 def find_messages(data: memoryview) -> Messages:
     """Returns the complete messages.
 
-    A message that extends beyond the end of the file was never finished. Nor was one that begins with zeros, which
-    remain if a file was extended and the power failed before its pages were written.
+    A message that extends beyond the end of the file was never finished. Neither was one that begins with zeros, which
+    remain if a file was extended and power failed before its pages were written.
 
     Raises:
-        Damage: something other than a message is between them, or a message is compressed. Ours never are, and the
-            memory needed to read it is not known.
+        Damage: there is something other than a message, or a compressed message. We never write these, and the memory
+            for reading one is unknown.
     """
     at = start = 0
     batches: list[int] = []

@@ -17,7 +17,7 @@ from .writer import FolderWriter
 
 _NOT_CLOSED = "copied before the recording was closed"
 
-#: A reference that a sink returned for a tensor: `FILE:NUMBER.NAME`.
+#: A reference to a tensor, as a sink returned it: `FILE:NUMBER.NAME`.
 _REFERENCE = re.compile(rf"({IN_MEMORY}|tensors-\d{{5,}}\.safetensors):\d{{6,}}\..*", re.DOTALL)
 
 
@@ -57,7 +57,7 @@ def _copy_tensors(
 ) -> tuple[pa.Table, Sequence[str]]:
     """Copies the whole tensors one by one, and returns the rows with their references in the copy.
 
-    A text that is no reference stays. Also returned is why each tensor that cannot be read is missing.
+    A text that is no reference stays. The second result lists why tensors that cannot be read are missing.
     """
     if values["blob"].null_count == values.num_rows:
         return values, ()
@@ -75,7 +75,7 @@ def _copy_tensors(
                 copied[blob] = None
                 why_missing.append(str(error))
                 continue
-            name = blob.partition(":")[2].partition(".")[2]  # it gets a new number
+            name = blob.partition(":")[2].partition(".")[2]  # the copy numbers its tensors anew
             copied[blob] = writer.put_tensor(name, raw.to_numpy(), raw.dtype, raw.shape, step=step)
     at = values.schema.get_field_index("blob")
     column = from_strings([copied[blob] for blob in references])

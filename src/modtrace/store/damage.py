@@ -1,4 +1,4 @@
-"""The errors for recordings that are damaged or unreadable: each says what is wrong with a file, and what to do."""
+"""Makes the errors for damaged or unreadable recordings, which say what is wrong with a file and what to do."""
 
 from pathlib import Path
 
@@ -46,28 +46,28 @@ def no_header_yet(path: Path) -> DamagedRecordingError:
 
 
 def no_rank(path: Path, content: str) -> DamagedRecordingError:
-    """Returns the error for a recording without a folder of a rank."""
+    """Returns the error for a recording that has no folder of a rank."""
     return DamagedRecordingError(
         f"{path}: no rank has written to this recording: rank-00000 is missing ({content}). Record again."
     )
 
 
 def too_long(path: Path, size: int, most: int) -> DamagedRecordingError:
-    """Returns the error for a file with more bytes than are read."""
+    """Returns the error for a file with more bytes than will be read."""
     return DamagedRecordingError(
         f"{path}: a file of {size} bytes, and at most {most} are read of it. Copy it again."
     )
 
 
 def not_regular(path: Path, kind: str) -> DamagedRecordingError:
-    """Returns the error for a folder, a FIFO or the like."""
+    """Returns the error for a folder, a FIFO or the like in place of a file."""
     return DamagedRecordingError(
         f"{path}: a regular file is expected, and {kind} is there. Copy the file again."
     )
 
 
 def not_safetensors(path: Path, size: int, why: object) -> DamagedRecordingError:
-    """Returns the error for a file of this many bytes that is none of whole tensors."""
+    """Returns the error for a file of this many bytes that does not hold whole tensors."""
     return DamagedRecordingError(f"{path}: not a safetensors file ({size} bytes; {why}). Copy it again.")
 
 
@@ -80,5 +80,5 @@ def cut_tensor(path: Path, size: int, name: str, stop: int) -> DamagedRecordingE
 
 
 def unreadable(path: Path, error: OSError) -> RecordingError:
-    """Returns the error for a file that the system refuses to read."""
+    """Returns the error for a file that the system refuses to let us read."""
     return RecordingError(f"{path}: cannot be read: {error.strerror or error}. Check that you may read it.")

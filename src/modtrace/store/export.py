@@ -1,4 +1,4 @@
-"""Writes an export: which tables it has, and how its files come to a folder, where a failure changes nothing."""
+"""Writes exports: which tables they have, and how their files reach a folder without leaving half of them there."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from ..recording.protocols import RecordingData
 from ..recording.schema import schemas
 from .layout import describe_content
 
-#: The table of the run. It is written last: if it has a row, the other tables are complete.
+#: The table of the run, which is written last: a row in it shows that the other tables are complete.
 RUNS = "runs"
 
 _MOST_ROWS = 131_072
-_MOST_BYTES = 64 * 2**20  # bounds the memory if rows contain long lists
+_MOST_BYTES = 64 * 2**20  # limits the memory if rows contain long lists
 _FEWEST_ROWS = 1024
 
 _RUNS_SCHEMA = pa.schema(
@@ -46,14 +46,14 @@ def export_tables(data: RecordingData) -> Iterator[tuple[str, pa.Table]]:
     """Yields all tables in the order of `export_names`. `modules` has each module once."""
     for name in schemas():
         table = data.table(name)
-        if name == "modules":  # the last row of each, because names may be learnt late
+        if name == "modules":  # names may be learnt late, so the last row of a module counts
             table = table.take(from_numpy(last_of_each(to_numpy(table["module_id"]))))
         yield name, table
     yield RUNS, _run_row(data.meta)
 
 
 def slices(table: pa.Table) -> Iterator[pa.Table]:
-    """Yields the rows in pieces that fit into memory; a single empty piece if there are no rows."""
+    """Yields the rows in pieces of limited size; a single empty piece if there are no rows."""
     if not table.num_rows:
         yield table
     for start in range(0, table.num_rows, _MOST_ROWS):
@@ -96,14 +96,14 @@ def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterat
         path.mkdir(parents=True, exist_ok=True)
         staging = path / f".{name}.tmp"
         try:
-            shutil.rmtree(staging, ignore_errors=True)  # of an export that was killed
+            shutil.rmtree(staging, ignore_errors=True)  # left by an export that was killed
             staging.mkdir()
             yield staging
             _move_in(staging, path, last)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
             if is_new:
-                with suppress(OSError):  # not empty: what was to come is there
+                with suppress(OSError):  # not empty: the new files are there
                     path.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""Creates the folder that a rank writes to. It deletes nothing except a recording that is to be replaced."""
+"""Creates the folder that a rank writes to. Nothing is deleted except a recording that is to be replaced."""
 
 import contextlib
 import os
@@ -22,9 +22,9 @@ from .same_run import is_anothers, is_of_same_run, is_restarted
 
 _ATTEMPTS = 10_000
 _LOOK_AFTER_S = 0.01
-_STARTED_AFTER_S = 10.0  # a start takes milliseconds: what has not ended after this was killed
+_STARTED_AFTER_S = 10.0  # a start takes milliseconds; one that has not ended after this was killed
 
-#: In front of the names of what is to be replaced, until the run has begun.
+#: A prefix for the names of files to be replaced, until the run has begun.
 _REPLACED = ".replaced-"
 
 
@@ -33,23 +33,24 @@ def create_rank_folder(
 ) -> tuple[Path, str]:
     """Makes the folder of `meta.rank` in the recording `path`; joins one of the same run.
 
-    Ranks that start together do this one after the other.
+    Ranks that start at the same time do this one after the other.
 
     Args:
         path: the recording; an empty folder may be there.
-        meta: the description of the run, which says whether a recording that is there is of the same run.
-        overwrite: replace a recording that is there; of the same run, only this rank's part. Files in it
-            that are not its own stay. `delete_replaced` deletes it, and `undo_rank_folder` puts it back.
-        new_attempt: add `.attempt-1`, ... if this rank of this run has a folder already (an elastic restart).
-        agent_start_ns: under torchrun, when its agent was started; what ranks of the launch have written since then and
-            before this process is of earlier attempts, too.
+        meta: the description of the run, which shows whether an existing recording is of the same run.
+        overwrite: whether to replace an existing recording, or in one of the same run only this rank's part. Foreign
+            files in it stay. `delete_replaced` deletes the old one, and `undo_rank_folder` restores it.
+        new_attempt: whether to add `.attempt-1`, ... if this rank of this run already has a folder (an elastic
+            restart).
+        agent_start_ns: under torchrun, when its agent was started; what ranks of the launch wrote between then and the
+            start of this process counts as earlier attempts, too.
 
     Returns:
-        the folder, and the id of the run, which is that of the rank that was the first.
+        the folder, and the id of the run, which the first rank has chosen.
 
     Raises:
-        RecordingExistsError: something is there that may not be replaced or joined.
-        NotARecordingError: it was to be replaced, and is no recording.
+        RecordingExistsError: something exists that may not be replaced or joined.
+        NotARecordingError: something was to be replaced that is no recording.
         RecordingError: the folder cannot be made.
     """
     try:
@@ -60,7 +61,7 @@ def create_rank_folder(
             if not new_attempt:
                 _free(path, meta, overwrite=overwrite)
             return _create_exclusively(path, meta, new_attempt=new_attempt), run_id
-    except RecordingError:  # RecordingExistsError is an OSError too
+    except RecordingError:  # RecordingExistsError is also an OSError
         raise
     except OSError as error:
         if overwrite and meta.world_size == 1:
@@ -72,10 +73,10 @@ def create_rank_folder(
 
 @contextlib.contextmanager
 def _alone_in(path: Path) -> Iterator[None]:
-    """Makes the folder `path`; only one process at a time is inside the block for it, and others wait.
+    """Makes the folder `path`, and lets only one process at a time into the block; others wait.
 
-    The lock is a file that each process tries to create: locks of the system do not work on every network's file
-    system. A file that has not changed for some seconds was left by a process that was killed, and is removed.
+    The lock is a file that each process tries to create, as locks of the system do not work on all network file
+    systems. A file that has not changed for some seconds was left by a killed process, and is removed.
     """
     lock = path / STARTING
     modified_ns, since_s = 0, time.monotonic()
@@ -84,7 +85,7 @@ def _alone_in(path: Path) -> Iterator[None]:
         try:
             os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             break
-        except FileNotFoundError:  # another one has undone its start
+        except FileNotFoundError:  # another process has undone its start
             continue
         except FileExistsError:
             time.sleep(_LOOK_AFTER_S)
@@ -110,10 +111,10 @@ def _make_folder(path: Path) -> None:
 
 
 def may_join(path: Path, meta: RunMeta) -> bool:
-    """Returns whether other ranks of the run that `meta` describes have begun to write to `path`."""
-    with contextlib.suppress(OSError, RecordingError):  # then another place is found
+    """Returns whether other ranks of the run described by `meta` have begun to write to `path`."""
+    with contextlib.suppress(OSError, RecordingError):  # on an error, another path is chosen
         header = _header_if_readable(path)
-        if header is None:  # a rank that starts at this moment has made the folder
+        if header is None:  # a rank that is starting has made the folder
             return bool(meta.launch) and path.is_dir() and _is_empty(path)
         own = [folder for folder in rank_folders(path) if rank_of(folder) == meta.rank]
         return is_of_same_run(path, header, meta) and not any(is_anothers(folder, meta) for folder in own)
@@ -128,10 +129,10 @@ def delete_replaced(path: Path) -> None:
 
 
 def undo_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
-    """Deletes a folder of a rank that has recorded nothing, and puts back what it was to replace.
+    """Deletes a rank's folder in which nothing was recorded, and restores what it was to replace.
 
-    Of a run with one rank the header and an empty folder go, too, so that the path is free for the next run. Another
-    rank may be about to join: then the header stays.
+    In a run with one rank, the header and an empty folder are deleted, too, so that the path is free for the next run.
+    Otherwise the header stays, as another rank may be about to join.
     """
     with contextlib.suppress(OSError):
         if folder.exists():
@@ -141,7 +142,7 @@ def undo_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
 
 
 def _restore_replaced(path: Path) -> None:
-    """Puts back what was to be replaced, where no rank has a folder; deletes the folder if nothing is left in it."""
+    """Restores what was to be replaced if no rank has a folder, and deletes the folder if it is empty then."""
     with contextlib.suppress(OSError):
         if rank_folders(path):
             return
@@ -153,7 +154,7 @@ def _restore_replaced(path: Path) -> None:
 
 
 def _prepare(path: Path, meta: RunMeta, *, overwrite: bool, is_restart: bool) -> str:
-    """Puts the header of the run into the folder, unless another rank has done so. Returns the id of the run."""
+    """Writes the header of the run, unless another rank has done so, and returns the id of the run."""
     if not _is_empty(path):
         header = _header_if_readable(path)
         if header is not None and is_of_same_run(path, header, meta, is_restart=is_restart):
@@ -164,7 +165,7 @@ def _prepare(path: Path, meta: RunMeta, *, overwrite: bool, is_restart: bool) ->
 
 
 def _free(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
-    """Deletes what this rank has written to the recording before, if it is to be replaced."""
+    """Deletes what this rank wrote to the recording before, if it is to be replaced."""
     for folder in rank_folders(path):
         if rank_of(folder) != meta.rank:
             continue
@@ -213,7 +214,7 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
 
 
 def _is_recording(path: Path) -> bool:
-    """Returns whether a folder has a header of ours. A damaged header counts if a rank's folder is beside it."""
+    """Returns whether a folder has a header of ours; a damaged one counts if there is a rank's folder beside it."""
     try:
         return read_header(path) is not None or any(map(is_temporary_header, path.iterdir()))
     except NewerSchemaError:
@@ -241,22 +242,22 @@ def _create_exclusively(path: Path, meta: RunMeta, *, new_attempt: bool) -> Path
 
 
 class HeldFolder:
-    """A folder in which this process writes, and which others may replace, move or delete meanwhile."""
+    """A folder to which this process writes, and which others may replace, move or delete meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the folder. While it is open, the system gives its number to no other one.
+        """Opens the folder. As long as it is open, the system does not reuse its number.
 
         Raises:
-            OSError: it is not there.
+            OSError: the folder does not exist.
         """
         self.path = path
         self._fd: int | None = None
-        with contextlib.suppress(OSError):  # Windows opens no folders, and files may be too many
+        with contextlib.suppress(OSError):  # Windows cannot open folders, and too many files may be open
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         self._identity = folder_identity(path)
 
     def is_in_place(self) -> bool:
-        """Returns whether the folder is still at its path. An error of the system other than that says nothing."""
+        """Returns whether the folder is still at its path; True if the system reports another error."""
         try:
             return folder_identity(self.path) == self._identity
         except (FileNotFoundError, NotADirectoryError):

@@ -18,11 +18,11 @@ from .damage import unclear_header
 from .layout import HEADER, META
 from .regular_file import read_regular
 
-# The file is made of whole pieces of this size, at least half of one left as spaces for marks to come.
+# The file consists of pieces of this size; half of one is left as spaces for later marks.
 _PIECE_BYTES = 16 * 1024
 _MAY_BE_NULL = ("git_commit", "flags", "ended", "shards")
 _OF_TEXTS = ("argv", "marks", "ended")
-_MOST_BYTES = 2**26  # of `meta.json`: 400,000 marks are shorter
+_MOST_BYTES = 2**26  # the largest `meta.json`, enough for 400,000 marks
 _MOST_INTEGER = 2**63 - 1
 
 
@@ -30,9 +30,9 @@ class StoredMeta(NamedTuple):
     """The content of a `meta.json`."""
 
     meta: RunMeta
-    ended: tuple[str, ...] | None  # tables written to their end-of-stream marker; None: not closed
-    damage: str | None  # what is wrong with the file; the meta is empty then
-    shards: int | None = None  # files of whole tensors that were made; None: not known
+    ended: tuple[str, ...] | None  # tables with an end-of-stream marker; None before closing
+    damage: str | None  # what is wrong with the file, whose meta is empty then
+    shards: int | None = None  # the number of files of whole tensors; None if unknown
 
 
 def write_meta(
@@ -47,7 +47,7 @@ def write_meta(
         shards: the number of files of whole tensors; None before the recording is closed.
 
     Raises:
-        OSError: it cannot be written. The old content stays, unless the disk itself failed.
+        OSError: the file cannot be written. The old content stays, unless the disk itself failed.
     """
     values = {**meta.to_json(), "ended": ended, "shards": shards}
     text = json.dumps(values, indent=2, default=str).encode() + b"\n"
@@ -70,12 +70,12 @@ def _replace(file: Path, text: bytes) -> None:
         whole.write_bytes(text.ljust(pieces * _PIECE_BYTES))
         os.replace(whole, file)
     except OSError:
-        whole.unlink(missing_ok=True)  # a full disk needs the room
+        whole.unlink(missing_ok=True)  # a full disk needs the space
         raise
 
 
 def read_meta(folder: Path) -> StoredMeta:
-    """Returns the meta data of a rank. A file that cannot be understood becomes a mark, because tables do not need it.
+    """Returns the meta data of a rank. A file that cannot be understood becomes a mark, as tables do not depend on it.
 
     Raises:
         RecordingError: the file cannot be read.
@@ -114,8 +114,8 @@ def _find_wrong_type(values: Any) -> str | None:
 _MOST_HEADER_BYTES = 2**20
 _TEMPORARY = re.compile(re.escape(HEADER) + r"\.\d+\.tmp")
 
-#: The fields of `RunMeta` that the header holds, because they are the same for all ranks of a run; the last only if
-#: there may be others.
+#: The fields of `RunMeta` that the header holds, because they are the same for all ranks of a run. The last one is
+#: written only if there may be other ranks.
 _FIELDS = ("run_id", "created", "modtrace_version", "launch")
 
 
@@ -139,10 +139,10 @@ def is_temporary_header(file: Path) -> bool:
 
 
 def read_header(path: Path) -> RunMeta | None:
-    """Returns what the header of the recording in the folder `path` says of the run; None if there is no header.
+    """Returns what the header of the recording in `path` says about the run; None if there is no header.
 
     Raises:
-        DamagedRecordingError: it cannot be understood.
+        DamagedRecordingError: the header cannot be understood.
         NewerSchemaError: a newer modtrace wrote it.
         RecordingError: it cannot be read.
     """

@@ -1,13 +1,13 @@
-"""The names of a recording's files and folders."""
+"""Names the files and folders of a recording."""
 
 import re
 from pathlib import Path
 
-#: The file with what is the same for all ranks. A folder that has it is a recording.
+#: The file with what is the same for all ranks, which makes a folder a recording.
 HEADER = "recording.json"
 META = "meta.json"
 
-#: Is in a folder while a process starts to write there.
+#: A file that exists in a folder while a process starts to write there.
 STARTING = ".starting"
 
 _RANK_FOLDER = re.compile(r"rank-\d{5}(\.attempt-\d+)?")
@@ -40,7 +40,7 @@ def table_file(folder: Path, table: str) -> Path:
 
 
 def describe_content(path: Path) -> str:
-    """Returns what is in a folder, for a message: `it holds 'a', 'b', 'c' and 2 more`, or `it is empty`."""
+    """Returns a text on the contents of a folder: `it holds 'a', 'b', 'c' and 2 more`, or `it is empty`."""
     names = sorted(entry.name for entry in path.iterdir() if entry.name != STARTING)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"it holds {', '.join(map(repr, names[:3]))}{more}" if names else "it is empty"

@@ -34,7 +34,7 @@ def write_parquet(
         RecordingError: it cannot be written, or a table cannot be read.
     """
     name = name or RankOfRun.of_meta(data.meta)
-    # The file of the rank in the folder of each table. Readers decode `%20` to a space.
+    # Each table's folder has a file of the rank. Readers decode `%20` to a space.
     part = Path(f"run={quote(name.run, safe='')}", f"rank={name.rank}", "part-0.parquet")
     with staged(
         Path(path), name=part.as_posix().replace("/", "."), last=RUNS / part, known=export_names()
@@ -47,12 +47,12 @@ def write_parquet(
 
 
 def _write_file(table: pa.Table, file: Path) -> None:
-    """Writes row groups of some 100,000 rows, which readers skip if the steps in them are not needed.
+    """Writes row groups of some 100,000 rows, so that readers can skip those without the steps they need.
 
-    One file a step would be 10,000 files for a long run, and slower: of 4 million rows of 1,000 steps DuckDB reads one
-    step in 62 ms from one file a step, and in 4 ms from one file with such row groups.
+    One file a step would mean 10,000 files for a long run, and slower reading: from 4 million rows of 1,000 steps,
+    DuckDB reads one step in 62 ms with one file a step, and in 4 ms with such row groups.
     """
-    # Without Arrow's own schema beside them words are strings to every reader; they stay coded in the file.
+    # Without Arrow's own schema, readers see strings where Arrow has dictionaries; the file still stores codes.
     with pq.ParquetWriter(file, table.schema, compression="zstd", store_schema=False) as writer:
         for piece in slices(table):
             writer.write_table(piece, row_group_size=max(piece.num_rows, 1))

@@ -17,7 +17,7 @@ from .arrow_messages import Damage, Messages, find_messages
 from .damage import damaged_batch, not_a_stream, other_columns
 from .regular_file import map_regular, read_regular
 
-#: What Arrow raises of bytes that are not what they say.
+#: The exceptions that Arrow raises for invalid bytes.
 ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError)
 
 
@@ -62,11 +62,11 @@ def read_stream(path: Path, wanted: pa.Schema, *, is_final: bool = False) -> pa.
 
 
 def read_messages(path: Path) -> Messages:
-    """Returns where the whole messages of a stream are, and whether whoever wrote it had come to the end.
+    """Returns the complete messages of a stream, and whether its end was written.
 
     Raises:
-        DamagedRecordingError: it is no stream.
-        FileNotFoundError: nothing is there.
+        DamagedRecordingError: the file is not a stream.
+        FileNotFoundError: there is no file.
         RecordingError: it cannot be read.
     """
     return _find_messages(path, map_regular(path))
@@ -82,12 +82,12 @@ def _find_messages(path: Path, data: memoryview) -> Messages:
 
 
 def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -> ipc.RecordBatchStreamReader:
-    """Returns the stream, which reads only the columns of the schema."""
+    """Returns a reader of the stream that reads only columns of the schema."""
     source = pa.BufferReader(pa.py_buffer(data[: messages.stop]))
     try:
         file_schema = ipc.read_schema(source)
         at = [number for number, name in enumerate(file_schema.names) if name in wanted.names]
-        # Other widths of numbers and codes are accepted, as another version might write them.
+        # Other widths of numbers and codes are accepted, because another version might write them.
         for number in at:
             field, kind = file_schema.field(number), wanted.field(file_schema.names[number]).type
             if _family(field.type) != _family(kind):
@@ -101,7 +101,7 @@ def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -
 
 
 def _family(kind: pa.DataType) -> str:
-    """Returns what types have in common apart from their width."""
+    """Returns a name for a type that ignores its width."""
     if pa.types.is_dictionary(kind):
         return f"words of {kind.value_type}"
     if pa.types.is_list(kind):
@@ -114,7 +114,7 @@ def _family(kind: pa.DataType) -> str:
 def _read_batches(
     path: Path, stream: ipc.RecordBatchStreamReader, messages: Messages
 ) -> list[pa.RecordBatch]:
-    """Returns all batches. Each is complete, so an error means that its bytes are wrong."""
+    """Returns all batches. They are complete, so an error means that their bytes are wrong."""
     batches: list[pa.RecordBatch] = []
     unreadable: Exception | None = None
     try:
@@ -151,7 +151,7 @@ def _faults_of_columns(batch: pa.RecordBatch) -> Iterator[str]:
 
 
 def _breaks_rule(path: Path, table: pa.Table, fault: Fault) -> DamagedRecordingError:
-    """Returns the error that names the batch of the row, and where that begins."""
+    """Returns the error for a broken rule, with the number and the position of the row's batch."""
     ends = list(accumulate(len(chunk) for chunk in table[fault.column].chunks))
     number = bisect_right(ends, fault.row)
     row = fault.row - (ends[number - 1] if number else 0)

@@ -28,8 +28,8 @@ from .shard_file import (
     shard_number,
 )
 
-_MOST_HEADER_BYTES = 100_000_000  # as in the library safetensors
-_MOST_DIMENSIONS = 64  # as in numpy
+_MOST_HEADER_BYTES = 100_000_000  # the limit of the library safetensors
+_MOST_DIMENSIONS = 64  # the limit of numpy
 _MOST_BYTES = 2**63 - 1
 _MOST_NAMED = 10
 _TORCH_DTYPES = {name: dtype for dtype, name in FORMAT_DTYPES.items()}
@@ -37,10 +37,10 @@ _DATA_BYTES = re.compile(rf'"{re.escape(DATA_BYTES)}": ?"(\d+)"'.encode())
 
 
 class TensorFiles:
-    """The files of tensors in a rank's folder. Each is opened when it is first needed.
+    """The files of whole tensors in a rank's folder, each of which is opened when it is first needed.
 
-    A finished file is memory-mapped. An unfinished one may become shorter while its run goes on, and reading a mapped
-    byte that is gone kills the process (SIGBUS), so its tensors are read one by one.
+    A finished file is memory-mapped. An unfinished one may become shorter while its run continues, and reading a mapped
+    byte that no longer exists kills the process (SIGBUS), so its tensors are read one by one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +76,7 @@ class TensorFiles:
     def hold(self) -> None:
         """Opens all files that can be read. Files that replace them later are not read."""
         for file in shard_files(self._folder):
-            with contextlib.suppress(RecordingError):  # reading a tensor raises it
+            with contextlib.suppress(RecordingError):  # reading a tensor will raise the error
                 self._open(file)
         self._are_held = True
 
@@ -98,7 +98,7 @@ class TensorFiles:
             yield f"{more} more files of whole tensors are missing"
 
     def marks(self) -> Iterator[str]:
-        """Yields what is wrong with the files of a recording that was closed."""
+        """Yields what is wrong with the tensor files of a closed recording."""
         for file in shard_files(self._folder):
             try:
                 if _index_bytes(file) >= 0:
@@ -139,7 +139,7 @@ class _Mapped:
 
 
 class _Open:
-    """A file that may change. It stays open, so that it can be read after it was deleted."""
+    """A file that may change. It stays open, so that it can be read even after it was deleted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -153,14 +153,14 @@ class _Open:
             return read_range(self._path, self._fd, start, stop)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it could not be opened
+        with contextlib.suppress(AttributeError):  # opening it had failed
             os.close(self._fd)
 
 
 class _Shard(NamedTuple):
     state: tuple[int, ...]
     content: _Mapped | _Open
-    base: int  # where the tensors begin in it
+    base: int  # the position in the file at which the tensors begin
     tensors: Mapping[str, StoredTensor]
 
 
@@ -173,9 +173,7 @@ def _index_bytes(file: Path) -> int:
 
 
 def _read_shard(file: Path, state: tuple[int, ...]) -> _Shard:
-    tensors = _read_index(
-        index_file(file)
-    )  # an unfinished shard has one, which lists the tensors that are complete
+    tensors = _read_index(index_file(file))  # an unfinished shard has an index of its complete tensors
     content = _Mapped(file) if tensors is None else _Open(file)
     length = int.from_bytes(content.read(0, LENGTH_BYTES), "little")
     if tensors is None:
@@ -199,7 +197,7 @@ def _read_index(file: Path) -> dict[str, StoredTensor] | None:
                 raise LookupError(f"{values['name']!r} lies over another")
             tensors[values["name"]] = stored
         except (ValueError, LookupError, TypeError):
-            break  # what follows may be wrong, too
+            break  # the following lines may be wrong, too
         end = stored.stop
     return tensors
 
@@ -243,7 +241,7 @@ def _checked(dtype: Any, given_shape: Iterable[Any], start: Any, stop: Any) -> S
 
 
 def _is_cut(file: Path) -> bool:
-    """Returns whether the file ends before its tensors do, as far as the first bytes of the header tell."""
+    """Returns whether the file is shorter than its tensors, as far as the start of the header shows."""
     with open_regular(file) as fd:
         size, front = os.fstat(fd).st_size, bytes(read_range(file, fd, 0, 512))
     match = _DATA_BYTES.search(front)

@@ -30,9 +30,9 @@ from .regular_file import FileState, file_state, folder_identity, reading
 class FolderReader:
     """The `RecordingData` of a folder. A table is read and checked when it is first requested.
 
-    A recording that is still being written may be read: tables and meta data are as of the time of the request. The
-    tables of a closed recording are memory-mapped. Once another run has replaced it, nothing more is read: a part of
-    one and a part of the other would be no recording.
+    A recording that is still being written may be read: tables and meta data are as of the time of the request. Tables
+    of a closed recording are memory-mapped. If another run replaces the recording, nothing more is read, because parts
+    of both would not make a recording.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -45,7 +45,7 @@ class FolderReader:
             RecordingNotFoundError: nothing is at `path`.
             NotARecordingError: something else is at `path`.
             NewerSchemaError: a newer modtrace wrote it.
-            DamagedRecordingError: its header cannot be understood, or no rank has written.
+            DamagedRecordingError: its header cannot be understood, or no rank has written anything.
             RecordingError: it cannot be read.
         """
         self.path = Path(path)
@@ -72,7 +72,7 @@ class FolderReader:
         if damage is not None:
             meta, marks = self._header, [f"{META} {damage}"]
         else:
-            with reading(self.folder):  # which may be gone
+            with reading(self.folder):  # the folder may be gone
                 if ended is None:
                     marks = [self._not_closed(), *self._tensors.missing(None)]
                 else:
@@ -125,10 +125,10 @@ class FolderReader:
         self._are_tensors_held = True
 
     def _check_is_same(self) -> None:
-        """Reads the meta data again, which do not change after the close.
+        """Reads the meta data again, which do not change after closing, to check them.
 
         Raises:
-            RecordingReplacedError: what is at the path is not the recording that was opened.
+            RecordingReplacedError: the path has another recording than the one that was opened.
         """
         with reading(self.folder):
             is_same = folder_identity(self.folder) == self._identity
@@ -144,7 +144,7 @@ class FolderReader:
             )
 
     def _read_meta(self) -> tuple[StoredMeta, FileState | None]:
-        state = _state_of_meta(self.folder)  # before: what is written meanwhile is read the next time
+        state = _state_of_meta(self.folder)  # first, so that changes made meanwhile are read the next time
         return read_meta(self.folder), state
 
     def _not_closed(self) -> str:
@@ -157,7 +157,7 @@ class FolderReader:
         return f"not closed: the process ended or is still running; complete to step {last}"
 
     def _cut_tables(self, ended: Iterable[str]) -> Iterator[str]:
-        """Yields what is missing from a recording that was closed; it may have been copied in part."""
+        """Yields what is missing from a closed recording, which may have been copied only in part."""
         for name in (table for table in schemas() if table in ended):
             file = table_file(self.folder, name)
             try:
@@ -184,14 +184,14 @@ def _state_of_meta(folder: Path) -> FileState | None:
 
 
 def _is_of_one_start(a: StoredMeta, b: StoredMeta) -> bool:
-    """Returns whether two states of `meta.json` may be of one recording. The system gives numbers of folders again."""
+    """Returns whether two states of `meta.json` may be of one recording, as the system reuses numbers of folders."""
     if a.damage is not None or b.damage is not None:
         return True
     return (a.meta.run_id, a.meta.clock_time_ns) == (b.meta.run_id, b.meta.clock_time_ns)
 
 
 def _find(path: Path) -> tuple[RunMeta, Path]:
-    """Returns what the header says, and the folder of the rank that `path` selects."""
+    """Returns the content of the header, and the folder of the rank that `path` selects."""
     if not path.exists():
         raise RecordingNotFoundError(f"{path}: nothing is there. Give the folder of a recording.")
     if not path.is_dir():
@@ -229,7 +229,7 @@ _ATTEMPT = ".attempt-"
 class RankOfRun:
     """A rank of a run. Ids in tables are unique within it."""
 
-    run: str  # the run id; that of an elastic restart ends in `.attempt-1`, for its ids begin again
+    run: str  # the run id; for an elastic restart with `.attempt-1` appended, as ids begin again
     rank: int
 
     @classmethod

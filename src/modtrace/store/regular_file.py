@@ -1,4 +1,4 @@
-"""Opens the files of a recording: only regular files, and no more bytes of them than a bound allows."""
+"""Opens the files of a recording, if they are regular and not larger than a bound."""
 
 import mmap
 import os
@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DamagedRecordingError, RecordingError, system_errors
 from .damage import not_regular, too_long, unreadable
 
-#: Without O_NONBLOCK the open of a FIFO waits for a writer. Windows has only the first and the last of these flags.
+#: Without O_NONBLOCK, opening a FIFO waits for a writer. Windows has only the first and the last of these flags.
 _FLAGS = ("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
 _READ = sum(getattr(os, name, 0) for name in _FLAGS)
 _MOST_AT_ONCE = 2**30  # one read of Linux returns at most 2 GB
@@ -41,7 +41,7 @@ def open_regular(path: Path) -> Iterator[int]:
         DamagedRecordingError: it is a folder, a FIFO, a device or a socket.
         RecordingError: it cannot be opened or read.
     """
-    # A socket cannot be opened: ENXIO.
+    # Opening a socket fails with ENXIO.
     with system_errors(lambda error: _describe_other(path) or unreadable(path, error), FileNotFoundError):
         fd = os.open(path, _READ)
     try:
@@ -72,8 +72,8 @@ def read_regular(path: Path, most_bytes: int | None = None) -> memoryview:
 def map_regular(path: Path) -> memoryview:
     """Returns the content of a regular file to which no process writes any more, memory-mapped.
 
-    It is read instead if the file at the path, or its size, has changed when it is mapped, because reading a mapped
-    file that becomes shorter ends the process (SIGBUS).
+    The file is read instead if it, or its size, has changed when it is mapped, because reading a mapped file that
+    becomes shorter kills the process (SIGBUS).
 
     Raises:
         FileNotFoundError: there is no file.
@@ -91,13 +91,13 @@ def map_regular(path: Path) -> memoryview:
 
 
 def file_state(file: Path) -> FileState:
-    """Returns properties that change if something is added to a file, or the file is replaced."""
+    """Returns properties of a file that change if it is appended to or replaced."""
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def folder_identity(folder: Path) -> tuple[int, int]:
-    """Returns numbers that no other folder has while this one is open."""
+    """Returns numbers that identify a folder as long as it is open."""
     status = folder.stat()
     return status.st_dev, status.st_ino
 
@@ -127,13 +127,13 @@ def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
 def _read_into(data: memoryview, fd: int, start: int) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(fd, [data], start)
-    with open(fd, "rb", buffering=0, closefd=False) as file:  # Windows
+    with open(fd, "rb", buffering=0, closefd=False) as file:  # for Windows
         file.seek(start)
         return file.readinto(data) or 0
 
 
 def reading(path: Path, passed: type[Exception] = RecordingError) -> AbstractContextManager[None]:
-    """Turns what the system refuses in the block into `unreadable`; errors of ours, and `passed`, go on."""
+    """Turns errors of the system in the block into `unreadable`; our own errors, and `passed`, are raised unchanged."""
     return system_errors(partial(unreadable, path), passed)
 
 

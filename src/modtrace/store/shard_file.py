@@ -1,4 +1,4 @@
-"""A file of whole tensors in the format safetensors, written from front to back, its header last."""
+"""Writes and names files of whole tensors in the format safetensors, from front to back with the header last."""
 
 import contextlib
 import json
@@ -13,12 +13,12 @@ from ..recording.raw_tensor import itemsize_of
 _NAME = re.compile(r"tensors-(\d{5,100})\.safetensors")
 _INDEX = re.compile(r"tensors-(\d{5,100})\.index\.jsonl")
 
-#: In the header's `__metadata__`: where the data end, and, behind this word, the dtype of a tensor that
-#: safetensors has no name for.
+#: Keys of the header's `__metadata__`: the end of the data, and, with this prefix, the dtype of a tensor that
+#: safetensors cannot name.
 DATA_BYTES = "modtrace.data_bytes"
 DTYPE = "modtrace.dtype:"
 
-#: What safetensors 0.8 calls the dtypes of torch, in the words that its releases since 0.4 read.
+#: The names of torch's dtypes in safetensors 0.8, which its releases since 0.4 can read.
 FORMAT_DTYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -41,11 +41,11 @@ FORMAT_DTYPES = {
     "complex64": "C64",
 }
 
-#: Dtypes that it lacks are stored with one more axis; any other dtype with an axis of bytes.
+#: Dtypes without such a name are stored with one more axis, and unknown ones with an axis of bytes.
 _PARTS = {"complex128": ("F64", 2), "complex32": ("F16", 2)}
 
-LENGTH_BYTES = 8  # they precede the header and hold its length
-_MOST_VIEWS = 512  # of one `writev`, which takes 1,024
+LENGTH_BYTES = 8  # the bytes before the header that hold its length
+_MOST_VIEWS = 512  # the number of views in one `writev`, which accepts 1,024
 
 
 class StoredTensor(NamedTuple):
@@ -53,7 +53,7 @@ class StoredTensor(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    start: int  # in the file's data
+    start: int  # the position in the data of the file
     stop: int
 
 
@@ -63,7 +63,7 @@ def shard_file(folder: Path, number: int) -> Path:
 
 
 def index_file(shard: Path) -> Path:
-    """Returns the file that lists the positions of tensors while a shard has no header; it is deleted afterwards."""
+    """Returns the file that lists the tensors' positions while a shard has no header; it is deleted afterwards."""
     return shard.with_suffix(".index.jsonl")
 
 
@@ -89,7 +89,7 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def header_bytes(name: str, dtype: str, shape: Sequence[int]) -> int:
-    """Returns the most bytes that a tensor takes in a header, at any position."""
+    """Returns the largest number of bytes that a tensor takes in a header, at any position."""
     far = StoredTensor(dtype, tuple(shape), 10**15, 10**15)
     entry = {name: _entry(far, 1), **_metadata(name, dtype)}
     return len(json.dumps(entry))
@@ -98,22 +98,22 @@ def header_bytes(name: str, dtype: str, shape: Sequence[int]) -> int:
 class ShardFile:
     """A file that is being written, by a single thread.
 
-    An index is written beside it, with a line for each tensor whose bytes are all in the file. So what was written
-    before the process was killed can be read.
+    An index is written beside it, with a line for each complete tensor, so that these can be read if the process is
+    killed.
     """
 
     def __init__(self, folder: Path, number: int, reserve_bytes: int) -> None:
         """Creates the file, with space for a header.
 
         Raises:
-            OSError: it cannot be made, or there is no space for the header. No file is left.
+            OSError: the file cannot be made, or there is no space for the header. No file is left behind.
         """
         self.number = number
         self.path = shard_file(folder, number)
         self._reserve_bytes = reserve_bytes + -reserve_bytes % 8
         self._base = LENGTH_BYTES + self._reserve_bytes
         self._stored: dict[str, StoredTensor] = {}
-        self._whole_bytes = 0  # of whole tensors
+        self._whole_bytes = 0  # the bytes of complete tensors
         self._written_bytes = 0
         self._index = -1
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -139,7 +139,7 @@ class ShardFile:
         """Adds whole tensors, each given by name, dtype, shape and bytes.
 
         Raises:
-            OSError: they cannot be written. None of them is in the file.
+            OSError: the tensors cannot be written. None of them is in the file then.
         """
         self._rewind()
         at, stored = self._whole_bytes, {}
@@ -186,7 +186,7 @@ class ShardFile:
             self.abandon()
             raise
         index = index_file(self.path)
-        with contextlib.suppress(OSError):  # it says the same as the header; another run's may be there
+        with contextlib.suppress(OSError):  # it repeats the header; another run's index may be there
             if os.path.samestat(os.fstat(self._index), index.stat()):
                 index.unlink()
         self.abandon()
@@ -208,7 +208,7 @@ class ShardFile:
         self._whole_bytes = self._written_bytes
 
     def _rewind(self) -> None:
-        """Removes what is after the last complete tensor."""
+        """Removes everything after the last complete tensor."""
         if self._written_bytes != self._whole_bytes:
             os.ftruncate(self._fd, self._base + self._whole_bytes)
             os.lseek(self._fd, self._base + self._whole_bytes, os.SEEK_SET)
@@ -234,7 +234,7 @@ class ShardFile:
 
 
 def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
-    """Writes all parts, many in one call, because the training's threads may hold the interpreter between calls."""
+    """Writes all parts, many in one call, because training threads may hold the interpreter between calls."""
     left = [memoryview(part) for part in parts if len(part)]
     while left:
         written = os.writev(fd, left[:_MOST_VIEWS])

@@ -1,4 +1,4 @@
-"""Writes a table's Arrow stream so that what was written survives the process, and joins its small batches."""
+"""Writes a table's Arrow stream so that rows survive the process once written, and joins the stream's small batches."""
 
 import contextlib
 import os
@@ -10,17 +10,17 @@ from pyarrow import ipc
 
 from ..recording.arrow.dictionary_codes import share_dictionaries
 
-#: Strings are written once: a batch contains those that are new in its stream (a delta), and otherwise codes.
+#: Strings are written once: a batch contains only those that are new in its stream (a delta), and codes.
 _OPTIONS = ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 
-# Parts of a batch smaller than this are joined: each call into Python takes 0.5 us, and a small batch has 45 parts.
+# Smaller parts of a batch are joined, because each call into Python takes 0.5 us and a small batch has 45 parts.
 _SMALL_BYTES = 2**16
 
 
 class TableStream:
     """The file of a table, to which complete batches are appended.
 
-    Arrow encodes into memory, and the bytes are written to the file when the batch is complete. So there is no buffer
+    Arrow encodes into memory, and the bytes are written to the file when the batch is complete. So no buffer exists
     that a destructor, or that of a forked child, could flush.
     """
 
@@ -32,15 +32,15 @@ class TableStream:
         """
         self.rows = 0
         self.batches = 0
-        self.size_bytes = 0  # of whole batches
-        self._is_whole = True  # the file has all batches that the encoder has seen
+        self.size_bytes = 0  # the bytes of complete batches
+        self._is_whole = True  # whether the file has all batches that the encoder has seen
         self._collector = _Collector()
         self._encoded = pa.BufferedOutputStream(pa.PythonFile(self._collector, mode="w"), _SMALL_BYTES)
         self._writer = ipc.new_stream(self._encoded, schema, options=_OPTIONS)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Appends a batch, all of it or nothing.
+        """Appends a batch completely, or not at all.
 
         Raises:
             OSError: it cannot be written. Do not write to the stream again, because its dictionaries include the
@@ -57,11 +57,11 @@ class TableStream:
         """Writes the end-of-stream marker and closes the file.
 
         Returns:
-            whether the marker was written. It is not if a batch has failed: the encoder then holds parts of that batch,
-            and if it was the first one, which contains the schema, the marker alone would not be a stream.
+            whether the marker was written. It is not if a batch failed: the encoder then holds parts of that batch, and
+            after a failed first batch, which contains the schema, the marker alone would not be a stream.
 
         Raises:
-            OSError: the marker cannot be written. The file is closed nevertheless.
+            OSError: the marker cannot be written. The file is closed all the same.
         """
         try:
             if self._is_whole:
@@ -85,7 +85,7 @@ class TableStream:
                     done = os.write(self._fd, left)
                     written, left = written + done, left[done:]
         except BaseException:  # a full disk, or KeyboardInterrupt between two parts
-            with contextlib.suppress(OSError):  # a reader leaves out what is not whole
+            with contextlib.suppress(OSError):  # readers ignore what is incomplete
                 os.ftruncate(self._fd, self.size_bytes)
             raise
         self.size_bytes += written
@@ -104,10 +104,10 @@ class _Collector:
         return len(data)
 
     def flush(self) -> None:
-        """Does nothing, because no row waits."""
+        """Does nothing, because nothing is buffered."""
 
     def close(self) -> None:
-        """Does nothing, because no file is open."""
+        """Does nothing, because no file is open here."""
 
     def take(self) -> list[pa.Buffer | bytes]:
         taken, self._parts = self._parts, []
@@ -115,14 +115,14 @@ class _Collector:
 
 
 LARGE_BATCH_ROWS = 65_536
-_BYTES = 64 * 2**20  # bounds the memory if rows contain long lists
+_BYTES = 64 * 2**20  # limits the memory if rows contain long lists
 
 
 def compact(path: Path) -> int:
     """Replaces the stream at `path`, which must be complete, by one with the same rows in large batches.
 
-    Columns that are null in every row are left out, and are null again when the stream is read: a number takes eight
-    bytes a row even if it is null, and most columns of a table are about something that a run has not recorded.
+    Columns that are null in every row are left out, and read as null again: a number takes eight bytes a row even if it
+    is null, and most columns of a table are about things that a run has not recorded.
 
     Returns:
         the size of the new file in bytes.
@@ -158,7 +158,7 @@ def _write_large(path: Path, compacted: Path) -> None:
 
 
 def _find_used_columns(source: ipc.RecordBatchStreamReader) -> list[int]:
-    """Returns the numbers of the columns with a value in any row; their nulls are counted in the stream already."""
+    """Returns the numbers of the columns that have a value in any row, from the null counts in the stream."""
     unused = set(range(len(source.schema)))
     for batch in source:
         unused = {at for at in unused if batch.column(at).null_count == batch.num_rows}

@@ -1,4 +1,4 @@
-"""A ring buffer for the bytes of whole tensors, from the training's threads to the thread that writes them."""
+"""Defines a ring buffer that takes the bytes of whole tensors from the training's threads to the writing thread."""
 
 import threading
 from collections import deque
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 _ALIGNMENT = 64
-_LEAST_BYTES = 512  # of a part: its description is about as large, and must be bounded too
-_MOST_PARTS = 256  # that are written at once; their views fit into one `writev`
+_LEAST_BYTES = 512  # the least that a part counts for, as its description is about as large
+_MOST_PARTS = 256  # the number of parts written at once, whose views fit into one `writev`
 _MOST_BYTES = 8 * 2**20
 
 
@@ -18,27 +18,27 @@ class TensorPart(NamedTuple):
     """A tensor, or a part of one that is larger than the ring."""
 
     shard: int
-    reserve_bytes: int  # for the header of that shard
+    reserve_bytes: int  # the space for the header of the part's shard
     name: str
     dtype: str
     shape: tuple[int, ...]
     step: int
-    start: int  # position in the ring; positions count up for ever
+    start: int  # the position in the ring, in a count that never restarts
     size_bytes: int
     is_first: bool = True
     is_last: bool = True
 
     @property
     def is_whole(self) -> bool:
-        """True if it is the whole tensor."""
+        """True if the part is a whole tensor."""
         return self.is_first and self.is_last
 
 
 class TensorRing:
-    """A ring buffer. One thread at a time adds parts, another one removes them.
+    """A ring buffer to which one thread at a time adds parts, and from which another removes them.
 
-    It contains exactly the parts that were appended, from the oldest on. So nothing else has to be undone if an
-    interrupt comes between any two lines of the thread that adds.
+    It contains exactly the parts that were appended, from the oldest on. So nothing needs to be undone if an interrupt
+    comes between any two lines of the adding thread.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -51,7 +51,7 @@ class TensorRing:
         self._is_closed = False
 
     def place(self, size_bytes: int) -> int | None:
-        """Returns the position for this many bytes; None if there is no space now, or if there never will be."""
+        """Returns the position for this many bytes; None if there is no space now, or never will be."""
         taken = _taken(size_bytes)
         if taken > self.size_bytes:
             return None
@@ -61,7 +61,7 @@ class TensorRing:
             tail, last = self._parts[0].start, self._parts[-1]
         start = last.start + _taken(last.size_bytes)
         if start % self.size_bytes + taken > self.size_bytes:
-            start += -start % self.size_bytes  # a part is contiguous
+            start += -start % self.size_bytes  # a part must be contiguous
         return start if start + taken - tail <= self.size_bytes else None
 
     @property
@@ -125,7 +125,7 @@ class TensorRing:
                 self._ready.wait()
 
     def abandon(self) -> None:
-        """Drops the memory and all parts. It takes no lock, which no thread would release in a fork."""
+        """Drops the memory and all parts. It takes no lock, because in a fork no thread would release it."""
         self._memory = None
         self._parts = deque()
 

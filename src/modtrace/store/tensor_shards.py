@@ -1,4 +1,4 @@
-"""Writes whole tensors to files beside the tables, on a thread of its own."""
+"""Writes whole tensors to files beside the tables, on its own thread."""
 
 import contextlib
 import errno
@@ -15,18 +15,18 @@ from ..recording.raw_tensor import check_raw, copy_raw
 from .shard_file import ShardFile, header_bytes, shard_file
 from .tensor_ring import TensorPart, TensorRing, split
 
-#: Room for the header of the first shard. One that is followed by another because its names were too many is
-#: followed by one with room for four times as many, up to 8,000 or so: they are in memory until the header is written
-#: (2 MB; with room for 16 MiB it was 34 MB).
+#: The space for the first shard's header. If a shard ends because its header is full, the next one has space for four
+#: times as many names, up to about 8,000: names are kept in memory until the header is written (2 MB; with space for 16
+#: MiB it was 34 MB).
 _RESERVE_BYTES = 64 * 1024
 _MOST_RESERVE_BYTES = 2**20
-_HEADER_FRAME_BYTES = 256  # what a header takes without tensors
+_HEADER_FRAME_BYTES = 256  # the size of a header without tensors
 
-_LOOK_AFTER_S = 1.0  # how long a signal may wait
+_LOOK_AFTER_S = 1.0  # the longest time that a signal may wait
 
 
 class WriteFailure(NamedTuple):
-    """The reason why no more tensors are written, and the first one that is not in the files."""
+    """Why no more tensors are written, and the first one that is missing in the files."""
 
     name: str
     step: int
@@ -44,12 +44,12 @@ class Dropped(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The position of the next tensor."""
+    """The position that the next tensor will have."""
 
     number: int = 0
     shard: int = 0
     reserve_bytes: int = _RESERVE_BYTES
-    data_bytes: int = 0  # of the shard so far
+    data_bytes: int = 0  # the bytes in the shard so far
     header_bytes: int = _HEADER_FRAME_BYTES
 
 
@@ -81,11 +81,11 @@ class TensorShards:
         self._is_putting = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
-        # A join() that is interrupted takes a thread that runs for one that has ended (CPython 3.11).
+        # An interrupted join() treats a running thread as ended (CPython 3.11), so an event is used.
         self._is_done = threading.Event()
-        self._file: ShardFile | None = None  # the thread's
+        self._file: ShardFile | None = None  # used only by the writing thread
         self._finished_bytes = 0
-        self.files = 0  # the number of files made
+        self.files = 0  # how many files were made
 
     @property
     def size_bytes(self) -> int:
@@ -105,7 +105,7 @@ class TensorShards:
         with self._putting:
             if self.failure is not None or self._is_closed:
                 return None
-            if self._is_putting:  # a signal handler, or a destructor, in the middle of a `put` of this thread
+            if self._is_putting:  # a signal handler or destructor runs within a `put` of this thread
                 self._drop(array.nbytes, step)
                 return None
             try:
@@ -123,12 +123,12 @@ class TensorShards:
     def close(self) -> None:
         """Waits until all tensors are written, and finishes the files."""
         try:
-            with self._putting:  # what another thread puts is whole, or left out
+            with self._putting:  # a tensor that another thread puts is complete or left out
                 self._is_closed = True
         finally:
             self._ring.close()
         if self._thread is not None and self._thread.ident is not None:
-            while not self._is_done.is_set():  # a signal that another thread got does not end a wait
+            while not self._is_done.is_set():  # a signal that another thread receives does not end a wait
                 self._is_done.wait(_LOOK_AFTER_S)
             self._thread.join()
         self._ring.abandon()
@@ -141,7 +141,7 @@ class TensorShards:
         self._ring.abandon()
 
     def give_up(self) -> None:
-        """Takes and writes no more tensors. `close` is still to be called."""
+        """Takes and writes no more tensors. `close` must still be called."""
         self._fail("", 0, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
     def _put(
@@ -153,7 +153,7 @@ class TensorShards:
             self._drop(array.nbytes, step)
             return None
         plan = self._plan
-        # A name that no other tensor of the recording has, and that JSON can hold.
+        # A name that is unique in the recording, and that JSON can hold.
         name = f"{plan.number:06d}.{name.encode('utf-8', 'replace').decode()}"
         plan = _with_tensor(plan, array.nbytes, header_bytes(name, dtype, shape), self._options.shard_bytes)
         self._plan = plan
@@ -196,10 +196,10 @@ class TensorShards:
 
     def _drop(self, size_bytes: int, step: int) -> None:
         count, dropped_bytes, first_step = self.dropped
-        first_step = min(step, first_step) if count else step  # steps may overlap between threads
+        first_step = min(step, first_step) if count else step  # steps of several threads may overlap
         self.dropped = Dropped(count + 1, dropped_bytes + size_bytes, first_step)
 
-    # What follows runs on the thread that writes.
+    # The following methods run on the writing thread.
 
     def _run(self) -> None:
         try:
@@ -210,10 +210,10 @@ class TensorShards:
                             self._write(batch)
                         except BaseException as error:
                             self._fail(batch[0].name, batch[0].step, error)
-            except BaseException as error:  # no memory for a list
+            except BaseException as error:  # there was no memory for a list
                 oldest = self._ring.oldest
                 self._fail(*(("unknown", 0) if oldest is None else (oldest.name, oldest.step)), error)
-            with contextlib.suppress(Exception):  # the index that is left tells what is in the file
+            with contextlib.suppress(Exception):  # the index that remains lists what is in the file
                 self._finish_file()
         finally:
             self._is_done.set()

@@ -1,4 +1,4 @@
-"""Writes a recording to a folder while it is made, so that a killed process leaves a readable one."""
+"""Writes a recording to a folder while it is made, so that a killed process leaves a readable recording."""
 
 import contextlib
 import os
@@ -25,22 +25,22 @@ from .tensor_shards import TensorShards
 
 _FLUSH_AFTER_NS = 100_000_000
 _FLUSH_BYTES = 16 * 2**20
-_COMPACT_BELOW_ROWS = 8192  # mean of a batch
+_COMPACT_BELOW_ROWS = 8192  # the mean number of rows of a batch
 _OPEN, _CLOSED, _ABANDONED = "open", "closed", "abandoned"
-_STOPPED, _LOST = "stopped", "lost"  # by a failure; what is at the path is not this recording any more
-_MOST_ENTRIES = 65_536  # of a table's dictionaries; beyond, they start anew and are written once more
-_MOST_DICTIONARY_BYTES = 2**20  # the same: in Python they take three times as much
+_STOPPED, _LOST = "stopped", "lost"  # "stopped" after a failure; "lost" if the path holds something else now
+_MOST_ENTRIES = 65_536  # the most strings in a table's dictionaries, after which new ones begin
+_MOST_DICTIONARY_BYTES = 2**20  # likewise in bytes; in Python the dictionaries take three times as much
 
 
 class FolderWriter:
     """A `Sink` that writes a rank's part of the recording folder.
 
     Only one thread at a time may call it, except for `put_tensor`, which any thread may call. What `end_step` has
-    written is in the kernel's buffers, and survives a kill of the process.
+    written is in the kernel's buffers, and survives the killing of the process.
 
-    `steps` is written last, so all rows of a step that it contains are on disk. If the disk is full or gone, writing
-    stops for good, a mark and a warning say so, and the training goes on. So it does, without a mark, if the folder is
-    replaced, moved or deleted: what is at the path then is not touched.
+    `steps` is written last, so all rows of a step in it are on disk. If the disk is full or gone, writing stops for
+    good, a mark and a warning say so, and the training continues. If the folder is replaced, moved or deleted, writing
+    also stops, without a mark, and what is at the path then is not touched.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class FolderWriter:
             meta: the description of the run. Ranks with one `run_id`, or of one `launch` at the same time, share the
                 recording; `rank` names the folder.
             overwrite: replaces an existing recording. Anything else is never deleted.
-            new_attempt: this rank may have written to the same run before (an elastic restart): adds `.attempt-1`, ...
-                to its folder then. None: if `meta.attempt` is not 0.
+            new_attempt: whether this rank may have written to the same run before (an elastic restart), so that
+                `.attempt-1`, ... is added to its folder. None: if `meta.attempt` is not 0.
             agent_start_ns: under torchrun, when its agent was started: what ranks that have ended wrote since then is
                 of earlier attempts of the same run.
             strict: raises `RecordingError` if writing fails later.
@@ -70,7 +70,7 @@ class FolderWriter:
 
         Raises:
             RecordingExistsError: `path` exists already.
-            NotARecordingError: it was to be replaced, and is not a recording.
+            NotARecordingError: something was to be replaced that is no recording.
             RecordingError: the folder cannot be made.
         """
         self.path = Path(path)
@@ -84,14 +84,14 @@ class FolderWriter:
             agent_start_ns=agent_start_ns,
         )
         self._meta = replace(meta, run_id=run_id, complete=False)
-        self.folder = folder.absolute()  # of this rank
+        self.folder = folder.absolute()  # the folder of this rank
         self._held = HeldFolder(self.folder)
-        self._buffers = {name: TableBuffer(name) for name in schemas()}  # what is referred to comes first
+        self._buffers = {name: TableBuffer(name) for name in schemas()}  # rows precede references to them
         self._streams: dict[str, TableStream] = {}
         self._tensors = TensorShards(self.folder, tensors or TensorOptions(), self._held.is_in_place)
-        self._warned_of_tensors = False  # that no more are written
-        self._ended: list[str] | None = None  # tables that have their end-of-stream marker, when closed
-        self._last_step = -1  # the last one that stands in `steps` on disk
+        self._warned_of_tensors = False  # whether the user was warned that no more tensors are written
+        self._ended: list[str] | None = None  # tables with an end-of-stream marker, once closed
+        self._last_step = -1  # the last step in `steps` on disk
         self._flushed_ns: int | None = None
         self._state = _OPEN
         self._pid = os.getpid()
@@ -104,7 +104,7 @@ class FolderWriter:
     @property
     def rows(self) -> int:
         """The number of rows in the files, including those of the next flush."""
-        # Others may ask while a thread adds a table.
+        # A copy, as another thread may add a table meanwhile.
         written = sum(stream.rows for stream in list(self._streams.values()))
         return written + sum(buffer.rows for buffer in list(self._buffers.values()))
 
@@ -204,7 +204,7 @@ class FolderWriter:
             delete_replaced(self.path)
 
     def undo(self) -> None:
-        """Deletes the folder again, and puts back what it was to replace; nothing has been recorded."""
+        """Deletes the folder again, and restores what it was to replace, because nothing was recorded."""
         is_in_place = self._held.is_in_place()
         self.abandon()
         if is_in_place:
@@ -264,7 +264,7 @@ class FolderWriter:
                 rest = "The run goes on; what was written before stays readable."
                 warnings.warn(f"{text} {rest}", ModtraceWarning, 2)
                 return
-            except BaseException as error:  # KeyboardInterrupt: what of the batch is in the file is unknown
+            except BaseException as error:  # it is unknown how much of the batch is in the file
                 self._stop(table, repr(error))
                 raise
 
@@ -279,7 +279,7 @@ class FolderWriter:
             self._last_step = max(self._last_step, pc.max(batch.column("step")).as_py())
 
     def _stop(self, table: str, why: str) -> None:
-        """Stops writing, because the stream may have lost dictionary entries that later batches refer to."""
+        """Stops writing, because the stream may lack dictionary entries to which later batches refer."""
         self._state = _STOPPED
         self._drop_buffers()
         self.mark(f"incomplete from step {self._last_step + 1}: {why} ({table}.arrow)")
@@ -287,7 +287,7 @@ class FolderWriter:
     def _close_tensors(self) -> None:
         try:
             self._tensors.close()
-        except BaseException:  # KeyboardInterrupt: the thread goes on for as long as the process lives
+        except BaseException:  # KeyboardInterrupt: the thread continues as long as the process
             self.mark("whole tensors may be missing: the close was interrupted before all were written")
             raise
         dropped = self._tensors.dropped
@@ -320,7 +320,7 @@ class FolderWriter:
             return
         self._ended = []
         for table, stream in self._streams.items():
-            with contextlib.suppress(OSError):  # only the marker is missing then
+            with contextlib.suppress(OSError):  # then only the marker is missing
                 if stream.finish():
                     self._ended.append(table)
         self._meta = replace(self._meta, complete=not self._meta.marks)
@@ -333,7 +333,7 @@ class FolderWriter:
             if not self._held.is_in_place():
                 return
             if stream.batches > 1 and stream.rows < _COMPACT_BELOW_ROWS * stream.batches:
-                with contextlib.suppress(OSError, pa.ArrowException):  # small batches only read slower
+                with contextlib.suppress(OSError, pa.ArrowException):  # small batches are only slower to read
                     stream.size_bytes = compact(table_file(self.folder, table))
 
     def _save_meta(self) -> None:

@@ -1,1 +1,1 @@
-"""Every private name of PyTorch that modtrace uses, by subject, with what is lost without each."""
+"""Holds every private name of PyTorch that modtrace uses, by subject, with what is lost without each."""

@@ -1,4 +1,4 @@
-"""The autograd engine: its nodes, their numbers, the running backward, and the function that starts one."""
+"""Wraps the autograd engine: nodes, their numbers, the running backward, and the function that starts one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,21 +12,21 @@ import torch.autograd.graph
 from .call_frames import frame_local, frames
 from .patches import replace
 
-#: The `_sequence_nr()` of an AccumulateGrad node, which the engine runs in no order, as soon as it is ready.
+#: The `_sequence_nr()` of AccumulateGrad nodes, which the engine runs as soon as they are ready, in no order.
 ACCUMULATE_SEQUENCE_NR = 2**64 - 1
 
-# On the hot path: plain C functions, 30-40 ns each. torch has had all three since 2.1.
+# Plain C functions for the hot path, at 30-40 ns each. torch has had all three since 2.1.
 sequence_nr: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr")  # noqa: B009 (not exported, says mypy)
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 will_engine_execute: Callable[[Any], bool] | None = getattr(torch._C, "_will_engine_execute_node", None)
 
-#: The class of the nodes that run a Python Function; () where torch lacks it.
+#: The class of nodes that run a Python Function; () if torch lacks it.
 CustomFunctionNode: type | tuple[()] = getattr(torch.autograd.function, "BackwardCFunction", ())
 
-#: Code that was met in frames, and whether it is the forward of a custom Function. `Function.apply`, which calls it,
-#: has a frame of its own before torch 2.14 only, so that the forwards themselves are looked for.
+#: Code objects seen in frames, and whether each is the forward of a custom Function. Forwards are searched for
+#: themselves, because `Function.apply`, which calls them, has a frame of its own only before torch 2.14.
 _forwards: WeakKeyDictionary[CodeType, bool] = WeakKeyDictionary()
 
 
@@ -36,7 +36,7 @@ def is_custom_function(node: Any) -> bool:
 
 
 def is_in_custom_function(start: FrameType | None) -> bool:
-    """Returns whether the forward of a custom Function that a backward may reach is among the frames.
+    """Returns whether the frames include the forward of a custom Function that a backward may reach.
 
     Such a forward runs with grad mode off. So does the first forward of a reentrant checkpoint. If grad mode was off
     before, the node of the Function has no next node (2.13).
@@ -47,7 +47,7 @@ def is_in_custom_function(start: FrameType | None) -> bool:
             continue
         names = code.co_varnames[: code.co_argcount]
         node: Any = frame_local(frame, names[0]) if names else None
-        if not is_custom_function(node) or node.next_functions:  # without `ctx`: it is set up later
+        if not is_custom_function(node) or node.next_functions:  # without `ctx`, which is set up later
             return True
     return False
 
@@ -77,7 +77,7 @@ def queue_callback(callback: Callable[[], None]) -> bool:
 
 
 class EngineEntry:
-    """The only Python function that enters the autograd engine, which is wrapped while a tracker runs.
+    """The only Python function that enters the autograd engine; it is wrapped while a tracker runs.
 
     `torch.autograd.backward`, `torch.autograd.grad` and `Tensor.backward` all call `_engine_run_backward`, which two
     modules hold; torch.compiler itself replaces it in these two.
@@ -104,5 +104,5 @@ class EngineEntry:
 
     @classmethod
     def functions(cls) -> list[Any]:
-        """Returns the function that each of the modules holds now."""
+        """Returns the function that each of the two modules holds now."""
         return [getattr(holder, "_engine_run_backward", None) for holder in cls._HOLDERS]

@@ -1,4 +1,4 @@
-"""The Python frames in which torch runs module calls, optimizers and data loaders."""
+"""Reads the Python frames in which torch runs module calls, optimizers and data loaders."""
 
 import os
 import sys
@@ -14,22 +14,22 @@ _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _MODULE_FILE = _CALL_IMPL.co_filename
 TORCH_FOLDER = os.path.dirname(torch.__file__)
 
-#: The code around the call of a graph module.
+#: The code objects around the call of a graph module.
 _CALLING_FILES = (_MODULE_FILE, os.path.join(TORCH_FOLDER, "fx") + os.sep)
 _LOADER_FILE = os.path.join(TORCH_FOLDER, "utils", "data", "dataloader.py")
 _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
-#: The name of the function that calls the engine, torch's or ours (`autograd.EngineEntry`).
+#: The name of the function that calls the engine, which is torch's or ours (`autograd.EngineEntry`).
 _ENGINE_CALL = "_engine_run_backward"
 
-#: Where inductor starts processes that compile, or that try out its compiler.
+#: The code with which inductor starts processes that compile, or that test its compiler.
 _COMPILER = "torch._inductor"
-#: Through which the standard library starts processes.
+#: The code with which the standard library starts processes.
 _STARTERS = ("subprocess", "multiprocessing", "concurrent")
 
-_UNSHARED = 3  # references to a dictionary that the frame, a local of ours and the call of `getrefcount` hold
+_UNSHARED = 3  # references to a dictionary by the frame, by a local of ours and by the call of `getrefcount`
 _CO_VARARGS = 0x4
-_CO_OPTIMIZED = 0x1  # a function: its f_locals is a copy. Those of a module are its very namespace.
+_CO_OPTIMIZED = 0x1  # set for functions, whose f_locals is a copy, unlike that of a Python module
 
 
 def frames(start: FrameType | None) -> Iterator[FrameType]:
@@ -41,16 +41,16 @@ def frames(start: FrameType | None) -> Iterator[FrameType]:
 
 
 def frames_in_backward(start: FrameType | None) -> Iterator[FrameType]:
-    """Returns the Python frames from `start` outwards, up to the running backward."""
+    """Yields the Python frames from `start` outwards, up to the running backward."""
     return takewhile(lambda frame: frame.f_code.co_name != _ENGINE_CALL, frames(start))
 
 
 def frame_local(frame: FrameType, name: str) -> Any:
-    """Returns a local of a running frame, without making anything in the frame live longer.
+    """Returns a local of a running frame, without prolonging the life of anything in the frame.
 
-    Before Python 3.13 `f_locals` leaves a copy of all locals in the frame until it ends. That copy would keep
-    activations alive that the frame has dropped, so it is emptied again. It is not emptied if the function has called
-    `locals()` and keeps the result, which is the same dictionary.
+    Before Python 3.13 `f_locals` leaves a copy of all locals in the frame until the frame ends, which would keep
+    activations alive that the function has dropped, so that copy is emptied again. It is not emptied if the function
+    has called `locals()` and keeps the result, which is the same dictionary.
     """
     values = frame.f_locals
     value = values.get(name)
@@ -63,7 +63,7 @@ def frame_local(frame: FrameType, name: str) -> Any:
     return value
 
 
-# Calls of modules.
+# Frames of module calls.
 
 
 def find_call(start: FrameType | None) -> FrameType | None:
@@ -84,7 +84,7 @@ def caller_of_module(start: FrameType | None) -> FrameType | None:
 
 
 def file_that_calls(start: FrameType | None) -> str:
-    """Returns the file of the code that calls a module or a graph module in these frames; "" if there is none."""
+    """Returns the file of the code that calls a module or graph module in these frames; "" if there is none."""
     files = (frame.f_code.co_filename for frame in frames(start))
     return next((name for name in files if not name.startswith(_CALLING_FILES)), "")
 
@@ -106,7 +106,7 @@ def running_modules(start: FrameType | None) -> list[int]:
 
 
 def call_arguments(call_frame: FrameType | None) -> tuple[Any, Any]:
-    """Returns the arguments of the module call whose pre-hooks run in this frame; none if a method is called."""
+    """Returns the arguments of the module call whose pre-hooks run in this frame; none if a method is running."""
     if call_frame is None or call_frame.f_code.co_filename != _MODULE_FILE:
         return (), {}
     args, kwargs = frame_local(call_frame, "args"), frame_local(call_frame, "kwargs")
@@ -122,7 +122,7 @@ def call_kwargs(call_frame: FrameType) -> dict[str, Any] | None:
     return kwargs if isinstance(kwargs, dict) else None
 
 
-# Methods of modules.
+# Frames of modules' methods.
 
 
 def running_module(start: FrameType | None) -> nn.Module | None:
@@ -191,11 +191,11 @@ def _is_written_in_class(frame: FrameType, owner: nn.Module) -> bool:
 
 
 def _to_module(value: Any) -> nn.Module | None:
-    # `isinstance` would run a `__class__` of the user's
+    # `isinstance` would run a `__class__` of the user
     return value if issubclass(type(value), nn.Module) else None
 
 
-# Training loops.
+# Frames of training loops.
 
 
 def is_in_data_loader(start: FrameType | None) -> bool:
@@ -204,17 +204,17 @@ def is_in_data_loader(start: FrameType | None) -> bool:
 
 
 def is_in_optimizer_step(start: FrameType | None) -> bool:
-    """Returns whether an `Optimizer.step` is among the frames. Its post hook does not run if it raises."""
+    """Returns whether an `Optimizer.step` is among the frames. If it raised, its post hook has not run."""
     return any(
         frame.f_code.co_filename == _OPTIMIZER_FILE and frame.f_code.co_name == "wrapper"
         for frame in frames(start)
     )
 
 
-# Processes.
+# Frames that start processes.
 
 
 def is_started_by_compiler(start: FrameType | None) -> bool:
-    """Returns whether it is inductor that starts a process in these frames."""
+    """Returns whether inductor is starting a process in these frames."""
     names = (str(frame.f_globals.get("__name__")) for frame in frames(start))
     return next((name for name in names if name.partition(".")[0] not in _STARTERS), "").startswith(_COMPILER)

@@ -1,4 +1,4 @@
-"""Activation checkpoints: the regions that torch recomputes, and what they keep for it."""
+"""Reads activation checkpoints: the regions that torch recomputes, and what it keeps for that."""
 
 import functools
 from contextlib import nullcontext
@@ -29,8 +29,8 @@ def is_reentrant_checkpoint(node: Any) -> bool:
 def checkpoint_being_recomputed(start: FrameType | None) -> Any:
     """Returns the region that a non-reentrant checkpoint is recomputing in these frames, or None.
 
-    The region is torch's own record of it (`_CheckpointFrame`), one weakly referable object for each region. Frames
-    outside of the running backward are not searched.
+    The region is torch's own record (`_CheckpointFrame`), one object for each region, which allows weak references.
+    Frames outside of the running backward are not searched.
     """
     for frame in frames_in_backward(start):
         code = frame.f_code
@@ -51,7 +51,7 @@ def is_repeating_forward(start: FrameType | None) -> bool:
 
 
 def checkpoint_of_hook(unpack_hook: Any) -> Any:
-    """Returns the region (`_CheckpointFrame`) whose non-reentrant checkpoint has packed a tensor, else None.
+    """Returns the region (`_CheckpointFrame`) whose non-reentrant checkpoint packed a tensor; None for others.
 
     Such a checkpoint packs a placeholder without memory.
     """
@@ -64,12 +64,12 @@ def checkpoint_of_hook(unpack_hook: Any) -> Any:
 def held_by_checkpoint(region: Any) -> tuple[list[Any], bool]:
     """Returns what a non-reentrant checkpoint keeps to recompute a region, and whether it may keep more.
 
-    It keeps its arguments as saved variables, its keyword arguments, those of a `functools.partial`, the outputs that a
-    selective checkpoint keeps, and what a recompute has brought back for a backward that took only a part. The state of
-    the random generators is not included.
+    It keeps the arguments as saved variables, the keyword arguments, those of a `functools.partial`, the outputs that a
+    selective checkpoint keeps, and what a recompute restored for a backward that took only a part. The state of the
+    random generators is not included.
 
     Raises:
-        AttributeError: this version of torch (not 2.13) keeps it elsewhere.
+        AttributeError: this version of torch (unlike 2.13) keeps these elsewhere.
     """
     again = region.recompute_fn
     held = [*region.saved_args, _captured(again, "kwargs"), *bound_arguments(_captured(again, "fn"))]
@@ -87,7 +87,7 @@ def bound_arguments(function: Any) -> list[Any]:
 
 
 def _captured(function: Any, name: str) -> Any:
-    """Returns a variable that a function captures from the enclosing one; None if there is none or it is not set."""
+    """Returns a variable that a function captures from the enclosing one; None if there is none or it is unset."""
     names = function.__code__.co_freevars
     try:
         return function.__closure__[names.index(name)].cell_contents if name in names else None
@@ -96,9 +96,9 @@ def _captured(function: Any, name: str) -> Any:
 
 
 def allow_effects_in_checkpoints() -> None:
-    """Lets ops that have an effect pass selective checkpoints, whose modes have no rule for those (2.13).
+    """Lets ops that have an effect pass selective checkpoints, whose modes have no rule for them (2.13).
 
-    Without it compiled code with such ops raises inside of them. The ops run again when a checkpoint computes again.
+    Otherwise compiled code with such ops raises inside of them. The ops run again when a checkpoint recomputes.
     """
     from torch._higher_order_ops.effects import with_effects
 

@@ -1,4 +1,4 @@
-"""The graphs of ops that AOTAutograd gives to compilers, and the kernels that inductor makes of them."""
+"""Reads the graphs of ops that AOTAutograd gives to compilers, and the kernels that inductor makes of them."""
 
 import os
 import re
@@ -17,37 +17,37 @@ from .call_frames import TORCH_FOLDER
 from .dynamo import current_compilation, keep_out_of_dynamo
 from .patches import replace
 
-#: Compilers of forwards with a backward, of backwards, and of forwards without.
+#: The arguments of AOTAutograd that compile forwards with a backward, backwards, and forwards without one.
 COMPILERS = ("fw_compiler", "bw_compiler", "inference_compiler")
 
 _LINE = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
 
-#: How Dynamo calls the module whose `forward` it compiles, in paths of modules inside.
+#: Dynamo's name for the module whose `forward` it compiles, in paths of modules inside.
 _SELF = "L['self']"
 
 
 @dataclass(eq=False)
 class GraphOp:
-    """An op of a graph."""
+    """An op of a compiled graph."""
 
     name: str  # `aten.addmm.default`
-    #: Its `id`, or its path below the compiled one, "" for that; of a backward op that of its forward; None: not known.
+    #: The module's `id`, or its path below the compiled one ("" for that); for backward ops, the forward's; or None.
     module: int | str | None
-    calls: list[int]  # which call in the graph of each module around it this is, from 0, outermost first
-    inputs: list[int]  # the positions of the ops that made what it reads
-    given: list[int]  # the positions, among what the graph is given, of what it reads of that
-    saved: list[int]  # of a backward op the positions of the forward ops whose results it reads
-    returned: list[int]  # the positions, among what the graph returns to the program, of what it makes
+    calls: list[int]  # for each module around, outermost first, the number of its call in the graph
+    inputs: list[int]  # positions of the ops that made its inputs
+    given: list[int]  # positions of its inputs among the graph's own inputs
+    saved: list[int]  # for a backward op, the positions of forward ops whose results it reads
+    returned: list[int]  # positions of its outputs among those that the program gets
     is_view: bool
-    shape: list[int] | None  # of the first tensor that it returns; -1 for a size that varies
+    shape: list[int] | None  # the shape of its first output; -1 for a size that varies
     dtype: str | None
-    source: str | None  # `file:line` of the user's code
-    kernels: list[str] = field(default_factory=list)  # into which it was fused
+    source: str | None  # `file:line` in the user's code
+    kernels: list[str] = field(default_factory=list)  # the kernels into which it was fused
 
 
 @dataclass(eq=False)
 class CompiledGraph:
-    """The graph of a forward or of a backward, as a compiler was given it."""
+    """The graph of a forward or backward, as a compiler received it."""
 
     compile_id: str
     is_backward: bool
@@ -59,24 +59,24 @@ class CompiledGraph:
 
 
 class RunListener(Protocol):
-    """Receives each run of what compilers have made of graphs."""
+    """Receives each run of compiled graphs."""
 
     def begins(self, graph: CompiledGraph, given: Sequence[Any]) -> Any:
-        """Receives what compiled code is given when it begins to run, and must not keep it.
+        """Receives the inputs of compiled code when a run begins; it must not keep them.
 
         Returns:
-            what `ended` receives.
+            an object that is passed to `ended`.
         """
 
     def ended(self, run: Any, returned: Any) -> None:
-        """Receives what compiled code has returned, in a list or tuple."""
+        """Receives the outputs of compiled code, in a list or tuple."""
 
 
 class GraphListener(RunListener, Protocol):
-    """Receives the graphs that compilers are given, and each run of what they made."""
+    """Receives the graphs that compilers are given, and each run of what they compiled."""
 
     def compiled(self, graph: CompiledGraph) -> None:
-        """Receives a graph that a compiler was given, after it has returned."""
+        """Receives a graph after the compiler has returned."""
 
 
 class AOTAutogradPatch:
@@ -86,15 +86,15 @@ class AOTAutogradPatch:
         """Creates a patch that does nothing before `start()`.
 
         Args:
-            prepare: is given Dynamo's graph and the keyword arguments, which it may change. AOTAutograd runs in what it
-                returns.
+            prepare: receives Dynamo's graph and the keyword arguments, which it may change, and returns a context
+                manager in which AOTAutograd runs.
         """
         self._prepare = prepare
         self._patches = ExitStack()
-        self.is_on = False  # from `start()` to `stop()`
+        self.is_on = False  # True from `start()` to `stop()`
 
     def start(self) -> None:
-        """Wraps it, once the program has called `torch.compile`; before that it does nothing."""
+        """Wraps the function, if the program has called `torch.compile`; before that it does nothing."""
         common = sys.modules.get("torch._dynamo.backends.common")
         original = getattr(common, "aot_module_simplified", None)
         if self.is_on or original is None:
@@ -115,16 +115,16 @@ class AOTAutogradPatch:
 
 
 class CompilerWatch:
-    """Notifies a listener of each graph that a compiler was given, and of each run of what was compiled from it.
+    """Notifies a listener of each graph that a compiler received, and of each run of the compiled code.
 
-    Compilers are wrapped as long as something watches. For wrapped ones AOTAutograd does not ask its cache, and
-    inductor not that of its graphs, because what is in there has no graph any more. What inductor has built of C++ or
-    Triton is found again.
+    Compilers are wrapped as long as something watches. With wrapped ones, AOTAutograd does not use its cache, nor does
+    inductor use that of its graphs, because entries there no longer have a graph. What inductor has built with C++ or
+    Triton is still reused.
     """
 
     def __init__(self, listener: GraphListener) -> None:
         self._listener = listener
-        self._saved: dict[str, dict[str, int]] = {}  # by compile id: what `_find_saved` has returned
+        self._saved: dict[str, dict[str, int]] = {}  # by compile id, the result of `_find_saved`
         self._patch = AOTAutogradPatch(self._prepare)
         self.start, self.stop = self._patch.start, self._patch.stop
         keep_out_of_dynamo(CompilerWatch._wrap)  # a backward is compiled when it first runs
@@ -155,7 +155,7 @@ class CompilerWatch:
         return compile_graph
 
     def _wrap_compiled(self, compiled: Callable[..., Any], graph: CompiledGraph) -> Callable[..., Any]:
-        is_boxed = getattr(compiled, "_boxed_call", False)  # it is given one list, which it empties
+        is_boxed = getattr(compiled, "_boxed_call", False)  # it receives a single list, and empties it
 
         def run(*args: Any) -> Any:
             if not self._patch.is_on:
@@ -174,7 +174,7 @@ def _is_op(node: Any) -> bool:
 
 
 def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphOp]:
-    """Reads the ops of a graph; `saved` has the forward ops whose results it is given, by the names that these have."""
+    """Reads the ops of a graph; `saved` maps names of the graph's inputs to forward ops whose results they are."""
     positions = {id(node): at for at, node in enumerate(nodes)}
     given = {
         id(node): at for at, node in enumerate(graph.find_nodes(op="placeholder")) if node.name not in saved
@@ -206,7 +206,7 @@ def _read(nodes: list[Any], graph: Any, saved: Mapping[str, int]) -> list[GraphO
 
 
 def _line_of_user(stack: str) -> str | None:
-    """Returns the innermost line outside of torch, which has lines of its own where a default device is set."""
+    """Returns the innermost line outside of torch, which has lines of its own if a default device is set."""
     lines = [line for line in _LINE.findall(stack) if not line[0].startswith(TORCH_FOLDER + os.sep)]
     return ":".join(lines[-1]) if lines else None
 
@@ -230,12 +230,12 @@ def _makers_of_value(node: Any) -> Iterator[Any]:
         return
     if _is_op(node) or node.op != "call_function":
         yield node
-    else:  # what takes a part of what an op returned
+    else:  # the node takes a part of an op's output
         yield from _makers_of(node)
 
 
 def _outputs_of(graph: Any) -> Iterator[tuple[Any, bool]]:
-    """Yields what a graph returns, and whether that is kept for its backward alone."""
+    """Yields the outputs of a graph, and whether each is kept only for its backward."""
     [output] = graph.find_nodes(op="output")
     values = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
     for value, about in zip_longest(values, output.meta.get("desc") or ()):
@@ -243,7 +243,7 @@ def _outputs_of(graph: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def _find_saved(nodes: list[Any], graph: Any) -> dict[str, int]:
-    """Returns the positions of the ops whose results a forward keeps for its backward, by the names of those there."""
+    """Returns the positions of ops whose results a forward keeps for its backward, by the names they have there."""
     positions = {id(node): at for at, node in enumerate(nodes)}
     outputs = [value for value, is_saved in _outputs_of(graph) if is_saved]
     makers = ((output.name, maker) for output in outputs for maker in _makers_of_value(output))
@@ -253,7 +253,7 @@ def _find_saved(nodes: list[Any], graph: Any) -> dict[str, int]:
 def _module_of(stack: dict[str, Any]) -> int | str | None:
     """Returns the innermost module of a `nn_module_stack`, as `{"140251": ("L['self'].blocks.0", Block)}`.
 
-    The key is the module's `id`, with `@1` behind it in its second call, or a name.
+    The key is the module's `id`, followed by `@1` in its second call, or a name.
     """
     key, (path, *_) = next(reversed(stack.items()), ("", (_SELF, None)))
     number = key.partition("@")[0]
@@ -266,7 +266,7 @@ def _module_of(stack: dict[str, Any]) -> int | str | None:
 
 @contextmanager
 def _naming_kernels(nodes: list[Any], ops: list[GraphOp]) -> Iterator[None]:
-    """Adds to ops the kernels that inductor fuses them into while the block runs; on a CPU alone."""
+    """Adds to ops the kernels into which inductor fuses them in the block; this works only on the CPU."""
     with ExitStack() as stack:
         if "torch._inductor.compile_fx" in sys.modules:
             import torch._inductor.config

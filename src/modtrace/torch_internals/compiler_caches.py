@@ -1,4 +1,4 @@
-"""The caches in which AOTAutograd and inductor keep what they have compiled, for graphs with ops of ours."""
+"""Adapts the caches of AOTAutograd and inductor, so that they accept graphs with ops of ours."""
 
 import importlib
 from collections.abc import Callable
@@ -10,19 +10,19 @@ from .dynamo import count_own_ops, keep_out_of_dynamo
 
 
 class CachedGraphs:
-    """Lets compilers put graphs into their caches, and find them there, that have a function and ops of ours.
+    """Lets compilers store graphs with our function and ops in their caches, and find them there.
 
-    torch (2.13) has a list of functions that it keeps graphs with beside its own, and no graph with ops that have an
-    effect unless the op that stands for those is on that list. The list is part of the key of each entry. So it is
-    changed only while a graph of ours is compiled, and for effects only if all ops in it that have one are ours.
+    torch (2.13) caches graphs only with functions that are on a list, and graphs with effects only if the op that
+    stands for effects is on it. The list is part of each entry's key. So it is changed only while a graph of ours is
+    compiled, and for effects only if all ops with effects in the graph are ours.
     """
 
     def __init__(self, function: Callable[..., Any], key: str) -> None:
         """Creates a patch that does nothing before `start()`.
 
         Args:
-            function: the function in Dynamo's graphs. It returns the tensors that it is given behind three arguments.
-            key: differs where it does something else, so that nothing is found that was compiled with another version.
+            function: the function in Dynamo's graphs. It returns the tensors that it is given after three arguments.
+            key: differs between versions of the function, so that nothing compiled with another version is found.
         """
         self._function = function
         self._safe = {f"{function.__module__}.{function.__name__}": key}
@@ -31,7 +31,7 @@ class CachedGraphs:
         keep_out_of_dynamo(CachedGraphs._wrap)  # a backward is compiled when it first runs
 
     def start(self) -> None:
-        """Wraps AOTAutograd, and imports Dynamo for that."""
+        """Wraps AOTAutograd, for which it imports Dynamo."""
         importlib.import_module("torch._dynamo.backends.common")
         self._patch.start()
 
@@ -64,7 +64,7 @@ class CachedGraphs:
 
 
 def _marked_as_safe(functions: dict[str, str]) -> AbstractContextManager[Any]:
-    """Adds functions to those with which graphs are kept in caches."""
+    """Adds functions to those with which graphs may be cached."""
     import torch._inductor.config as config
 
     known = getattr(config, "unsafe_marked_cacheable_functions", None)

@@ -1,4 +1,4 @@
-"""torch.compile: what it traces, what it compiles, and the modules that it makes."""
+"""Wraps torch.compile: what it traces and compiles, and the modules that it makes."""
 
 import os
 import sys
@@ -18,11 +18,11 @@ from .call_frames import TORCH_FOLDER, file_that_calls
 from .checkpoint import allow_effects_in_checkpoints
 from .patches import replace
 
-#: Dynamo folds it to True while it traces; it is False otherwise. Unlike `is_compiling` it asks nothing else: 20 ns
-#: instead of 55.
+#: A constant that Dynamo folds to True while it traces, and that is False otherwise. Reading it takes 20 ns, while
+#: `is_compiling`, which checks more, takes 55 ns.
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
-#: Ops live as long as this.
+#: Our ops live as long as this object.
 _LIBRARY = torch.library.Library("modtrace", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _COMPILER_FOLDERS = tuple(
@@ -32,15 +32,16 @@ _COMPILER_FOLDERS = tuple(
 
 
 def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True) -> None:
-    """Keeps Dynamo from compiling our functions as frames of their own. A function that it inlines is still traced.
+    """Keeps Dynamo from compiling our functions as separate frames; functions that it inlines are still traced.
 
-    Dynamo may skip `Module._call_impl`. Without this mark it then compiles our hook alone, and folds
-    `is_dynamo_compiling()` to True in it, so that an eager module call is lost silently. Or it compiles what the hook
-    calls, and the user's compilation fails because of our `sys._getframe` (torch 2.13).
+    Dynamo may skip `Module._call_impl`. Without this mark it then compiles only our hook, and folds
+    `is_dynamo_compiling()` to True there, so that an eager module call is lost silently. Or it compiles functions that
+    the hook calls, and the user's compilation fails because of our `sys._getframe` (torch 2.13).
 
     Args:
         functions: functions, with all functions that are defined inside them.
-        with_callees: nothing that they call is compiled either. Do not use it for functions that run the user's code.
+        with_callees: whether functions that they call are not compiled, either. Set False for functions that run the
+            user's code.
     """
     try:
         import torch._C._dynamo.eval_frame as eval_frame
@@ -56,17 +57,17 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
         return
 
 
-#: The ops whose bodies may hold ops with an effect.
+#: Higher-order ops whose bodies may contain ops with an effect.
 _MAY_HOLD_EFFECTS = ("tag_activation_checkpoint",)
 
 
 def is_in_body(left_out: Callable[[], None]) -> bool:
-    """Returns whether Dynamo traces the body of an op: a function that one such as `torch.cond` is given.
+    """Returns whether Dynamo traces the body of an op, i.e. a function that is given to one such as `torch.cond`.
 
-    Call it only in code that Dynamo traces, where it adds no node. It calls `left_out` in a body. Those of activation
-    checkpoints do not count: AOTAutograd (2.13) allows ops with an effect, such as taps, only inside of them.
+    Call it only in code that Dynamo traces, where it adds no node. It calls `left_out` in a body. Bodies of activation
+    checkpoints do not count, as AOTAutograd (2.13) allows ops with an effect, such as taps, inside of them only.
     """
-    from torch._dynamo.comptime import comptime  # when Dynamo traces a call of this, it runs what is given
+    from torch._dynamo.comptime import comptime  # Dynamo runs its argument while tracing
 
     def check(context: Any) -> None:
         from torch._dynamo.variables import ConstantVariable
@@ -79,7 +80,7 @@ def is_in_body(left_out: Callable[[], None]) -> bool:
             translator.symbolic_locals["is_inside"] = ConstantVariable.create(True)
             context.get_local("left_out").as_python_constant()()
 
-    is_inside = False  # `check` replaces this local while Dynamo traces, by its name
+    is_inside = False  # while Dynamo traces, `check` replaces this local by its name
     comptime(check)
     return is_inside
 
@@ -88,9 +89,9 @@ def is_in_body(left_out: Callable[[], None]) -> bool:
 def nested_regions_traced_again() -> Iterator[None]:
     """Makes Dynamo trace each call of a `torch.compiler.nested_compile_region` in the block.
 
-    Otherwise it takes the graph of an earlier call and looks for the tensors below the arguments of this one. That
-    gives the tensors of the earlier call (2.13) where a module is the `__self__` of a method in its `__dict__`. Graphs
-    that are the same are compiled once in any case.
+    Otherwise Dynamo reuses the graph of an earlier call, and looks for the tensors below the arguments of this one.
+    This gives the tensors of the earlier call (2.13) if a module is the `__self__` of a method in its `__dict__`. Equal
+    graphs are compiled once in any case.
     """
     module = sys.modules.get("torch._dynamo.variables.invoke_subgraph")
     if not hasattr(module, "save_reuse_entry"):
@@ -102,16 +103,16 @@ def nested_regions_traced_again() -> Iterator[None]:
 
 
 def make_effectful_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a new op of the namespace `modtrace` that has an effect: compiled code keeps it, and such ops in order.
+    """Returns a new op in the namespace `modtrace` that has an effect, so compiled code keeps such ops, in order.
 
-    An op that is said to change an argument is kept too. But backward code that calls it saves the argument, and that
-    raises where the region has been called again before its backward (torch 2.13). `torch.library.custom_op` would put
-    some 50 us of Python around each call.
+    An op declared to change an argument would be kept, too, but backward code that calls it saves the argument, which
+    raises an error if the region was called again before its backward (torch 2.13). `torch.library.custom_op` would add
+    some 50 us of Python to each call.
 
     Args:
-        schema: its name, arguments and what it returns.
-        run: what it does, with any tensors.
-        fake: what it returns for fake tensors.
+        schema: the op's name, arguments and results.
+        run: the op's function for any tensors.
+        fake: returns the results for fake tensors.
     """
     from torch._library.effects import EffectType
 
@@ -127,10 +128,10 @@ def make_effectful_op(schema: str, run: Callable[..., Any], fake: Callable[..., 
 
 @contextmanager
 def never_recomputed() -> Iterator[None]:
-    """Exempts ops with an effect that AOTAutograd traces in the block from the recompute of a checkpoint around them.
+    """Exempts ops with an effect, traced by AOTAutograd in the block, from the recompute of a surrounding checkpoint.
 
-    A checkpoint marks each op that it traces as one to compute again, and torch has no way to do that with a token of
-    effects: it would save the token, which is no tensor (2.13). Unmarked, what such an op returns is saved.
+    A checkpoint marks each op that it traces for recomputing, which torch cannot do with a token of effects: it would
+    save the token, which is no tensor (2.13). The output of an unmarked op is saved.
     """
     proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
     mode = None if proxies is None else proxies.get_proxy_mode()
@@ -148,12 +149,12 @@ def is_compile_wrapper(module: nn.Module) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Returns whether calls of the module run code of torch.compile, inside which nothing is seen."""
+    """Returns whether calls of the module run code of torch.compile, inside which calls are not seen."""
     return is_compile_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_compilers_own(module: nn.Module, call_frame: FrameType | None, is_unknown_in_region: bool) -> bool:
-    """Returns whether torch.compile has made the module, to run one of its own graphs in it.
+    """Returns whether torch.compile made the module, to run one of its own graphs in it.
 
     Such a call comes from the compiler's code, from that of a higher-order op such as `torch.cond`, or from compiled
     code (`is_unknown_in_region`: the module belongs to no known model), or the module is only traced. A graph module
@@ -174,7 +175,7 @@ def is_compiled_function(name: str) -> bool:
 
 
 def is_tracing() -> bool:
-    """Returns whether torch.compile is tracing.
+    """Returns whether torch.compile is tracing on this thread.
 
     What runs then uses fake tensors and belongs to no step of the user's.
     """
@@ -186,7 +187,7 @@ def is_tracing() -> bool:
 def is_making_graph() -> bool:
     """Returns whether `make_fx` traces, as it does for higher-order ops.
 
-    torch has then replaced all modes by its own. What runs below them belongs to no step (2.13).
+    torch has then replaced all modes by its own, and what runs below them belongs to no step (2.13).
     """
     get_mode: Any = getattr(torch._C, "_get_dispatch_mode", None)
     keys = getattr(torch._C, "_TorchDispatchModeKey", None)
@@ -194,7 +195,7 @@ def is_making_graph() -> bool:
 
 
 def rounds_less_than_eager(tensor: torch.Tensor) -> bool:
-    """Returns whether inductor may keep such a tensor in float32 as long as it is not read."""
+    """Returns whether inductor may keep such a tensor in float32 as long as nothing reads it."""
     if tensor.dtype not in (torch.bfloat16, torch.float16):
         return False
     config: Any = sys.modules.get("torch._inductor.config")
@@ -202,23 +203,23 @@ def rounds_less_than_eager(tensor: torch.Tensor) -> bool:
 
 
 def is_backend_failure(error: BaseException | None) -> bool:
-    """Returns whether Dynamo has raised the error because a backend did not compile a graph."""
+    """Returns whether an error of Dynamo means that a backend did not compile a graph."""
     return type(error).__name__ == "BackendCompilerFailed"
 
 
 class CompileRecord(NamedTuple):
-    """What Dynamo keeps of one compilation."""
+    """Dynamo's record of one compilation."""
 
-    compile_id: str  # see `name_compilation`
-    is_backward: bool  # of a graph's backward, which has no function, ops and guards of its own here
-    function: str | None  # its name and `file:line`; None where the compilation was not begun
+    compile_id: str  # in the form of `name_compilation`
+    is_backward: bool  # whether it is of a backward, which has no function, ops or guards here
+    function: str | None  # name and `file:line`; None if the compilation did not begin
     ops: int | None
     guards: int | None
-    failed_guards: list[str] | None  # one for each code that was compiled before, which its text begins with
+    failed_guards: list[str] | None  # a reason for each earlier code, beginning with the code's compile id
     error: str | None
-    start_ns: int  # of `perf_counter_ns`
+    start_ns: int  # as of `perf_counter_ns`
     end_ns: int | None
-    loaded_backwards: int = 0  # that were found in caches with the forward, and so have no record
+    loaded_backwards: int = 0  # the number of backwards found in caches, which have no record
 
     @property
     def frame(self) -> str:
@@ -226,15 +227,15 @@ class CompileRecord(NamedTuple):
         return self.compile_id.rpartition("/")[0]
 
 
-#: When Dynamo was seen to have been reset since it is to call us, in microseconds of wall time.
+#: When a reset of Dynamo was last noticed, in microseconds of wall time.
 _resets: list[int] = []
 
 
 def name_compilation(compile_id: Any, time_us: int) -> str:
-    """Returns the id of a compilation that began then.
+    """Returns the id of a compilation that began at this time.
 
-    `2/1` is the second compilation of the third function. Dynamo counts from 0 after a reset: `1:2/1`. What reads that
-    form are `CompileRecord.frame` and `analysis.compile.compilations`.
+    `2/1` is the second compilation of the third function. Dynamo counts from 0 again after a reset, so `1:2/1` is used
+    then. `CompileRecord.frame` and `analysis.compile.compilations` read this form.
     """
     resets = sum(reset <= time_us for reset in _resets)
     return f"{resets}:{compile_id}" if resets else str(compile_id)
@@ -246,12 +247,12 @@ def current_compilation() -> str:
     return name_compilation(context.current_compile_id(), time.time_ns() // 1000)
 
 
-#: How many ops of the last graphs are ours, with the compile id, and the time, because ids come again after a reset.
+#: The number of our ops in recent graphs, with compile id and time, as ids repeat after a reset.
 _own_ops: deque[tuple[str, int, int]] = deque(maxlen=1000)
 
 
 def count_own_ops(count: int) -> None:
-    """Counts our ops in the graph that is being compiled, because Dynamo's record does not distinguish them."""
+    """Counts our ops in the graph being compiled, because Dynamo's record does not distinguish them."""
     context: Any = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
     if context is not None:
         _own_ops.append((str(context.current_compile_id()), time.time_ns() // 1000, count))
@@ -268,13 +269,13 @@ def _own_ops_of(metrics: Any) -> int:
 
 
 def last_compilations() -> Sequence[Any]:
-    """Returns what Dynamo keeps of its last compilations (64 of them in 2.13), the newest last."""
+    """Returns Dynamo's records of the last compilations (64 in 2.13), the newest last."""
     read = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
     return () if read is None else read()
 
 
 def read_compilation(metrics: Any) -> CompileRecord | None:
-    """Returns one of `last_compilations()` in our words; None if it is about a kernel that is tuned or replayed."""
+    """Returns an entry of `last_compilations()` as our record; None if it is about tuning or replaying a kernel."""
     if getattr(metrics, "is_runtime", False) or metrics.compile_id is None:
         return None
     name, file, line = metrics.co_name, metrics.co_filename, metrics.co_firstlineno
@@ -298,13 +299,13 @@ _FOUND_GRAPHS = ("inductor_fx_local_cache_hit_count", "inductor_fx_remote_cache_
 
 
 def _count_loaded_backwards(metrics: Any) -> int:
-    """Returns how many backwards came out of AOTAutograd's cache. For each it asks inductor's once more (2.13)."""
+    """Returns how many backwards came from AOTAutograd's cache, each of which queries inductor's once more (2.13)."""
     found = sum(getattr(metrics, name, 0) or 0 for name in _FOUND)
     return max(sum(getattr(metrics, name, 0) or 0 for name in _FOUND_GRAPHS) - found, 0) if found else 0
 
 
 def loaded_backward(forward: CompileRecord) -> CompileRecord:
-    """Returns the record that Dynamo would have of a backward that was compiled when its forward was, in no time."""
+    """Returns the record that Dynamo lacks of a backward that was loaded with its forward, taking no time."""
     end_ns = forward.start_ns if forward.end_ns is None else forward.end_ns
     return CompileRecord(forward.compile_id, True, None, None, None, None, None, end_ns, end_ns)
 
@@ -315,7 +316,7 @@ def _to_perf_counter(wall_time_us: int) -> int:
 
 
 def _read_failed_guards(compile_id: str, first: str | None) -> list[str] | None:
-    """Returns why each code that was compiled before could not be used. Dynamo's record has the first reason alone."""
+    """Returns why each earlier code could not be used, while Dynamo's record has only the first reason."""
     if first is None:
         return None
     found: dict[str, str] = {}
@@ -323,7 +324,7 @@ def _read_failed_guards(compile_id: str, first: str | None) -> list[str] | None:
         at = next((at for at, failure in enumerate(kept) if failure is first), len(kept))
         for failure in kept[at:]:
             code = failure.partition(": ")[0]
-            if code in found or code == compile_id:  # they are those of a later compilation
+            if code in found or code == compile_id:  # further texts are of a later compilation
                 break
             found[code] = failure
     return list(found.values()) or [first]
@@ -342,31 +343,31 @@ def _read_error(metrics: Any) -> str | None:
 
 
 def last_graph_breaks() -> Sequence[Any]:
-    """Returns the graph breaks that Dynamo has met since its last reset, the newest last."""
+    """Returns the graph breaks since Dynamo's last reset, the newest last."""
     return getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
 
 
 def describe_graph_break(kept: Any) -> str:
-    """Returns Dynamo's reason for a graph break, and below it the stack of the user's code."""
+    """Returns Dynamo's reason for a graph break, followed by the stack of the user's code."""
     return _with_stack(kept.reason, kept.user_stack)
 
 
 def _with_stack(text: str, stack: Sequence[traceback.FrameSummary]) -> str:
-    """Returns a text with the stack below it, in the way in which Dynamo adds one to a guard that failed (2.13)."""
-    # With their code.
+    """Returns a text followed by the stack, in the form in which Dynamo adds one to a failed guard (2.13)."""
+    # With the source lines.
     frames = [traceback.FrameSummary(frame.filename, frame.lineno, frame.name) for frame in stack]
     return f"{text.rstrip()}\nUser stack trace:\n{''.join(traceback.format_list(frames))}".rstrip()
 
 
-#: The functions that Dynamo calls.
+#: Functions that Dynamo calls after compilations.
 _callbacks: list[Callable[[Any], None]] = []
 
 
 def call_after_compilations(callback: Callable[[Any], None]) -> None:
-    """Makes Dynamo call a function at the end of each compilation, before it keeps the record.
+    """Makes Dynamo call a function at the end of each compilation, before it stores the record.
 
-    It does nothing where Dynamo is not imported (which takes a second), or calls the function already:
-    `torch._dynamo.reset()` forgets it.
+    Nothing happens if Dynamo is not imported (which would take a second), or already calls the function, which
+    `torch._dynamo.reset()` makes it forget.
     """
     listed = getattr(_callback_handler(), "end_callbacks", None)
     if listed is not None and callback not in listed:
@@ -377,7 +378,7 @@ def call_after_compilations(callback: Callable[[Any], None]) -> None:
 
 
 def no_more_calls_after_compilations(callback: Callable[[Any], None]) -> None:
-    """Removes a function that `call_after_compilations` has registered."""
+    """Removes a function that was registered by `call_after_compilations`."""
     listed = getattr(_callback_handler(), "end_callbacks", None)
     if listed is not None and callback in listed:
         listed.remove(callback)
@@ -391,6 +392,6 @@ def _callback_handler() -> Any:
 
 
 def ended_compilation(event: Any) -> tuple[str, bool]:
-    """Returns, of what Dynamo passes to such a function, the id of the compilation, and whether it is of a backward."""
+    """Returns the compilation's id from the event that Dynamo passes to the function, and whether it is a backward."""
     compile_id = name_compilation(event.compile_id, time.time_ns() // 1000)
     return compile_id, getattr(event.callback_trigger, "name", "") == "LAZY_BACKWARD"

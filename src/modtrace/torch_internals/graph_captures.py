@@ -1,4 +1,4 @@
-"""Keeps our work on devices apart from the CUDA graphs that the program captures.
+"""Keeps our work on devices out of the CUDA graphs that the program captures.
 
 While one thread captures a graph, a synchronization, a copy to the host, an allocation or the query of an event ends
 the capture, from whichever thread it comes (`cudaErrorStreamCaptureInvalidated`; torch 2.11, H100). What is launched on
@@ -26,11 +26,11 @@ import torch
 from .patches import replace
 from .tensors import is_on_device
 
-#: The reason that a row gives for what it lacks.
+#: The note of a row about values that are missing because of a capture.
 BEING_CAPTURED = "a CUDA graph was being captured"
 
-#: A capture that begins waits at most this long for our work to end. What a user asks for now waits for the end of a
-#: capture until it has lasted for as long.
+#: The longest time that a beginning capture waits for our work to end, and that a user's request waits for a capture to
+#: end.
 _PATIENCE_S = 10.0
 
 
@@ -38,13 +38,13 @@ class OnDevices(Protocol):
     """Holds results that lie on devices."""
 
     def fetch(self) -> None:
-        """Copies the results to the host; it raises no `Exception`. Nothing else works on a device meanwhile."""
+        """Copies the results to the host; it raises no `Exception`, and nothing else works on a device meanwhile."""
 
 
 class GraphCaptures:
-    """The captures of CUDA graphs that run in this process, as far as they are begun by classes of torch's in Python.
+    """The captures of CUDA graphs in this process that are begun by torch's Python classes.
 
-    The classes are wrapped while anybody watches.
+    These classes are wrapped while there is a watcher.
     """
 
     def __init__(self) -> None:
@@ -52,18 +52,18 @@ class GraphCaptures:
         self._reset()
 
     def _reset(self) -> None:
-        self._changed = threading.Condition()  # of what follows; it is never held for longer than a moment
+        self._changed = threading.Condition()  # guards the following attributes; held only briefly
         self._open: list[_OpenCapture] = []
-        #: False if no capture has begun that has not ended. It is read without a lock.
+        #: Whether a capture has begun and not ended. It is read without a lock.
         self.may_be_open = False
         self._beginning: int | None = None  # the thread that is about to begin a capture
-        self._working: list[int] = []  # the threads on which we work on a device, once for each nested use
+        self._working: list[int] = []  # the threads on which we use a device, once for each nested use
         self._on_devices: weakref.WeakSet[OnDevices] = weakref.WeakSet()
         self._watchers: list[object] = []
         self._has_paused_collector = False
 
     def watch(self, watcher: object) -> None:
-        """Sees captures from now on, until `unwatch(watcher)`."""
+        """Watches captures until `unwatch(watcher)`."""
         with self._changed:
             self._watchers.append(watcher)
             if not self._wrapped:
@@ -88,7 +88,7 @@ class GraphCaptures:
         self._set_open([])
 
     def _set_open(self, captures: "list[_OpenCapture]") -> None:
-        """Changes what is captured now, and lets the garbage collector run only while that is nothing."""
+        """Sets the captures in progress, and suspends the garbage collector while there are any."""
         self._open, self.may_be_open = captures, bool(captures)
         if captures and not self._has_paused_collector and gc.isenabled():
             gc.disable()
@@ -98,7 +98,7 @@ class GraphCaptures:
             self._has_paused_collector = False
 
     def add(self, results: OnDevices) -> None:
-        """Fetches these results before each capture, as long as they live."""
+        """Fetches these results before each capture, as long as the object lives."""
         with self._changed:
             self._on_devices.add(results)
 
@@ -109,11 +109,11 @@ class GraphCaptures:
 
     @contextmanager
     def device_work(self, tensor: torch.Tensor | None = None, *, waits: bool = False) -> Iterator[bool]:
-        """Yields whether a device may be used inside the block, during which no capture begins. 2 us.
+        """Yields whether a device may be used in the block, during which no capture begins; this takes 2 us.
 
         Args:
-            tensor: what is worked on. In main memory it may always be. None: anything on a device.
-            waits: waits for captures on other threads to end. No lock of ours may be held then.
+            tensor: the tensor to work on, which is always allowed in main memory; None for any device.
+            waits: whether to wait for captures on other threads to end, in which case no lock of ours may be held.
         """
         if tensor is not None and not is_on_device(tensor):
             yield True
@@ -133,7 +133,7 @@ class GraphCaptures:
                     self._changed.notify_all()
 
     def _is_free(self, me: int, waits: bool) -> bool:
-        """Returns whether no graph is captured. It waits until a capture that begins has fetched what it needs."""
+        """Returns whether no graph is being captured, after a beginning capture has fetched what it needs."""
         self._changed.wait_for(lambda: self._beginning is None, _PATIENCE_S)
         if _is_captured_here():
             return False
@@ -146,15 +146,15 @@ class GraphCaptures:
         return self._beginning is None and not self._is_any_open()
 
     def _is_any_open(self) -> bool:
-        """Returns whether a graph is captured. A capture whose thread or graph is gone will never end."""
+        """Returns whether a graph is being captured. A capture whose thread or graph is gone no longer counts."""
         if self._open:
             self._set_open([capture for capture in self._open if capture.can_end()])
         return bool(self._open)
 
-    # What the wrapped classes call.
+    # Functions that the wrapped classes call.
 
     def _begin(self, graph: Any) -> None:
-        """Waits until our work on devices has ended, and fetches the results that lie there."""
+        """Waits until our work on devices has ended, and fetches the results that are on them."""
         me = threading.get_ident()
         capture = _OpenCapture(weakref.ref(graph), threading.current_thread(), time.monotonic())
         try:
@@ -164,7 +164,7 @@ class GraphCaptures:
                 self._set_open([*self._open, capture])
                 self._beginning = me
                 self._changed.wait_for(lambda: all(thread == me for thread in self._working), _PATIENCE_S)
-                # Since another began, nothing was measured.
+                # Nothing was measured since another capture began.
                 waiting = list(self._on_devices) if is_first else []
             for results in waiting:
                 results.fetch()
@@ -192,7 +192,7 @@ class _OpenCapture(NamedTuple):
 
 
 class _Wrapped:
-    """A class of graphs whose methods that begin and end a capture are wrapped."""
+    """A class of graphs, with wrapped methods for beginning and ending a capture."""
 
     def __init__(self, kind: Any, began: Callable[[Any], None], ended: Callable[[Any], None]) -> None:
         self._is_restored = False
@@ -229,7 +229,7 @@ class _Wrapped:
 def _graph_classes() -> list[Any]:
     """Returns the classes of torch that capture CUDA graphs; none where torch is built without CUDA.
 
-    All ways of torch's to a graph use the first: `torch.cuda.graph`, `make_graphed_callables` and inductor. The second
+    torch uses the first class for all its graphs: `torch.cuda.graph`, `make_graphed_callables` and inductor. The second
     came with torch 2.13.
     """
     if not _is_built():
@@ -239,9 +239,9 @@ def _graph_classes() -> list[Any]:
 
 
 def _is_captured_here() -> bool:
-    """Returns whether what this thread launches is captured, as in a backward, which has a thread of its own.
+    """Returns whether work issued on this thread is captured, even in a backward, which has a thread of its own.
 
-    Where CUDA is not in use nothing is: without a driver torch raises if it is asked (2.11).
+    If CUDA is not in use, nothing is captured; without a driver torch would raise when asked (2.11).
     """
     return _is_in_use() and torch.cuda.is_current_stream_capturing()
 
@@ -252,7 +252,7 @@ def _is_in_use() -> bool:
 
 
 def _is_built() -> bool:
-    """Returns whether torch is built with CUDA, or with ROCm in its place. It initializes nothing."""
+    """Returns whether torch is built with CUDA or ROCm, without initializing anything."""
     is_built: bool = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
     return is_built
 

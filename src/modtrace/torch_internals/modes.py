@@ -1,4 +1,4 @@
-"""Modes of torch that see operators and functions, and the tracer of `torch.jit.trace`."""
+"""Wraps torch's modes, which see operators and functions, and the tracer of `torch.jit.trace`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -9,16 +9,16 @@ import torch.utils._python_dispatch
 import torch.utils._pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: A context in which no function mode and no `__torch_function__` of a subclass sees anything. 0.2 us.
+#: A context in which function modes and `__torch_function__` of subclasses are off; it takes 0.2 us.
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 
-#: Returns what `torch.jit.trace` has traced so far while it runs; reading a shape would become part of it.
+#: Returns the trace of a running `torch.jit.trace`, which would include the reading of a shape.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 
-#: Returns how many function modes would see that an attribute of a tensor is read. 30 ns.
+#: Returns the number of function modes that would see an attribute of a tensor being read, in 30 ns.
 has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
-#: Returns how many dispatch modes are on the stack of this thread. 30 ns.
+#: Returns the number of dispatch modes on this thread's stack, in 30 ns.
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 #: Returns all objects in nested lists, tuples and dictionaries.
@@ -48,7 +48,7 @@ class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its 
 
 
 def unseen() -> AbstractContextManager[None]:
-    """Hides operations on tensors inside the block from every mode, tensor subclass and `torch.jit.trace`."""
+    """Hides operations on tensors in the block from every mode, tensor subclass and `torch.jit.trace`."""
     is_plain = tracing_state() is None and not count_dispatch_modes()
     return DisableTorchFunction() if is_plain else _unseen_by_any()
 
@@ -79,14 +79,14 @@ def leave_function_mode(mode: Any) -> None:
         torch._C._push_on_torch_function_stack(other)
 
 
-#: The flags that torch keeps besides the stack, which show whether a mode is on.
+#: Flags of torch, beside the stack, that show whether a mode is on.
 _MODE_FLAGS = (
     "_is_in_torch_dispatch_mode",
     "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
 )
 
-#: The attributes in which a mode keeps the values of these flags from when it was entered.
+#: The attributes in which a mode saves these flags when it is entered.
 _SAVED_FLAGS = (
     "old_dispatch_mode_flags",
     "old_non_infra_dispatch_mode_flags",
@@ -102,13 +102,13 @@ def is_dispatch_mode_on(mode: Any) -> bool:
 def leave_dispatch_mode(mode: Any) -> None:
     """Removes a dispatch mode from the stack of this thread, at any position.
 
-    A mode that a user has entered since and not left is above ours, and `__exit__` removes the top one.
+    A mode that the user entered later is above ours, while `__exit__` removes only the top one.
     """
     size = count_dispatch_modes
     above: list[Any] = []
     while size() and torch._C._get_dispatch_stack_at(size() - 1) is not mode:
         above.append(torch._C._pop_torch_dispatch_stack(None))
-    for name in _SAVED_FLAGS if above else ():  # it has saved that ours was on, and will put that back
+    for name in _SAVED_FLAGS if above else ():  # the mode above saved that ours was on
         ours, theirs = getattr(mode, name, None), getattr(above[-1], name, None)
         if ours and theirs:
             theirs[-1] = ours[-1]
@@ -119,7 +119,7 @@ def leave_dispatch_mode(mode: Any) -> None:
     for other in reversed(above):
         torch._C._push_on_torch_dispatch_stack(other)
     if above:
-        # `__exit__` has restored what held when ours was entered, and a mode of the user's is on now.
+        # `__exit__` restored the flags from before ours, but a mode of the user is on.
         flags.update(before)
         set_flag: Any = flags.get("set_is_in_mode_without_ignore_compile_internals", lambda is_on: None)
         set_flag(before.get(_MODE_FLAGS[-1], True))

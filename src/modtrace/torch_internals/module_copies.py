@@ -1,4 +1,4 @@
-"""Keeps what modtrace puts on a module out of pickles, copies and scripted versions of the module."""
+"""Keeps what modtrace adds to a module out of pickles, copies and scripted versions of the module."""
 
 import copy
 import functools
@@ -12,7 +12,7 @@ from torch import nn
 
 from .patches import MISSING, replace
 
-#: Where a module keeps its forward hooks, and what it knows of each, by the number of the hook.
+#: The attributes with a module's forward hooks, and with what it knows of each, by the number of the hook.
 _TABLES_OF_HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
@@ -23,22 +23,22 @@ _TABLES_OF_HOOKS = (
 
 
 class Attribute(NamedTuple):
-    """An attribute that modtrace has put into the `__dict__` of a module."""
+    """An attribute that modtrace added to the `__dict__` of a module."""
 
     name: str
     own: Any
-    before: Any  # what was there, or MISSING
+    before: Any  # the former value, or MISSING
 
 
 class _Ours:
-    """What modtrace has put on one module."""
+    """What modtrace added to one module."""
 
     def __init__(self) -> None:
-        self.attributes: list[Attribute] = []  # a later one may have replaced an earlier one
-        self.hooks: set[int] = set()  # their numbers
+        self.attributes: list[Attribute] = []  # a later attribute may replace an earlier one
+        self.hooks: set[int] = set()  # the numbers of our hooks
 
     def clean(self, state: dict[str, Any], copied: Callable[[Any], Any] = lambda before: before) -> None:
-        """Removes what is ours from the `__dict__` of a copy; tables of hooks are replaced, never changed."""
+        """Removes our additions from the `__dict__` of a copy. Tables of hooks are replaced, never changed."""
         self.clean_attributes(state, self.attributes, copied)
         for name in _TABLES_OF_HOOKS:
             table = state.get(name)
@@ -46,7 +46,7 @@ class _Ours:
                 state[name] = type(table)((key, hook) for key, hook in table.items() if key not in self.hooks)
 
     def is_in(self, state: dict[str, Any]) -> bool:
-        """Returns whether a dictionary has something of ours, as the `__dict__` of the module does."""
+        """Returns whether a dictionary has any of our additions."""
         return any(
             name in state and _function_of(state[name]) is _function_of(own)
             for name, own, _ in self.attributes
@@ -58,7 +58,7 @@ class _Ours:
         attributes: Iterable[Attribute],
         copied: Callable[[Any], Any] = lambda before: before,
     ) -> None:
-        """Puts back what was there before our attributes, where they are still there."""
+        """Restores the former values of our attributes, where ours are still set."""
         for name, own, before in reversed([*attributes]):
             if name in state and _function_of(state[name]) is _function_of(own):
                 del state[name]
@@ -67,7 +67,7 @@ class _Ours:
 
     @contextmanager
     def without_hooks(self, module: nn.Module) -> Iterator[None]:
-        """Takes our hooks off the module in the block."""
+        """Removes our hooks from the module while the block runs."""
         tables = [table for name in _TABLES_OF_HOOKS if (table := module.__dict__.get(name))]
         before = [[*table.items()] for table in tables]
         for table in tables:
@@ -82,28 +82,28 @@ class _Ours:
 
 
 def _function_of(value: Any) -> Any:
-    """Returns what a method is bound to the copy of: a copied method has the same function."""
+    """Returns the function of a method, by which a copied method is recognized."""
     return value.__func__ if isinstance(value, MethodType) else value
 
 
-#: By the `id` of the module, which lives as long as something of ours is on it.
+#: Keyed by the `id` of the module, which lives as long as it has additions of ours.
 _ours: dict[int, _Ours] = {}
-_while_any = ExitStack()  # is closed when nothing of ours is on any module
+_while_any = ExitStack()  # closed when no module has additions of ours
 _wrapped: set[tuple[type, str]] = set()
 
 
 def leave_out_of_copies(
     module: nn.Module, *, hooks: Iterable[Any] = (), attributes: Iterable[Attribute] = ()
 ) -> Callable[[], None]:
-    """Leaves hooks and attributes of ours out of all copies of a module, until the returned function is called.
+    """Leaves our hooks and attributes out of all copies of a module, until the returned function is called.
 
     Copies are made by `pickle`, by `copy`, by what uses them (`torch.save`, multiprocessing, `AveragedModel`), by
     DataParallel and by `torch.jit.script`. A table of hooks in a copy is never shared with the module.
 
     Args:
-        module: it must live until then.
+        module: the module, which must live until then.
         hooks: handles of forward hooks and forward pre-hooks.
-        attributes: they are in the module's `__dict__`.
+        attributes: our attributes in the module's `__dict__`.
     """
     ours = _ours.setdefault(id(module), _Ours())
     numbers, attributes = {handle.id for handle in hooks}, [*attributes]
@@ -128,11 +128,11 @@ def leave_out_of_copies(
     return end
 
 
-# Copiers: the methods of a class with which copies of its modules are made. That of a class of the user's counts too.
+# Copiers are the methods by which a class makes copies of its modules, including those that users define.
 
 
 def _wrap(kind: type, name: str) -> None:
-    """Cleans what a copier of a class makes, unless it is that of nn.Module."""
+    """Wraps a copier of a class so that its copies are cleaned, unless it is nn.Module's."""
     copier = getattr(kind, name, None)
     if (
         copier is None
@@ -152,8 +152,8 @@ def _wrap(kind: type, name: str) -> None:
 
 
 def _clean_reduced(ours: _Ours, module: nn.Module, value: Any, protocol: Any = None) -> Any:
-    """Cleans what a module is rebuilt from: `__reduce_ex__` is called by pickle, and by copy for most classes."""
-    if isinstance(value, dict) and ours.is_in(value):  # others are the user's own
+    """Cleans the state from which a module is rebuilt, by `__reduce_ex__`, which pickle and most copies call."""
+    if isinstance(value, dict) and ours.is_in(value):  # other dictionaries are the user's own
         value = value.copy()
         ours.clean(value)
     elif type(value) is tuple:
@@ -164,7 +164,7 @@ def _clean_reduced(ours: _Ours, module: nn.Module, value: Any, protocol: Any = N
 
 
 def _clean_copy(ours: _Ours, module: nn.Module, made: Any) -> Any:
-    if isinstance(made, nn.Module):  # a copier of the user's may return anything
+    if isinstance(made, nn.Module):  # a user's copier may return anything
         ours.clean(made.__dict__)
     return made
 
@@ -176,7 +176,7 @@ def _clean_deepcopy(ours: _Ours, module: nn.Module, made: Any, memo: Any = None)
 
 
 def _clean_replica(ours: _Ours, module: nn.Module, made: Any) -> Any:
-    """Removes methods that are bound to the original. A replica shares the hooks of its original."""
+    """Removes methods bound to the original from a replica, which shares the hooks of its original."""
     bound = [attribute for attribute in ours.attributes if getattr(attribute.own, "__self__", None) is module]
     ours.clean_attributes(made.__dict__, bound)
     return made
@@ -190,11 +190,11 @@ _CLEANERS: dict[str, Callable[..., Any]] = {
 }
 
 
-# TorchScript compiles the hooks of a module.
+# TorchScript would compile the hooks of a module.
 
 
 def _wrap_scripting() -> None:
-    """Takes our hooks off a module and the modules below it while they are scripted."""
+    """Removes our hooks from a module and the modules below it while they are scripted."""
     holder: Any = sys.modules.get("torch.jit._recursive")
     script = getattr(holder, "create_script_module", None)
     if script is None or (nn.Module, "script") in _wrapped:

@@ -13,7 +13,7 @@ from .autograd import EngineEntry
 from .modes import count_dispatch_modes, has_function_modes
 from .patches import replace
 
-#: Where a module keeps its hooks.
+#: The attributes in which a module keeps its hooks.
 MODULE_HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -25,7 +25,7 @@ MODULE_HOOKS = (
 
 def is_replica(module: nn.Module) -> bool:
     """Returns whether `torch.nn.parallel.replicate` has made the module, as DataParallel does for each device."""
-    return bool(module.__dict__.get("_is_replica", False))  # `getattr` may run a `__getattr__` of the user's
+    return bool(module.__dict__.get("_is_replica", False))  # `getattr` may run a `__getattr__` of the user
 
 
 def id_of_hooks(module: nn.Module) -> int:
@@ -34,20 +34,20 @@ def id_of_hooks(module: nn.Module) -> int:
 
 
 class GlobalHooks:
-    """Our hooks around the calls of all modules; `torch.compile(module)` does not take them for the user's.
+    """Our hooks around the calls of all modules, which `torch.compile(module)` does not treat as the user's.
 
-    A module that `torch.compile` returns warns at each call while global hooks exist, because they also run for the
-    wrapper (2.13). Our hooks know the wrapper, and the user cannot remove them. So the function with which torch looks
-    for global hooks is replaced by one that ignores ours and still reports those of others.
+    A module from `torch.compile` warns at each call while global hooks exist, because these also run for the wrapper
+    (2.13). Our hooks handle the wrapper, and the user cannot remove them. So the function by which torch looks for
+    global hooks is replaced by one that ignores ours and still reports others.
 
-    Compiled code that was traced while global hooks exist checks their numbers (2.13). So ours have the same ones each
-    time: otherwise each recording would compile again, and the eighth would exceed Dynamo's limit.
+    Compiled code that was traced while global hooks existed checks their numbers (2.13). So ours always have the same
+    numbers; otherwise each recording would compile again, and the eighth would exceed Dynamo's limit.
     """
 
-    _numbers: ClassVar[list[int]] = []  # those of the first time
+    _numbers: ClassVar[list[int]] = []  # the numbers that they had first
 
     def __init__(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
-        """Registers both; `leave` gets keyword arguments, and without them is called if the call raises."""
+        """Registers both hooks; `leave` receives keyword arguments, and is called without them if the call raises."""
         hooks = torch.nn.modules.module
         self._handles = [
             hooks.register_module_forward_pre_hook(enter),
@@ -63,11 +63,11 @@ class GlobalHooks:
             replace(hooks, "_has_any_global_hook", self._are_there_others, self._patches)
 
     def remove(self) -> None:
-        """Removes both. If others have wrapped our function since, it stays, and answers as torch's does."""
+        """Removes both hooks. If others have wrapped our function since, it stays, and answers as torch's does."""
         hooks: Any = torch.nn.modules.module
         for handle in self._handles:
             handle.remove()
-            # Removing torch's own handle leaves its number in the list of those that take keyword arguments (2.13).
+            # torch's own handle would leave its number in the list of hooks with keyword arguments (2.13).
             getattr(hooks, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
         self._ids = set()
         self._patches.close()
@@ -77,7 +77,7 @@ class GlobalHooks:
 
 
 def _renumber(handle: RemovableHandle, number: int) -> None:
-    """Gives a global hook another number, unless that is taken."""
+    """Gives a global hook another number, unless that is in use."""
     tables = [hooks for hooks in _tables_of_call_hooks() if handle.id in hooks]
     if not any(number in hooks for hooks in tables):
         for hooks in tables:
@@ -92,7 +92,7 @@ def _tables_of_call_hooks() -> Iterator[dict[int, Any]]:
 
 
 def hooks_and_modes() -> dict[str, Any]:
-    """Returns, by name, what torch holds for the whole process and a recording must restore.
+    """Returns, by name, torch's state for the whole process that a recording must restore.
 
     The values compare by equality.
     """

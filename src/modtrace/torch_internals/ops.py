@@ -1,4 +1,4 @@
-"""The properties of an operator in torch: its schema, its tags, and the function behind it."""
+"""Reads the properties of an operator in torch: its schema, its tags, and the function behind it."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def schema_arguments(func: Any) -> list[tuple[str, bool, bool]] | None:
     ]
 
 
-#: Types of arguments in schemas. For a tensor a number may be given.
+#: The types of schema arguments that may be numbers; a tensor argument may be given as one.
 _NUMBER_TYPES = frozenset({"Tensor", "number", "float", "Optional[number]", "List[number]"})
 
 

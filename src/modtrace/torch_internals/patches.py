@@ -1,4 +1,4 @@
-"""Replaces attributes of torch and of models while modtrace needs that, and restores them."""
+"""Replaces attributes of torch and of models while modtrace needs it, and restores them."""
 
 from contextlib import ExitStack
 from types import ModuleType
@@ -11,11 +11,11 @@ MISSING: Any = object()
 def replace(holder: Any, name: str, new: Any, patches: ExitStack) -> None:
     """Sets an attribute of a Python module, a class or an object until `patches` is closed, which restores it.
 
-    If other code has replaced the attribute since, it stays: a wrapper around `new` stays, and `new` has to pass calls
-    on then. What a class or an object inherits is inherited again.
+    If other code has replaced the attribute since, it stays: a wrapper around `new` remains, and `new` must then pass
+    calls on. An attribute that a class or object inherits is inherited again.
     """
     before = vars(holder).get(name, MISSING)
-    # Of a model: its `__setattr__` would register what it is given.
+    # `__setattr__` of a model would register the value.
     is_object = not isinstance(holder, (type, ModuleType))
 
     def restore() -> None:
@@ -30,7 +30,7 @@ def replace(holder: Any, name: str, new: Any, patches: ExitStack) -> None:
         else:
             setattr(holder, name, before)
 
-    patches.callback(restore)  # first: a KeyboardInterrupt may come behind any line
+    patches.callback(restore)  # first, as a KeyboardInterrupt may come after any line
     if is_object:
         holder.__dict__[name] = new
     else:

@@ -1,4 +1,4 @@
-"""The private names of torch that modtrace uses, each with what is lost without it; `modtrace doctor` checks them."""
+"""Lists the private names of torch that modtrace uses, and what is lost without each; `modtrace doctor` checks."""
 
 import pkgutil
 from collections.abc import Iterator, Mapping
@@ -29,9 +29,9 @@ _NUMBERS = "the values of such tensors"
 _GRAPH_CAPTURES = "captures of CUDA graphs end when rows are read from the GPU"
 _CONJUGATES = "statistics of conjugate tensors in torch.func transforms"
 
-#: What is lost without each name: of a module, a class or a function of torch, an attribute, or a name that the code of
-#: the function uses. Checked on torch 2.13.0 and 2.14.1 (CPU), where all are found; those of compiler_caches.py on
-#: 2.13.0 alone.
+#: What is lost without each name: of a module, class or function of torch, an attribute, or a name in the code of a
+#: function. Checked on torch 2.13.0 and 2.14.1 (CPU), which have all of them; those of compiler_caches.py only on
+#: 2.13.0.
 PRIVATE_NAMES: Mapping[str, str] = {
     # autograd.py
     "torch.autograd._get_sequence_nr": "attribution of backward: nothing can be recorded",
@@ -216,19 +216,19 @@ _OF_CUDA = {"torch._C._cuda_getCurrentRawStream"}
 
 
 def check_all() -> list[tuple[str, bool, str]]:
-    """Returns for every private name: its full name, whether it is there, and what is lost without it.
+    """Returns for every private name: the full name, whether torch has it, and what is lost without it.
 
-    Raises whatever importing torch raises.
+    It raises whatever importing torch raises.
     """
     import_module("torch")
     return [(name, is_found(name), lost) for name, lost in PRIVATE_NAMES.items()]
 
 
 def is_found(name: str) -> bool:
-    """Returns whether the installed torch has a name, if only in the function that has the code of its holder.
+    """Returns whether the installed torch has a name, even if only in a function that took over its holder's code.
 
-    torch 2.14 has moved the code of `_checkpoint_without_reentrant_generator` into a function named `..._impl`. What
-    only torch with CUDA has is not missed without.
+    torch 2.14 moved the code of `_checkpoint_without_reentrant_generator` into a function named `..._impl`. Names that
+    only torch with CUDA has are not missed without it.
     """
     if name in _OF_CUDA and import_module("torch").version.cuda is None:
         return True
@@ -238,15 +238,15 @@ def is_found(name: str) -> bool:
 
 
 def _resolve(path: str) -> Any:
-    """Returns what a dotted path leads to, importing modules on the way; None if it leads nowhere."""
+    """Returns the object at a dotted path, importing modules on the way; None if there is none."""
     try:
         return pkgutil.resolve_name(path)
-    except Exception:  # what raises while it is imported cannot be used either
+    except Exception:  # a module that raises when imported cannot be used either
         return None
 
 
 def _names_in(holder: Any) -> Iterator[str]:
-    """Yields what instances of a class have by its annotations, and what the code of a function names."""
+    """Yields the names that a class annotates, and the names in a function's code."""
     for kind in getattr(holder, "__mro__", ()):
         yield from vars(kind).get("__annotations__", ())
     code = getattr(holder, "__code__", None)

@@ -1,7 +1,7 @@
-"""The tensors and objects that an autograd graph keeps for backward.
+"""Reads the tensors and objects that an autograd graph keeps for backward.
 
 The attribute `_raw_saved_x` of a node is what the node has saved as x, still packed; reading it runs no hook. Its value
-points into the memory of the node, so it must not be kept longer than the node.
+points into the node's memory, so it must not be kept longer than the node.
 """
 
 import functools
@@ -17,15 +17,15 @@ from .checkpoint import bound_arguments, is_reentrant_checkpoint
 
 _RAW_SAVED = "_raw_saved_"
 _CUSTOM_SAVED = ("_raw_saved_tensors",)
-# Some nodes raise this after backward; others have empty variables then.
+# Some nodes raise this after backward, while others have empty variables then.
 _ALREADY_FREED = "already been freed"
 _HIDING_NODES = (
     "CopySlices",
-)  # the node of an in-place op on a view is inside of it, and Python cannot reach that
+)  # the node of an in-place op on a view is inside this one, where Python cannot reach it
 _SavedVariable: type | tuple[()] = getattr(torch._C._autograd, "SavedTensor", ())
 
 
-#: The hooks that pack and unpack what autograd saves now (`saved_tensors_hooks`), or None. 60 ns.
+#: The hooks that pack and unpack what autograd saves now (`saved_tensors_hooks`), or None; it takes 60 ns.
 saved_tensors_hooks: Callable[[bool], Any] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None
 )
@@ -44,7 +44,7 @@ def is_function(node: Any) -> bool:
 
 
 def saved_variables(node: Any) -> tuple[list[Any], bool]:
-    """Returns what a node has saved, still packed, and whether it may have saved more that torch does not show."""
+    """Returns what a node saved, still packed, and whether it may have saved more that torch does not show."""
     kind: Any = type(node)
     names = _CUSTOM_SAVED if issubclass(kind, CustomFunctionNode) else _saved_names(kind)
     found: list[Any] = []
@@ -58,7 +58,7 @@ def saved_variables(node: Any) -> tuple[list[Any], bool]:
     return found, is_unknown
 
 
-@functools.cache  # torch's own classes: they live anyway
+@functools.cache  # the keys are torch's own classes, which live anyway
 def _saved_names(kind: type) -> tuple[str, ...] | None:
     """Returns the attributes in which nodes of a class save tensors.
 
@@ -72,7 +72,7 @@ def _saved_names(kind: type) -> tuple[str, ...] | None:
 
 def is_saved_variable(value: Any) -> bool:
     """Returns whether a value is a tensor in the form in which a graph saves it."""
-    return issubclass(type(value), _SavedVariable)  # `isinstance` would run a `__class__` of the user's
+    return issubclass(type(value), _SavedVariable)  # `isinstance` would run a `__class__` of the user
 
 
 def packed_content(saved: Any) -> tuple[Any, Any]:
@@ -92,9 +92,9 @@ def held_by_custom_function(node: Any) -> list[Any]:
 
 
 def attributes_of(value: Any) -> list[Any]:
-    """Returns the attributes of an object, and the closure of a function; [] for modules, classes and torch's objects.
+    """Returns an object's attributes, and a function's closure; [] for Python modules, classes and torch's objects.
 
-    It runs no code of the user's class.
+    It runs no code of a user's class.
     """
     kind = type(value)
     if issubclass(kind, (nn.Module, type, ModuleType)) or kind.__module__.startswith("torch."):

@@ -1,11 +1,11 @@
-"""Tensors that are not only their memory: the private attributes in which torch keeps what they represent."""
+"""Reads tensors that are more than their memory, from the private attributes where torch keeps what they represent."""
 
 import sys
 from typing import Any
 
 import torch
 
-#: The layout of tensors that oneDNN has packed.
+#: The layout of tensors packed by oneDNN.
 MKLDNN_LAYOUT: Any = getattr(torch, "_mkldnn", None)
 
 

@@ -1,4 +1,4 @@
-"""The properties of a tensor in torch: its node, its base, its hooks, its version and its storage."""
+"""Reads the properties of a tensor in torch: its node, its base, its hooks, its version and its storage."""
 
 import functools
 import weakref
@@ -15,8 +15,8 @@ from .modes import DisableTorchFunction, has_function_modes, unseen
 #: The attributes in which a tensor keeps its hooks.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
-# What autograd knows of a tensor, even if a subclass redefines these names: a property of the user's may raise, which
-# must not end a recording. 50 ns more than the attribute.
+# Autograd's own accessors, for subclasses that redefine these names: a user's property may raise, which must not end a
+# recording. They take 50 ns more than the attribute.
 _Own: Any = torch.Tensor
 grad_fn_of: Callable[[torch.Tensor], Any] = _Own.grad_fn.__get__
 grad_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own.grad.__get__
@@ -24,11 +24,11 @@ output_nr_of: Callable[[torch.Tensor], int] = _Own.output_nr.__get__
 requires_grad_of: Callable[[torch.Tensor], bool] = _Own.requires_grad.__get__
 is_leaf: Callable[[torch.Tensor], bool] = _Own.is_leaf.__get__
 device_of: Callable[[torch.Tensor], torch.device] = _Own.device.__get__
-#: The tensor that this one is a view of; None if it is no view.
+#: Returns the tensor of which this one is a view; None if it is no view.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own._base.__get__
 
-#: The dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`). It shows in 0.4 us whether a tensor is
-#: anything else than a strided one in CPU memory. None where torch lacks it.
+#: Returns the dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`), which shows in 0.4 us whether a
+#: tensor is anything but a strided one in CPU memory. None if torch lacks it.
 dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
 
 
@@ -39,9 +39,9 @@ def kind_of(tensor: torch.Tensor) -> int:
 
 @functools.cache
 def plain_kinds(device: str = "cpu") -> tuple[int, ...]:
-    """Returns the `kind_of` strided tensors on a type of device: ordinary ones, and those made in inference mode.
+    """Returns the `kind_of` of strided tensors on a type of device: ordinary ones, and those of inference mode.
 
-    There are none where torch does not provide kinds.
+    The result is empty if torch does not provide kinds.
     """
     if dispatch_keys is None:
         return ()
@@ -54,7 +54,7 @@ def plain_kinds(device: str = "cpu") -> tuple[int, ...]:
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:
-    """Returns whether the numbers of a tensor are neither in main memory nor nowhere."""
+    """Returns whether the elements of a tensor are on a device, neither in main memory nor missing."""
     return device_of(tensor).type not in ("cpu", "meta")
 
 
@@ -83,22 +83,22 @@ def hooks_on(tensor: torch.Tensor) -> list[Any]:
 
 
 class TensorHook:
-    """The place of a hook among those of a tensor. It does not keep the tensor alive."""
+    """The position of a hook on a tensor, which it does not keep alive."""
 
     __slots__ = ("__weakref__", "hooks_dict_ref")
 
     def __init__(self, hooks: "OrderedDict[Any, Any]") -> None:
-        self.hooks_dict_ref = weakref.ref(hooks)  # as in the handles of torch
+        self.hooks_dict_ref = weakref.ref(hooks)  # as in torch's handles
 
     def remove(self) -> None:
-        """Removes the hook, if it is there still."""
+        """Removes the hook, if it is still registered."""
         hooks = self.hooks_dict_ref()
         if hooks is not None:
             hooks.pop(self, None)
 
 
 def add_hook(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Any:
-    """Registers a hook as `Tensor.register_hook` does (2.13), and returns a handle with `remove`. 1 us in place of 3.
+    """Registers a hook as `Tensor.register_hook` does (2.13), in 1 us instead of 3, and returns a removable handle.
 
     Call it inside `DisableTorchFunction()`, with a tensor that requires a gradient.
     """
@@ -117,15 +117,15 @@ def add_hook(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Any:
 
 
 class GradientHook:
-    """A hook on a tensor, which calls a function with itself and with the tensor's gradient."""
+    """A hook on a tensor, which calls a function with itself and the tensor's gradient."""
 
     __slots__ = ("__weakref__", "handle", "receive")
 
-    __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
+    __torch_unserializable__ = True  # torch.save warns of hooks without it (torch.utils.hooks, 2.13)
 
     def __init__(self, receive: Callable[[Any, Any], None]) -> None:
         self.receive = receive
-        self.handle: Any = None  # of `add_hook`; None: it is not registered
+        self.handle: Any = None  # the result of `add_hook`; None if not registered
 
     def unhook(self) -> None:
         """Removes the hook, if it is registered."""
@@ -139,18 +139,18 @@ class GradientHook:
 
 
 def hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
-    """Registers a hook that sees the gradient before the hooks that are there already."""
+    """Registers a hook that receives the gradient before the hooks that are registered already."""
     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
     hooks = tensor._backward_hooks or {}
     for key in list(hooks)[:-1]:
-        hooks[key] = hooks.pop(key)  # torch calls them in the order of the dict below, not of the OrderedDict
+        hooks[key] = hooks.pop(key)  # torch calls hooks in the order of the dict, not of the OrderedDict
 
 
 def forget_removed_hooks(tensor: torch.Tensor) -> None:
-    """Resets a tensor whose hooks have all been removed to one that never had a hook.
+    """Makes a tensor whose hooks were all removed equal to one that never had a hook.
 
-    When the last hook is removed, torch (2.13) leaves an empty dict, and takes the tensor for one with hooks. If
-    `swap_tensors` then gave it other insides, without hooks, no hook of the user's would ever be called again.
+    When the last hook is removed, torch (2.13) leaves an empty dict, and still treats the tensor as hooked. If
+    `swap_tensors` then gave it other insides, without hooks, no hook of the user would ever be called again.
     """
     hooks = tensor._backward_hooks
     if hooks is not None and not hooks:
@@ -158,18 +158,18 @@ def forget_removed_hooks(tensor: torch.Tensor) -> None:
 
 
 def insides_of(tensor: torch.Tensor) -> int:
-    """Returns the address of the C++ part of a tensor, which has its hooks.
+    """Returns the address of the C++ part of a tensor, to which its hooks belong.
 
-    `swap_tensors` exchanges these parts of two tensors.
+    `swap_tensors` exchanges these parts between two tensors.
     """
     return tensor._cdata
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int, Any]:
-    """Returns a number that no other living storage has, its size in bytes, and a weak reference to it.
+    """Returns a number that is unique among living storages, the size in bytes, and a weak reference.
 
     Raises:
-        Exception: the tensor has no storage of its own (sparse, functorch's ...).
+        Exception: the tensor has no storage of its own (such as a sparse one, or one of functorch).
     """
     storage = tensor.untyped_storage()
     return storage._cdata, storage.nbytes(), weakref.ref(storage)
@@ -185,23 +185,23 @@ def version_of(tensor: torch.Tensor) -> int | None:
     """Returns how many writes to a tensor autograd has seen; None if it does not count them (inference mode)."""
     try:
         return tensor._version
-    except Exception:  # a RuntimeError of torch's, or whatever a subclass of the user's raises
+    except Exception:  # torch raises a RuntimeError, or a user's subclass raises anything
         return None
 
 
 def count_write(tensor: torch.Tensor) -> None:
     """Makes autograd count a write to a tensor. In inference mode it counts none."""
-    with suppress(Exception):  # a RuntimeError of torch's, or whatever a subclass of the user's raises
+    with suppress(Exception):  # torch raises a RuntimeError, or a user's subclass raises anything
         torch.autograd.graph.increment_version(tensor)
 
 
 def set_version(tensor: torch.Tensor, version: int | None) -> None:
     """Sets the version of a tensor whose content has been restored, so that autograd sees no write (2.13).
 
-    Without it, or without `_unsafe_set_version_counter`, a graph that holds the tensor refuses to run backward.
+    Without this, or if torch lacks `_unsafe_set_version_counter`, a graph with the tensor refuses to run backward.
     """
     set_counters: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
     if set_counters is None or version is None or version_of(tensor) in (None, version):
         return
-    with suppress(RuntimeError, TypeError):  # it is private: what it takes has changed before
+    with suppress(RuntimeError, TypeError):  # the function is private, and its arguments have changed before
         set_counters((tensor,), (version,))

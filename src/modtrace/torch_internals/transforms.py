@@ -1,4 +1,4 @@
-"""Tensors inside the transforms of `torch.func`: `vmap`, `grad`, `functionalize`."""
+"""Reads tensors inside the transforms of `torch.func`: `vmap`, `grad`, `functionalize`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import torch
 
 from .modes import unseen
 
-#: Whether a tensor belongs to a running `torch.func` transform and must not be touched. 60 ns.
+#: Returns whether a tensor belongs to a running `torch.func` transform, and must not be touched, in 60 ns.
 is_functorch_tensor: Callable[[torch.Tensor], bool] = getattr(
     torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: False
 )
@@ -25,7 +25,7 @@ def outside_transforms() -> AbstractContextManager[Any]:
 
 @contextmanager
 def plain_ops() -> Iterator[None]:
-    """Hides ops inside the block from every mode, transform and `torch.jit.trace`, and from autograd."""
+    """Hides ops in the block from every mode, transform and `torch.jit.trace`, and from autograd."""
     with unseen(), outside_transforms(), torch.no_grad():
         yield
 
@@ -37,7 +37,7 @@ def wrapped_by_functorch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batched_below(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the tensor of all examples, of which `vmap` shows one; None if the wrapper is another transform's."""
+    """Returns the tensor of all examples that `vmap` shows one of; None if the wrapper belongs to another transform."""
     return wrapped_by_functorch(tensor) if torch._C._functorch.is_batchedtensor(tensor) else None
 
 
@@ -47,7 +47,7 @@ def is_batched_tensor(tensor: torch.Tensor) -> bool:
 
 
 def functional_below(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the tensor that `torch.func.functionalize` has wrapped; None if it has wrapped none."""
+    """Returns the tensor that `torch.func.functionalize` has wrapped; None if it has not."""
     is_functional = getattr(torch, "_is_functional_tensor", None)
     if is_functional is None or not is_functional(tensor):
         return None

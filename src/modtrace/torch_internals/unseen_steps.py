@@ -1,4 +1,4 @@
-"""Steps of optimizers for which torch runs no hook: those in compiled code, and those that a GradScaler skips."""
+"""Watches steps of optimizers for which torch runs no hook: in compiled code, and steps that a GradScaler skips."""
 
 import functools
 import inspect
@@ -19,7 +19,7 @@ from .patches import replace
 
 
 class UnseenSteps:
-    """Calls functions at such steps until `stop()`, each in the thread of the step."""
+    """Calls functions at such steps until `stop()`, each on the thread of the step."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class UnseenSteps:
         traced: Callable[[], None],
         skipped: Callable[[Any], None],
     ) -> None:
-        """Watches nothing before `start()`.
+        """Creates a watcher, which watches nothing before `start()`.
 
         Args:
             compiled: called with the optimizer, and whether it is given a closure, before a call of
@@ -49,7 +49,7 @@ class UnseenSteps:
         _wrap(torch.amp.GradScaler, "_maybe_opt_step", _see_skipped)
 
     def stop(self) -> None:
-        """Stops watching. After the last watcher it restores what was replaced."""
+        """Stops watching. After the last watcher, everything that was replaced is restored."""
         if self in _watching:
             _watching.remove(self)
         if not _watching:
@@ -58,12 +58,12 @@ class UnseenSteps:
 
 
 _watching: list[UnseenSteps] = []
-_patches = ExitStack()  # is closed when nobody watches
-_wrapped: set[str] = set()  # names of functions
+_patches = ExitStack()  # closed when there is no watcher
+_wrapped: set[str] = set()  # names of wrapped functions
 
 
 def _wrap(holder: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Wraps a private function of torch, unless this torch has none, or it is wrapped already."""
+    """Wraps a private function of torch, unless torch lacks it or it is wrapped already."""
     original = vars(holder).get(name) if holder is not None else None
     if original is not None and name not in _wrapped:
         _wrapped.add(name)
@@ -71,7 +71,7 @@ def _wrap(holder: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 class _Entered(threading.local):
-    """Whether the compiled code that this thread has entered last is a step of an optimizer, and nothing else."""
+    """Whether the compiled code that this thread entered last is exactly the step of an optimizer."""
 
     is_step = False
 
@@ -80,7 +80,7 @@ _entered = _Entered()
 
 
 def _see_compiled_call(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Sees each call of what `torch.compile` returned: its wrapper calls `original` first of all (2.13)."""
+    """Watches calls of compiled functions, whose wrapper in torch calls `original` first of all (2.13)."""
 
     def set_eval_frame(callback: Any) -> Any:
         frame = inspect.currentframe()
@@ -101,20 +101,20 @@ def _see_compiled_call(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _is_entry(caller: FrameType) -> bool:
-    """Returns whether the caller is the wrapper of torch.compile, and has not run the compiled code yet."""
+    """Returns whether the caller is torch.compile's wrapper, before it runs the compiled code."""
     return caller.f_code.co_name == "compile_wrapper" and frame_local(caller, "saved_include_set") is None
 
 
 def _optimizer_of(function: Any, args: Any) -> Any:
-    """Returns the optimizer whose step a function is; None if it is anything else."""
+    """Returns the optimizer whose step a function is; None for other functions."""
     while getattr(function, "__name__", "") == "step":
         bound_to = getattr(function, "__self__", None)
         if bound_to is None and isinstance(function, FunctionType):
-            of_schedule = _captured(function, "opt_ref")  # a scheduler of learning rates has wrapped the step
+            of_schedule = _captured(function, "opt_ref")  # a learning-rate scheduler has wrapped the step
             bound_to = of_schedule() if of_schedule is not None else _first_of(args, function)
         if isinstance(bound_to, torch.optim.Optimizer):
             return bound_to
-        function = getattr(function, "__wrapped__", None)  # torch.compile may have wrapped it, too
+        function = getattr(function, "__wrapped__", None)  # torch.compile may have wrapped it as well
     return None
 
 
@@ -126,9 +126,9 @@ def _first_of(args: Any, function: FunctionType) -> Any:
 
 
 def note_traced_step() -> None:
-    """Notifies the watchers that Dynamo traces an optimizer's step, in code that Dynamo traces. It adds no node."""
+    """Notifies the watchers, in code that Dynamo traces, that this code is an optimizer's step. It adds no node."""
     if is_dynamo_compiling():
-        # When Dynamo traces a call of this, it runs what is given.
+        # Dynamo runs the argument while it traces this call.
         from torch._dynamo.comptime import (
             comptime,
         )
@@ -143,7 +143,7 @@ def _report_traced(context: Any) -> None:
 
 
 def _see_skipped(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sees how a GradScaler decides whether an optimizer steps (2.13)."""
+    """Watches how a GradScaler decides whether an optimizer steps (2.13)."""
 
     def maybe_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, optimizer, state, *args, **kwargs)
@@ -160,5 +160,5 @@ def _has_overflowed(state: Any) -> bool:
     with unseen():
         try:
             return any(bool(found_inf) for found_inf in state["found_inf_per_device"].values())
-        except (KeyError, TypeError, AttributeError):  # another torch than 2.13
+        except (KeyError, TypeError, AttributeError):  # this torch differs from 2.13
             return False

@@ -1,1 +1,1 @@
-"""Which calls, ops and measured tensors of one recording are those of another."""
+"""Finds which calls, ops and measured tensors of one recording correspond to which of another."""

@@ -35,7 +35,7 @@ def align(
     step: int | str | None = None,
     step_b: int | str | None = None,
 ) -> Alignment:
-    """Returns which rows of two recordings mean the same; see `align_tables`."""
+    """Returns which rows of two recordings correspond; see `align_tables`."""
     return align_tables(*read_both(a, b, step=step, step_b=step_b), rules=rules)
 
 
@@ -47,8 +47,8 @@ def read_both(
     Args:
         a: a recording.
         b: another one, or the same.
-        step: the only step of `a` to compare, as `find_step` takes it; None: all.
-        step_b: that of `b`; None: the same as of `a`.
+        step: the only step of `a` to compare, as `find_step` takes it; None for all steps.
+        step_b: the step of `b` to compare with it; None for the one of the same number.
 
     Raises:
         ValueError: there is no such step.
@@ -72,17 +72,17 @@ def _choose_step(data: RecordingData, asked: int | str, which: str) -> int:
 
 
 def align_tables(side: RunTables, other: RunTables, steps: Rows, *, rules: Sequence[str] = ()) -> Alignment:
-    """Returns which rows of two recordings mean the same.
+    """Returns which rows of two recordings correspond.
 
     Args:
-        side: one of them.
-        other: the other one.
+        side: the tables of one recording.
+        other: the tables of the other recording.
         steps: pairs of steps.
-        rules: `EXPRESSION=PATH`: how modules of the first are called in the second; `AUTO` stands for the rules that
-            are proposed.
+        rules: how modules of the first recording are called in the second, as `EXPRESSION=PATH`; `AUTO` stands for the
+            proposed rules.
 
     Raises:
-        ValueError: a rule means no module, or several that are not parts of one.
+        ValueError: a rule matches no module, or several modules that are not parts of one.
     """
     runs = side, other
     places, read, proposed = _pair_by_rules(runs, rules)
@@ -130,7 +130,7 @@ def align_tables(side: RunTables, other: RunTables, steps: Rows, *, rules: Seque
 
 
 def _pair_by_rules(runs: Runs, rules: Sequence[str]) -> tuple[PlacePairs, Sequence[Rule], Sequence[str]]:
-    """Returns the pairs of places, the rules that were used for them, and those that are proposed beyond them."""
+    """Returns the pairs of places, the rules that were applied to find them, and the rules that are only proposed."""
     read, leaves = read_rules(rules), read_leaves(runs)
     places = unpair_containers(runs, pair_places(runs, read), leaves, read)
     proposed = propose_rules(runs, places, leaves)
@@ -141,7 +141,7 @@ def _pair_by_rules(runs: Runs, rules: Sequence[str]) -> tuple[PlacePairs, Sequen
 
 
 def _find_alone(partner: Rows, joined: Joined, *, in_a: bool) -> Bools:
-    """Returns which rows of `values` of one recording have no partner, and are joined with none."""
+    """Returns which rows of `values` of one recording have no partner and are not joined with a row of the other."""
     is_alone = partner < 0
     is_alone[np.where(joined.whole_in_a == in_a, joined.whole, joined.part)] = False
     return np.asarray(is_alone)
@@ -155,7 +155,7 @@ def _join_parts(
     micro: MicroBatches | None,
     batched: tuple[Batched, Batched],
 ) -> Joined:
-    """Returns the parts of split modules and of batches, and pairs what the parts and the whole are all given."""
+    """Returns the parts of split modules and batches, and pairs the tensors that a whole and its parts are given."""
     step = translate(runs[0].values.step, steps), runs[1].values.step
     groups = []
     for joined, pairs in join_splits(runs, places.splits, step):

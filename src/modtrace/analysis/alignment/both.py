@@ -1,4 +1,4 @@
-"""Numbers the rows of two recordings by what they mean, so that both have the same number for the same."""
+"""Numbers the rows of two recordings so that rows with the same meaning have the same number."""
 
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, TypeVar
@@ -24,58 +24,58 @@ _Result = TypeVar("_Result")
 
 
 def for_both(function: Callable[..., _Result], *pairs: Iterable[Any]) -> tuple[_Result, _Result]:
-    """Returns what a function returns for the first of all pairs, and for the second of all."""
+    """Returns the results of a function for the first elements of all pairs, and for the second elements."""
     one, other = (function(*arguments) for arguments in zip(*pairs, strict=True))
     return one, other
 
 
 def swap(pair: tuple[_Result, _Result], *, is_swapped: bool) -> tuple[_Result, _Result]:
-    """Returns a pair in the other order if it `is_swapped`."""
+    """Returns a pair, with its two elements exchanged if `is_swapped`."""
     return pair[::-1] if is_swapped else pair
 
 
 def no_partners(one: Sized, other: Sized) -> Partners:
-    """Returns the partners of the rows of two tables that have none yet."""
+    """Returns columns of partners for two tables, in which no row has a partner yet."""
     return np.full(len(one), -1, np.int64), np.full(len(other), -1, np.int64)
 
 
 def pair_rows(rows: Partners, keys: Partners, partners: Partners) -> None:
-    """Makes some rows of both tables partners, the n-th of a key and the n-th of the same key.
+    """Makes rows of two tables partners: the n-th row with a key and the n-th row of the other table with that key.
 
     Args:
-        rows: the rows.
-        keys: of all rows.
-        partners: of all rows; those of the given rows are set.
+        rows: the rows of each table to pair.
+        keys: the keys of all rows of each table.
+        partners: the partners of all rows of each table; those of `rows` are overwritten.
     """
     found = pair_keys(*for_both(lambda key, at: key[at], keys, rows))
     partners[0][rows[0]], partners[1][rows[1]] = for_both(take, rows[::-1], found)
 
 
 def translate(column: Column, pairs: Rows) -> Rows:
-    """Returns the second of the pair that has each number first; -1 if none has."""
+    """Returns for each number in a column the second element of the pair that begins with it; -1 if there is none."""
     return take(pairs[:, 1], find_rows(pairs[:, 0], column))
 
 
 def number_steps(one: Column, other: Column, steps: Rows) -> Partners:
-    """Returns the steps of both recordings by their numbers in the second; -1 for steps that are in no pair."""
+    """Returns the step of each row of both recordings, numbered as in the second; -1 for steps that are in no pair."""
     return translate(one, steps), translate(other, steps[:, [1, 1]])
 
 
 def number_partners(partner: Rows, back: Rows) -> Partners:
-    """Returns the rows of both recordings by their numbers in the second; -1 for rows without partner."""
+    """Returns for each row of both recordings the row of the second in its pair; -1 for rows without partner."""
     return partner, np.where(back >= 0, np.arange(len(back)), -1)
 
 
 def have_equal_extremes(runs: Runs, rows: Partners) -> bool:
-    """Returns whether all pairs of rows of `values` have equal extremes; or nothing is known."""
+    """Returns whether the minima and maxima of all pairs of rows of `values` are equal, where they are recorded."""
     one, other = for_both(_read_extremes, runs, rows)
     return all(np.array_equal(*pair, equal_nan=True) for pair in zip(one, other, strict=True))
 
 
 def number_contents(runs: Runs, rows: Partners) -> Partners:
-    """Returns a number of what each of some rows of `values` holds, by its sizes, in any order, and its extremes.
+    """Returns for rows of `values` a number of their contents: of minimum, maximum and the sorted sizes.
 
-    It is -1 for all other rows and for constants.
+    All other rows have -1, and so have constants, which are too common to identify a tensor.
     """
     sizes = number_sizes(*for_both(lambda run, at: sort_sizes(run.values.sizes[at]), runs, rows))
     extremes = for_both(_read_extremes, runs, rows)
@@ -96,7 +96,7 @@ def _read_extremes(run: RunTables, rows: Rows) -> tuple[Column, Column]:
 
 
 def number_shapes(runs: Runs) -> tuple[Partners, Partners, Partners]:
-    """Returns numbers of shape, count of elements and dtype of what the ops of both returned first; -1 for none."""
+    """Returns numbers of the shape, element count and dtype of the first output of each op in both; -1 for none."""
     first = for_both(lambda run: np.where(run.ops.kept, run.flow.first_returned, -1), runs)
     sizes = for_both(lambda run, row: run.flow.tensors.read_sizes(row[row >= 0]), runs, first)
     dtypes = for_both(_read_dtypes, runs, first)

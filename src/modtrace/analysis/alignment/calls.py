@@ -15,12 +15,11 @@ from .modules import PlacePairs
 def pair_steps(
     a: RecordingData, b: RecordingData, chosen: tuple[int, int] | None
 ) -> tuple[Rows, set[int], set[int]]:
-    """Returns the pairs of steps, and the steps of each recording that are compared at all.
+    """Returns the pairs of steps, and for each recording the set of steps that are compared.
 
-    Steps of equal numbers are a pair. Where they are not of the same kind (one of the two runs evaluated in between),
-    or no number is in both, the n-th step of a kind is paired with the n-th of the same kind. Steps of inference, where
-    several threads ran those of one of them, are paired by what their first calls were given or returned: their numbers
-    are chance.
+    Steps of equal numbers are a pair. If their kinds differ (one of the runs evaluated in between), or if no number
+    occurs in both, the n-th step of a kind is paired with the n-th of the same kind. If several threads ran inference,
+    the order of steps is chance, and they are paired by what their first calls were given or returned.
 
     Raises:
         ValueError: there is no such step.
@@ -52,7 +51,7 @@ def _pair_contents(
     of_a: dict[int, tuple[float, ...]],
     of_b: dict[int, tuple[float, ...]],
 ) -> list[tuple[int, int]]:
-    """Returns the pairs of the same steps by what they hold; what nothing else holds is paired in order."""
+    """Returns pairs of steps with the same contents; steps whose contents are not unique are paired in order."""
     waiting: dict[object, list[int]] = {}
     for step in reversed(steps[1]):
         waiting.setdefault(of_b.get(step), []).append(step)
@@ -63,7 +62,7 @@ def _pair_contents(
 
 
 def pair_calls(runs: Runs, places: PlacePairs, steps: Rows) -> Partners:
-    """Returns the partner of each call; -1 if there is none."""
+    """Returns the partner of each call of both recordings; -1 if there is none."""
     one, other = runs[0].calls, runs[1].calls
     step = number_steps(one.step, other.step, steps)
     place = for_both(take, number_partners(places.partner, places.back), (one.place, other.place))
@@ -81,5 +80,5 @@ def pair_calls(runs: Runs, places: PlacePairs, steps: Rows) -> Partners:
 
 
 def _sort_calls(calls: RunCalls, step: Rows, place: Rows) -> Rows:
-    """Returns the calls that can have a partner, in the order in which they started."""
+    """Returns the calls that can have a partner, sorted by their start."""
     return rows_in_order(calls.kept & (step >= 0) & ((place >= 0) | (calls.place < 0)), calls.start_ns)

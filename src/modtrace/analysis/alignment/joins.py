@@ -1,4 +1,4 @@
-"""Finds tensors of one recording that are parts of one of the other: of fused modules, and of batches."""
+"""Finds tensors of one recording that are parts of a tensor of the other, as modules are fused or batches split."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,33 +29,33 @@ from .values import TRANSPOSED, is_transposed
 
 
 class PartRows(NamedTuple):
-    """Rows of `values` that are parts, and rows of the other recording that may be their wholes."""
+    """Rows of `values` that may be parts, and rows of the other recording that may be their wholes."""
 
     parts: Rows
     wholes: Rows
-    keys: tuple[Rows, Rows]  # of parts, of wholes: equal where the parts are of the whole
-    nth: Rows  # of each part: which of the parts it is
-    total: Rows  # of each part: how many there must be
-    transposed: Column  # of each part: whether it is a matrix with the dimensions in the other order
+    keys: tuple[Rows, Rows]  # a key for each part and for each whole; parts have the key of their whole
+    nth: Rows  # for each part, its index among the parts of its whole
+    total: Rows  # for each part, the number of parts that its whole must have
+    transposed: Column  # for each part, whether it is a transposed matrix
 
 
-#: The parts that were joined, and the pairs (n, 2), of a and b, of those that are one tensor: what all parts are given.
+#: The joined parts, and pairs (n, 2) of rows of a and b that are one tensor, which the whole and all parts are given.
 _JoinedRows = tuple[Joined, Rows]
 
 
 def join_splits(runs: Runs, splits: Sequence[Split], step: Partners) -> list[_JoinedRows]:
-    """Returns the parts of modules that one of the two recordings has split.
+    """Returns the parts of the modules that one of the two recordings has split.
 
     Args:
         runs: the two recordings.
         splits: the split modules.
-        step: of each row of `values` of both: the step, as the second recording numbers it.
+        step: for each row of `values` of both recordings, its step as the second recording numbers it.
     """
     calls = number_rows(runs, step, for_both(lambda run: take(run.calls.outer, run.values.call), runs))
     groups = []
     for whole_in_a in (True, False):
         chosen = [split for split in splits if split.whole_in_a == whole_in_a]
-        if chosen:  # the recording with the parts comes first
+        if chosen:  # the functions below take the recording with the parts first
             sides = swap(runs, is_swapped=whole_in_a)
             rows = _find_split_rows(sides, chosen, swap(calls, is_swapped=whole_in_a))
             groups.append(join_rows(sides, rows, whole_in_a=whole_in_a))
@@ -63,12 +63,12 @@ def join_splits(runs: Runs, splits: Sequence[Split], step: Partners) -> list[_Jo
 
 
 def number_rows(runs: Runs, step: Partners, outer: Partners) -> Partners:
-    """Returns of each row of `values` a number of its step, phase, call within its step, role and slot.
+    """Returns for each row of `values` a number of its step, phase, call within its step, role and slot.
 
     Args:
         runs: the two recordings.
-        step: as for `join_splits`.
-        outer: of each row of both: the number of its outermost call in its step.
+        step: for each row of `values` of both recordings, its step as the second recording numbers it.
+        outer: for each row of `values` of both recordings, the number of its outermost call in its step.
     """
     one, other = runs[0].values, runs[1].values
     return number_keys(
@@ -102,7 +102,7 @@ def _find_split_rows(runs: Runs, splits: Sequence[Split], calls: Partners) -> Pa
 
 
 def join_rows(runs: Runs, rows: PartRows, *, whole_in_a: bool) -> _JoinedRows:
-    """Returns those of the parts whose sizes add up to their whole's in one dimension, and are equal in the others."""
+    """Returns the parts whose sizes in one dimension add up to that of their whole, and that equal it in the others."""
     nth_key = rows.keys[0] * (int(rows.nth.max(initial=0)) + 1) + rows.nth
     keys = number_keys(rows.keys, (count_before(nth_key), count_before(rows.keys[1])))
     whole = find_rows(keys[1], keys[0])
@@ -135,7 +135,7 @@ def join_rows(runs: Runs, rows: PartRows, *, whole_in_a: bool) -> _JoinedRows:
 
 
 def _find_dimension(given: Sizes, wanted: Sizes, group: Rows, groups: int) -> Rows:
-    """Returns for each group of parts the dimension in which they follow each other; -1 if there is none."""
+    """Returns for each group of parts the dimension along which they are concatenated; -1 if there is none."""
     total, whole, differ = np.zeros((3, groups, given.shape[1]), np.int64)
     np.add.at(total, group, given)
     np.maximum.at(differ, group, given != wanted)
@@ -146,7 +146,7 @@ def _find_dimension(given: Sizes, wanted: Sizes, group: Rows, groups: int) -> Ro
 
 
 def collect(groups: Sequence[Joined]) -> Joined:
-    """Returns all joined parts."""
+    """Returns all joined parts of several groups as one."""
     none = np.empty(0, np.int64)
     no_parts = Joined(
         part=none, whole=none, whole_in_a=none.astype(bool), dimension=none, offset=none, permuted=none
@@ -159,15 +159,15 @@ _FORWARD = PHASES.index(FORWARD)
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """Several calls of a model in a step of one recording that are one call in the other."""
+    """The calls of a model on micro-batches in one recording that together are one call in the other."""
 
-    count: int  # of each batch
+    count: int  # the number of micro-batches in a batch
     whole_in_a: bool
-    models: tuple[int, int]  # its place in both
+    models: tuple[int, int]  # the place of the model in both recordings
 
 
 def find_micro_batches(runs: Runs, places: PlacePairs, steps: Rows) -> MicroBatches | None:
-    """Returns the micro-batches; None if both call their models as often in a step, or not on parts of one batch."""
+    """Returns the micro-batches; None if no model is called on parts of a batch in one recording only."""
     calls = runs[0].calls
     outermost = calls.kept & (calls.parent < 0) & (calls.phase == _FORWARD) & (calls.place >= 0)
     for place in np.unique(calls.place[outermost]).tolist():
@@ -194,7 +194,7 @@ def _count_outermost(side: RunTables, place: int, steps: Rows) -> Rows:
 
 
 def _are_parts(runs: Runs, models: tuple[int, int], count: int) -> bool:
-    """Returns whether what the first calls are given, or return, adds up to that of the first call of the whole."""
+    """Returns whether the batch sizes of the first `count` calls, of inputs or outputs, add up to that of the whole."""
     for role in (INPUT, OUTPUT):
         parts, wholes = for_both(_find_batches, runs, models, (role, role))
         if len(parts) >= count and len(wholes) and int(parts[:count].sum()) == int(wholes[0]):
@@ -203,7 +203,7 @@ def _are_parts(runs: Runs, models: tuple[int, int], count: int) -> bool:
 
 
 def _find_batches(side: RunTables, place: int, role: str) -> Rows:
-    """Returns the first dimensions of the first tensors of a role that each outermost call has, in order."""
+    """Returns the size of the first dimension of the first tensor with this role in each outermost call, in order."""
     values = side.values
     kept = values.kept & (values.place == place) & values.is_of(role) & (values.call >= 0)
     rows = rows_in_order(kept, values.order)
@@ -214,20 +214,20 @@ def _find_batches(side: RunTables, place: int, role: str) -> Rows:
 
 @dataclass(frozen=True)
 class Batched:
-    """Which rows of one recording belong to micro-batches, or to the batch that has them as parts."""
+    """The rows of one recording that belong to micro-batches, or to the batch that the micro-batches are parts of."""
 
     calls: Column
     ops: Column
     values: Column
 
     def leave_out(self, side: RunTables) -> RunTables:
-        """Returns the recording without these ops and values."""
+        """Returns the tables of the recording without these ops and values."""
         ops = replace(side.ops, kept=side.ops.kept & ~self.ops)
         return replace(side, ops=ops, values=replace(side.values, kept=side.values.kept & ~self.values))
 
 
 def find_batched(side: RunTables, place: int | None) -> Batched:
-    """Returns the rows of a model that is called with micro-batches, and of what is done outside with its outputs."""
+    """Returns the rows of a model that is called with micro-batches, and of ops outside of calls and optimizers."""
     calls, ops, values = side.calls, side.ops, side.values
     if place is None:
         return Batched(*(np.zeros(len(rows.step), bool) for rows in (calls, ops, values)))
@@ -241,7 +241,7 @@ def find_batched(side: RunTables, place: int | None) -> Batched:
 def join_micro_batches(
     runs: Runs, places: PlacePairs, step: Partners, micro: MicroBatches, batched: tuple[Batched, Batched]
 ) -> _JoinedRows:
-    """Returns the tensors of micro-batches that are parts of those of the whole batch."""
+    """Returns the tensors of micro-batches that are parts of tensors of the whole batch."""
     keys = swap(_number_values(runs, places, step, micro), is_swapped=micro.whole_in_a)
     runs, batched = swap(runs, is_swapped=micro.whole_in_a), swap(batched, is_swapped=micro.whole_in_a)
     parts, wholes = for_both(
@@ -259,7 +259,7 @@ def join_micro_batches(
 
 
 def _number_values(runs: Runs, places: PlacePairs, step: Partners, micro: MicroBatches) -> Partners:
-    """Returns a number of what each row was measured of, where micro-batches have that of their batch."""
+    """Returns for each row a number of its call or op; the rows of a micro-batch have that of the whole batch."""
     counts = (1, micro.count) if micro.whole_in_a else (micro.count, 1)
     outer = for_both(lambda run, count: take(run.calls.outer, run.values.call) // count, runs, counts)
     op = for_both(lambda run: np.where(run.values.is_of_op, run.values.op, -1), runs)

@@ -1,4 +1,4 @@
-"""Pairs the modules of two recordings: by rules, and else by equal paths."""
+"""Pairs the modules of two recordings by rules, and by equal paths where no rule applies."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +14,13 @@ from ..tables.columns import Rows
 from ..tables.placement import ModuleName
 from .both import Runs, no_partners
 
-#: The rule that stands for all the rules that are proposed.
+#: The rule that stands for all proposed rules.
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule; it applies to a module whose path `expression` matches, and to all modules inside."""
+    """A rule `EXPRESSION=PATH`. It applies to modules whose path the expression matches, and to modules inside them."""
 
     text: str
     source: str
@@ -28,7 +28,7 @@ class Rule:
     target: str
 
     def match(self, path: str) -> tuple[int, str] | None:
-        """Returns how much of a path the rule matches, and the path that it makes of it; None if it does not apply."""
+        """Returns how many characters of a path the rule matches, and the resulting path; None if it does not apply."""
         match = self.expression.match(path)
         if match is None:
             return None
@@ -36,10 +36,10 @@ class Rule:
 
 
 def read_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Returns the rules of these texts; `AUTO` is left out.
+    """Returns the rules that the texts describe; the text `AUTO` is left out.
 
     Raises:
-        ValueError: a text is no rule.
+        ValueError: a text is not a valid rule.
     """
     return tuple(_read_rule(text) for text in texts if text != AUTO)
 
@@ -54,17 +54,17 @@ def _read_rule(text: str) -> Rule:
         )
     try:
         expression = re.compile(rf"(?:{source})(?=\.|\Z)" if source else "")
-        expression.sub(target, "")  # raises for a reference to a group that is not there
+        expression.sub(target, "")  # raises if the target refers to a group that the expression lacks
     except (re.error, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"map={text!r} cannot be read: {error}") from error
     return Rule(text, source, expression, target)
 
 
 def apply_rules(rules: Sequence[Rule], path: str) -> list[str]:
-    """Returns the paths that a module has in the other recording: by the rules that match most of its path.
+    """Returns the paths of a module in the other recording, according to the rules that match most of its path.
 
-    Several rules that match equally much all apply: a fused projection has a rule for each of its parts. A module that
-    no rule matches keeps its path.
+    All rules that match equally much apply, as a fused projection has a rule for each of its parts. A module that no
+    rule matches keeps its path.
     """
     matches = [match for rule in rules if (match := rule.match(path)) is not None]
     most = max((length for length, _ in matches), default=-1)
@@ -74,10 +74,10 @@ def apply_rules(rules: Sequence[Rule], path: str) -> list[str]:
 def map_paths(
     rules: Sequence[Rule], ones: Sequence[ModuleName], others: Sequence[ModuleName]
 ) -> list[list[str]]:
-    """Returns for each module the paths that it has in the other recording.
+    """Returns for each module its paths in the other recording.
 
     Raises:
-        ValueError: a rule matches no module, or makes of them only paths that the other recording does not have.
+        ValueError: a rule matches no module, or yields only paths that the other recording lacks.
     """
     known, paths = {name.path for name in others}, [name.path for name in ones]
     for rule in rules:
@@ -94,35 +94,35 @@ def map_paths(
 
 
 class Split(NamedTuple):
-    """A module of one recording that several of the other are parts of: three projections and the fused one."""
+    """A module of one recording with several modules of the other that are its parts, such as a fused projection."""
 
-    whole: int  # a place
+    whole: int  # the index of the whole's place
     whole_in_a: bool
-    parts: tuple[int, ...]  # places
+    parts: tuple[int, ...]  # the indices of the parts' places
 
 
 @dataclass(frozen=True, eq=False)
 class PlacePairs:
-    """Which places of the module trees of `a` and `b` mean the same."""
+    """The places of the module trees of `a` and `b` that correspond."""
 
-    partner: Rows  # of each place of `a`; -1 for none
-    back: Rows  # of each place of `b`
+    partner: Rows  # for each place of `a`, its partner in `b`; -1 for none
+    back: Rows  # for each place of `b`, its partner in `a`
     splits: tuple[Split, ...]
 
     def find_split(self, *, in_a: bool) -> Rows:
-        """Returns the places of one recording that are parts, or wholes of parts."""
+        """Returns the places of one recording that are parts, or that are wholes of parts."""
         places = [(split.whole,) if split.whole_in_a == in_a else split.parts for split in self.splits]
         return np.array([*chain.from_iterable(places)], np.int64)
 
 
 def pair_places(runs: Runs, rules: Sequence[Rule]) -> PlacePairs:
-    """Returns the partners of the places of both module trees.
+    """Returns which places of the two module trees are partners.
 
     Raises:
-        ValueError: a rule means no module, or several modules of which one is not the whole.
+        ValueError: a rule matches no module, or it matches several modules that are not parts of one.
     """
     links = _link(runs, rules)
-    linked: dict[int, list[int]] = {}  # by the place of b
+    linked: dict[int, list[int]] = {}  # by the place of `b`, the linked places of `a`
     for place, others in links.items():
         for other in others:
             linked.setdefault(other, []).append(place)
@@ -140,9 +140,9 @@ def pair_places(runs: Runs, rules: Sequence[Rule]) -> PlacePairs:
 
 
 def _link(runs: Runs, rules: Sequence[Rule]) -> dict[int, list[int]]:
-    """Returns the places of `b` for places of `a`.
+    """Returns for places of `a` the places of `b` that have the path which rules or equality demand.
 
-    A rule comes before an equal path, and a module that it matches before those inside of another that it matches.
+    Rules take precedence over equal paths, and a rule that matches a module over one that matches a module around it.
     """
     roots = _pair_roots(runs)
     places_of: dict[tuple[str, str], list[int]] = {}
@@ -168,7 +168,7 @@ def _link(runs: Runs, rules: Sequence[Rule]) -> dict[int, list[int]]:
         place: [other for other in others if other not in taken] for place, others in by_rule.items()
     } | meant
     taken = {*chain.from_iterable(by_rule.values())}
-    for place, others in by_path.items():  # of several places of one path, as a module was replaced, the next
+    for place, others in by_path.items():  # places share a path where a module was replaced
         by_path[place] = [other for other in others if other not in taken][:1]
         taken.update(by_path[place])
     return by_rule | by_path
@@ -191,7 +191,7 @@ def _require_parts(
 
 
 def _pair_roots(runs: Runs) -> dict[str, str]:
-    """Returns the root of `b` for roots of `a`: of equal names, and else the only ones, or those in equal order."""
+    """Returns for roots of `a` the root of `b`: the one of the same name, else the only one, else the one in order."""
     names = [list(dict.fromkeys(name.root for name in side.names)) for side in runs]
     common = {name: name for name in names[0] if name in names[1]}
     rest = [[name for name in roots if name not in common] for roots in names]

@@ -1,4 +1,4 @@
-"""Pairs the ops of two recordings, by the sequence in which they ran inside of each pair of calls."""
+"""Pairs the ops of two recordings by the order in which they ran inside each pair of calls."""
 
 from collections.abc import Sequence
 
@@ -35,22 +35,22 @@ from .sequences import align_sequences
 
 _FORWARD, _OPTIMIZED = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 
-#: Instead of the number of a call: ops that can have no partner.
+#: Stands in place of the number of a call for ops that cannot have a partner.
 _ALONE = -2
 
 
 def pair_ops(runs: Runs, places: PlacePairs, calls: Partners, steps: Rows) -> Partners:
-    """Returns the partner of each op; -1 if there is none.
+    """Returns the partner of each op of both recordings; -1 if there is none.
 
-    What ran in a call of a module without partner is aligned as a part of the call around it: it may be that one of the
-    two models has a module where the other has a few lines. If the module has a partner that is called less often, the
-    ops of the further calls have none. What ran for nothing in one has no partner that the other needs, if there is a
-    better one. Those of a call that `is_apart` have none in a call that is not.
+    Ops in a call of a module without partner are aligned as part of the surrounding call, because one model may have a
+    module where the other has a few lines. If the module has a partner that is called less often, ops of its surplus
+    calls have no partner. An op whose result is unused is paired with a used one only if no better partner exists. Ops
+    of a call that `is_apart` are never paired with those of a call that is not.
 
-    Two calls that ran ops of the same names in the same order, and the same ones for nothing, ran the same ones, of
-    whatever shapes. Optimizers run the same ops for each parameter: where they are not the same throughout, none is
-    known to be for the same parameter. In other calls those come first that read the same weights, or return the same,
-    then those that such ops read, and then those that something needs.
+    Two calls are paired op by op if they ran ops of the same names in the same order, with the same ones unused,
+    whatever the shapes. Optimizers run the same ops for each parameter, so their ops stay unpaired if these sequences
+    differ. In other calls, ops that read equal weights or return equal tensors are paired first, then the ops that
+    paired ops read from, then other used ops.
     """
     groups, is_alone = _number_groups(runs, places, calls, steps)
     rows = for_both(_sort_ops, runs, is_alone, groups)
@@ -78,14 +78,14 @@ def pair_ops(runs: Runs, places: PlacePairs, calls: Partners, steps: Rows) -> Pa
 
 
 class _GroupedOps:
-    """Ops of two recordings that may be partners if they are of one group, and the partners that were found."""
+    """Ops of two recordings, grouped so that only ops of one group may be partners, and the partners found so far."""
 
     def __init__(self, rows: Partners, groups: Partners) -> None:
-        """Finds no partners yet.
+        """Starts without any partners.
 
         Args:
-            rows: the ops; those of one group stand next to each other, in the order in which they ran.
-            groups: a number of the group of each op, whether it is among them or not.
+            rows: the ops to pair; the ops of one group are adjacent, in the order in which they ran.
+            groups: the number of the group of each op, including ops that are not in `rows`.
         """
         self.rows = rows
         self.partners = no_partners(*groups)
@@ -95,9 +95,9 @@ class _GroupedOps:
         self._others = np.searchsorted(other, distinct, side="right") - self._starts
 
     def pair_equal(self, tokens: Partners) -> Rows:
-        """Pairs the ops of groups with equal tokens throughout, and returns which of the other groups both have.
+        """Pairs the ops of groups whose tokens are all equal, and returns the other groups that both recordings have.
 
-        Most groups are equal, so no loop is run.
+        Most groups are equal, so they are compared all at once instead of in a loop.
         """
         one, other = tokens[0][self.rows[0]], tokens[1][self.rows[1]]
         is_equal = self._counts == self._others
@@ -111,7 +111,7 @@ class _GroupedOps:
         return np.flatnonzero(~is_equal & (self._others > 0))
 
     def align(self, groups: Rows, tokens: Sequence[Partners]) -> None:
-        """Pairs ops of some groups that have no partner, by the order of equal tokens; negative ones equal none."""
+        """Pairs ops of some groups that lack a partner, by aligning equal tokens; negative tokens match nothing."""
         chosen = [
             (np.maximum(one[self.rows[0]], -1), np.where(other < 0, -2, other)[self.rows[1]])
             for one, other in tokens
@@ -130,14 +130,14 @@ class _GroupedOps:
 
 
 def _pair_by_readers(runs: Runs, ops: _GroupedOps, alike: Partners) -> None:
-    """Pairs ops without partner whose outputs the same op reads as the same argument; not those of optimizers.
+    """Pairs ops without partner whose outputs are the same argument of paired ops; ops of optimizers are left out.
 
-    They may run before or behind another branch in one of the recordings.
+    An op found this way may run before another branch in one recording and after it in the other.
 
     Args:
         runs: the two recordings.
-        ops: the ops that may have a partner, and those that have.
-        alike: equal numbers of ops of both that may be the same, of one group.
+        ops: the ops to pair, with the partners found so far.
+        alike: a number for each op of both recordings; only ops with equal numbers may be partners.
     """
     partner, back = ops.partners
     can = for_both(lambda known: np.zeros(len(known), bool), ops.partners)
@@ -156,7 +156,7 @@ def _pair_by_readers(runs: Runs, ops: _GroupedOps, alike: Partners) -> None:
         fits = (partner[one] < 0) & (take(can[1], other) > 0) & (take(back, other) < 0)
         fits &= alike[0][one] == take(alike[1], other)
         one, other = one[fits], other[fits]
-        for column in (0, 1):  # each op once
+        for column in (0, 1):  # an op may be the argument of several ops
             _, first = np.unique((one, other)[column], return_index=True)
             one, other = one[first], other[first]
         partner[one], back[other] = other, one
@@ -164,20 +164,20 @@ def _pair_by_readers(runs: Runs, ops: _GroupedOps, alike: Partners) -> None:
 
 
 def _run_for_nothing(side: RunTables) -> Bools:
-    """Returns which ops of forward nothing needs; of backward, gradients are what nothing reads."""
+    """Returns which ops of forward have an output that nothing uses; in backward, unread gradients are normal."""
     return np.asarray(side.find_unread() & (side.ops.phase == _FORWARD))
 
 
 def number_names(a: RunTables, b: RunTables) -> Partners:
-    """Returns a number of the bare name of each op of two recordings."""
+    """Returns for each op of two recordings a number of its bare name."""
     one, other = (([*map(bare_name, side.ops.names)], side.ops.name) for side in (a, b))
     return number_codes(one, other)
 
 
 def _number_ops(runs: Runs) -> list[Partners]:
-    """Returns numbers of the ops of both: by name, with shape and dtype, with shape, with the number of elements.
+    """Returns numbers of the ops of both, from strict to loose: by name, with shape and dtype, shape, or element count.
 
-    The first are by name and shape for what an optimizer runs.
+    The first number also includes the shape for ops of optimizers.
     """
     name = number_codes(*((run.ops.names, run.ops.name) for run in runs))
     base = number_names(*runs)
@@ -194,16 +194,16 @@ def _number_ops(runs: Runs) -> list[Partners]:
 
 
 def _number_weights(runs: Runs) -> Partners:
-    """Returns a number of what the largest parameter that each op reads held at first, for ops of the same name.
+    """Returns for each op a number of its name and of the first contents of the largest parameter that it reads.
 
-    It is -1 for ops that read none, also not through views, or only constants.
+    The number is -1 for ops that read no parameter, also not through views, or only constant ones.
     """
     rows = for_both(lambda run: np.flatnonzero(run.values.is_of(PARAMETER)), runs)
     return _number_by_name(runs, for_both(_find_read, runs, rows, number_contents(runs, rows)))
 
 
 def _number_outputs(runs: Runs) -> Partners:
-    """Returns a number of what each op returned first, for ops of the same name; -1 for what was not measured."""
+    """Returns for each op a number of its name and of the contents of its first output; -1 if that was not measured."""
     rows = for_both(_find_first_outputs, runs)
     contents = no_partners(runs[0].ops.name, runs[1].ops.name)
     for run, at, number, content in zip(runs, rows, number_contents(runs, rows), contents, strict=True):
@@ -218,18 +218,18 @@ def _find_first_outputs(run: RunTables) -> Rows:
 
 
 def _number_by_name(runs: Runs, contents: Partners) -> Partners:
-    """Returns numbers of contents that differ for ops of other names; -1 stays."""
+    """Returns numbers of contents combined with the bare name of the op; -1 stays -1."""
     is_unknown = for_both(lambda content: content < 0, contents)
     return _leave_out(number_keys(contents, number_names(*runs)), is_unknown)
 
 
 def _find_read(side: RunTables, rows: Rows, content: Rows) -> Rows:
-    """Returns for each op the largest number of the contents of the parameters that it reads, maybe through views.
+    """Returns for each op the largest content number among the parameters that it reads, directly or through views.
 
     Args:
-        side: the recording.
-        rows: rows of `values` of parameters.
-        content: a number of what each row of `values` holds; -1 for none.
+        side: the tables of the recording.
+        rows: the rows of `values` that are of parameters.
+        content: the number of the contents of each row of `values`; -1 for none.
     """
     flow, tensors = side.flow, side.flow.tensors
     row = find_rows(side.values.site_id[rows], tensors.site_id)
@@ -244,7 +244,7 @@ def _find_read(side: RunTables, rows: Rows, content: Rows) -> Rows:
 
 
 def _sort_ops(run: RunTables, is_alone: Bools, group: Rows) -> Rows:
-    """Returns the ops that are aligned in the order in which they began, those of one group next to each other."""
+    """Returns the ops to align, those of one group adjacent, in the order in which they began."""
     rows = np.flatnonzero(run.ops.kept & ~is_alone)
     return rows[np.lexsort((run.ops.order[rows], group[rows]))]
 
@@ -252,7 +252,7 @@ def _sort_ops(run: RunTables, is_alone: Bools, group: Rows) -> Rows:
 def _number_groups(
     runs: Runs, places: PlacePairs, calls: Partners, steps: Rows
 ) -> tuple[Partners, tuple[Bools, Bools]]:
-    """Returns a number of the call in which each op is aligned, and whether it is not aligned at all."""
+    """Returns for each op the number of the call in which it is aligned, and whether it is excluded from aligning."""
     apart = runs[0].is_apart, runs[1].is_apart
     around = for_both(
         _find_around,
@@ -275,20 +275,20 @@ def _number_groups(
 
 
 def _find_around(run: RunTables, places: Rows, split: Rows, number: Rows, differs: Bools) -> Rows:
-    """Returns for each call the number of the call in which its ops are aligned; -1: outside of calls; or _ALONE.
+    """Returns for each call the number of the call in which its ops are aligned; -1 outside of calls; else _ALONE.
 
     Args:
-        run: the recording.
-        places: the partner of each place.
-        split: places that are parts of one in the other recording.
-        number: of each call, which is equal for partners; -1 for calls without one.
-        differs: whether the call `is_apart`, and its partner is not, or the other way round.
+        run: the tables of the recording.
+        places: the partner of each place of the module tree.
+        split: the places that are parts of one place of the other recording.
+        number: a number for each call that is equal for partners; -1 for calls without partner.
+        differs: whether exactly one of the call and its partner `is_apart`.
     """
     calls, around = run.calls, np.full(len(number), -1, np.int64)
     key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.phase)))
     has_other = np.isin(key, key[(number >= 0) & (calls.place >= 0)])
     is_alone = has_other & (calls.wraps == 0) & (take(places, calls.place) >= 0)
-    is_alone |= np.isin(calls.place, split)  # a part of an op is no op of the whole
+    is_alone |= np.isin(calls.place, split)  # ops of a part do only some of the work of the whole's op
     for level in iterate_levels(calls.parent):
         above = np.where(is_alone[level], _ALONE, take(around, calls.parent[level]))
         around[level] = np.where(number[level] >= 0, np.where(differs[level], _ALONE, number[level]), above)
@@ -296,13 +296,13 @@ def _find_around(run: RunTables, places: Rows, split: Rows, number: Rows, differ
 
 
 def _update_in_one_order(runs: Runs, places: PlacePairs) -> bool:
-    """Returns whether the optimizers of both were seen to go through the parameters in the same order."""
+    """Returns whether the optimizers of both recordings were seen to update the parameters in the same order."""
     order, order_b = for_both(_order_updates, runs, (places.partner, np.arange(len(places.back))))
     return bool(np.array_equal(order, order_b))
 
 
 def _order_updates(run: RunTables, numbers: Rows) -> Rows:
-    """Returns the numbers of places whose parameters the optimizer updates, each once, in the order of the first."""
+    """Returns the numbers of the places whose parameters the optimizer updates, in the order of their first update."""
     values = run.values
     kept = values.kept & (values.phase == _OPTIMIZED) & ~values.is_of_op
     places = take(numbers, values.place[rows_in_order(kept, values.order)])
@@ -310,12 +310,12 @@ def _order_updates(run: RunTables, numbers: Rows) -> Rows:
 
 
 def _leave_out(numbers: Partners, are_out: tuple[Bools, Bools]) -> Partners:
-    """Returns numbers with which those that are left out are equal to none."""
+    """Returns the numbers with values for left-out ops that equal no other number."""
     return for_both(lambda is_out, number: np.where(is_out, -1, number), are_out, numbers)
 
 
 class PairedReads:
-    """Finds the reads of the second recording, for those of the first; numbers of reads are those of `OpFlow`."""
+    """Finds the reads of the second recording that correspond to reads of the first, numbered as in `OpFlow`."""
 
     def __init__(self, a: RunTables, b: RunTables) -> None:
         self._flow = a.flow
@@ -324,17 +324,17 @@ class PairedReads:
         self._find = RowFinder(b.flow.reader * self._width + slot_b)
 
     def find(self, reads: Rows, partner: Rows) -> Rows:
-        """Returns the read of the same argument of the partner of each reader; -1 for none.
+        """Returns for each read the one by which the reader's partner reads the same argument; -1 if there is none.
 
         Args:
-            reads: of the first recording.
-            partner: of each op of that; -1 for none.
+            reads: the reads of the first recording.
+            partner: the partner of each op of the first recording; -1 for none.
         """
         reader = partner[self._flow.reader[reads]]
         return self._find(np.where(reader >= 0, reader * self._width + self._slot[reads], -1))
 
     def find_all(self, partner: Rows) -> tuple[Rows, Rows]:
-        """Returns all pairs of reads of ops that are partners."""
+        """Returns all pairs of corresponding reads of partners."""
         reads = np.flatnonzero(partner[self._flow.reader] >= 0)
         there = self.find(reads, partner)
         return reads[there >= 0], there[there >= 0]

@@ -1,4 +1,4 @@
-"""Proposes rules for modules that two recordings have under different names."""
+"""Proposes rules for modules that have different names in two recordings."""
 
 import math
 import re
@@ -20,11 +20,11 @@ from .both import Runs, for_both, no_partners, number_partners
 from .modules import PlacePairs, Rule, apply_rules, read_rules
 from .sequences import align_sequences
 
-#: Parts of the names of types that say the same, of modules without parameters.
+#: Parts of type names; modules without parameters are alike if their types' names contain the same part.
 _KINDS = ("dropout", "norm", "pool", "softmax", "elu", "act", "loss", "identity")
 
 
-#: The largest number of consecutive modules that may be parts of one.
+#: The largest number of consecutive modules that are tried as the parts of one.
 _MOST_PARTS = 8
 
 _Likeness = tuple[int, int, str]
@@ -32,31 +32,31 @@ _Likeness = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A module that calls no other module, or several in a row that may be the parts of one."""
+    """A module that calls no other module, or several consecutive ones that may be parts of one."""
 
     places: tuple[int, ...]
-    output: int  # the row of `values` of an output; -1 for none
+    output: int  # the row of `values` of one of its outputs; -1 for none
     parameters: int
-    largest: float  # the number of elements of the largest parameter; 0 where none was measured
+    largest: float  # the number of elements of its largest parameter; 0 where that was not measured
     kind: str
 
     @property
     def likeness(self) -> _Likeness:
-        """What is equal for leaves that may be the same."""
+        """The properties that leaves must share to be considered alike."""
         return len(self.places), self.parameters, self.kind
 
 
 class PairedLeaves(NamedTuple):
-    """The leaves of both recordings, and which of them are the same: positions among those of both."""
+    """The leaves of both recordings, and pairs of positions of corresponding leaves."""
 
     a: Sequence[_Leaf]
     b: Sequence[_Leaf]
-    by_weights: Mapping[int, int]  # they have equal weights, which no other leaf has
-    same: Mapping[int, int]  # and those that are beside them or called next to them, and alike
+    by_weights: Mapping[int, int]  # leaves whose weights are equal, and differ from those of all other leaves
+    same: Mapping[int, int]  # `by_weights`, and alike leaves beside or next to those
 
 
 def read_leaves(runs: Runs) -> PairedLeaves:
-    """Returns the leaves of two recordings, siblings that are parts of one as one."""
+    """Returns the leaves of two recordings; siblings that may be parts of one are joined into one leaf."""
     weights = for_both(_describe_weights, runs)
     leaves = for_both(_find_leaves, runs, weights)
     joined = for_both(_join_siblings, runs, leaves, leaves[::-1])
@@ -69,9 +69,9 @@ def read_leaves(runs: Runs) -> PairedLeaves:
 def unpair_containers(
     runs: Runs, places: PlacePairs, leaves: PairedLeaves, rules: Sequence[Rule]
 ) -> PlacePairs:
-    """Returns pairs of places without those of modules around others, of which one is around what the other is not.
+    """Returns the pairs of places without container pairs that contradict the leaves with equal weights.
 
-    Leaves with equal weights tell that. A pair that a rule means stays.
+    A pair contradicts them if it is around only one of two such leaves. A pair that a rule demands stays.
     """
     partner, back = places.partner.copy(), places.back.copy()
     is_meant = [any(rule.expression.fullmatch(name.path) for rule in rules) for name in runs[0].names]
@@ -89,7 +89,7 @@ def unpair_containers(
 
 
 def _find_around(side: RunTables, place: int) -> set[int]:
-    """Returns the places of the modules around a module."""
+    """Returns the places of all modules around a module."""
     around = set[int]()
     while (place := side.places.places[place].parent) >= 0:
         around.add(place)
@@ -99,8 +99,8 @@ def _find_around(side: RunTables, place: int) -> set[int]:
 def propose_rules(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> tuple[str, ...]:
     """Returns rules for modules without partner that agree in parameters and outputs, in the order of their calls.
 
-    Equal weights speak for them before that order does. Names are not looked at, also where both have a module of a
-    name, if its weights, or those of one beside it, are elsewhere in the other recording.
+    Equal weights count more than the order of calls. Equal names do not count if a module's weights, or those of a
+    sibling, belong to a module of another name in the other recording.
     """
     partner, back = _doubt_moved(runs, places, leaves)
     if not ((partner < 0).any() and (back < 0).any()):
@@ -117,15 +117,15 @@ def propose_rules(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> tuple
         if partner[place] < 0
         and back[place_b] < 0
         and places.partner[place] != place_b
-        and "=" not in (path := runs[1].names[place_b].path)  # a rule cannot say it
+        and "=" not in (path := runs[1].names[place_b].path)  # a rule cannot contain `=` in its target
     ]
     return tuple(_choose_rules(named))
 
 
 def _doubt_moved(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> Partners:
-    """Returns the partners of both recordings' places without those beside a module whose weights are elsewhere.
+    """Returns the partners of all places, cleared for siblings of modules whose weights are elsewhere in the other.
 
-    An index has moved where a Sequential has a layer more.
+    The reason is that indices shift where a Sequential has one layer more.
     """
     partner, back = partners = places.partner.copy(), places.back.copy()
     same = [(leaves.a[leaf].places[0], leaves.b[leaf_b].places[0]) for leaf, leaf_b in leaves.same.items()]
@@ -140,7 +140,7 @@ def _doubt_moved(runs: Runs, places: PlacePairs, leaves: PairedLeaves) -> Partne
 
 
 def _find_leaves(side: RunTables, weights: Mapping[int, tuple[float, ...]]) -> list[_Leaf]:
-    """Returns the leaves in the order in which they are first called."""
+    """Returns the leaves of a recording in the order in which they are first called."""
     calls = side.calls
     is_called = calls.kept & (calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
     around = take(calls.place, calls.parent[is_called])
@@ -158,7 +158,7 @@ def _find_leaves(side: RunTables, weights: Mapping[int, tuple[float, ...]]) -> l
 
 
 def _join_siblings(side: RunTables, leaves: Sequence[_Leaf], others: Sequence[_Leaf]) -> list[_Leaf]:
-    """Returns the leaves, where siblings in a row that are as large as one that only the others have are one leaf."""
+    """Returns the leaves, where siblings in a row are joined if they are as large as a leaf that only `others` has."""
     own = {leaf.parameters for leaf in leaves}
     wanted = {(leaf.parameters, leaf.largest) for leaf in others if leaf.parameters not in own}
     joined: list[_Leaf] = []
@@ -202,7 +202,7 @@ def _find_outputs(side: RunTables, place: Rows) -> Rows:
 def _pair_siblings(
     runs: Runs, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
 ) -> dict[int, int]:
-    """Returns the pairs of leaves that are alike and beside leaves that are the same, as many in both modules."""
+    """Returns pairs of alike leaves whose siblings are paired already, if both modules have equally many of them."""
     above, above_b = parents = for_both(
         lambda run, leaves: [run.places.places[leaf.places[0]].parent for leaf in leaves], runs, leaves
     )
@@ -225,7 +225,7 @@ def _pair_siblings(
 def _add_neighbours(
     leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], same: Mapping[int, int]
 ) -> dict[int, int]:
-    """Returns pairs of leaves, and those that are alike and called right behind or in front of leaves of a pair."""
+    """Returns the pairs of leaves, extended by alike leaves that are called right before or after paired ones."""
     ones, others = leaves
     found, taken = dict(same), {*same.values()}
     waiting = list(same)
@@ -245,7 +245,7 @@ def _add_neighbours(
 def _group_alike(
     leaves: Sequence[_Leaf], parents: Sequence[int], taken: Collection[int]
 ) -> dict[tuple[int, _Likeness], list[int]]:
-    """Returns the leaves with parameters that are not taken, by the module around them, and by what they are like."""
+    """Returns the leaves with parameters that are not in `taken`, by their parent module and their likeness."""
     groups: dict[tuple[int, _Likeness], list[int]] = defaultdict(list)
     for number, (leaf, parent) in enumerate(zip(leaves, parents, strict=True)):
         if number not in taken and leaf.parameters and len(leaf.places) == 1:
@@ -256,7 +256,7 @@ def _group_alike(
 def _find_unique(
     weights: Mapping[int, tuple[float, ...]], leaves: Sequence[_Leaf]
 ) -> dict[tuple[float, ...], int]:
-    """Returns the leaf of all weights that only one leaf has."""
+    """Returns the leaf for each description of weights that only one leaf has."""
     known: dict[tuple[float, ...], list[int]] = defaultdict(list)
     for number, leaf in enumerate(leaves):
         if len(leaf.places) == 1 and leaf.places[0] in weights:
@@ -265,7 +265,7 @@ def _find_unique(
 
 
 def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
-    """Returns by place what tells its largest parameter from all others, if not all elements of that are equal."""
+    """Returns a description of each place's largest parameter, by which to recognize it; constants have none."""
     values = side.values
     rows = rows_in_order(values.kept & values.is_of(PARAMETER) & (values.home >= 0), values.order)
     _, first = np.unique(values.home[rows] * (len(values.slots) + 1) + values.slot[rows], return_index=True)
@@ -282,7 +282,7 @@ def _describe_weights(side: RunTables) -> dict[int, tuple[float, ...]]:
 
 
 def _align_leaves(runs: Runs, leaves: PairedLeaves, partners: Partners) -> list[tuple[int, int]]:
-    """Returns pairs of leaves: those that are the same, and others in the order of their calls."""
+    """Returns pairs of leaves: those known to be the same, and alike ones in the order of their calls."""
     one, other = both = [
         np.array([(leaf.places[0], leaf.output, leaf.parameters) for leaf in known], np.int64)
         .reshape(-1, 3)
@@ -301,7 +301,7 @@ def _align_leaves(runs: Runs, leaves: PairedLeaves, partners: Partners) -> list[
 
 
 def _pair_containers(runs: Runs, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns pairs of modules around the same pairs of modules: called ones, and containers that are not called."""
+    """Returns pairs of modules around the same pairs of modules; those that are never called are paired apart."""
     pairs: list[tuple[int, int]] = []
     around, around_b = for_both(_group_around, runs, np.array(links, np.int64).reshape(-1, 2).T.tolist())
     for inside, ones in around.items():
@@ -317,7 +317,7 @@ def _pair_containers(runs: Runs, links: Sequence[tuple[int, int]]) -> list[tuple
 
 
 def _group_around(side: RunTables, leaves: Sequence[int]) -> Mapping[tuple[frozenset[int], bool], list[int]]:
-    """Returns the places around leaves, outer ones first, by what is inside, and by whether they are called."""
+    """Returns the places around leaves, outer ones first, by the leaves inside and by whether they are called."""
     inside: dict[int, set[int]] = defaultdict(set)
     places = side.places.places
     for number, at in enumerate(leaves):
@@ -330,11 +330,11 @@ def _group_around(side: RunTables, leaves: Sequence[int]) -> Mapping[tuple[froze
     return grouped
 
 
-# Rules from pairs of paths.
+# Rules are derived from pairs of paths, so that one rule covers many modules.
 
 
 def _choose_rules(named: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns the fewest rules for these pairs of paths: those that no rule for a module around them implies."""
+    """Returns the fewest rules that yield these pairs of paths; a rule for an outer module may imply inner ones."""
     grouped: dict[str, dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for one, other in sorted(named, key=lambda pair: pair[0].count(".")):
         expression, target = _generalize(one, other)
@@ -353,10 +353,10 @@ def _choose_rules(named: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _generalize(one: str, other: str) -> tuple[str, str]:
-    """Returns an expression for a path with any indices that the other path has too, and the path that it becomes."""
+    """Returns a rule for a pair of paths: an expression with groups for shared indices, and the path to it."""
     parts = one.split(".")
     left = [at for at, part in enumerate(parts) if part.isdigit()]
-    group_of: dict[int, int] = {}  # by part, its number as a group of the expression
+    group_of: dict[int, int] = {}  # the number of the group for each part of the path
     target = []
     for part in other.split("."):
         at = next((at for at in left if parts[at] == part), None)
@@ -369,5 +369,5 @@ def _generalize(one: str, other: str) -> tuple[str, str]:
 
 
 def _escape(path: str) -> str:
-    """Returns a path as what stands for it in a rule."""
+    """Returns a path escaped for use in a rule."""
     return path.replace("\\", r"\\")

@@ -1,4 +1,4 @@
-"""Aligns two sequences, as diff does, in time that grows hardly faster than their length."""
+"""Aligns two sequences as `diff` does, in nearly linear time."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -7,20 +7,20 @@ import numpy as np
 
 from ..tables.columns import Rows, count_before
 
-#: The largest number of pairs of elements for which the longest common subsequence is computed by its definition.
+#: The largest product of two lengths for which the longest common subsequence is computed exactly.
 _WINDOW = 256
 _MOST_CELLS = _WINDOW**2
 
 _NONE = np.empty((0, 2), np.int64)
-_Gap = tuple[int, int, int, int]  # from and to in the one sequence, from and to in the other
+_Gap = tuple[int, int, int, int]  # start and stop in one sequence, start and stop in the other
 
 
 def align_sequences(*tokens: tuple[Rows, Rows]) -> Rows:
-    """Returns pairs (n, 2) of positions, ascending in both columns.
+    """Returns pairs (n, 2) of positions of equal elements, ascending in both columns.
 
     Args:
-        tokens: both sequences as numbers; elements are equal if their numbers are. What is left between pairs is
-            aligned by the next numbers, which should be less strict.
+        tokens: both sequences as numbers; elements with equal numbers match. Elements that stay unmatched are aligned
+            by the next pair of sequences, whose numbers should be less strict.
     """
     pairs = _NONE
     for one, other in tokens:
@@ -30,7 +30,7 @@ def align_sequences(*tokens: tuple[Rows, Rows]) -> Rows:
 
 
 def _find_gaps(pairs: Rows, length: int, other: int) -> Iterator[_Gap]:
-    """Yields what is left of both sequences before, between and after pairs, where both have something."""
+    """Yields the ranges between neighbouring pairs, and at both ends, in which both sequences have elements."""
     edges = np.concatenate([[(-1, -1)], pairs, [(length, other)]])
     widths = np.diff(edges, axis=0) - 1
     for at in np.flatnonzero((widths > 0).all(axis=1)).tolist():
@@ -43,7 +43,7 @@ def _find_gaps(pairs: Rows, length: int, other: int) -> Iterator[_Gap]:
 
 
 def _align_common(one: Rows, other: Rows, gap: _Gap) -> Rows:
-    """Returns the pairs in a gap, where elements that only one of the two has are left out of sight."""
+    """Returns the matching pairs in a gap, ignoring elements that occur in only one of the two sequences."""
     begin, end, start, stop = gap
     left, right = one[begin:end], other[start:stop]
     if len(left) == len(right) and (left == right).all():
@@ -69,7 +69,7 @@ def _align(one: Rows, other: Rows) -> Rows:
             found.append(_longest_common(left, right) + offset)
             continue
         anchors = _find_anchors(left, right)
-        if anchors is None:  # at least one pair else, so that gaps become smaller
+        if anchors is None:  # one pair must be found, or the gap would not shrink
             found.append(_align_windows(left, right) + offset)
         else:
             found.append(anchors + offset)
@@ -81,7 +81,7 @@ def _align(one: Rows, other: Rows) -> Rows:
 
 
 def _match_ends(one: Rows, other: Rows, gap: _Gap) -> tuple[Rows, _Gap]:
-    """Returns the pairs of the common beginning and end, and what is left between them."""
+    """Returns the pairs of the common beginning and of the common end, and the gap between them."""
     begin, end, start, stop = gap
     head = _count_common(one[begin:end], other[start:stop])
     begin, start = begin + head, start + head
@@ -92,7 +92,7 @@ def _match_ends(one: Rows, other: Rows, gap: _Gap) -> tuple[Rows, _Gap]:
 
 
 def _count_common(one: Rows, other: Rows) -> int:
-    """Returns how many elements are equal at the beginning; in time that does not grow with what follows them."""
+    """Returns how many elements are equal at the beginning; the time does not grow with the elements behind them."""
     least, at, size = min(len(one), len(other)), 0, 16
     while at < least:
         size = min(size * 2, least - at)
@@ -123,10 +123,10 @@ def _longest_common(one: Rows, other: Rows) -> Rows:
 
 
 def _find_anchors(one: Rows, other: Rows) -> Rows | None:
-    """Returns pairs of rare elements in ascending order (patience diff): unique ones, if there are any.
+    """Returns pairs of rare elements in ascending order, as patience diff does: unique elements, if there are any.
 
-    Else they are elements that both have equally often, the rarest of these; and else all, the n-th with the n-th. It
-    returns None if most of these are in another order, so that they say nothing.
+    If there are none, the rarest elements that both have equally often are taken, else all elements, the n-th with the
+    n-th. None is returned if the order of most pairs differs, so that they are unreliable.
     """
     tokens, numbers = np.unique(np.concatenate([one, other]), return_inverse=True)
     numbers = numbers.reshape(-1)
@@ -140,13 +140,13 @@ def _find_anchors(one: Rows, other: Rows) -> Rows | None:
 
 
 def _align_windows(one: Rows, other: Rows) -> Rows:
-    """Returns the pairs of a common subsequence, of which a window is computed at a time."""
+    """Returns the pairs of a common subsequence, which is computed in one window after the other."""
     found, at, there = [_NONE], 0, 0
     while at < len(one) and there < len(other):
         left, right = one[at : at + _WINDOW], other[there : there + _WINDOW]
         is_last = at + _WINDOW >= len(one) and there + _WINDOW >= len(other)
         pairs = _longest_common(left, right)
-        if not is_last:  # what lies near the end may have a better partner behind it
+        if not is_last:  # elements near the end of a window may have a better match behind it
             pairs = pairs[(pairs < 3 * _WINDOW // 4).all(axis=1)]
         found.append(pairs + np.array([at, there]))
         step = pairs[-1] + 1 if len(pairs) else np.array([_WINDOW // 2, _WINDOW // 2])
@@ -155,7 +155,7 @@ def _align_windows(one: Rows, other: Rows) -> Rows:
 
 
 def _pair_occurrences(one: Rows, other: Rows, chosen: Rows) -> Rows:
-    """Returns pairs of the n-th occurrence of each chosen number in both."""
+    """Returns pairs of the n-th occurrences of each chosen number in both sequences."""
     rows, others = np.flatnonzero(chosen[one]), np.flatnonzero(chosen[other])
     width = len(chosen)
     keys, back = (count_before(numbers) * width + numbers for numbers in (one[rows], other[others]))
@@ -164,8 +164,8 @@ def _pair_occurrences(one: Rows, other: Rows, chosen: Rows) -> Rows:
 
 
 def _ascend(pairs: Rows) -> Rows:
-    """Returns the largest selection of pairs that ascends in the second column as in the first."""
-    ends: list[int] = []  # the least last position of selections of each length
+    """Returns the largest selection of pairs in which both columns ascend."""
+    ends: list[int] = []  # the smallest last position of a selection, by its length
     last: list[int] = []
     before = np.full(len(pairs), -1, np.int64)
     for at, there in enumerate(pairs[:, 1].tolist()):

@@ -1,4 +1,4 @@
-"""Lists what has no partner in the other recording, with the reason, and pairs it with what it recomputes."""
+"""Lists the rows without partner with the reason, and pairs recomputed values with those of their forward."""
 
 from dataclasses import dataclass
 
@@ -22,32 +22,32 @@ from .both import translate
 from .contract import REASONS, Unpaired, UnpairedRows
 from .joins import Batched
 
-#: The code of each reason.
+#: The code of each reason by its name.
 _CODE = {name: code for code, name in enumerate(REASONS)}
 _FORWARD, _BACKWARD, _RECOMPUTE = (PHASES.index(phase) for phase in (FORWARD, BACKWARD, RECOMPUTE))
 
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """One recording, and which of its rows have a partner in the other; -1 for those without."""
+    """The tables of one recording, and the partners of its rows in the other; -1 for rows without."""
 
     run: RunTables
     other: RunTables
-    steps: Rows  # (n, 2): pairs of its steps and of those of the other
+    steps: Rows  # (n, 2): each step with its partner in the other recording
     places: Rows
     calls: Rows
     ops: Rows
     values: Rows
     split: Rows  # places whose module is one of several parts, or the whole of several
-    batched: Batched  # rows of micro-batches and of their batch
+    batched: Batched  # rows of micro-batches, or of the batch that they are parts of
 
 
 def list_unpaired(side: Paired, recomputed: Rows) -> Unpaired:
-    """Returns what one recording has alone.
+    """Returns the rows that only one of two recordings has.
 
     Args:
-        side: the recording.
-        recomputed: pairs of rows of `values`: of a recompute, and of its forward.
+        side: the recording whose rows are listed.
+        recomputed: pairs of rows of `values`, of a recompute and of its forward.
     """
     run, other, batched = side.run, side.other, side.batched
     of_call = _explain_calls(side)
@@ -95,7 +95,7 @@ def _explain_ops(side: Paired) -> Column:
     reason[np.isin(take(side.run.calls.place, ops.call), side.split)] = _CODE["joined"]
     is_recomputed = ops.phase == _RECOMPUTE
     is_alone = (ops.call < 0) | (take(side.calls, ops.call) < 0)
-    is_alone |= ~np.isin(ops.call, ops.call[is_recomputed & (side.ops >= 0)])  # of a function inside a call
+    is_alone |= ~np.isin(ops.call, ops.call[is_recomputed & (side.ops >= 0)])  # only a function in the call
     reason[is_recomputed & is_alone] = _CODE["recompute"]
     reason[~np.isin(ops.step, side.steps[:, 0])] = _CODE["step"]
     return reason
@@ -108,7 +108,7 @@ def _explain_values(side: Paired, of_call: Column, of_op: Column) -> Column:
     reason[(values.place >= 0) & (take(side.places, values.place) < 0) & ~has_op] = _CODE["module"]
     rows = np.flatnonzero(has_call & ~has_op & (take(side.calls, values.call) < 0))
     reason[rows] = of_call[values.call[rows]]
-    # Compiled code has no calls, but the tensors of forward and backward are to be there.
+    # Compiled code has no calls, but the other recording should have measured the tensors of forward and backward.
     reason[(reason == _CODE["inside"]) & (values.phase == _RECOMPUTE)] = _CODE["recompute"]
     reason[reason == _CODE["inside"]] = _CODE["site"]
     rows = np.flatnonzero(has_op & (take(side.ops, values.op) < 0))
@@ -121,7 +121,7 @@ def _explain_values(side: Paired, of_call: Column, of_op: Column) -> Column:
 
 
 def _is_seen_again(side: RunTables, partner: Rows) -> Column:
-    """Returns which rows are of a parameter or buffer of which another row of the same step has a partner."""
+    """Returns which rows are of a parameter or buffer that has another row, with a partner, in the same step."""
     values = side.values
     is_kept = ~values.is_of_op & (values.call < 0) & (values.place >= 0)
     key, _ = number_keys(
@@ -131,7 +131,7 @@ def _is_seen_again(side: RunTables, partner: Rows) -> Column:
 
 
 def _is_measured_before(side: Paired) -> Bools:
-    """Returns which rows are of leaves that the other recording has measured in an earlier step."""
+    """Returns which rows are of leaves that the other recording measured in an earlier step."""
     one, other = side.run.values, side.other.values
     leaves, others = (np.flatnonzero((values.op >= 0) & ~values.is_of(OP_OUTPUT)) for values in (one, other))
     keys, known = number_keys(
@@ -152,13 +152,13 @@ def _list_rows(partner: Rows, kept: Column, order: Rows, reason: Column) -> Unpa
 
 
 def pair_recomputed(side: RunTables, chosen: Bools) -> Rows:
-    """Returns pairs (n, 2) of rows of `values`: one of a recompute, and that of its forward, as they were recomputed.
+    """Returns pairs (n, 2) of rows of `values`, one of a recompute and one of its forward, in the order of recomputing.
 
-    Of what was recomputed several times, the first time counts.
+    Of a forward that was recomputed several times, only the first recompute is paired.
 
     Args:
-        side: the recording.
-        chosen: the rows of `values` to pair, of which those of other phases than recompute have no pair.
+        side: the tables of the recording.
+        chosen: a mask of the rows of `values` to pair; rows of other phases than recompute are ignored.
     """
     values = side.values
     is_known = values.kept & (values.call >= 0)
@@ -180,10 +180,11 @@ def pair_recomputed(side: RunTables, chosen: Bools) -> Rows:
 
 
 def _find_forward_ops(side: RunTables) -> Rows:
-    """Returns the op that each recomputed one repeats; -1 if there is none, or several that it may be.
+    """Returns for each recomputed op the op that it repeats; -1 if there is none or the choice is ambiguous.
 
-    A call that is recomputed runs the ops of its forward: the n-th of a name is the n-th. A function that is recomputed
-    without a module is part of a call; its ops are those of the call if the call ran no others of their names.
+    A recomputed call runs the ops of its forward, so the n-th op of a name repeats the n-th of that name. A function
+    that is recomputed without a module is part of a call; its ops repeat those of the call if no others have their
+    names.
     """
     ops = side.ops
     again, first = (

@@ -1,4 +1,4 @@
-"""Pairs the measured tensors of two recordings, and finds how the axes of a pair are permuted."""
+"""Pairs the measured tensors of two recordings, and finds how the dimensions of a pair are permuted."""
 
 import re
 from dataclasses import dataclass
@@ -35,26 +35,26 @@ from .modules import PlacePairs
 
 @dataclass(frozen=True, eq=False)
 class ValueKeys:
-    """What the rows of both recordings belong to, as numbers that are equal if this has a partner."""
+    """For rows of both recordings, numbers of the call, op or module they belong to; partners have equal numbers."""
 
-    owner: Partners  # step, phase, role, and call, op or module
-    parameter: Partners  # of what belongs to a module: step, role and module; of the rest as `owner`
+    owner: Partners  # a number of step, phase, role, and call, op or module
+    parameter: Partners  # for rows of modules, of step, role and module; for other rows, `owner`
     slot: Partners
-    known: tuple[Column, Column]  # whether the owner has a partner
-    home: Partners  # step, role and module of the site, whatever has read or returned the tensor
-    is_read_first: tuple[Column, Column]  # whether it is a module's, and an op read it first
+    known: tuple[Column, Column]  # whether the call, op or module has a partner
+    home: Partners  # a number of step, role and the site's module, not of the op that read or returned it
+    is_read_first: tuple[Column, Column]  # whether an op first read a tensor of a module here
     inside: "KeysInside | None"  # None if neither recording measured inside of compiled code
 
 
 class KeysInside(NamedTuple):
-    """What tensors of modules belong to that a recording measured inside of compiled code, where calls have no rows."""
+    """Numbers for tensors of modules measured inside of compiled code, where calls have no rows."""
 
-    owner: Partners  # step, phase, role, module and n-th call
-    known: tuple[Column, Column]  # whether it is of such a module
+    owner: Partners  # a number of step, phase, role, module and number of the call
+    known: tuple[Column, Column]  # whether the row is of such a module
 
 
 def number_values(runs: Runs, places: PlacePairs, steps: Rows, calls: Partners, ops: Partners) -> ValueKeys:
-    """Returns what each measured tensor belongs to."""
+    """Returns numbers of the call, op or module that each measured tensor belongs to."""
     one, other = values = runs[0].values, runs[1].values
     step = number_steps(one.step, other.step, steps)
     role = number_codes((one.roles, one.role), (other.roles, other.role))
@@ -77,7 +77,7 @@ def number_values(runs: Runs, places: PlacePairs, steps: Rows, calls: Partners, 
 def _number_inside(
     values: tuple[RunValues, RunValues], places: PlacePairs, step: Partners, role: Partners, kept: Partners
 ) -> KeysInside | None:
-    """Numbers tensors by module and call, where `step` and `role` are numbered already."""
+    """Returns numbers of each tensor's module and call; `step` and `role` are numbers that both recordings share."""
     one, other = values
     if not (one.is_inside.any() or other.is_inside.any()):
         return None
@@ -89,7 +89,7 @@ def _number_inside(
 
 
 def _find_owners(values: RunValues, kind: Rows, places: Rows, calls: Rows, ops: Rows) -> Rows:
-    """Returns what each row was measured of, by the numbers of places (kind 0), calls (1) and ops (2)."""
+    """Returns a number of the place (kind 0), call (1) or op (2) that each row was measured of."""
     owners = (take(places, values.place), take(calls, values.call), take(ops, values.op))
     return np.asarray(np.choose(kind, owners))
 
@@ -99,13 +99,13 @@ def _have_partners(values: RunValues, kept: Bools, kind: Rows, owner: Rows) -> B
 
 
 def pair_values(runs: Runs, keys: ValueKeys) -> Partners:
-    """Returns the partner of each row of `values`; -1 if there is none.
+    """Returns the partner of each row of `values` in both recordings; -1 if there is none.
 
-    An input, parameter or buffer that an op reads first is paired by the module that has it, whichever op that is.
-    Other tensors of one owner are paired by slot, and outputs of modules by what they hold, where those at the same
-    slots hold something else. A module inside of compiled code owns them by the number of its call. What is left (a
-    module returns a tuple, its port a tensor) is paired in order where the shapes are equal, else where they are but
-    for the order of dimensions or have as many elements; not what `_find_unlike` returns.
+    An input, parameter or buffer that an op reads first is paired by its module, whichever op that is. Other tensors of
+    a call, op or module are paired by slot, and outputs of modules by their contents if those at equal slots differ.
+    Inside of compiled code the module and the number of its call take the place of the call. Remaining rows (a module
+    returns a tuple, its port a tensor) are paired in order if their shapes are equal, else if only the order of
+    dimensions differs, else by element count, except rows that `_find_unlike` returns.
     """
     partners = no_partners(runs[0].values.step, runs[1].values.step)
     _pair_more(runs, keys.is_read_first, partners, number_keys(keys.home, keys.slot))
@@ -124,10 +124,10 @@ def pair_values(runs: Runs, keys: ValueKeys) -> Partners:
 
 
 def _pair_by_content(runs: Runs, keys: ValueKeys, partners: Partners) -> None:
-    """Pairs outputs of modules that hold the same, where their partners by slot hold something else.
+    """Pairs outputs of modules that have equal contents, if their partners by slot have other contents.
 
-    A module may return `y`, and its port `(y, residual)` or `(residual, y)`. What outermost calls return stays with its
-    slot: nothing that was recorded tells that both runs read it alike.
+    A module may return `y`, and its port `(y, residual)` or `(residual, y)`. Outputs of outermost calls stay paired by
+    slot, because no recorded reader shows that both runs use them alike.
     """
     partner, back = partners
     inside = for_both(
@@ -149,10 +149,10 @@ def _pair_by_content(runs: Runs, keys: ValueKeys, partners: Partners) -> None:
 
 
 def _find_unlike(runs: Runs, keys: ValueKeys, partners: Partners) -> tuple[Bools, Bools]:
-    """Returns outputs of modules that may be other tensors: one returns `x + mlp`, its port `mlp` and `x` apart.
+    """Returns outputs of modules that may be different tensors: one returns `x + mlp`, its port `mlp` and `x` apart.
 
-    They are those without partner of calls that return another number of tensors and are inside of other calls, if no
-    call of a module of this type has shown by what it returned which slot is which.
+    These are unpaired outputs of inner calls that return different numbers of tensors in the two recordings, unless the
+    outputs of another module of the same type have shown which slot is which.
     """
     is_output = for_both(
         lambda run, known: run.values.is_of(OUTPUT) & (run.values.call >= 0) & known, runs, keys.known
@@ -187,7 +187,7 @@ def _find_unlike(runs: Runs, keys: ValueKeys, partners: Partners) -> tuple[Bools
 def _pair_more(runs: Runs, wanted: tuple[Column, Column], partners: Partners, keys: Partners) -> None:
     """Pairs wanted rows without partner whose keys are equal, in the order in which they were measured.
 
-    Outputs of one call are in the order of their indices: a residual may be computed before what is returned first.
+    Outputs of one call are taken by slot index, because a residual may be computed before the first output.
     """
     rows = for_both(
         lambda run, wanted, partner: rows_in_order(wanted & (partner < 0), _order(run.values)),
@@ -206,13 +206,13 @@ def _order(values: RunValues) -> Rows:
 
 
 _TRANSPOSE = (1, 0)
-TRANSPOSED = 0  # its code
+TRANSPOSED = 0  # the code of the permutation (1, 0)
 
 
 def find_permutations(runs: Runs, pairs: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
-    """Returns of each pair how the dimensions of `b` have to be permuted, as a code; -1 for not at all; and the codes.
+    """Returns for each pair a code of how the dimensions of `b` have to be permuted, -1 for not at all, and the codes.
 
-    A square weight is transposed if another weight is whose modules have the same types.
+    A square weight counts as transposed if another weight is transposed whose modules have the same types.
     """
     sizes, others = for_both(lambda run, rows: run.values.sizes[rows], runs, pairs.T)
     one, other = number_sizes(sizes, others)
@@ -231,9 +231,9 @@ def find_permutations(runs: Runs, pairs: Rows) -> tuple[Rows, tuple[tuple[int, .
 
 
 def is_transposed(type_name: str, other: str) -> bool:
-    """Returns whether modules of two types have each other's weights transposed.
+    """Returns whether modules of these two types store each other's weights transposed.
 
-    A Conv1D of transformers has a bias of one dimension and a weight of two, as Linear has, the other way round.
+    Conv1D of transformers has a bias of one dimension and a weight of two, as Linear has, but transposed.
     """
     return {type_name, other} == {"Conv1D", "Linear"}
 
@@ -244,7 +244,7 @@ def to_shape(sizes: Rows) -> tuple[int, ...]:
 
 
 def _permute(wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Returns for which axes `given` permuted is `wanted`: of equal sizes in their order; None if there are none."""
+    """Returns the axes that permute `given` into `wanted`, with equal sizes in order; None if there are none."""
     if sorted(wanted) != sorted(given):
         return None
     left = list(enumerate(given))
@@ -256,7 +256,7 @@ def _permute(wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _find_square(runs: Runs, pairs: Rows, transposed: Rows) -> Rows:
-    """Returns which pairs are square weights of modules of types of which other weights are transposed."""
+    """Returns which pairs are square weights of modules of two types that have other weights transposed."""
     places = np.stack(for_both(lambda run, rows: run.values.place[rows], runs, pairs.T), axis=1)
     is_weight = runs[0].values.is_of(*OF_PARAMETERS, rows=pairs[:, 0]) & (places >= 0).all(axis=1)
     sizes = _both_matrices(runs[0].values.sizes[pairs[:, 0]])
@@ -273,7 +273,7 @@ def _find_square(runs: Runs, pairs: Rows, transposed: Rows) -> Rows:
 
 
 def _both_matrices(sizes: Sizes) -> Rows:
-    """Returns 1 for square matrices, 0 for others, and -1 for what is no matrix."""
+    """Returns for each shape 1 for a square matrix, 0 for another matrix, and -1 for any other tensor."""
     if sizes.shape[1] < 2:
         return np.full(len(sizes), -1, np.int64)
     is_matrix = (sizes[:, 1] >= 0) & (sizes[:, 2:] < 0).all(axis=1)

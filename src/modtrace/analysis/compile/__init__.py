@@ -1,1 +1,1 @@
-"""What torch.compile did: its regions, why it compiled again, and the kernels that it made of ops."""
+"""Finds what torch.compile did: its regions, why it compiled again, and the kernels that it made of ops."""

@@ -17,44 +17,44 @@ from .texts import CodeLine, CompileText, plain_name, read_break, read_guard
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledRegion:
-    """A function of a module that torch.compile has compiled, or has tried to."""
+    """A function of a module that torch.compile compiled, or tried to compile."""
 
-    module: str  # the path of the module; the name of a root; "" where it is not known
-    function: str  # as in the code; what lies behind a graph break begins at another line
+    module: str  # the path of the module, or a root's name; "" if not known
+    function: str  # the name and line in the code; a part behind a graph break begins at another line
     line: CodeLine | None
-    compilations: int  # those that have led to code; not those of its backward
-    ops: tuple[int, ...]  # in each of its graphs that has any
-    guards: int | None  # of its last graph
-    backwards: int  # compilations of its backward
+    compilations: int  # how many led to code, without those of its backward
+    ops: tuple[int, ...]  # the number of ops in each of its graphs that has any
+    guards: int | None  # the number of guards of its last graph
+    backwards: int  # the number of compilations of its backward
     took_ns: int
-    steps: tuple[int, ...]  # in which it was compiled
-    error: str | None  # why it was not compiled the last time
+    steps: tuple[int, ...]  # the steps in which it was compiled
+    error: str | None  # why the last compilation failed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why a function was compiled again, why its graph ends early, or why it was not compiled."""
+    """A reason why a function was compiled again or not compiled, or why its graph ends early."""
 
     kind: Literal["guard", "break", "error"]
     module: str
     reason: str
-    values: tuple[str, ...]  # of what changed, in the order in which they came
-    line: CodeLine | None  # of the user's code
-    compiled: CodeLine | None  # the first line of what was compiled, or was not
-    advice: str  # "" where torch gives none
+    values: tuple[str, ...]  # the values of what changed, in order
+    line: CodeLine | None  # the line of the user's code
+    compiled: CodeLine | None  # the first line of the function that was compiled or not
+    advice: str  # "" if torch gives no advice
     times: int
-    others: int  # further functions with the same reason
+    others: int  # how many other functions have the same reason
     steps: tuple[int, ...]
-    text: str  # all that torch says of it
+    text: str  # the full text of torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inside:
-    """Modules that ran inside the regions of a module only, or never: they had no call of their own."""
+    """Modules that ran only inside the compiled regions of a module, or never, so they have no calls."""
 
     region: str
-    modules: tuple[str, ...]  # the outermost
-    measured: bool = False  # what they returned, or what is inside of them
+    modules: tuple[str, ...]  # only the outermost ones
+    measured: bool = False  # whether outputs of these modules, or inside them, were measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +68,17 @@ class Compilations:
     graph_breaks: tuple[Reason, ...] = ()
     errors: tuple[Reason, ...] = ()
     inside: tuple[Inside, ...] = ()
-    shared: tuple[str, ...] = ()  # modules that ran code which was compiled for others of their class
-    anew: tuple[str, ...] = ()  # modules that could run neither such code nor code from before the recording
+    shared: tuple[str, ...] = ()  # modules that ran code compiled for others of their class
+    anew: tuple[str, ...] = ()  # modules that could run neither such code nor earlier code
     before: tuple[str, ...] = ()  # modules whose code was compiled before the recording began
 
 
 class _Compiled(NamedTuple):
-    """A row of `compilations`, with its module."""
+    """A row of `compilations` with the modules that it concerns."""
 
     row: Mapping[str, Any]
     of: Module | None
-    is_first: bool  # no earlier call of the module is known
+    is_first: bool  # whether no earlier call of the module is known
 
     @property
     def module(self) -> str:
@@ -95,13 +95,13 @@ class _Compiled(NamedTuple):
 
     @property
     def line(self) -> CodeLine | None:
-        """The first line of what was compiled."""
+        """The first line of the function that was compiled."""
         name, _, place = (self.row["function"] or "").partition(" ")
         return CodeLine.parse(place, name)
 
 
 def name_module(module: Module) -> str:
-    """Returns the path of a module; the name of a root."""
+    """Returns the path of a module, or a root's name."""
     return module.path or module.name or module.type
 
 
@@ -110,7 +110,7 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
 
     Args:
         data: the recording.
-        modules: its modules by id, where wrappers and what they wrap are one.
+        modules: the modules by id, where a wrapper and its wrapped module are one.
     """
     rows = data.table("compilations").to_pylist()
     calls = data.table("calls")
@@ -161,7 +161,7 @@ def read_compilations(data: RecordingData, modules: Mapping[int, Module]) -> Com
 
 
 def _above(ids: Iterable[int], modules: Mapping[int, Module]) -> set[int]:
-    """Returns these modules and all in which they are registered."""
+    """Returns the ids of modules and of all modules in which they are registered."""
     return {above for number in ids if number in modules for above in _chain(modules[number], modules)}
 
 
@@ -187,14 +187,14 @@ def _find_regions(compiled: Sequence[_Compiled]) -> Iterator[CompiledRegion]:
         )
 
 
-# Reasons. What is one to the user is several to Dynamo: one tensor's size is checked by each function behind a break,
-# and a break is found in a function and in those that call it.
+# Dynamo reports one reason of the user several times: each function behind a graph break checks the size of one tensor,
+# and a break is found in a function and in its callers.
 
 
 class _Occurrence(NamedTuple):
-    """One reason of one compilation."""
+    """One reason that Dynamo gave for one compilation."""
 
-    key: Any  # those with one key are one reason
+    key: Any  # occurrences with equal keys are one reason
     text: CompileText
     compiled: _Compiled
 
@@ -208,20 +208,21 @@ def _explain_guards(
 ) -> tuple[list[_Occurrence], tuple[str, ...]]:
     """Returns why functions were compiled again, and the modules that could run no code of others or from before.
 
-    Dynamo reports of each code of a function why it could not be used. Code of another instance is expected not to fit.
+    Dynamo reports for each code of a function why it could not be used; code of another instance is expected not to
+    fit.
     """
     guards: list[_Occurrence] = []
     anew: dict[str, None] = {}
-    codes: dict[str, int | None] = {}  # by compile id: the module that it was compiled for
+    codes: dict[str, int | None] = {}  # by compile id, the module for which the code was compiled
     for compilation in compiled:
         row, module = compilation.row, compilation.of
-        if compilation.is_backward or row["error"] is not None:  # then it was not compiled again
+        if compilation.is_backward or row["error"] is not None:  # neither compiles a forward again
             continue
         module_id = None if module is None else module.module_id
         texts = row["failed_guards"] or ()
-        # -1: the code was compiled before the recording began.
+        # -1 stands for code that was compiled before the recording began.
         own = [text for text in texts if codes.get(text.partition(": ")[0], -1) in (module_id, None)]
-        # Texts have ids without a mark for resets: Dynamo has forgotten codes from before.
+        # Compile ids do not show resets, after which Dynamo has forgotten earlier code.
         codes[row["compile_id"].rpartition(":")[2]] = module_id
         if texts and not own and module is not None and compilation.is_first:
             anew[compilation.module] = None
@@ -249,7 +250,7 @@ def _find_errors(compiled: Sequence[_Compiled]) -> Iterator[_Occurrence]:
 
 
 def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Occurrence]) -> Iterator[Reason]:
-    """Yields one reason for each key: at the innermost place, in the words that explain most."""
+    """Yields one reason for each key, placed at the innermost function, in the most explicit words."""
     by_key: dict[Any, list[_Occurrence]] = defaultdict(list)
     for occurrence in found:
         by_key[occurrence.key].append(occurrence)
@@ -272,14 +273,14 @@ def _group(kind: Literal["guard", "break", "error"], found: Iterable[_Occurrence
 
 
 def _divide(group: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
-    """Divides a group with one key: two tensors of one function that changed at different times are two reasons.
+    """Divides occurrences with one key into reasons: two tensors of a function that change at different times are two.
 
-    Tensors of different functions are put together where none of these functions has another reason there: a larger
-    batch has other names behind a graph break.
+    Occurrences of different functions are one reason if none of these functions has another reason in it, because one
+    tensor, such as a larger batch, has other names behind a graph break.
     """
     parts: list[list[_Occurrence]] = []
     for new in group:
-        # The best part has this reason of this function, then comes one with the same values, then any that fits.
+        # The best part has this reason of the same function, the second best equal values, the third no contradiction.
         best, rank = None, 0
         for part in parts:
             reasons = {one.text.reason for one in part if one.function == new.function}
@@ -296,7 +297,7 @@ def _divide(group: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
 def _find_inside(
     modules: Mapping[int, Module], called: set[int], compiled: set[int], measured: set[int]
 ) -> Iterator[Inside]:
-    """Yields the outermost modules without calls inside each module that is compiled or lies in a compiled one."""
+    """Yields for each compiled module, and each inside one, the outermost modules without calls in it."""
     holds_called = _above(called, modules)
     holds_measured = _above(measured, modules)
     inside: dict[tuple[int, bool], list[str]] = defaultdict(list)
@@ -312,7 +313,7 @@ def _find_inside(
 
 
 def _chain(module: Module | None, modules: Mapping[int, Module]) -> Iterator[int]:
-    """Yields the ids of a module and of those in which it is registered, innermost first."""
+    """Yields the id of a module and of all modules in which it is registered, the innermost first."""
     seen: set[int] = set()
     while module is not None and module.module_id not in seen:
         seen.add(module.module_id)

@@ -17,40 +17,40 @@ from .compilations import name_module
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledKernel:
-    """What runs at once inside of compiled code: ops that inductor has fused, or one op by itself."""
+    """Ops that run at once inside of compiled code: several that inductor fused, or a single one."""
 
-    name: str  # `cpp_fused_gelu_view_2`, or that of the op
+    name: str  # `cpp_fused_gelu_view_2`, or the name of the op
     phase: str
     ops: tuple[str, ...]
-    modules: tuple[str, ...]  # whose ops these are; last those whose ops were in earlier ones
+    modules: tuple[str, ...]  # the modules of the ops; those of ops listed in earlier kernels come last
     is_fused: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledInside:
-    """A compiled region, as one compilation of it that ran in the step that is shown."""
+    """The ops inside of a compiled region, by one of its compilations that ran in the shown step."""
 
-    name: str  # the path of the compiled module, of a root its class; of a function its name
-    step: int  # in which it was compiled
+    name: str  # the path of the compiled module, a root's class, or the name of a function
+    step: int  # the step in which it was compiled
     forward_ops: int
     backward_ops: int
-    kernels: tuple[CompiledKernel, ...]  # without views, in the order of the graphs
+    kernels: tuple[CompiledKernel, ...]  # in the order of the graphs, without views
 
     @property
     def is_fused(self) -> bool:
-        """Whether inductor has made kernels of its ops; else they run one by one."""
+        """Whether inductor made kernels of the ops; otherwise they run one by one."""
         return any(kernel.is_fused for kernel in self.kernels)
 
 
 def read_compiled(
     data: RecordingData, *, step: int | None, phase: str | None
 ) -> tuple[CompiledInside, ...] | None:
-    """Returns the compiled regions of which the ops were recorded; None if there are none.
+    """Returns the compiled regions whose inner ops were recorded; None if there are none.
 
     Args:
         data: the recording.
-        step: regions that did not run in it are left out; None for nothing.
-        phase: leaves out the kernels of the other one; None for both.
+        step: the step in which regions must have run; None if there is no step.
+        phase: the only phase whose kernels are listed; None for both.
     """
     if not data.table("compiled_ops").num_rows:
         return None
@@ -97,7 +97,7 @@ def _name_modules(data: RecordingData) -> dict[int, str]:
 
 
 def _find_kernels(ops: list[dict[str, Any]], names: Mapping[int, str]) -> Iterator[CompiledKernel]:
-    """Yields the kernels of one graph, each where its first op stands that is in no earlier one."""
+    """Yields the kernels of one graph, each at the first of its ops that is in no earlier kernel."""
     members: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for number, op in enumerate(sorted(ops, key=lambda op: op["nth"])):
         own = [] if op["is_view"] else [f"{number} {op['name']}"]

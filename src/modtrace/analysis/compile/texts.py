@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from ...recording.module_path import join
 
-#: Above the stack of the user's code.
+#: The heading above the stack of the user's code.
 _STACK = "User stack trace:"
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$')
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$")
-#: Code that runs between the lines of the user, and below them: torch and the standard library.
+#: Files of torch and the standard library, whose lines are left out of the user's stack.
 _NOT_OF_USERS = re.compile(
     r"[\\/]torch[\\/](?:_\w+|nn|utils|optim|fx|distributed|functional\.py)"
     r"|[\\/]lib[\\/]python\d[^\\/]*[\\/](?!site-packages|dist-packages)"
@@ -25,7 +25,7 @@ _GLOBAL = re.compile(r"\bG\['([a-zA-Z]\w*)'\]")
 _MODULES = re.compile(r"\b\w+((?:\._modules\['[^']+'\])+)")
 _PART = re.compile(r"\['([^']+)'\]")
 _HELD = re.compile(r"\._(?:parameters|buffers)\['([^']+)'\]")
-_KEPT = re.compile(r"___stack\d+")  # Dynamo's name of a value that is alive across a graph break
+_KEPT = re.compile(r"___stack\d+")  # Dynamo's name for a value that is alive across a graph break
 _HINT = re.compile(r"\(HINT: (.+)\)$")
 _LIMIT = re.compile(r"the (\w+) cache size limit \(currently set to (\d+)\)")
 
@@ -38,7 +38,7 @@ _TENSOR = re.compile(
     r"tensor '(?P<tensor>.+)' (?P<kind>\w+) mismatch(?: at index (?P<index>\d+))?\. "
     r"expected (?:requires_grad=)?(?P<old>[^\s.,]+)(?:, actual (?P<new>\S+))?"
 )
-#: What changed of a tensor, by Dynamo's word for it, and what to do.
+#: What changed in a tensor, by Dynamo's words for it, and what to do about it.
 _OF_TENSORS = {
     "size": (
         "the size",
@@ -51,7 +51,7 @@ _OF_TENSORS = {
 }
 _AT_LEAST = re.compile(r"2 <= (?P<tensor>.+)\.size\(\)\[(?P<index>\d+)\]$")
 _EQUAL = re.compile(r"(.+?) == (.+)$")
-#: Other guards with the name of what changed, the reason and the advice.
+#: Other guards, as a pattern with the name of what changed, the reason and the advice.
 _GUARDS = (
     (r"(.+) is None$", "{} is no longer None", f"{_ONCE}None and one for the rest"),
     (r"___check_type_id\((.+?), \d+\)", "{} is of another class", f"{_ONCE}each class"),
@@ -69,13 +69,13 @@ _GUARDS = (
     ),
 )
 
-#: What Dynamo says in one word of breaks.
+#: Explanations of the single words by which Dynamo describes breaks.
 _BREAKS = {
     "step_unsupported": "a graph break below this line from which Dynamo cannot go on: the rest of the function runs "
     "uncompiled",
     "comprehension_graph_break": "a graph break inside of a comprehension",
 }
-#: Hints of Dynamo that do not say what to do.
+#: Hints of Dynamo that give no advice.
 _NO_ADVICE = (
     "Please report an issue",
     "This graph break is fundamental",
@@ -83,7 +83,7 @@ _NO_ADVICE = (
 )
 
 
-#: Subjects that have no module: tensors of other modules change in the same way.
+#: Subjects that are the same in all modules, as tensors of several modules change in the same way.
 _OF_ANY_TENSOR = re.compile(r"(size|stride) (\d+$|of )")
 
 
@@ -98,33 +98,33 @@ class CodeLine:
 
     @classmethod
     def parse(cls, place: str, function: str) -> "CodeLine | None":
-        """Returns the line that `file:number` means; None if it means none."""
+        """Returns the line that `file:number` denotes; None if it denotes none."""
         file, _, number = place.rpartition(":")
         return cls(file, int(number), plain_name(function)) if file and number.isdecimal() else None
 
     @property
     def place(self) -> tuple[str, int]:
-        """The file and the line."""
+        """The file and the number of the line."""
         return self.file, self.number
 
 
 def plain_name(function: str) -> str:
-    """Returns the name of the user's function, also of a part of it that torch compiles behind a graph break."""
+    """Returns the name of the user's function, even for a part that torch compiles behind a graph break."""
     resumed = _RESUMED.match(function)
     return resumed[1] if resumed else function
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileText:
-    """A text of torch.compile, and what it means."""
+    """A text of torch.compile, and what was read from it."""
 
     text: str
     reason: str
     advice: str  # "" if there is none
-    subject: str  # the same in texts about the same thing, whatever values they have
-    values: tuple[str, ...] = ()  # of that thing, old ones first
-    module: str | None = None  # the path of the module that it names
-    stack: tuple[CodeLine, ...] = ()  # of the user's code, outermost first
+    subject: str  # equal in texts about the same thing, whatever its values are
+    values: tuple[str, ...] = ()  # the values of the subject, old ones first
+    module: str | None = None  # the path of the module that the text names
+    stack: tuple[CodeLine, ...] = ()  # the stack of the user's code, outermost first
 
     @property
     def line(self) -> CodeLine | None:
@@ -133,18 +133,18 @@ class CompileText:
 
     @property
     def is_of_mode(self) -> bool:
-        """True if a mode changed, as between training and evaluation: code for the other one is expected not to fit."""
+        """True if a mode changed, as from training to evaluation, where code is expected not to fit."""
         return self.advice in (_GRAD_MODE, _MODE)
 
 
 def read_guard(text: str, base: str | None, paths: Collection[str], function: str = "") -> CompileText:
-    """Reads why compiled code could not be used.
+    """Reads why compiled code could not be used, from a text about a failed guard.
 
     Args:
-        text: what Dynamo reports.
+        text: the text that Dynamo reports.
         base: the path of the module whose function was compiled; None if it is not known.
         paths: the paths of all modules.
-        function: the name of the function, as Dynamo has it.
+        function: Dynamo's name of the function.
     """
     report, stack = _split(text)
     first = _COMPILE_ID.sub("", report.partition("\n")[0])
@@ -152,7 +152,7 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
     guard, module = _name_modules(first.partition(" # ")[0].strip(), base, paths)
     guard = _GLOBAL.sub(r"the global variable \1", guard)
     reason, advice, subject, values = _explain(guard, hint[1] if hint else "", function)
-    if reason == guard and _COMPILE_ID.match(report):  # else torch found no guard
+    if reason == guard and _COMPILE_ID.match(report):  # without a compile id, no guard is named
         reason = f"no longer true: {guard}"
     return CompileText(
         text=text,
@@ -166,7 +166,7 @@ def read_guard(text: str, base: str | None, paths: Collection[str], function: st
 
 
 def _explain(guard: str, hint: str, function: str) -> tuple[str, str, str, tuple[str, ...]]:
-    """Returns reason, advice, subject and values; the guard is its own reason if it is none that is known."""
+    """Returns reason, advice, subject and values of a guard; an unknown guard is itself the reason."""
     if tensor := _TENSOR.match(guard) or _AT_LEAST.match(guard):
         return _explain_tensor(**tensor.groupdict())
     if equal := _EQUAL.match(guard):
@@ -202,13 +202,13 @@ def _explain_tensor(
 
 
 def _describe_kept(function: str) -> str:
-    """Returns what a value is that is kept where the graph of a function breaks."""
+    """Returns a description of a value that is kept where the graph of a function breaks."""
     broken = _RESUMED.match(function)
     return f"the value alive across {f'the graph break at line {broken[2]}' if broken else 'a graph break'}"
 
 
 def _name_modules(guard: str, base: str | None, paths: Collection[str]) -> tuple[str, str | None]:
-    """Writes paths in place of chains of `_modules[...]` and `_parameters[...]`. Returns the first module's too."""
+    """Replaces chains of `_modules[...]` and `_parameters[...]` by paths, and returns the first module's path, too."""
     named: list[str] = []
 
     def shorten(match: re.Match[str]) -> str:
@@ -226,7 +226,7 @@ def read_break(text: str) -> CompileText:
     """Reads why a graph ends before its function does, or why a function was not compiled."""
     report, stack = _split(text)
     first, _, rest = report.removeprefix("Unsupported: ").partition("\n")
-    if first.endswith(":"):  # the error that another one was made of
+    if first.endswith(":"):  # the error was raised from another one
         first = " ".join((first, rest.strip().partition("\n")[0]))
     hints = (hint for hint in _lines_after("Hint:", rest) if not hint.startswith(_NO_ADVICE))
     explanation, advice = next(_lines_after("Explanation:", rest), ""), next(hints, "")
@@ -244,13 +244,13 @@ def read_break(text: str) -> CompileText:
 
 
 def _lines_after(heading: str, text: str) -> Iterator[str]:
-    """Yields the rest of each line that begins with a heading."""
+    """Yields the rest of each line that begins with the heading."""
     lines = (line.strip() for line in text.splitlines())
     return (line.removeprefix(heading).strip() for line in lines if line.startswith(heading))
 
 
 def _split(text: str) -> tuple[str, tuple[CodeLine, ...]]:
-    """Returns what a text reports, and the lines of the user's code in the stack below it, outermost first."""
+    """Returns the report in a text, and the lines of the user's code in the stack below it, outermost first."""
     report, _, below = text.partition(_STACK)
     frames: list[CodeLine] = []
     for line in below.splitlines():

@@ -1,1 +1,1 @@
-"""How far two aligned recordings are apart, where that is more than noise, and which op or module made it."""
+"""Finds where two aligned recordings differ by more than noise, and which op or module made the difference."""

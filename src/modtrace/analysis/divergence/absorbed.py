@@ -1,4 +1,4 @@
-"""Finds differences that are gone again in all that both runs compute from them, as those of another order of sums."""
+"""Finds absorbed differences, which are gone in everything that both runs compute from the differing tensors."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from .ranking import IS_MADE, Ranking, choose_first
 
 
 class AbsorbedDifferences:
-    """Finds differences from which both runs go on to compute what is equal."""
+    """Finds pairs that differ although everything that both runs compute from them is equal."""
 
     def __init__(
         self,
@@ -23,29 +23,29 @@ class AbsorbedDifferences:
         elsewhere: tuple[Numbers, Numbers],
         are_repeated: Bools,
     ) -> None:
-        """Follows nothing yet.
+        """Starts without following any difference.
 
         Args:
             runs: the two recordings.
             errors: the error of each pair.
-            elsewhere: of each tensor of both, as `find_elsewhere` returns it.
-            are_repeated: the pairs whose modules are called another number of times in the other recording.
+            elsewhere: the error of each tensor of both recordings, as `find_elsewhere` returns it.
+            are_repeated: which pairs are of modules that the other recording calls a different number of times.
         """
         self._runs, self._errors = runs, errors
         self._elsewhere, self._are_repeated = elsewhere, are_repeated
-        #: Of the first or the second run, once they are asked for.
+        #: The consequences in the first (0) and second run (1), each built when it is first needed.
         self._consequences: dict[int, Consequences] = {}
 
     def dismiss(self, ranking: Ranking) -> Ranking:
-        """Returns a ranking without blame on differences that come to nothing.
+        """Returns a ranking in which absorbed differences are not blamed.
 
-        A difference stays if it, or what was computed from it and differs too, comes to an end: what no op reads, what
-        an outermost call returns, what the program reads, and what is left in memory that outlives the step. What was
-        not compared may differ. Ops that read several differences are left out of the ways of each if what they return
-        stands behind what is blamed then, and is explained by that.
+        A difference is not absorbed if it, or an unequal tensor computed from it, reaches an end: a tensor that no op
+        reads, an output of an outermost call, a number that the program reads, or memory that outlives the step.
+        Tensors that were not compared may differ. Ops that read several differences are not followed if what they
+        return comes after the tensor that is then blamed, which explains it.
 
         Args:
-            ranking: of the pairs; the noise is the same at each call.
+            ranking: the ranking of the pairs; each call must be given the same noise.
         """
         if not ranking.is_beyond.any() or not all(len(run.tables.flow.read) for run in self._runs):
             return ranking
@@ -64,9 +64,9 @@ class AbsorbedDifferences:
         return without if first is not None and left_out > first else whole
 
     def _dismiss_gradients(self, ranking: Ranking) -> Ranking:
-        """Returns a ranking without blame on gradients in another order, as what the ops of forward returned was.
+        """Returns a ranking in which gradients of absorbed outputs are not blamed if they only have another order.
 
-        Where that came to nothing, the gradients have the order of it: they hold the same numbers.
+        An absorbed output with its elements in another order has a gradient in that order, with the same numbers.
         """
         run = self._runs[0]
         is_absorbed = np.zeros(len(run.is_unpaired), bool)
@@ -82,9 +82,9 @@ class AbsorbedDifferences:
         return ranking.dismiss(gradients)
 
     def _dismiss(self, ranking: Ranking, among: Bools, *, with_others: bool) -> Ranking:
-        """Returns a ranking without blame on what of some pairs comes to nothing; see `Consequences.follow`.
+        """Returns a ranking in which absorbed differences among some pairs are not blamed; see `Consequences.follow`.
 
-        Then those are followed that would be blamed, until one stays.
+        After these, each pair that would be blamed next is followed, until one is not absorbed.
         """
         is_absorbed = np.zeros(len(ranking.score), bool)
         for pair in np.flatnonzero(ranking.is_beyond & ~ranking.is_beyond_inputs & among).tolist():
@@ -99,9 +99,9 @@ class AbsorbedDifferences:
         return ranking
 
     def _follow(self, ranking: Ranking, pair: int, with_others: bool) -> Rows:
-        """Returns all pairs through which a difference goes until it is gone in both runs; none if it is not.
+        """Returns the pairs through which a difference passes until it is gone in both runs; none if it is not gone.
 
-        What the caller of a module ignores in one of the runs, as the last state of an LSTM, is followed in the other.
+        A tensor that a module's caller ignores in one run, such as the last state of an LSTM, is followed in the other.
         """
         gone: list[set[int]] = []
         for consequences in self._choose_runs(ranking, pair):

@@ -1,4 +1,4 @@
-"""Compares two recordings: aligns them, measures how far apart they are, and describes who made the difference."""
+"""Compares two recordings: aligns them, measures their differences, and describes what made them."""
 
 import math
 from collections.abc import Sequence
@@ -39,10 +39,10 @@ from .pairs import ComparedPairs, compare_pairs
 from .ranking import choose_cancelling, choose_first, first_of_each, merge_rankings
 from .recomputes import MergedPairs, compare_recomputed, merge_pairs
 
-#: The largest number of places that are described one by one, and of those whose kind of difference is named.
+#: The largest number of places that are described in full, and of those whose relation is searched for.
 _DESCRIBED, _RELATED = 100, 10
 
-#: The largest number of points of the chart.
+#: The largest number of points in the growth chart.
 _CHARTED = 10_000
 
 _FORWARD = PHASES.index(FORWARD)
@@ -63,7 +63,7 @@ def compare_recordings(
 
     Raises:
         NothingRecordedError: nothing was measured, or the recordings have nothing in common.
-        ValueError: there is no such step, a rule means nothing, or the tolerance is not a number from 0 on.
+        ValueError: there is no such step, a rule matches no module, or the tolerance is not a number from 0 on.
     """
     if tolerance is not None and not 0 <= tolerance < np.inf:
         raise ValueError(f"tolerance={tolerance!r}: give a relative error such as 1e-5; 0 tolerates none")
@@ -89,7 +89,7 @@ def _compare_all(
     noise: Sequence[RecordingData],
     tolerance: float | None,
 ) -> list[ComparedPairs]:
-    """Returns the compared pairs, and then those of what only one of the recordings has recomputed."""
+    """Returns the compared pairs of the recordings, then those of recomputes that only one of them has."""
     names_in_a = {name_b: name for name, name_b in alignment.modules}
     recompute_errors, recomputes = [], []
     for tables, unpaired, run, names in (
@@ -163,7 +163,7 @@ def _build_answer(alignment: Alignment, parts: Sequence[ComparedPairs], allow_mi
 
 
 def _count(parts: Sequence[ComparedPairs], verdicts: Column) -> dict[str, Any]:
-    """Returns the fields of the answer that say how many tensors were compared, and by what."""
+    """Returns the fields of the answer that count compared tensors, by verdict and by metric."""
     metric = np.concatenate([part.errors.metric for part in parts])
     counts = {name: int((metric == code).sum()) for code, name in enumerate(METRICS)}
     equal, within, absorbed, inherited = (
@@ -187,9 +187,9 @@ def _count(parts: Sequence[ComparedPairs], verdicts: Column) -> dict[str, Any]:
 def _choose_places(
     merged: MergedPairs, details: Sequence[Details], verdicts: Column, first: int | None
 ) -> list[int]:
-    """Returns the first pair and then those of other places that made a difference, each in its first step.
+    """Returns the first pair to describe, then those of other places that made a difference, each in its first step.
 
-    What the backward of an op makes of a difference that the op itself made is of the same place.
+    An op and its backward count as one place, as the backward only carries on the difference that the op made.
     """
     if first is None:
         return []
@@ -215,7 +215,7 @@ def _build_table(merged: MergedPairs, details: Sequence[Details], verdicts: Colu
 
 
 def _chart(pairs: ComparedPairs, first: Divergence | None) -> list[GrowthPoint]:
-    """Returns the outputs of modules in forward of the step of the first difference, or else those of ops."""
+    """Returns the growth chart of the first difference's step: outputs of modules in forward, or else of ops."""
     values, rows = pairs.a.tables.values, pairs.a.rows
     if not len(rows):
         return []
@@ -237,7 +237,7 @@ def _chart(pairs: ComparedPairs, first: Divergence | None) -> list[GrowthPoint]:
 
 
 def _choose_charted(pairs: ComparedPairs, outputs: Rows) -> Rows:
-    """Returns which of the outputs are points of the chart: of each call the first output.
+    """Returns which of the outputs become points of the chart: the first output of each call.
 
     Of nested calls that return the same tensor, only the innermost has a point.
     """
@@ -250,10 +250,10 @@ def _choose_charted(pairs: ComparedPairs, outputs: Rows) -> Rows:
 
 
 def _find_reshaped(pairs: ComparedPairs) -> tuple[tuple[Reshaped, ...], bool]:
-    """Returns the outputs of modules that have another number of elements in the other run, the outermost first.
+    """Returns the outputs of modules with another number of elements in the other run, the outermost first.
 
-    Each output of a module is listed once. Returns besides whether what models return, and most of what modules inside
-    of them return, was not compared: then the inputs have other shapes, and not a module or two.
+    Each output of a module is listed once. The second value is true if outputs of models, and most outputs inside them,
+    were not compared: then the inputs have other shapes, rather than a module or two.
     """
     tables, tables_b, values = pairs.a.tables, pairs.b.tables, pairs.a.tables.values
     depth = np.zeros(len(tables.calls.place), np.int64)
@@ -264,7 +264,7 @@ def _find_reshaped(pairs: ComparedPairs) -> tuple[tuple[Reshaped, ...], bool]:
     compared = pairs.a.rows[~pairs.errors.is_by(NOTHING)]
     compared = compared[is_output[compared]]
     resized = pairs.resized[is_output[pairs.resized[:, 0]]]
-    rows = resized[:, 0]  # of a call the last to be computed comes first: logits before what a cache keeps
+    rows = resized[:, 0]  # the last output of a call comes first, so logits precede what a cache keeps
     order = np.lexsort((-values.order[rows], values.call[rows], depth[values.call[rows]]))
     reshaped = dict[tuple[int, int], Reshaped]()
     for row, row_b in resized[order].tolist():
@@ -291,7 +291,7 @@ def _find_shape(tables: RunTables, row: int) -> tuple[int, ...]:
 
 
 def _count_calls(tables: RunTables, row: int) -> int:
-    """Returns how often the module of a row is called in forward, in all compared steps."""
+    """Returns how often the module of a row of `values` is called in forward, in all compared steps."""
     calls = tables.calls
     is_same = calls.kept & (calls.place == tables.values.place[row]) & (calls.phase == _FORWARD)
     return int((is_same & (calls.wraps == 0)).sum())

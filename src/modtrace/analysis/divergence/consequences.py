@@ -1,4 +1,4 @@
-"""Follows a difference through the ops of one run that read it, until it is gone or comes to an end."""
+"""Follows a difference through the ops of one run that read it, until it is gone or reaches an end."""
 
 import json
 import math
@@ -25,32 +25,32 @@ from .paired_run import (
 )
 from .ranking import IS_MADE, Ranking
 
-#: A difference is gone in what is computed from it if less than this share of what would be left of it is there.
+#: A difference counts as gone if less than this share of its expected remainder is found in an output.
 _GONE = 0.1
 
-#: The largest number of tensors that are followed from a check, to find whether anything is computed from it.
+#: The largest number of tensors that are followed from a count or check, to find whether tensors are computed from it.
 _MOST_OF_SUMMARY = 64
 
-#: The largest number of ops that are followed back from an op, to find whether it reads another difference.
+#: The largest number of ops that are traced back from an op, to find whether it reads another difference.
 _MOST_BEFORE = 64
 
-#: The arguments by which ops that add multiply what they read as another.
+#: The argument that holds the factor by which an additive op multiplies what it reads at a slot.
 _FACTORS = {"other": "alpha", "tensor1": "value", "tensor2": "value", "end": "weight"}
 
-#: The largest number of tensors that are followed for a ranking. Differences that were not followed to their end stay.
+#: The largest number of tensors that are followed for one ranking. After that, differences count as not gone.
 _MOST_TENSORS = 200_000
 
 
 class _Difference(NamedTuple):
-    """A tensor that differs."""
+    """A tensor that differs between the runs."""
 
     tensor: int
-    error: float  # of a tensor without partner: the error of what it was computed from
-    norm: float  # its L2 norm, or the largest that it may have; NaN where that is not known
+    error: float  # for a tensor without partner, the error of the tensor that it was computed from
+    norm: float  # the tensor's L2 norm, or an upper bound of it; NaN where it is not known
 
 
 class Consequences:
-    """What one run has computed from each tensor."""
+    """Finds what becomes of a difference in the ops of one run."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Consequences:
         errors: Errors,
         norm: Numbers,
     ) -> None:
-        """Follows nothing yet; for arguments see `AbsorbedDifferences`. `norm` is the larger norm of each pair."""
+        """Starts with nothing followed. `norm` is the larger norm of each pair; see also `AbsorbedDifferences`."""
         tables, rows = run.tables, run.rows
         flow = tables.flow
         self._noise, self._error = ranking.noise, errors.error
-        #: The least error that is seen: statistics show none that is as small as the noise.
+        #: The smallest error that each measurement can show; statistics cannot show one as small as the noise.
         self._resolution = np.where(ranking.is_estimated, ranking.noise, errors.floor)
         self._tensor = find_tensors(tables, rows, errors.error > ranking.noise)
         self._pairs = Groups(self._tensor, np.arange(len(rows)), len(flow.tensors))
@@ -94,38 +94,38 @@ class Consequences:
         self._is_whole = flow.tensors.is_whole
         self._adds, self._averages = tables.ops.are_named(ADDITIVE), tables.ops.are_named({"mean"})
         self._summand = find_summands(tables)
-        self._differing: dict[int, set[int]] = {}  # what an op reads and differs, once it is asked for
-        self._leads_to_end: set[int] = set()  # what was compared, and a difference of which comes to an end
+        self._differing: dict[int, set[int]] = {}  # by op, the unequal tensors that it reads
+        self._leads_to_end: set[int] = set()  # compared tensors from which a difference reaches an end
         self.begin()
 
     def begin(self) -> None:
-        """Begins with another ranking: nothing was followed or left out."""
+        """Resets what was followed and left out, for another ranking."""
         self._left = _MOST_TENSORS
-        self.first_left_out: float = math.inf  # the first pair of what ops returned that were left out
+        self.first_left_out: float = math.inf  # the first pair among outputs of ops that were left out
 
     def is_ignored(self, pair: int) -> bool:
-        """Returns whether the caller of a module that is called another number of times ignores a pair's tensor."""
+        """Returns whether a pair's tensor is ignored by the caller of a module with another number of calls."""
         tensor = int(self._tensor[pair])
         return tensor >= 0 and all(self._is_ignored[alias] for alias in self._find_aliases(tensor))
 
     def follow(self, pair: int, with_others: bool) -> Rows:
-        """Returns the pairs through which a difference goes until it is gone, itself first; none if it is not gone.
+        """Returns the pairs, the given one first, through which a difference passes until it is gone; none if it stays.
 
-        It is gone where all that comes of it is equal in both runs but for noise. What the caller of a module ignores
-        may differ, as long as something else that comes of the difference is equal.
+        A difference is gone if everything computed from it is equal in both runs but for noise. Tensors that a module's
+        caller ignores may differ, if something else that is computed from the difference is equal.
 
         Args:
-            pair: the difference.
-            with_others: whether to follow it through ops that also read a difference of another origin.
+            pair: the pair that differs.
+            with_others: whether to follow it through ops that also read a difference from elsewhere.
         """
         tensor = int(self._tensor[pair])
         if tensor < 0:
             return np.empty(0, np.int64)
         first = _Difference(tensor, float(self._error[pair]), float(self._norm[tensor]))
-        # In the order of the ops that made them: what each op reads is known before the op is followed.
+        # Ops are taken in order of execution, so that everything an op reads is known before the op is followed.
         waiting = [(-1, first._replace(tensor=alias)) for alias in self._find_aliases(tensor)]
         seen, is_gone, is_unsure = {tensor, *(alias.tensor for _, alias in waiting)}, False, False
-        left_out: set[int] = set()  # what ops return that read another difference
+        left_out: set[int] = set()  # outputs of ops that also read another difference
         comes_from: dict[int, int] = {}
         add = waiting.append if with_others else partial(heappush, waiting)
         while waiting:
@@ -147,7 +147,7 @@ class Consequences:
             elif self._is_end[tensor] or (with_others and tensor in self._leads_to_end):
                 return self._remember_end(tensor, comes_from)
             readers = self._readers[tensor].tolist()
-            if any(not len(self._outputs[op]) for op in readers):  # the program has got what it computes
+            if any(not len(self._outputs[op]) for op in readers):  # the program gets its result
                 return self._remember_end(tensor, comes_from)
             for reader, made in [(op, made) for op in readers for made in self._outputs[op].tolist()]:
                 if made in seen:
@@ -166,7 +166,7 @@ class Consequences:
         return np.concatenate([self._pairs[passed] for passed in sorted(seen - left_out)])
 
     def _remember_end(self, tensor: int, comes_from: Mapping[int, int]) -> Rows:
-        """Returns no pairs, and remembers which tensors that were compared lead to this one."""
+        """Returns no pairs, and remembers the compared tensors that lead to this one, which is an end."""
         before: int | None = tensor
         while before is not None:
             if len(self._pairs[before]):
@@ -175,23 +175,23 @@ class Consequences:
         return np.empty(0, np.int64)
 
     def _is_result_equal(self, tensor: int) -> bool:
-        """Returns whether a tensor differs where its op returned it, and not where the model did."""
+        """Returns whether a tensor differs as its op returned it, but is equal as the model returned it."""
         pairs = self._pairs[tensor]
         is_result, most = self._are_results[pairs], IS_MADE * self._noise[pairs]
-        differs, is_noise = self._error[pairs] > most, self._error[pairs] <= most  # NaN is neither
+        differs, is_noise = self._error[pairs] > most, self._error[pairs] <= most  # a NaN error is in neither
         is_equal = is_result.any() and is_noise[is_result].all() and differs.any()
         return bool(is_equal and not self._memory.stays[tensor])
 
     def _shows_all(self, read: int, made: int) -> bool:
         """Returns whether an output is no count, check or single number that only the program reads.
 
-        Such an output may be equal for tensors that differ.
+        A count, check or single number may be equal although the tensors behind it differ.
         """
         is_summary = self._is_whole[made] > self._is_whole[read] or self._memory.is_single(made, read)
         return not is_summary or self._is_used(made)
 
     def _is_used(self, summary: int) -> bool:
-        """Returns whether ops make tensors of real numbers, with several elements, of a summary."""
+        """Returns whether ops compute tensors of several real numbers from a count, check or single number."""
         waiting, seen = [summary], {summary}
         while waiting and len(seen) < _MOST_OF_SUMMARY:
             for op in self._readers[waiting.pop()].tolist():
@@ -204,15 +204,15 @@ class Consequences:
         return False
 
     def _reads_another(self, op: int, seen: set[int]) -> bool:
-        """Returns whether an op reads a tensor that differs and does not come of those that were seen."""
+        """Returns whether an op reads an unequal tensor that is not among those seen while following a difference."""
         if op not in self._differing:
             self._differing[op] = {*self._find_differing(op)}
         return not self._differing[op] <= seen
 
     def _find_differing(self, op: int) -> Iterator[int]:
-        """Yields the tensors, among those that an op reads, that differ by more than noise.
+        """Yields the tensors read by an op that differ by more than noise.
 
-        Where a tensor was not compared, those that the op behind it reads take its place.
+        For a tensor that was not compared, the tensors that its op reads are checked instead.
         """
         waiting, seen = [op], {-1, op}
         while waiting and len(seen) < _MOST_BEFORE:
@@ -226,15 +226,15 @@ class Consequences:
                     waiting.append(producer)
 
     def _find_aliases(self, tensor: int) -> Iterable[int]:
-        """Returns a tensor, and the others that its op returned at the same slot: the same memory in other forms.
+        """Returns a tensor and its aliases: other views of the same memory that its op returned at the same slot.
 
-        One that nobody reads is left out where others are read.
+        Aliases that no op reads are left out if others are read.
         """
         outputs = self._outputs[self._producer[tensor]]
         return outputs[self._slot[outputs] == self._slot[tensor]].tolist() or [tensor]
 
     def _find_whole(self, tensor: int) -> int:
-        """Returns a tensor if it was compared, and else one that was, of which it may be a part: of the same output."""
+        """Returns a tensor if it was compared, else a compared alias at least as large, of which it may be a part."""
         if len(self._pairs[tensor]):
             return tensor
         aliases = (alias for alias in self._find_aliases(tensor) if len(self._pairs[alias]))
@@ -250,11 +250,11 @@ class Consequences:
         return _Difference(made, read.error, read.norm * share)
 
     def _is_gone(self, read: _Difference, op: int, made: int) -> bool:
-        """Returns whether an output was compared, and its error is less than what the difference would leave.
+        """Returns whether an output was compared, and its error is smaller than the remainder of a difference would be.
 
-        A large summand, or a large tensor beside it, hides a difference that stays. So the difference of what was read
-        is measured by the norm of the output, and must be more than what was measured there can miss. An op in place
-        may write to a part of the memory that differs.
+        A difference may hide behind a large summand or beside a large tensor. So the expected remainder is scaled by
+        the norm of the output, and it must exceed what the measurement can miss. An op in place may write to only a
+        part of the memory that differs.
         """
         made = self._find_whole(made)
         pairs = self._pairs[made]
@@ -263,25 +263,25 @@ class Consequences:
         if not len(pairs) or self._memory.is_part_written(read.tensor, made):
             return False
         error, seen = self._error[pairs], self._resolution[pairs]
-        if not self._norm[made]:  # both are 0: nothing is left
+        if not self._norm[made]:  # both tensors are 0, so nothing of the difference is left
             return not error.any()
-        # What is not finite, or differs by an unknown error, leaves something whatever its norm is.
+        # An infinite or unknown error leaves a remainder whatever the norms are.
         left = read.error if math.isinf(read.error) else read.error * self._find_share(read, op, made)
         is_noise = error <= IS_MADE * self._noise[pairs]
         return bool(left > 0 and (is_noise & (np.maximum(error, seen) <= _GONE * left)).all())
 
     def _find_share(self, read: _Difference, op: int, made: int) -> float:
-        """Estimates how much of a tensor's relative error is left in an output of an op that reads it, from 0 to 1.
+        """Estimates the share, from 0 to 1, of a tensor's relative error that remains in the output of an op.
 
-        It is the ratio of the norms of what is read and what is made, less where the op averages or where another
-        summand is most of the output. NaN if a norm is not known.
+        It is the ratio of the norms of the tensor and the output, reduced where the op averages or where another
+        summand makes up most of the output. It is NaN if a norm is not known.
         """
         norm, ratio = float(self._norm[made]), self._memory.ratio(made, read.tensor)
         share = read.norm / norm * self._find_factor(op, read.tensor)
         if self._averages[op]:
             share *= ratio
         elif self._adds[op]:
-            share *= math.sqrt(max(1.0, ratio))  # it is added to several rows
+            share *= math.sqrt(max(1.0, ratio))  # broadcasting adds the tensor to several rows
         summand = int(self._summand[op])
         if summand in (-1, read.tensor):
             return float(np.minimum(1.0, share))
@@ -289,7 +289,7 @@ class Consequences:
         return float(np.minimum(1.0, share)) * max(0.0, 1.0 - of_summand / norm)
 
     def _find_factor(self, op: int, tensor: int) -> float:
-        """Returns the factor by which an op multiplies a tensor before it adds it, as `alpha` of an optimizer."""
+        """Returns the factor by which an additive op multiplies a tensor, such as `alpha` of an optimizer."""
         if not self._adds[op]:
             return 1.0
         slots = {slot for slot, read in self._reads_of(op) if read == tensor}

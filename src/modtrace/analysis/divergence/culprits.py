@@ -1,4 +1,4 @@
-"""Finds who made a difference: an op of both recordings, or one that only one of them has."""
+"""Finds what made a difference: an op of both recordings, or an op that only one of them has."""
 
 from collections import deque
 from itertools import product
@@ -15,35 +15,35 @@ from .paired_run import PairedRun
 from .pairs import ComparedPairs
 from .ranking import IS_MADE
 
-#: The largest number of unpaired ops that are walked back.
+#: The largest number of unpaired ops that are traced back.
 _MOST_BEFORE = 8
 
 
 class Culprit(NamedTuple):
-    """The op that made a difference."""
+    """The op that made a difference, or the compared tensor where no op is known."""
 
-    op: int  # its row; -1: no op is known, and the tensor that was compared stands for it
-    run: str  # FIRST or SECOND: whose op it is
-    is_unpaired: bool  # the other recording lacks it
+    op: int  # the row of the op; -1 if no op is known
+    run: str  # the recording, FIRST or SECOND, to which the op belongs
+    is_unpaired: bool  # whether the other recording lacks the op
 
 
-#: What is equal for differences of one place.
+#: A key that is equal for differences of one place.
 Key = tuple[object, ...]
 
 
 class Culprits:
-    """Finds who made the differences of some pairs."""
+    """Finds what made the differences of pairs."""
 
     def __init__(self, pairs: ComparedPairs) -> None:
         self._pairs = pairs
 
     def find(self, pair: int) -> Culprit:
-        """Returns who made the difference of a pair.
+        """Returns what made the difference of a pair.
 
-        Where one recording has an unpaired op between what was compared and the other has none, it is that op. Where
-        both have some, it is the op behind what is equal, and else the last of the first recording, or the first of it
-        if what was compared is in another module. Of several in different places that an op reads none is named, as
-        nothing shows which it is.
+        If only one recording has an unpaired op in front of the compared tensor, that op is returned. If both have
+        some, it is the one behind equal tensors; else the last one of the first recording, or the first one if the
+        tensor is in another module. If an op reads from unpaired ops at several places, none is returned, as nothing
+        shows which one it is.
         """
         a, b, inputs = self._pairs.a, self._pairs.b, self._pairs.inputs
         own = Culprit(int(a.op[pair]), FIRST, is_unpaired=False)
@@ -72,11 +72,11 @@ class Culprits:
         return Culprit(op, FIRST, is_unpaired=True)
 
     def find_forward(self, culprit: Culprit) -> int:
-        """Returns the row of the forward op of an op of backward; -1 for other ops."""
+        """Returns the row of the forward op that belongs to an op of backward; -1 for other ops."""
         return int(self._pairs.run(culprit.run).tables.ops.forward[culprit.op])
 
     def find_keys(self, pair: int) -> tuple[Key, Key | None]:
-        """Returns what is equal for differences of one place, and the same of the forward op of an op of backward."""
+        """Returns the key of a pair's place, and that of the place of the forward op for an op of backward."""
         culprit = self.find(pair)
         if culprit.op >= 0:
             forward = self.find_forward(culprit)
@@ -92,9 +92,10 @@ class Culprits:
         return self._pairs.recompute_of, culprit.run, _find_place(tables, op), phase, name
 
     def _find_behind_equal(self, own: Culprit, noise: float) -> Culprit | None:
-        """Returns the op behind the last tensors that are equal in both runs, of those that an op has read through.
+        """Returns the unpaired op behind the last equal tensors among those from which a culprit was computed.
 
-        It is the op itself if it reads them. None: there are no such tensors, or both runs have ops behind them.
+        It is the culprit's op itself if that reads them. None if there are no equal tensors, or both runs have such an
+        op.
         """
         if own.op < 0 or (op_b := int(self._pairs.partner[own.op])) < 0:
             return None
@@ -111,27 +112,27 @@ class Culprits:
         return None
 
     def _are_equal(self, rows: Rows, rows_b: Rows, noise: float) -> bool:
-        """Returns whether a row of the first recording and one of the second differ by noise at most."""
+        """Returns whether rows of the first and of the second recording hold tensors that differ by noise at most."""
         a = read_measured(self._pairs.a.tables.data, np.repeat(rows, len(rows_b)))
         b = read_measured(self._pairs.b.tables.data, np.tile(rows_b, len(rows)))
         return bool(((a.numel == b.numel) & (find_errors(a, b).error <= noise)).any())
 
 
 def _find_unpaired_maker(run: PairedRun, pair: int, through: int) -> int:
-    """Returns the op that returned the tensor of a pair, if it is unpaired, and else the op through which it comes."""
+    """Returns the op that made a pair's tensor if that is unpaired, else the op `through` which the tensor comes."""
     maker = int(run.maker[pair])
     return maker if maker >= 0 and run.is_unpaired[maker] else through
 
 
 def find_unpaired_read(run: PairedRun, op: int) -> list[int]:
-    """Returns the unpaired ops whose outputs an op reads, the ones behind the fewest views first."""
+    """Returns the unpaired ops whose outputs an op reads, ordered by the number of views between."""
     walks = sorted((run.tables.walk_views(tensor) for _, tensor in run.tables.flow.reads_of(op)), key=len)
     makers = (int(run.tables.flow.tensors.producer[walk[-1]]) for walk in walks)
     return [maker for maker in dict.fromkeys(makers) if run.is_unpaired[maker]]
 
 
 def _find_unpaired_before(run: PairedRun, op: int) -> list[int]:
-    """Returns the unpaired ops through which an op reads, the nearest ones first."""
+    """Returns the unpaired ops from whose outputs an op's arguments are computed, the nearest first."""
     ops, waiting = list[int](), deque([op])
     while waiting and len(ops) < _MOST_BEFORE:
         nearest = [maker for maker in find_unpaired_read(run, waiting.popleft()) if maker not in ops]
@@ -141,7 +142,7 @@ def _find_unpaired_before(run: PairedRun, op: int) -> list[int]:
 
 
 def _find_rows_read(run: PairedRun, op: int) -> Rows:
-    """Returns the rows of `values` of what the ops returned whose outputs an op reads."""
+    """Returns the rows of `values` that hold the outputs of the ops from which an op reads."""
     flow = run.tables.flow
     makers = {int(flow.tensors.producer[tensor]) for _, tensor in run.tables.flow.reads_of(op)}
     return np.concatenate([np.empty(0, np.int64), *(run.outputs[maker] for maker in makers if maker >= 0)])
@@ -153,7 +154,7 @@ def _find_place(tables: RunTables, op: int) -> int:
 
 
 def _is_inside(tables: RunTables, op: int, place: int) -> bool:
-    """Returns whether an op ran in the module of a place, or in a module inside of that."""
+    """Returns whether an op ran in the module at a place, or in a module inside it."""
     own = _find_place(tables, op)
     while own != place and own >= 0:
         own = tables.places.places[own].parent

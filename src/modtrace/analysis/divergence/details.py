@@ -1,4 +1,4 @@
-"""Describes single pairs as `Divergence`, and all of them as a table."""
+"""Describes single pairs as `Divergence`, and all pairs as a table."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from .pair_inputs import number_parameters
 from .pairs import ComparedPairs
 from .relations import Relation, find_relation
 
-#: The largest number of unpaired ops that are named.
+#: The largest number of unpaired ops that are named for one pair.
 _LISTED = 3
 
 _OF_TENSORS = ("largest", "where", "pair", "cosine", "close_share", "ulps")
@@ -29,7 +29,7 @@ _OF_SITE = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth":
 
 
 class Details:
-    """Describes pairs."""
+    """Describes pairs as the answer shows them."""
 
     def __init__(self, pairs: ComparedPairs) -> None:
         self._pairs, self._a, self._b = pairs, pairs.a, pairs.b
@@ -38,7 +38,7 @@ class Details:
         self._operands = Operands(pairs)
 
     def describe(self, pair: int, verdict: str, *, with_relation: bool = True) -> Divergence:
-        """Returns what is known of one pair, maybe with its kind of difference."""
+        """Returns the description of one pair, with the relation of its tensors if that is wanted."""
         pairs, row = self._pairs, int(self._a.rows[pair])
         site, values = self._names.site(row), self._a.tables.values
         error, input_error = float(pairs.errors.error[pair]), float(pairs.inputs.error[pair])
@@ -47,7 +47,7 @@ class Details:
         code = int(tables.ops.phase[culprit.op] if culprit.is_unpaired else values.phase[row])
         phase = PHASES[code] if code >= 0 else None
         if pairs.inputs.is_source[pair] and phase == OPTIMIZER and not culprit.is_unpaired:
-            phase = FORWARD  # a parameter that the optimizer finds has been used in forward
+            phase = FORWARD  # the optimizer reads the parameter that forward has used
         place = self._names.place_of_value(row)
         label_b = label(self._names_b.place_of_value(int(self._b.rows[pair])))
         relation = self._find_relation(pair) if with_relation else None
@@ -97,12 +97,12 @@ class Details:
         )
 
     def label(self, pair: int) -> str:
-        """Returns the name of a pair, and how far it is apart: `output of Net, 9.5e-02 apart`."""
+        """Returns the name of a pair, and how far its tensors are apart: `output of Net, 9.5e-02 apart`."""
         name = self._names.label_value(int(self._a.rows[pair]))
         return f"{name}, {float(self._pairs.errors.error[pair]):.1e} apart"
 
     def to_table(self) -> ArrowTable:
-        """Returns all pairs, with names and numbers."""
+        """Returns all pairs as a table of names and numbers."""
         pairs, rows, values = self._pairs, self._a.rows, self._a.tables.values
         measured, measured_b = self._measured
         columns: dict[str, Any] = {
@@ -124,12 +124,12 @@ class Details:
 
     @property
     def _measured(self) -> tuple[ComparedRows, ComparedRows]:
-        """What is shown as `a` and `b`: of a recompute first its forward."""
+        """The measurements shown as `a` and `b`: for a recompute, those of its forward come first."""
         run, run_b = (self._b, self._a) if self._pairs.recompute_of else (self._a, self._b)
         return run.measured, run_b.measured
 
     def _compare_operands(self, pair: int, *, is_own: bool) -> dict[str, Any]:
-        """Returns in what the arguments differ of an op that made a difference itself; of others nothing."""
+        """Returns the unequal arguments and operands of an op that made a difference itself; nothing for others."""
         if not is_own:
             return {"arguments": (), "operands": ()}
         arguments, operands = self._operands.find_arguments(pair), self._operands.find_operands(pair)
@@ -143,7 +143,7 @@ class Details:
         }
 
     def _find_relation(self, pair: int) -> Relation | None:
-        """Returns how the second tensor comes from the first, or which of them is that of an earlier step."""
+        """Returns how the second tensor follows from the first, or which of the two is that of an earlier step."""
         pairs, a, b = self._pairs, self._a, self._b
         if pairs.recompute_of is not None:
             return None
@@ -163,9 +163,9 @@ class Details:
         return find_relation(a.measured, b.measured, pair, error, noise, sizes)
 
     def _find_update(self, pair: int) -> dict[str, Any]:
-        """Returns since when the optimizer has made a parameter differ, and how many of all parameters it has.
+        """Returns since when the optimizer has made a parameter differ, and how many of all parameters differ.
 
-        Of an update it is how many updates of the step differ.
+        For an update, the result counts how many updates of the step differ.
         """
         inputs, rows, tables = self._pairs.inputs, self._a.rows, self._a.tables
         values = tables.values
@@ -186,7 +186,7 @@ class Details:
         return {"updated_since": int(step[earlier].max()), **updated}
 
     def _compare_states(self, pair: int) -> tuple[str, ...]:
-        """Returns in what the optimizers differed before they made an update."""
+        """Returns how the optimizers' states differed before an update."""
         a, b, tables, rows = self._a, self._b, self._a.tables, self._a.rows
         values, step = tables.values, tables.values.step[rows[pair]]
         is_count = np.array([*(name.endswith(".step") for name in values.slots), False])
@@ -203,7 +203,7 @@ class Details:
         return (f"only the {FIRST if has_state else SECOND} run's had a state",)
 
     def _name_unpaired(self, culprit: Culprit) -> tuple[ModuleName | None, str, int, int | None]:
-        """Returns the module, by its name in the first recording if it is there, the op, its number and its call."""
+        """Returns module, name, number and call of an unpaired op; the module is named as in the first recording."""
         names = self._pairs.run(culprit.run).names
         place = names.place_of_op(culprit.op)
         if culprit.run == SECOND and place is not None:
@@ -211,7 +211,7 @@ class Details:
         return place, *names.identify_op(culprit.op)
 
     def _name_through(self, pair: int) -> str | None:
-        """Returns the unpaired ops from which the difference of a pair comes; None if there are none."""
+        """Returns the names of the unpaired ops through which a pair's difference comes; None if there are none."""
         through, through_b = int(self._pairs.inputs.through[pair]), int(self._pairs.inputs.through_b[pair])
         if through >= 0:
             own = int(self._a.tables.values.op[self._a.rows[pair]])
@@ -223,7 +223,7 @@ class Details:
         return None
 
     def _name_instead(self, pair: int, culprit: Culprit) -> str | None:
-        """Returns the unpaired op that the other recording has in the place of one; None if there is none."""
+        """Returns the name of the unpaired op that the other recording has in place of the culprit; None for none."""
         inputs = self._pairs.inputs
         op, names = (
             (inputs.through_b, self._names_b) if culprit.run == FIRST else (inputs.through, self._names)
@@ -231,7 +231,7 @@ class Details:
         return names.label_op(int(op[pair])) if op[pair] >= 0 else None
 
     def _find_source_line(self, culprit: Culprit, row: int) -> str | None:
-        if culprit.op < 0:  # of a leaf, the op that has read it
+        if culprit.op < 0:  # a leaf has no culprit op, so the op that reads it counts
             culprit = culprit._replace(op=int(self._a.tables.values.op[row]))
         if culprit.op < 0:
             return None
@@ -240,7 +240,7 @@ class Details:
 
 
 def _has_state(tables: RunTables, step: int) -> bool:
-    """Returns whether ops of an optimizer have read in a step what was there before."""
+    """Returns whether ops of an optimizer read a state in a step that was there before."""
     flow = tables.flow
     is_of_optimizer = (tables.ops.phase == PHASES.index(OPTIMIZER)) & (tables.ops.step == step)
     read = flow.tensors.site_id[flow.read[is_of_optimizer[flow.reader]]]
@@ -249,7 +249,7 @@ def _has_state(tables: RunTables, step: int) -> bool:
 
 
 def _find_earlier(tables: RunTables, row: int) -> int:
-    """Returns the row of the same tensor in the step before; -1 for none."""
+    """Returns the row of the same tensor in the previous step; -1 if there is none."""
     values = tables.values
     step = values.step[row]
     rows = np.flatnonzero(

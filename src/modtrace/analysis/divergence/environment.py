@@ -6,20 +6,20 @@ from typing import Any
 
 from ...recording.meta import RunMeta
 
-#: The largest number of lines.
+#: The largest number of lines that describe the environment.
 _LINES = 5
 
-#: The flag that is no setting: where the random numbers of a run begin.
+#: The flag that holds the seed, which is not a setting.
 _SEED = "seed"
 
-#: The number of characters that are shown of a value, and of those in front of the first difference.
+#: The number of characters that are shown of a value, and how many of these precede the first difference.
 _SHOWN, _BEFORE = 60, 20
 
 
 def compare_environments(a: RunMeta, b: RunMeta, *, differ: bool) -> tuple[str, ...]:
-    """Returns at most five lines on what differs between two runs: often that explains all the rest.
+    """Returns at most five lines on how the environments of two runs differ, as that often explains all differences.
 
-    Unequal seeds, which all runs have that set none, are left out unless tensors of the runs `differ`.
+    Seeds are listed only if tensors of the runs `differ`, because runs that set no seed have unequal ones.
     """
     lines = list(_find_differences(a, b, differ))
     if len(lines) <= _LINES:
@@ -35,7 +35,7 @@ def _find_differences(a: RunMeta, b: RunMeta, differ: bool) -> Iterator[str]:
     yield from _compare("git commit", (a.git_commit or "")[:12], (b.git_commit or "")[:12])
     yield from _compare("rank", f"{a.rank} of {a.world_size}", f"{b.rank} of {b.world_size}")
     if a.flags is not None and b.flags is not None:
-        for name, flag in a.flags.items():  # a flag that one of the runs does not know is left out
+        for name, flag in a.flags.items():  # a flag that only one run knows comes from another version
             if (differ or name != _SEED) and flag is not None and b.flags.get(name) is not None:
                 advice = "; torch.manual_seed() gives both the same" if name == _SEED else ""
                 yield from (line + advice for line in _compare(name, flag, b.flags[name]))
@@ -65,7 +65,7 @@ def _to_text(value: Any) -> str:
 
 
 def _find_start(text: str, text_b: str) -> int:
-    """Returns from where on two texts are shown, so that their first difference is among the shown characters."""
+    """Returns the position from which to show two texts, so that their first difference is visible."""
     if max(len(text), len(text_b)) <= _SHOWN:
         return 0
     pairs = enumerate(zip(text, text_b, strict=False))
@@ -74,6 +74,6 @@ def _find_start(text: str, text_b: str) -> int:
 
 
 def _cut(text: str, start: int) -> str:
-    """Returns what is shown of a text from `start` on."""
+    """Returns the visible part of a text from `start` on."""
     shown = f"...{text[start:]}" if start else text
     return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."

@@ -1,4 +1,4 @@
-"""Computes the errors of paired rows of `values`, by the best that was measured of both tensors."""
+"""Computes the errors of paired rows of `values`, each by the best measurement that both tensors have."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,45 +21,45 @@ from .tensor_metrics import (
     to_numbers,
 )
 
-# What an error comes from, best first.
+# What an error is computed from, best first.
 TENSORS = "tensors"  # whole tensors, element by element
-HASHES = "hashes"  # equal; or unequal, with an infinite error, as nothing else was measured
-SKETCHES = "sketches"  # an estimate of the distance
-SAMPLES = "samples"  # some elements
-STATISTICS = "statistics"  # what min, max, mean and root mean square show
-SHAPES = "shapes"  # the numbers of elements differ
-NONFINITE = "nonfinite"  # one has more NaN or infinite elements
-NOTHING = "nothing"  # nothing was measured of both
+HASHES = "hashes"  # equal hashes give 0; unequal ones an infinite error if nothing else was measured
+SKETCHES = "sketches"  # an estimate of the distance from sketches
+SAMPLES = "samples"  # the sampled elements
+STATISTICS = "statistics"  # min, max, mean and root mean square
+SHAPES = "shapes"  # unequal numbers of elements
+NONFINITE = "nonfinite"  # unequal numbers of NaN or infinite elements
+NOTHING = "nothing"  # no measurement that both tensors have
 METRICS = (TENSORS, HASHES, SKETCHES, SAMPLES, STATISTICS, SHAPES, NONFINITE, NOTHING)
 
-#: The true distance is within this factor of the estimate in 95 % of cases (docs/fingerprints.md).
+#: The true distance is within this factor of the sketches' estimate in 95 % of cases (docs/fingerprints.md).
 SKETCH_FACTOR = 1.2
 
-#: The largest difference of sums over one tensor by kernels with other numbers of threads or other strides.
+#: The largest relative difference of sums over one tensor by kernels with other thread counts or strides.
 _SUM_FLOOR = 2e-6
 
-#: A square matrix that was measured by sketches counts as the transpose of another one if their error by sketches is
-#: larger than the first number, and that by statistics, which a transpose leaves as they are, smaller than the second.
-#: By whole tensors it counts as such if the error falls below the first share of itself by transposing.
+#: A square matrix measured by sketches counts as the transpose of another one if their error by sketches is above the
+#: first number, and that by statistics, which transposing does not change, is below the second.
+#: By whole tensors it counts as such if transposing reduces the error to less than the first number times itself.
 _FAR, _NEAR = 0.1, 1e-3
 
-#: The number of sketches that are read at a time (16 MB).
+#: The number of sketches that are read at once (16 MB).
 _ROWS = 32_768
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Errors:
-    """The difference of each pair, relative to the larger norm of the two: 0 if they are equal."""
+    """The difference of each pair relative to the larger of the two norms; 0 for equal tensors."""
 
-    error: Numbers  # infinite where it is known that they differ, and not how far
-    floor: Numbers  # the least error that what was measured can show
-    metric: Column  # codes of METRICS
-    is_unequal: Bools  # known to differ in at least one bit, by hashes or whole tensors
-    details: dict[int, TensorDifference] = field(default_factory=dict)  # of pairs with whole tensors
+    error: Numbers  # infinite where the tensors differ by an unknown amount
+    floor: Numbers  # the smallest error that the measurement can show
+    metric: Column  # what the error was computed from, as codes of METRICS
+    is_unequal: Bools  # whether hashes or whole tensors show that at least one bit differs
+    details: dict[int, TensorDifference] = field(default_factory=dict)  # by pair, for whole tensors
 
     @classmethod
     def unknown(cls, count: int) -> "Errors":
-        """Returns the errors of pairs of which nothing was compared yet: NaN."""
+        """Returns the errors of pairs before any is compared: NaN."""
         return cls(
             error=np.full(count, np.nan),
             floor=np.zeros(count),
@@ -71,23 +71,23 @@ class Errors:
         return len(self.error)
 
     def is_by(self, metric: str) -> Bools:
-        """Returns which errors come from a metric."""
+        """Returns which errors were computed from a metric."""
         return np.asarray(self.metric == METRICS.index(metric))
 
     def are_equal(self) -> Bools:
-        """Returns which pairs are equal, as far as they were measured."""
+        """Returns which pairs are equal, as far as their measurements show."""
         return np.asarray((self.error == 0) & ~self.is_unequal)
 
     def find_open(self, where: Bools) -> Rows:
-        """Returns which of some pairs have no error yet."""
+        """Returns the pairs, among those of a mask, that have no error yet."""
         return np.flatnonzero(where & np.isnan(self.error))
 
     def fill(self, metric: str, where: Bools, error: float) -> None:
-        """Sets the errors of those of some pairs that have none."""
+        """Sets the error of the pairs, among those of a mask, that have no error yet."""
         self.set(metric, self.find_open(where), error, 0.0)
 
     def set(self, metric: str, rows: Rows, error: Numbers | float, floor: Numbers | float) -> None:
-        """Sets the errors of some pairs."""
+        """Sets the errors of pairs, with the metric and the floor."""
         self.error[rows], self.floor[rows] = error, floor
         self.metric[rows] = METRICS.index(metric)
 
@@ -99,14 +99,14 @@ def find_errors(
     axes: Sequence[tuple[int, ...]] = (),
     may_be_turned: Bools | None = None,
 ) -> Errors:
-    """Returns the error of each row of `a` and the same row of `b`.
+    """Returns the errors between the rows of `a` and the rows of `b` at the same positions.
 
     Args:
-        a: rows of one recording.
-        b: as many rows of another, or of the same.
-        permuted: of each pair the code in `axes` of how dimensions of the second have to be permuted; -1: not at all.
-        axes: permutations, as for `transpose`.
-        may_be_turned: pairs of which one may be the transpose of the other, which the shapes of square ones hide.
+        a: the measurements of rows of one recording.
+        b: the measurements of as many rows of another recording, or of the same.
+        permuted: for each pair the index in `axes` of how to permute the dimensions of `b`; -1 for not at all.
+        axes: permutations, as `transpose` of numpy takes them.
+        may_be_turned: which pairs may be transposes of each other, which square shapes do not show.
     """
     permuted = np.full(len(a), -1) if permuted is None else permuted
     exchanged, square = _find_turned(a, b, np.zeros(len(a), bool) if may_be_turned is None else may_be_turned)
@@ -139,7 +139,7 @@ def find_errors(
 
 
 def _find_turned(a: ComparedRows, b: ComparedRows, wanted: Bools) -> tuple[Bools, Bools]:
-    """Returns which of the wanted pairs are matrices with exchanged numbers of rows and columns, and square ones."""
+    """Returns which wanted pairs are matrices with exchanged numbers of rows and columns, and which are square."""
     (is_matrix, rows, columns), (is_other, rows_b, columns_b) = a.matrices(), b.matrices()
     are_exchanged = wanted & is_matrix & is_other & (rows == columns_b) & (columns == rows_b)
     are_exchanged &= np.minimum(rows, columns) > 1
@@ -161,7 +161,7 @@ def _set_tensors(
             turned = compare_tensors(a.tensor(pair), b.tensor(pair), axes=(1, 0))
             if turned is not None and turned.relative_l2 < _FAR * difference.relative_l2:
                 difference = turned
-    except RecordingError:  # dropped, or its file is cut: what else was measured is compared
+    except RecordingError:  # the tensor was dropped or its file is cut, so other measurements are compared
         return
     if difference is None:
         return
@@ -202,10 +202,11 @@ def _rms(numbers: Numbers) -> float:
 
 
 def compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers]:
-    """Returns the largest relative difference of minimum, maximum, mean and root mean square, and its floor.
+    """Returns the largest relative difference of minimum, maximum, mean and root mean square, and the floor of it.
 
-    Most changes of a tensor change its extremes, which are exact; sums are not, and average changes of either sign. An
-    extreme is rounded to its own magnitude, which may be several times the root mean square, and is compared with that.
+    Most changes of a tensor change its extremes, which are exact, while sums are rounded and average out changes of
+    either sign. An extreme is rounded to its own magnitude, which may be several times the root mean square, so the
+    difference is taken relative to that magnitude.
     """
     with np.errstate(all="ignore"):
         size = np.fmax(a.rms, b.rms)
@@ -223,14 +224,14 @@ def compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedErrors(Errors):
-    """The errors of pairs of a part and the whole."""
+    """The errors of pairs of a part and its whole."""
 
     rows_a: Rows
     rows_b: Rows
 
 
 def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment) -> JoinedErrors:
-    """Returns the errors of all parts: of each by whole tensors, of all parts of one whole together by statistics."""
+    """Returns the errors of all parts: by whole tensors for each, by statistics for all parts of a whole together."""
     joined = alignment.joined
     if not len(joined):
         none = np.empty(0, np.int64)
@@ -258,9 +259,9 @@ def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment)
 def _compare_together(
     whole: ComparedRows, part: ComparedRows, parts: Rows, number: Rows
 ) -> tuple[Numbers, Numbers]:
-    """Returns the error and the floor of all parts of a whole together, for each of the parts.
+    """Returns for each part the error and the floor of all parts of its whole together.
 
-    The error is infinite if they have not the same numbers of NaN and infinities, and NaN if one was not measured.
+    The error is infinite if the numbers of NaN and infinities differ, and NaN if a part was not measured.
     """
     starts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
     reduce = dict.fromkeys(RAW, np.add) | {"min": np.fmin, "max": np.fmax}

@@ -1,4 +1,4 @@
-"""Names compared tensors and what only one recording has, and explains why nothing could be compared."""
+"""Names compared tensors and rows that only one recording has, and explains why nothing could be compared."""
 
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -18,10 +18,10 @@ from ..tables.placement import ModuleName
 from ..tables.run import RunTables
 from .answer import Named, OneSided
 
-#: The largest number of names of a kind that are listed; the last entry counts the others.
+#: The largest number of names that are listed of one kind; the last entry sums up all others.
 _LISTED = 1000
 
-#: Why a tensor of an op has no partner, besides the `REASONS` of the alignment: it has another number of elements.
+#: A reason besides `REASONS` of the alignment: the tensor of the other recording has another number of elements.
 _REASONS = (*REASONS, "shape")
 
 
@@ -32,7 +32,7 @@ class Names:
         self._tables = tables
 
     def site(self, row: int) -> dict[str, Any]:
-        """Returns the site of a row of `values`."""
+        """Returns the row of `sites` that belongs to a row of `values`."""
         return self._tables.sites[int(self._tables.values.site[row])]
 
     def place_of_value(self, row: int) -> ModuleName | None:
@@ -45,7 +45,7 @@ class Names:
         return self._module(int(self._tables.calls.place[call])) if call >= 0 else None
 
     def identify_op(self, row: int) -> tuple[str, int, int | None]:
-        """Returns the name of an op, which of its name within its call it is, and which call of its module that is."""
+        """Returns an op's name, its number among those of its name in the call, and the number of the module's call."""
         ops, call = self._tables.ops, int(self._tables.ops.call[row])
         nth = None if call < 0 else int(self._tables.calls.nth[call])
         return ops.names[ops.name[row]], int(ops.nth[row]), None if nth == -1 else nth
@@ -55,17 +55,17 @@ class Names:
         return forms_of_op(self._tables.ops.names[self._tables.ops.name[row]])[-1]
 
     def label_op(self, row: int) -> str:
-        """Returns an op with its module: `mul in blocks.0.attn`."""
+        """Returns the name of an op with its module: `mul in blocks.0.attn`."""
         return f"{self.short_op(row)} {_in_module(self.place_of_op(row))}"
 
     def label_call(self, row: int) -> str:
-        """Returns the module of a call, and its phase if that is not forward."""
+        """Returns the name of a call's module, with its phase if that is not forward."""
         phase = PHASES[int(self._tables.calls.phase[row])]
         name = label(self._module(int(self._tables.calls.place[row]))) or "optimizer step"
         return name if phase in (FORWARD, OPTIMIZER) else f"{name}, {phase}"
 
     def label_value(self, row: int) -> str:
-        """Returns a measured tensor with its module: `output of blocks.0`."""
+        """Returns the name of a measured tensor with its module: `output of blocks.0`."""
         site, place = self.site(row), self.place_of_value(row)
         if site["op"] is not None:
             return f"{forms_of_op(site['op'])[-1]} {_in_module(place)}"
@@ -80,7 +80,7 @@ class Names:
 
 
 def label(place: ModuleName | None) -> str:
-    """Returns the path of a module, of a root its name; "" outside of modules."""
+    """Returns the path of a module, or a root's name; "" outside of modules."""
     return "" if place is None else place.path or place.root
 
 
@@ -89,12 +89,12 @@ def _in_module(place: ModuleName | None) -> str:
 
 
 def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows) -> OneSided:
-    """Returns what only this recording has, by name.
+    """Returns the names and counts of rows that only this recording has.
 
     Args:
-        tables: the recording.
-        unpaired: what has no partner.
-        resized: rows of `values` whose partners have another number of elements.
+        tables: the tables of the recording.
+        unpaired: its rows without partner.
+        resized: its rows of `values` whose partners have another number of elements.
     """
     names, is_plain, op_of_value = Names(tables), np.append(tables.ops.is_plain, False), tables.values.op
     calls, call_reason = _choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))
@@ -120,14 +120,14 @@ def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows) -> OneS
 
 
 def _choose_harmful(unpaired: UnpairedRows, is_plain: Bools) -> tuple[Rows, Column]:
-    """Returns the rows that say something of what the models compute, and their reasons."""
+    """Returns the rows that show a difference between what the models compute, with their reasons."""
     is_harmless = np.array([reason in HARMLESS for reason in REASONS])
     kept = ~is_harmless[unpaired.reason] & ~is_plain
     return unpaired.rows[kept], unpaired.reason[kept].astype(np.int64)
 
 
 def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -> Iterator[Named]:
-    """Yields the names of rows, with how many have each, in their order."""
+    """Yields the names of rows in their order, each with the number of rows that have it."""
     _, first, which = np.unique(keys[rows] << 4 | reason, return_index=True, return_inverse=True)
     counts = np.bincount(which.reshape(-1), minlength=len(first))
     named: dict[tuple[str, str], int] = {}
@@ -142,12 +142,12 @@ def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -
         yield Named(name="others", count=rest, why="")
 
 
-#: The largest number of modules without a partner that are named, with those whose names are near.
+#: The largest number of modules without partner that are named with similar names of the other recording.
 _NAMED = 5
 
 
 def explain_nothing(a: RunTables, b: RunTables, alignment: Alignment) -> str:
-    """Returns why no tensor of one recording is one of the other, and which names are near each other."""
+    """Returns why no tensor of one recording has a partner in the other, and which names are similar."""
     if not len(alignment.steps):
         steps, steps_b = (name_steps(np.unique(tables.values.step).tolist()) for tables in (a, b))
         return (

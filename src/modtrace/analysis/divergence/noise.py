@@ -1,4 +1,4 @@
-"""Estimates how much of a difference is noise: given, shown by further runs, or assumed from dtypes and sums."""
+"""Estimates how much of each difference is noise: as given, as further runs show, or as dtypes and sums suggest."""
 
 from dataclasses import dataclass, replace
 
@@ -17,41 +17,41 @@ from .tensor_metrics import EPSILONS
 
 GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
 
-#: The largest factor of eps * sqrt(reduction length) that rounding is assumed to have.
+#: Rounding is assumed to make an error of at most this factor times eps * sqrt(reduction length).
 FACTOR = 2.0
 
-#: Fewer tensors with unequal dtypes are not a run in another dtype.
+#: If fewer tensors than this share have unequal dtypes, the run as a whole is not one in another dtype.
 _FEW = 0.1
 
-#: The largest relative error of two tensors that consist of independent noise: sqrt(2), and 1.2 times that where it is
-#: estimated from sketches. A tensor and its negative have an error of 2, which does not happen by chance.
+#: The largest relative error of two tensors of independent noise: sqrt(2), times 1.2 for the estimate by sketches. A
+#: tensor and its negative have an error of 2, which does not happen by chance.
 MOST_NOISE = 1.7
 
-#: The largest multiple of what was measured between runs that is noise: a further run differs by other rounding.
+#: Differences up to this multiple of those measured between runs are noise, as each run is rounded differently.
 _RUNS_FACTOR = 4.0
 
-#: The largest factor by which summands may exceed their sum.
+#: The largest factor by which summands are assumed to exceed their sum.
 _LARGEST = 1e12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Noise:
-    """What of the error of each pair is noise."""
+    """The error of each pair that noise explains."""
 
     kind: str  # GIVEN, MEASURED or ASSUMED
-    text: str  # the same as a sentence
-    local: Numbers  # what its op or module makes by itself
-    accumulated: Numbers  # the most that comes of the noise of all before it
-    uncancelled: Numbers  # the same, if no summands cancel
-    gain: Numbers  # the factor by which the noise of its inputs may grow, as summands cancel
-    most: Numbers | float = np.inf  # the largest that noise is assumed to be
+    text: str  # the kind of noise as a sentence
+    local: Numbers  # noise that the op or module of the pair itself makes
+    accumulated: Numbers  # the most that results from the noise of all earlier pairs
+    uncancelled: Numbers  # the same if no summands cancel
+    gain: Numbers  # the factor by which noise of the inputs may grow, as summands cancel
+    most: Numbers | float = np.inf  # an upper limit of assumed noise
 
     def add_rounding(self, epsilons: Numbers, gain: Numbers) -> "Noise":
-        """Returns the same with what rounding between the pairs explains, if noise is assumed.
+        """Returns this noise with rounding between the pairs added, if the noise is assumed.
 
         Args:
-            epsilons: of each pair eps of the dtype to which what it was computed from was rounded; 0 for none.
-            gain: of each pair the factor by which what it was computed from has more noise.
+            epsilons: for each pair, eps of the dtype to which its inputs were rounded on the way; 0 for none.
+            gain: for each pair, the factor by which the noise of its inputs is larger.
         """
         if self.kind != ASSUMED:
             return self
@@ -60,7 +60,7 @@ class Noise:
 
 
 def give_noise(tolerance: float, count: int) -> Noise:
-    """Returns a tolerance as the noise of all pairs."""
+    """Returns a noise that equals the tolerance for all pairs."""
     return Noise(
         kind=GIVEN,
         text=f"noise: a relative error of {tolerance:g} is tolerated",
@@ -72,16 +72,16 @@ def give_noise(tolerance: float, count: int) -> Noise:
 
 
 def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
-    """Returns the noise that further runs of the same configuration show.
+    """Returns the noise that further runs with the same configuration show.
 
     Args:
-        levels: of each further run the error of each pair; NaN where the run has no such tensor.
-        cancellation: as `find_cancellation` returns it.
+        levels: for each further run, the error of each pair; NaN where the run has no such tensor.
+        cancellation: the factors that `find_cancellation` returns.
     """
     highest = np.fmax.reduce(levels)
     known = highest[np.isfinite(highest)]
     most = known.max(initial=0.0)
-    # Infinite: the run shows that it differs, and not how far. Then every difference is noise.
+    # An infinite error says that a further run differs by an unknown amount, so every difference is noise.
     level = _RUNS_FACTOR * np.where(np.isnan(highest), most, highest)
     runs = f"{len(levels)} further run{'s' if len(levels) > 1 else ''}"
     return Noise(
@@ -97,15 +97,15 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
 def assume_noise(
     a: ComparedRows, b: ComparedRows, cancellation: Numbers, most: Numbers | float = MOST_NOISE
 ) -> Noise:
-    """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
+    """Returns the noise of rounding: of results to the coarser dtype, and of sums along the tensor's largest axis.
 
-    Results are rounded to their dtype, and added up in float32 at least.
+    Sums are assumed to be computed in float32 at least.
 
     Args:
-        a: the tensors of one recording.
-        b: those of the other.
-        cancellation: as `find_cancellation` returns it.
-        most: the largest noise of each.
+        a: the measurements of one recording.
+        b: the measurements of the other recording.
+        cancellation: the factors that `find_cancellation` returns.
+        most: an upper limit of the noise of each pair.
     """
     coarser = _find_coarser_epsilons(a, b)
     length = np.maximum(
@@ -125,9 +125,9 @@ def assume_noise(
 
 
 def _find_coarser_epsilons(a: ComparedRows, b: ComparedRows) -> Numbers:
-    """Returns eps of the coarser dtype of each pair; of the finer one where few tensors have unequal dtypes.
+    """Returns eps of the coarser dtype of each pair, or of the finer one if few pairs have unequal dtypes.
 
-    A run in another dtype has that nearly everywhere. An op that changes the dtype in one of the runs is no noise.
+    A run in another dtype has unequal ones nearly everywhere; a single op that changes the dtype is not noise.
     """
     eps, eps_b = (
         np.array([*(EPSILONS.get(dtype, 0.0) for dtype in measured.dtypes), 0.0])[measured.dtype]
@@ -146,25 +146,25 @@ def _describe_range(local: Numbers) -> str:
     return f"{low:.1e}" if high < 1.5 * low else f"{low:.0e} to {high:.0e}"
 
 
-#: Ops that return means: of all they read, or at slot `[1]`.
+#: Ops that return means, either of all they read or at slot `[1]`.
 _AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "native_group_norm"})
 
-#: Ops that return at slots `[1]` and `[2]` sums over what they read as a gradient, times numbers of about one.
+#: Ops that return, at slots `[1]` and `[2]`, sums over the incoming gradient times numbers of about one.
 _OF_WEIGHTS = frozenset(
     {"native_layer_norm_backward", "native_batch_norm_backward", "native_group_norm_backward"}
 )
 
-#: Ops that return at slot `[2]` the sum of what they read as a gradient.
+#: Ops that return, at slot `[2]`, the sum of the incoming gradient.
 _OF_BIASES = frozenset({"convolution_backward"})
 
-#: Ops that return what is left of a gradient when its mean, weighted by another tensor, is taken from it.
+#: Ops that return a gradient minus its mean, which is weighted by another tensor.
 _CENTERING = frozenset({"softmax_backward_data"})
 
 
 def find_cancellation(run: PairedRun) -> Numbers:
-    """Returns by which factor the summands of each tensor exceed their sum: 1 where nothing cancels.
+    """Returns the factor by which the summands of each tensor exceed their sum; 1 where nothing cancels.
 
-    The gradient of the bias of keys is an example: it is zero but for rounding, as a softmax does not depend on it.
+    An example is the gradient of the bias of keys, which is zero but for rounding, as softmax does not depend on it.
     """
     factor = np.ones(len(run.rows))
     with np.errstate(all="ignore"):
@@ -174,9 +174,9 @@ def find_cancellation(run: PairedRun) -> Numbers:
 
 
 def find_gain_before(run: PairedRun) -> Numbers:
-    """Returns by which factor unpaired softmaxes enlarge the rounding of what the op of each pair has read.
+    """Returns the factor by which unpaired softmaxes enlarge the rounding in what the op of each pair reads.
 
-    Their backward takes the mean of a gradient, weighted by the output, from that.
+    The backward of a softmax subtracts from a gradient its mean weighted by the output, so summands cancel.
     """
     tables, gain = run.tables, np.ones(len(run.rows))
     is_centering = tables.ops.are_named(_CENTERING) & run.is_unpaired[:-1]
@@ -201,19 +201,19 @@ def find_gain_before(run: PairedRun) -> Numbers:
 
 
 def _to_tensors(flow: OpFlow, tensor: Rows, numbers: Numbers | float) -> Numbers:
-    """Returns a number for each tensor of a recording; NaN for those without."""
+    """Returns for each tensor of a recording a number from `numbers`; NaN for tensors without."""
     of_tensor = np.full(len(flow.tensors) + 1, np.nan)
     of_tensor[tensor] = numbers
     return of_tensor[:-1]
 
 
 def _are_gradients(flow: OpFlow) -> Bools:
-    """Returns which reads of ops are of gradients."""
+    """Returns which reads of ops are reads of gradients."""
     return np.array([*(slot.startswith("grad") for slot in flow.slots), False])[flow.slot]
 
 
 def _compare_with_siblings(factor: Numbers, run: PairedRun) -> None:
-    """Compares the gradient of each parameter with the others of its module; an update with its parameter."""
+    """Compares the gradient of each parameter with the others of its module, and an update with its gradient."""
     tables, rows, rms = run.tables, run.rows, run.measured.stats.rms
     values = tables.values
     gradients, others, updates, parameters = (
@@ -224,14 +224,14 @@ def _compare_with_siblings(factor: Numbers, run: PairedRun) -> None:
     keys = keys[gradients]
     factor[gradients] = find_largest(keys, rms[gradients], keys, none=0.0) / rms[gradients]
     of = _find_same_parameter(tables, rows[gradients], rows[others])
-    factor[others[of >= 0]] = factor[gradients[of[of >= 0]]]  # what an optimizer makes of a gradient
+    factor[others[of >= 0]] = factor[gradients[of[of >= 0]]]  # an update is computed from the gradient
     of = _find_same_parameter(tables, rows[parameters], rows[updates])
     updates, ratio = updates[of >= 0], rms[parameters[of[of >= 0]]] / rms[updates[of >= 0]]
     factor[updates] = np.fmax(factor[updates], ratio)
 
 
 def _find_same_parameter(tables: RunTables, rows: Rows, wanted: Rows) -> Rows:
-    """Returns the position in `rows` of the parameter, and the step, of each wanted row; -1 for none."""
+    """Returns for each wanted row the position in `rows` of the same parameter and step; -1 if there is none."""
     keys, wanted_keys = (
         number_parameters(tables, some) << 32 | tables.values.step[some].astype(np.int64)
         for some in (rows, wanted)
@@ -260,5 +260,5 @@ def _compare_with_summands(factor: Numbers, run: PairedRun) -> None:
         read = find_op_inputs(flow, ops.is_plain, of_tensor, of_read, is_of_kind).error
         is_sum = is_of_kind[op] if slots is None else is_of_kind[op] & np.isin(slot, slots)
         summed = outputs[is_sum]
-        # Each thread rounds a sum of its own to the dtype, and so is the sum of these.
+        # Each thread rounds its own sum to the dtype, and the sum of these is rounded again.
         factor[summed] = (2.0 if kinds is _OF_WEIGHTS else 1.0) * read[run.op[summed]] / size[summed]

@@ -1,4 +1,4 @@
-"""Computes how far apart the inputs of each compared tensor are, from the errors of what was computed before it."""
+"""Computes how far apart the inputs of each compared tensor are, from the errors of earlier tensors."""
 
 from dataclasses import dataclass, replace
 
@@ -28,23 +28,23 @@ _FORWARD = PHASES.index(FORWARD)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairInputs:
-    """What each pair was computed from; pairs are in the order of use."""
+    """The inputs of each pair, i.e. what its tensors were computed from; pairs are in the order of use."""
 
-    error: Numbers  # the largest error of what it was computed from; 0 where nothing was
-    is_known: Bools  # all of that was compared; else `error` is of what was measured before it
-    is_partial: Bools  # what an op read was computed from what was not compared, too
-    through: Rows  # an unpaired op of the first recording, from which it comes; -1 for none
-    through_b: Rows  # the same of the second recording
-    is_source: Bools  # nothing was computed: a parameter, a buffer, an input
-    is_update: Bools  # by how much an optimizer changes a parameter, or from what it computes that
-    is_of_optimizer: Bools  # it is such, or an op of an optimizer returned it
-    is_copy: Bools  # another pair, of the op that returned it, has the same tensor
+    error: Numbers  # the largest error of the inputs; 0 where there are none
+    is_known: Bools  # whether all inputs were compared; else `error` is that of earlier measurements
+    is_partial: Bools  # whether an op's inputs also depend on tensors that were not compared
+    through: Rows  # an unpaired op of the first recording among the inputs' makers; -1 for none
+    through_b: Rows  # an unpaired op of the second recording; -1 for none
+    is_source: Bools  # a parameter, a buffer or an input, which nothing computed
+    is_update: Bools  # a change of a parameter, or a state of an optimizer
+    is_of_optimizer: Bools  # an update, a state, or an output of an op of an optimizer
+    is_copy: Bools  # whether the pair of an op's output has the same tensor
 
 
 def find_inputs_in_both(
     runs: tuple[PairedRun, PairedRun], error: Numbers, absorbed: Bools, elsewhere: tuple[Numbers, Numbers]
 ) -> PairInputs:
-    """Returns what each pair was computed from, also by unpaired ops of the second recording; see `find_inputs`."""
+    """Returns the inputs of each pair, including unpaired ops of the second recording; see `find_inputs`."""
     run, run_b = runs
     inputs = find_inputs(run, error, absorbed, elsewhere[0])
     if not run_b.is_unpaired.any():
@@ -53,8 +53,8 @@ def find_inputs_in_both(
     is_op = (run.op >= 0) & ~np.isnan(error)
     group, group_b = (paired.tables.values.group[paired.rows] for paired in runs)
     is_of_ops = np.isin(group, group[is_op]) & np.isin(group_b, group_b[is_op])
-    # What the second recording reads may be the output of an unpaired op, which a module returned. What was measured
-    # in front of it in only one of the runs is not what an unknown input comes from.
+    # A module of the second recording may return the output of an unpaired op, which is then an input. If the inputs
+    # are unknown in both, an error that was measured earlier in only one of the runs does not explain them.
     least, most = np.minimum(inputs.error, second.error), np.maximum(inputs.error, second.error)
     return replace(
         inputs,
@@ -67,13 +67,14 @@ def find_inputs_in_both(
 def find_inputs(
     run: PairedRun, error: Numbers, absorbed: Bools | None = None, elsewhere: Numbers | float = np.nan
 ) -> PairInputs:
-    """Returns what each pair was computed from in one recording.
+    """Returns the inputs of each pair in one recording.
 
     Args:
-        run: the recording, with its rows in the order of `order_by_use`.
+        run: the recording, with its rows in the order that `order_by_use` returns.
         error: the error of each pair; NaN where nothing could be compared.
-        absorbed: the pairs that come to nothing, and so excuse nothing that is not known to read them.
-        elsewhere: the error of each tensor against what another op of the other recording has returned; NaN for none.
+        absorbed: the absorbed pairs, which excuse only pairs that are known to read them; None for no pairs.
+        elsewhere: the error of each tensor against an equal one that another op of the other recording returned; NaN
+            for none.
     """
     tables, rows, values = run.tables, run.rows, run.tables.values
     is_op, is_leaf, is_input = values.is_of(OP_OUTPUT, rows=rows), _are_leaves(run), _are_inputs(run)
@@ -81,7 +82,7 @@ def find_inputs(
     step, group = values.step[rows], values.group
     excusing = error if absorbed is None else np.where(absorbed, 0.0, error)
     before, earlier = _find_largest_earlier(step, group[rows], is_parameter, excusing)
-    # Where parameters were measured, they are what a step has of those before it.
+    # Parameters measured in a step carry everything over from earlier steps.
     left = np.where(np.isin(step, step[is_parameter]), 0.0, earlier)
     is_update = values.is_of(OPTIMIZER_STATE, UPDATE, rows=rows)
     inputs = PairInputs(
@@ -104,14 +105,14 @@ def find_inputs(
     of_parameters = _find_errors_of_parameters(tables, rows, error)
     inputs.error[outputs] = np.fmax(inputs.error[outputs], of_parameters[outputs])
     if len(tables.ops.name):
-        inputs.is_copy[is_input] = True  # an op has returned it, or it is a leaf
+        inputs.is_copy[is_input] = True  # the input is an op's output or a leaf, which has a pair of its own
         of_group = _find_errors_of_groups(group, rows, error, is_op, is_input)
         _add_ops(inputs, run, of_group, before, elsewhere)
     return inputs
 
 
 def _are_leaves(run: PairedRun) -> Bools:
-    """Returns which rows are of leaves as they were first read: what is measured again in a step was written to."""
+    """Returns which rows are of leaves as an op first read them; later measurements in a step follow a write."""
     values, rows = run.tables.values, run.rows
     keys = values.site[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
     order = np.lexsort((values.moment[rows], keys))
@@ -121,15 +122,15 @@ def _are_leaves(run: PairedRun) -> Bools:
 
 
 def _are_inputs(run: PairedRun) -> Bools:
-    """Returns which rows are of inputs of modules that are no leaves."""
+    """Returns which rows are of inputs of modules, excluding leaves."""
     return np.asarray(run.tables.values.is_of(INPUT, rows=run.rows) & ~_are_leaves(run))
 
 
 def order_by_use(tables: RunTables, rows: Rows) -> Rows:
-    """Returns the order in which rows of `values` were used.
+    """Returns the order in which the tensors of rows of `values` were used.
 
-    A parameter that was measured when the optimizer stepped is what the whole step used. What an op returned comes
-    before outputs of modules that are the same tensor.
+    A parameter measured when the optimizer stepped is the one that the whole step used. The output of an op precedes
+    outputs of modules that are the same tensor.
     """
     values = tables.values
     is_parameter = values.is_of(PARAMETER, rows=rows) & (values.op[rows] < 0)
@@ -139,8 +140,8 @@ def order_by_use(tables: RunTables, rows: Rows) -> Rows:
 def _find_errors_of_groups(group: Rows, rows: Rows, error: Numbers, is_op: Bools, is_input: Bools) -> Numbers:
     """Returns the error of each group of rows that share a tensor; NaN where none was compared.
 
-    It is that of what an op returned, if that was compared, and else of a module's output. A module may get another
-    tensor in the other recording, so its input says nothing of the op that returned it.
+    The error of an op's output takes precedence over that of a module's output. Inputs of modules are ignored, because
+    a module may be given another tensor in the other recording.
     """
     of_group = np.full(int(group.max(initial=-1)) + 1, np.nan)
     np.fmax.at(of_group, group[rows[is_op]], error[is_op])
@@ -150,7 +151,7 @@ def _find_errors_of_groups(group: Rows, rows: Rows, error: Numbers, is_op: Bools
 
 
 def _find_copies(group: Rows, rows: Rows, is_op: Bools, is_input: Bools) -> Bools:
-    """Returns which pairs are of a tensor that an op, or for an input anything else, has returned in another pair."""
+    """Returns which pairs have a tensor that an op, or for an input any other row, returned in another pair."""
     has_op, has_more = np.zeros((2, int(group.max(initial=-1)) + 1), bool)
     has_op[group[rows[is_op]]] = True
     has_more[group[rows[~is_input]]] = True
@@ -160,7 +161,7 @@ def _find_copies(group: Rows, rows: Rows, is_op: Bools, is_input: Bools) -> Bool
 def _find_largest_earlier(
     step: Column, order: Rows, is_parameter: Bools, error: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Returns the largest error before each pair in its step, and the largest one of earlier steps."""
+    """Returns for each pair the largest error of earlier pairs in its step, and the largest error of earlier steps."""
     order = np.where(is_parameter, -1, order)
     rows = np.lexsort((order, step))
     known = np.nan_to_num(error[rows], nan=0.0, posinf=np.inf)
@@ -173,12 +174,12 @@ def _find_largest_earlier(
 
 
 def _accumulate_largest(numbers: Numbers, resets: Bools, starts: Bools) -> Numbers:
-    """Returns the largest number since the last reset, of those in front of the run that began at the last start.
+    """Returns for each position the largest number since the last reset, excluding the run that contains it.
 
     Args:
-        numbers: at least 0.
-        resets: where counting begins again.
-        starts: where runs begin; numbers of one run do not count for each other.
+        numbers: numbers of at least 0.
+        resets: the positions at which the maximum starts again.
+        starts: the positions at which runs begin; numbers within a run do not count for each other.
     """
     if not len(numbers):
         return numbers
@@ -191,7 +192,7 @@ def _accumulate_largest(numbers: Numbers, resets: Bools, starts: Bools) -> Numbe
 
 
 def _add_parameters(inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers) -> None:
-    """Adds to parameters, and what their optimizer computes, the errors that the same parameter had before."""
+    """Adds earlier errors of the same parameter to the inputs of parameters and of what their optimizer computes."""
     of_parameters = np.flatnonzero(tables.values.is_of(*OF_PARAMETERS, rows=rows))
     keys = number_parameters(tables, rows[of_parameters])
     of_parameters = of_parameters[np.argsort(keys, kind="stable")]
@@ -202,12 +203,13 @@ def _add_parameters(inputs: PairInputs, tables: RunTables, rows: Rows, error: Nu
     updated = tables.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows)
     inputs.error[updated] = before[updated]
     inputs.is_known[updated] = True
-    gradients = tables.values.is_of(PARAMETER_GRAD, rows=rows)  # some are kept from step to step
+    # A program may keep gradients from step to step, so that their earlier values matter.
+    gradients = tables.values.is_of(PARAMETER_GRAD, rows=rows)
     inputs.error[gradients] = np.fmax(inputs.error[gradients], before[gradients])
 
 
 def number_parameters(tables: RunTables, rows: Rows) -> Rows:
-    """Returns for each row the number of its parameter, equal for the gradient, states and updates of that."""
+    """Returns for each row the number of its parameter, which the parameter's gradient, states and updates share."""
     values = tables.values
     names = [slot.partition(".")[0].partition("[")[0] for slot in values.slots]
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
@@ -216,7 +218,7 @@ def number_parameters(tables: RunTables, rows: Rows) -> Rows:
 
 
 def _add_calls(inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers, left: Numbers) -> Numbers:
-    """Gives outputs of modules the errors of what ran before their calls in the same caller, and inside of them.
+    """Adds to outputs of modules the errors of earlier pairs in the same caller, and of pairs inside the call.
 
     Returns:
         The largest error inside of each call. `left` is the largest error of earlier steps.
@@ -242,7 +244,7 @@ def _add_calls(inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers
 
 
 def _find_errors_of_parameters(tables: RunTables, rows: Rows, error: Numbers) -> Numbers:
-    """Returns of each pair the largest error of the parameters of its module in its step; 0 without any."""
+    """Returns for each pair the largest error of the parameters of its module in its step; 0 if there are none."""
     place, step = tables.values.place[rows].astype(np.int64), tables.values.step[rows].astype(np.int64)
     keys = place << 32 | step
     parameters = np.flatnonzero(tables.values.is_of(PARAMETER, rows=rows) & (place >= 0))
@@ -252,7 +254,7 @@ def _find_errors_of_parameters(tables: RunTables, rows: Rows, error: Numbers) ->
 
 
 def find_largest(keys: Rows, numbers: Numbers, wanted: Rows, *, none: float) -> Numbers:
-    """Returns the largest of the numbers of each key that is wanted; `none` where it has no number."""
+    """Returns for each wanted key the largest of the numbers with that key; `none` for a key without numbers."""
     distinct, which = np.unique(keys, return_inverse=True)
     largest = np.full(len(distinct) + 1, none)
     np.fmax.at(largest, which.reshape(-1), numbers)
@@ -262,7 +264,7 @@ def find_largest(keys: Rows, numbers: Numbers, wanted: Rows, *, none: float) -> 
 def _add_module_inputs(
     inputs: PairInputs, tables: RunTables, rows: Rows, error: Numbers, inside: Numbers
 ) -> None:
-    """Gives outputs of calls the errors of their recorded inputs, and of what is inside of them."""
+    """Adds to outputs of calls the errors of their recorded inputs, and of pairs inside of the calls."""
     call = tables.values.call[rows]
     of_call = np.full(len(inside) + 1, np.nan)
     is_input = tables.values.is_of(INPUT, rows=rows) & (call >= 0)
@@ -275,7 +277,7 @@ def _add_module_inputs(
 def _add_ops(
     inputs: PairInputs, run: PairedRun, of_group: Numbers, before: Numbers, elsewhere: Numbers | float
 ) -> None:
-    """Gives what ops returned the errors of what they read. `before` is the largest error before each pair."""
+    """Sets the inputs of outputs of ops to what the ops read. `before` is the largest earlier error of each pair."""
     tables, rows = run.tables, run.rows
     values, flow, producer, group = (
         tables.values,
@@ -295,7 +297,7 @@ def _add_ops(
     of_read = _find_errors_of_reads(tables, leaves, of_group[group[leaves]])
     of_tensor = np.where(np.isnan(elsewhere), of_tensor, elsewhere)
     op_inputs = find_op_inputs(flow, run.is_unpaired, of_tensor, of_read)
-    # Where ops show who made what, a module is blamed only for more than all before it.
+    # Where ops show what made a difference, a module is blamed only for more than all earlier pairs.
     computed = np.flatnonzero(~inputs.is_source & ~inputs.is_update)
     inputs.error[computed] = np.fmax(inputs.error[computed], before[computed])
     computed = computed[run.maker[computed] >= 0]
@@ -309,7 +311,7 @@ def _add_ops(
 
 
 def _find_errors_of_returned(tables: RunTables, rows: Rows, error: Numbers) -> Numbers:
-    """Returns the error of each tensor, maybe a view, that a module without others inside returned; NaN for others."""
+    """Returns the error of each tensor or view that an innermost module returned; NaN for other tensors."""
     is_innermost = ~np.isin(tables.values.call[rows], tables.calls.parent)
     returned = np.flatnonzero(tables.values.is_of(OUTPUT, rows=rows) & ~np.isnan(error) & is_innermost)
     tensor = find_tensors(tables, rows[returned], np.ones(len(returned), bool))
@@ -319,12 +321,12 @@ def _find_errors_of_returned(tables: RunTables, rows: Rows, error: Numbers) -> N
 
 
 def _find_errors_of_reads(tables: RunTables, leaves: Rows, errors: Numbers) -> Numbers:
-    """Returns the error of each read of a parameter, buffer, input or constant, from what was measured in its step."""
+    """Returns the error of each read of a parameter, buffer, input or constant, measured in the same step."""
     values, flow = tables.values, tables.flow
     keys = values.site_id[leaves].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
     site, step = flow.tensors.site_id[flow.read], tables.ops.step[flow.reader]
     wanted = np.where(site >= 0, site.astype(np.int64) << 32 | step.astype(np.int64), -1)
-    # What was measured behind an op of forward may have been written to since, as the averages of a norm.
+    # A tensor measured after an op of forward may have been overwritten since, as running averages are.
     is_leaf = (values.op[leaves] >= 0) & (values.phase[leaves] == _FORWARD)
     early = is_leaf | values.is_of(PARAMETER, rows=leaves)
     before = find_largest(keys[early], errors[early], wanted, none=np.nan)

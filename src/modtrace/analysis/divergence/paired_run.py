@@ -1,4 +1,4 @@
-"""One of two compared recordings: its row of each pair, the tensors of these rows, and the errors of what ops read."""
+"""Joins one of two compared recordings with its row of each pair, and finds what its ops read and return."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,32 +20,32 @@ from .names import Names
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairedRun:
-    """One of the two recordings, with its row of each pair."""
+    """One of the two recordings, with its row of `values` in each pair."""
 
     tables: RunTables
-    rows: Rows  # of `values`
-    #: Of each op: it computes something, and the other recording lacks it; the last is for no op.
+    rows: Rows  # the row of `values` in each pair
+    #: For each op, whether it computes something and the other recording lacks it; a last element stands for no op.
     is_unpaired: Bools
 
     @cached_property
     def names(self) -> Names:
-        """Names modules, ops and tensors of the recording."""
+        """Gives names to modules, ops and tensors of the recording."""
         return Names(self.tables)
 
     @cached_property
     def measured(self) -> ComparedRows:
-        """What was measured of each row."""
+        """The measurements of the row in each pair."""
         return read_measured(self.tables.data, self.rows)
 
     @cached_property
     def op(self) -> Rows:
-        """The op that returned the tensor, where a row is of that; -1 elsewhere."""
+        """The op whose output each row is; -1 for rows that are no outputs of ops."""
         values = self.tables.values
         return np.where(values.is_of(OP_OUTPUT, rows=self.rows), values.op[self.rows], -1)
 
     @cached_property
     def maker(self) -> Rows:
-        """The op that returned the tensor, whatever a row is of; -1 for a leaf, -2 where no such op was measured."""
+        """The op that returned each row's tensor, whatever its role; -1 for a leaf, -2 if no such op was measured."""
         values = self.tables.values
         maker = np.full(int(values.group.max(initial=-1)) + 1, -2, np.int64)
         leaves = np.flatnonzero(values.is_of(LEAF))
@@ -55,14 +55,14 @@ class PairedRun:
 
     @cached_property
     def outputs(self) -> Groups:
-        """The rows of `values` of what each op returned."""
+        """For each op, the rows of `values` of its outputs."""
         values = self.tables.values
         rows = np.flatnonzero(values.is_of(OP_OUTPUT))
         return Groups(values.op[rows], rows, len(self.tables.ops.name))
 
     @cached_property
     def are_results(self) -> Bools:
-        """Which rows are of what outermost calls returned in forward."""
+        """A mask of the rows that are outputs of outermost calls in forward."""
         values, call = self.tables.values, self.tables.values.call[self.rows]
         is_output = values.is_of(OUTPUT, rows=self.rows) & (call >= 0)
         is_output &= values.phase[self.rows] == PHASES.index(FORWARD)
@@ -70,10 +70,10 @@ class PairedRun:
 
     @cached_property
     def is_passed_on(self) -> Bools:
-        """Which rows are outputs of modules that computed nothing: an op outside of the call returned the tensor.
+        """A mask of outputs of modules that computed nothing, as an op outside of the call returned the tensor.
 
-        Where no op that returned the tensor was measured, the module counts as having computed it. So it does where
-        only one recording has the op: the output shows what that op computed.
+        If the op that returned the tensor was not measured, the module counts as having computed it. The same holds if
+        only one recording has the op, because then the output shows what the op computed.
         """
         values, calls, op = self.tables.values, self.tables.calls, np.maximum(self.maker, -1)
         own, around = values.call[self.rows], take(self.tables.ops.call, op)
@@ -86,21 +86,21 @@ class PairedRun:
 
 
 def pair_run(tables: RunTables, rows: Rows, paired_ops: Rows) -> PairedRun:
-    """Returns a recording with its row of each pair, and the ops that have a partner."""
+    """Returns a recording with its row of each pair; ops without partner are unpaired if they compute something."""
     is_unpaired = np.append(~tables.ops.is_plain, False)
     is_unpaired[paired_ops] = False
     return PairedRun(tables=tables, rows=rows, is_unpaired=is_unpaired)
 
 
 def is_uninitialized(tables: RunTables, rows: Rows) -> Bools:
-    """Returns which rows are of memory that an op returned and nobody wrote to, as that of `empty`."""
+    """Returns which rows are of memory that an op such as `empty` returned and to which nothing was written."""
     op = tables.values.op[rows]
     is_output = (op >= 0) & tables.values.is_of(OP_OUTPUT, rows=rows)
     return np.asarray(is_output & np.append(tables.ops.are_named(UNINITIALIZED), False)[op])
 
 
 class SharedMemory:
-    """Which tensors of a run show the same memory."""
+    """Finds which tensors of a run share memory."""
 
     def __init__(self, tables: RunTables) -> None:
         tensors = tables.flow.tensors
@@ -111,7 +111,7 @@ class SharedMemory:
         np.maximum.at(largest, memory, self._numel)
         np.maximum.at(last, memory, self._version)
         self._is_part = self._numel < largest[memory]
-        #: What is left in memory that outlives the step: no op has made it, or an optimizer writes to it.
+        #: Whether a tensor is the last version in memory that outlives the step: of a leaf, or written by an optimizer.
         self.stays = (self._storage >= 0) & (self._version == last[memory]) & (self._version > 0)
         phase = take(tables.ops.phase, tensors.producer)
         outlives = np.zeros(len(memory) + 1, bool)
@@ -119,9 +119,10 @@ class SharedMemory:
         self.stays &= outlives[memory]
 
     def find_kept_gradients(self, tables: RunTables) -> Bools:
-        """Returns which tensors backward wrote last, the program reads by ops, and no optimizer reads."""
+        """Returns which tensors backward wrote last, and ops outside of backward read, but none of optimizers."""
         flow, of_maker = tables.flow, take(tables.ops.phase, tables.flow.tensors.producer)
-        read_in = np.zeros((len(PHASES) + 1, len(flow.tensors)), bool)  # the last for ops outside of phases
+        # The last row is for ops outside of phases.
+        read_in = np.zeros((len(PHASES) + 1, len(flow.tensors)), bool)
         read_in[tables.ops.phase[flow.reader], flow.read] = True
         in_backward, in_optimizer = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
         is_read = np.delete(read_in, in_backward, axis=0).any(axis=0) & ~read_in[in_optimizer]
@@ -132,21 +133,21 @@ class SharedMemory:
         return np.asarray(is_read & (of_maker == in_backward) & is_changed & (self._version == last[memory]))
 
     def is_single(self, one: int, other: int | None = None) -> bool:
-        """Returns whether a tensor has one element, and another one has several."""
+        """Returns whether a tensor has one element at most, while `other`, if it is given, has several."""
         return bool(self._numel[one] <= 1 and (other is None or self._numel[other] > 1))
 
     def ratio(self, one: int, other: int) -> float:
-        """Returns the number of elements of one tensor over that of another."""
+        """Returns the number of elements of one tensor divided by that of another."""
         return float(self._numel[one] / max(self._numel[other], 1))
 
     def is_part_written(self, read: int, made: int) -> bool:
-        """Returns whether an op in place that has read a tensor wrote to less than all memory of that."""
+        """Returns whether an op wrote in place to less than all of the memory of a tensor that it read."""
         is_same = self._storage[read] == self._storage[made] >= 0
         return bool(is_same and self._version[made] > self._version[read] and self._is_part[made])
 
 
 def find_norms(tables: RunTables) -> Numbers:
-    """Returns the L2 norm of each tensor as an op returned it, or of a leaf when it was first read; NaN for none."""
+    """Returns the L2 norm of each tensor as an op returned it, or as a leaf was first read; NaN if not measured."""
     values, tensors = tables.values, tables.flow.tensors
     norm = values.read_stats().l2
     of_tensor = np.full(len(tensors), np.nan)
@@ -160,11 +161,11 @@ def find_norms(tables: RunTables) -> Numbers:
 
 
 def find_kept(run: PairedRun, tensor: Rows, differs: Bools) -> Rows:
-    """Returns the tensors that differ where modules return them, and that no op outside of the module reads in forward.
+    """Returns the unequal tensors that modules return and that no op outside of the module reads in forward.
 
     Args:
-        run: a recording.
-        tensor: of each pair what an op returned; -1 where none is known.
+        run: the tables of one recording, with its rows.
+        tensor: for each pair, the tensor of the op's output; -1 where it is not known.
         differs: which pairs differ by more than noise.
     """
     tables, rows = run.tables, run.rows
@@ -184,7 +185,7 @@ def find_kept(run: PairedRun, tensor: Rows, differs: Bools) -> Rows:
 
 
 def find_module_outputs(tables: RunTables, rows: Rows) -> Rows:
-    """Returns the tensors that ops returned, and then the modules of some rows of `values`."""
+    """Returns the tensors in some rows of `values` that an op returned and then a module."""
     values = tables.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
     is_of_module = np.isin(values.place, values.place[rows]) & (values.place >= 0)
@@ -194,7 +195,7 @@ def find_module_outputs(tables: RunTables, rows: Rows) -> Rows:
 
 
 def find_summands(tables: RunTables) -> Rows:
-    """Returns the tensor that each op adds to what it computes from others, as a bias; -1 for none."""
+    """Returns for each op the tensor that it adds to its result, such as a bias; -1 for none."""
     flow = tables.flow
     is_bias = np.array([*(slot == "bias" for slot in flow.slots), False])[flow.slot]
     is_self = np.array([*(slot == "self" for slot in flow.slots), False])[flow.slot]
@@ -208,9 +209,9 @@ def find_summands(tables: RunTables) -> Rows:
 
 
 def find_tensors(tables: RunTables, rows: Rows, wanted: Bools) -> Rows:
-    """Returns the tensor of each row of `values` that an op, or an outermost call, returned; -1 for others.
+    """Returns the tensor of each row of `values` that an op or an outermost call returned; -1 for other rows.
 
-    Of the rows that are `wanted`, the tensor is found also where a module returned a view.
+    For `wanted` rows, the tensor is also found if a module returned a view of it.
     """
     values = tables.values
     outputs = np.flatnonzero(values.is_of(OP_OUTPUT))
@@ -237,7 +238,7 @@ def _find_model_outputs(tables: RunTables, rows: Rows) -> Rows:
 
 
 def _find_returned_views(tables: RunTables, rows: Rows) -> Rows:
-    """Returns the only view of each row's shape that its call made and did not read; -1 for none, or several."""
+    """Returns for each row the only view of its shape that its call made and did not read; -1 for none or several."""
     values, flow, producer = tables.values, tables.flow, tables.flow.tensors.producer
     call = take(tables.ops.call, producer)
     is_left = np.append(tables.ops.is_view, False)[producer] & (call >= 0)
@@ -252,9 +253,9 @@ def _find_returned_views(tables: RunTables, rows: Rows) -> Rows:
 
 
 def find_unread_aliases(flow: OpFlow) -> Bools:
-    """Returns which tensors no op reads, while their op returned the same memory in another form that is read.
+    """Returns which tensors no op reads, although another form of the same output is read.
 
-    An op in place on a view returns the view, and the whole tensor behind it.
+    An op that writes in place to a view returns both the view and the whole tensor behind it.
     """
     is_read = np.zeros(len(flow.tensors), bool)
     is_read[np.concatenate([flow.read, flow.returned.tensor])] = True
@@ -264,30 +265,30 @@ def find_unread_aliases(flow: OpFlow) -> Bools:
     return np.asarray(~is_read & has_read[output] & (flow.output >= 0))
 
 
-#: The largest number of ops in a row through which errors pass, where all that they read is known, and elsewhere.
+#: The largest number of consecutive ops through which errors pass: where all inputs are known, and elsewhere.
 _MOST_PASSED = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpInputs:
-    """What the ops of a recording read."""
+    """What is known of the inputs of ops."""
 
-    error: Numbers  # of each op: the largest error of what it read; NaN where none is known
-    is_known: Bools  # all that it read was compared, or was computed from what was
-    is_partial: Bools  # some of that was computed from what was not compared, too
-    through: Rows  # the last unpaired op through which it read something; -1 for none
+    error: Numbers  # for each op, the largest error of the tensors that it read; NaN where none is known
+    is_known: Bools  # whether all inputs were compared, or computed from compared tensors
+    is_partial: Bools  # whether some of those also depend on tensors that were not compared
+    through: Rows  # the last unpaired op from whose output an input was computed; -1 for none
 
 
 def find_op_inputs(
     flow: OpFlow, is_unpaired: Bools, of_tensor: Numbers, of_read: Numbers, among: Bools | None = None
 ) -> OpInputs:
-    """Returns the error of what each op read.
+    """Returns the errors of the tensors that each op read.
 
     Args:
-        flow: the ops and what they read.
-        is_unpaired: the ops that `through` may name.
+        flow: the ops and the tensors that they read.
+        is_unpaired: which ops `through` may name.
         of_tensor: the error of each tensor; NaN where it was not compared.
-        of_read: the error of each read of what no op returned; NaN where it was not compared.
+        of_read: the error of each read of a leaf; NaN where it was not compared.
         among: the ops whose inputs are needed; None for all.
     """
     producer = flow.tensors.producer
@@ -300,7 +301,7 @@ def find_op_inputs(
         is_partial=np.zeros(count, bool),
         through=np.full(count, -1, np.int64),
     )
-    # All reads of the ops that read what is known since the last round, in order.
+    # All reads, in order, of the ops that read a tensor whose error became known in the last round.
     is_needed = np.ones(count, bool) if among is None else among.copy()
     is_needed[producer[np.isnan(known) & (producer >= 0)]] = True
     reads = all_reads = np.flatnonzero(is_needed[flow.reader])
@@ -319,7 +320,7 @@ def find_op_inputs(
         waiting = waiting[~np.isnan(inputs.error[producer[waiting]])]
         if not len(waiting):
             break
-        # Ops that read something unknown come last: it may become known.
+        # Ops with an unknown input come last, as that input may become known.
         whole = waiting[inputs.is_known[producer[waiting]]]
         if len(whole) and rounds < _MOST_PASSED:
             rounds, waiting = rounds + 1, whole

@@ -1,4 +1,4 @@
-"""Compares the aligned tensors of two recordings: the error of each pair, that of its inputs, and its rank."""
+"""Compares the aligned tensors of two recordings: computes each pair's error, its inputs' error, and its rank."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,22 +38,22 @@ from .unlike import are_of_unlike_ops, find_elsewhere, have_resized_arguments, h
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ComparedPairs:
-    """What is known of each pair, in the order of use."""
+    """All that was computed for each pair, in the order of use."""
 
     a: PairedRun
     b: PairedRun
-    modules: Mapping[ModuleName, ModuleName]  # of the second recording, and those of the first that they are
-    partner: Rows  # of each op of the first: the same op of the second; -1 for none
+    modules: Mapping[ModuleName, ModuleName]  # from modules of the second to those of the first
+    partner: Rows  # for each op of the first recording its partner in the second; -1 for none
     errors: Errors
     inputs: PairInputs
     noise: Noise
     ranking: Ranking
-    resized: Rows  # (n, 2): aligned rows of `values` with unequal numbers of elements, which are no pairs
-    #: FIRST or SECOND: rows of `a` are of what this recording recomputed, and rows of `b` of its forward.
+    resized: Rows  # (n, 2): aligned rows of `values` that are no pairs, as element counts differ
+    #: FIRST or SECOND: the recording in which rows of `a` are of a recompute, and rows of `b` of its forward.
     recompute_of: str | None = None
 
     def run(self, name: str) -> PairedRun:
-        """Returns the recording that is FIRST or SECOND."""
+        """Returns the run that is called FIRST or SECOND."""
         return self.a if name == FIRST else self.b
 
 
@@ -65,16 +65,16 @@ def compare_pairs(
     tolerance: float | None,
     recompute_errors: tuple[Numbers, Numbers],
 ) -> ComparedPairs:
-    """Returns what is known of the pairs of an alignment.
+    """Returns the compared pairs of an alignment.
 
     Args:
-        a: a recording.
-        b: another one, or the same.
-        alignment: of both.
-        further: runs of the configuration of the first, from which noise is measured.
-        tolerance: the relative error that is noise; None: it is measured, or assumed.
-        recompute_errors: of each row of `values` of both: the error of what it was computed from that is there because
-            a recompute differs from its forward.
+        a: the tables of one recording.
+        b: the tables of another one, or of the same.
+        alignment: which rows of both correspond.
+        further: runs with the configuration of the first, from which noise is measured.
+        tolerance: the relative error that counts as noise; None to measure or assume it.
+        recompute_errors: for each row of `values` of both, the error of its inputs that is due to a recompute that
+            differs from its forward.
     """
     joined = find_joined_errors(a.data, b.data, alignment)
     rows, rows_b, order, resized = _choose_rows(a, b, alignment, joined)
@@ -100,11 +100,11 @@ def compare_pairs(
 def _choose_rows(
     a: RunTables, b: RunTables, alignment: Alignment, joined: JoinedErrors
 ) -> tuple[Rows, Rows, Rows, Rows]:
-    """Returns the pairs of rows of `values` that are compared, in the order of use, and those of unequal sizes.
+    """Returns the rows of `values` that are compared, in the order of use, and the pairs of unequal sizes.
 
     Returns:
-        the rows of the first recording, those of the second, the position of each among the aligned pairs and then
-        those that are joined, and the pairs with unequal numbers of elements, as `ComparedPairs.resized`.
+        the rows of the first recording, those of the second, the position of each pair among the aligned pairs followed
+        by the joined ones, and the pairs with unequal numbers of elements, as in `ComparedPairs.resized`.
     """
     pairs = alignment.values
     rows, rows_b = np.concatenate([pairs, np.stack([joined.rows_a, joined.rows_b], axis=1)]).T
@@ -117,7 +117,7 @@ def _choose_rows(
 
 
 def _is_unread(tables: RunTables, rows: Rows) -> Bools:
-    """Returns which rows were computed before a step's first call, and nothing that follows reads them."""
+    """Returns which rows were computed before a step's first call and are read by nothing afterwards."""
     is_unread = tables.find_unread(tables.ops.is_preparing)
     return np.append(is_unread, False)[tables.values.op[rows]]
 
@@ -125,10 +125,10 @@ def _is_unread(tables: RunTables, rows: Rows) -> Bools:
 def _find_errors(
     runs: tuple[PairedRun, PairedRun], alignment: Alignment, joined: JoinedErrors, order: Rows
 ) -> Errors:
-    """Returns the errors of the pairs at these positions among the aligned pairs and then those that are joined."""
+    """Returns the errors of the pairs at some positions among the aligned pairs followed by the joined ones."""
     values, rows = runs[0].tables.values, runs[0].rows
     permuted = np.concatenate([alignment.permuted, np.full(len(joined), -1)])[order]
-    # Weights, and what ops of backward and optimizers make of these.
+    # Only weights, and what backward and optimizers make of them, may be transposed.
     is_later = np.isin(values.phase[rows], [PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)])
     may_be_turned = (values.op[rows] >= 0) & is_later | values.is_of(*OF_PARAMETERS, rows=rows)
     errors = find_errors(runs[0].measured, runs[1].measured, permuted, alignment.axes, may_be_turned)
@@ -151,19 +151,19 @@ def _find_noise(
     if tolerance is not None:
         return give_noise(tolerance, len(run.rows))
     factor, factor_b = map(find_cancellation, runs)
-    # What cancels in only one recording is a difference; in a part, and not in the whole, it is none.
+    # Cancellation in only one recording is a difference, but in a part it does not show in the whole.
     cancellation = np.where(is_joined, np.maximum(factor, factor_b), np.minimum(factor, factor_b))
     if further:
         levels = [_find_levels(run.tables.data, further_run, run.rows) for further_run in further]
         return measure_noise(levels, cancellation)
-    # Gradients that are noise alone leave less of the size of a parameter.
+    # Updates from gradients of mere noise change only a part of a parameter's size.
     is_parameter = run.tables.values.is_of(PARAMETER, rows=run.rows)
     most = np.where(is_parameter, 1.0, MOST_NOISE)
     return assume_noise(run.measured, run_b.measured, cancellation, most)
 
 
 def _find_levels(a: RecordingData, further: RecordingData, rows: Rows) -> Numbers:
-    """Returns the error of each row of `a` against a further run of the same; NaN where that has no such tensor."""
+    """Returns the error of each row of `a` against a further run; NaN where that has no such tensor."""
     tables, tables_b, steps = read_both(a, further)
     alignment = align_tables(tables, tables_b, steps)
     pairs = alignment.values
@@ -176,7 +176,7 @@ def _find_levels(a: RecordingData, further: RecordingData, rows: Rows) -> Number
 
 
 class _Judge:
-    """Ranks pairs. What comes to nothing excuses no other pair, so the inputs are computed again without it."""
+    """Ranks pairs. Absorbed pairs excuse no others, so inputs are computed again without them."""
 
     def __init__(
         self,
@@ -187,20 +187,20 @@ class _Judge:
         noise: Noise,
         resized: Rows,
     ) -> None:
-        """Leaves out pairs that are of other tensors, in `errors`.
+        """Clears in `errors` the pairs whose two tensors are unlike.
 
         Args:
             runs: the two recordings.
-            alignment: of both.
+            alignment: which rows of both correspond.
             errors: the error of each pair.
-            recompute_error: the error of its inputs that is there because a recompute differs from its forward.
-            noise: what of the errors is noise.
-            resized: as `ComparedPairs.resized`.
+            recompute_error: for each pair, the error of its inputs that is due to a recompute.
+            noise: the noise of each pair.
+            resized: the rows in `ComparedPairs.resized`.
         """
         run, run_b = runs
         self._runs, self._errors, self._noise = runs, errors, noise
         self._recompute_error = recompute_error
-        # What is left out may still show how far apart the inputs of others are.
+        # Cleared pairs may still show how far apart the inputs of others are.
         self._error = errors.error.copy()
         self._are_repeated = _are_repeated(*runs)
         self._leave_out(have_resized_first_output(run, resized, self._are_repeated))
@@ -211,12 +211,12 @@ class _Judge:
         level = np.maximum(noise.local, errors.floor)
         self._elsewhere = find_elsewhere(*runs, alignment.steps, errors.error, level)
         self._may_be_blamed = _may_be_blamed(runs, alignment)
-        # Results of another op than in the second recording, as if slots were exchanged.
+        # These are results of another op in the second recording, as if slots were exchanged.
         partner = take(self.partner, np.maximum(run.maker, -1))
         self._is_exchanged = run.are_results & (partner >= 0) & (run_b.maker >= 0) & (partner != run_b.maker)
 
     def judge(self) -> tuple[PairInputs, Ranking, Noise]:
-        """Returns what each pair was computed from, how it ranks, and the noise with that of ops between pairs."""
+        """Returns the inputs of each pair, its rank, and the noise including that of ops between pairs."""
         absorbed = np.zeros(len(self._errors), bool)
         inputs = self._find_inputs(absorbed)
         through = inputs.through, inputs.through_b
@@ -252,14 +252,14 @@ class _Judge:
 
 
 def _find_epsilons(tables: RunTables, ops: Rows) -> Numbers:
-    """Returns eps of the dtype of what each of some ops returned first; 0 for none."""
+    """Returns eps of the dtype of each op's first output; 0 for no op."""
     code, dtypes = tables.flow.tensors.dtype
     epsilons = np.array([*(EPSILONS.get(dtype, 0.0) for dtype in dtypes), 0.0])
     return epsilons[take(code, take(tables.flow.first_returned, ops))]
 
 
 def _are_repeated(a: PairedRun, b: PairedRun) -> Bools:
-    """Returns which pairs are of modules that are called another number of times in the other recording."""
+    """Returns which pairs are of modules that the other recording calls a different number of times."""
     calls, calls_b = (
         np.append(_count_calls(run.tables), 0)[run.tables.values.place[run.rows]] for run in (a, b)
     )
@@ -267,16 +267,16 @@ def _are_repeated(a: PairedRun, b: PairedRun) -> Bools:
 
 
 def _count_calls(tables: RunTables) -> Rows:
-    """Returns how often the module of each place is called in forward."""
+    """Returns how often the module at each place is called in forward."""
     calls = tables.calls
     is_forward = calls.kept & (calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
     return np.bincount(calls.place[is_forward], minlength=len(tables.names))
 
 
 def _may_be_blamed(runs: tuple[PairedRun, PairedRun], alignment: Alignment) -> Bools:
-    """Returns which pairs may be blamed.
+    """Returns which pairs may be blamed for a difference.
 
-    They are not what modules pass on, nor of the ops of an optimizer that runs other ops in the other recording.
+    Outputs that a module only passes on may not be, nor those of optimizers that run other ops in the other run.
     """
     in_optimizer = PHASES.index(OPTIMIZER)
     unpaired = zip(runs, (alignment.missing.ops, alignment.extra.ops), strict=True)

@@ -1,4 +1,4 @@
-"""Ranks the compared pairs: which made a difference, by their errors, the errors of their inputs, and noise."""
+"""Ranks the compared pairs by their errors, their inputs' errors and noise, to find which made a difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,27 +12,28 @@ from .errors import NOTHING, SAMPLES, STATISTICS, Errors
 from .noise import Noise
 from .pair_inputs import PairInputs
 
-#: The factor by which an op may enlarge the noise of its inputs.
+#: An op may enlarge the noise of its inputs by this factor.
 _GAIN = 10.0
 
-#: The least ratio of the errors of output and inputs that stands out.
+#: An output stands out if its error is at least this multiple of its inputs' error.
 STANDS_OUT = 10.0
 
-#: By statistics the ratio has to be larger by this: those of an input show between all and a hundredth of its error. Of
-#: 2,400 outputs of ops behind a planted fault or another seed, whole tensors show 5.5 times as the most, statistics 24.
+#: Errors by statistics must stand out by this much more, as statistics may show only a hundredth of an input's error.
+#: Of 2,400 outputs of ops after a planted fault or another seed, whole tensors show a ratio of 5.5 at most, statistics
+#: 24.
 _UNSURE = 10.0
 
-#: The least ratio of error and noise at which an output, whose inputs differ by noise at most, has made a difference.
+#: An output whose inputs differ only by noise has made a difference if its error is at least this multiple of noise.
 IS_MADE = 4.0
 
-#: The share of an update that is noise where its gradient is not equal bit by bit: adaptive optimizers move elements
-#: whose gradients are zero but for rounding as far as others.
+#: The share of an update that is noise if its gradient is not equal in every bit: adaptive optimizers move elements
+#: with gradients that are zero but for rounding as far as others.
 _OF_UPDATES = 0.02
 
-#: The error of two tensors that are known to differ, and not how far: more than any relative error.
+#: The error of two tensors that differ by an unknown amount, which exceeds any relative error.
 _UNKNOWN = 4.0
 
-#: The largest error that counts: statistics give larger ones of a tensor whose squares no float64 can hold.
+#: The largest error that counts; statistics give larger ones for tensors whose squares overflow a float64.
 _LARGEST = 1e12
 
 _SMALLEST = 1e-12
@@ -40,26 +41,26 @@ _SMALLEST = 1e-12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
-    """What is concluded of each pair, in the order of use."""
+    """The conclusions for each pair, in the order of use."""
 
-    is_beyond: Bools  # its difference is more than noise, and it may be blamed
-    is_beyond_as_copy: Bools  # its difference is more than noise, and that of the op that returned the tensor
-    score: Numbers  # its error over that of its inputs, or over the noise of its own if that is more
-    is_beyond_inputs: Bools  # its inputs differ by more than noise
+    is_beyond: Bools  # whether its difference exceeds noise and it may be blamed
+    is_beyond_as_copy: Bools  # whether it is a copy of an op's output whose difference exceeds noise
+    score: Numbers  # its error divided by that of its inputs, or by its own noise if that is larger
+    is_beyond_inputs: Bools  # whether its inputs differ by more than noise
     least: Column  # the code in VERDICTS of EQUAL, NOISE or ABSORBED; -1 where nothing was compared
-    is_over_noise: Bools  # its difference is more than the noise of its own
+    is_over_noise: Bools  # whether its difference exceeds the noise of its own op
     input_error: Numbers  # the error of its inputs
-    noise: Numbers  # the noise of its own
-    own: Numbers  # the same, and of updates what an optimizer makes of gradients that are noise
-    is_estimated: Bools  # its difference comes from statistics or samples
-    is_known: Bools  # its inputs were compared
-    is_partial: Bools  # not all that its inputs were computed from was compared
-    is_source: Bools  # it was not computed, and has no inputs
-    is_amplified: Bools  # its difference is more than noise would be if no summands cancelled
-    is_certain: Bools  # its bits differ and those of its inputs do not, by hashes or whole tensors
+    noise: Numbers  # the noise of its own op
+    own: Numbers  # `noise`, for updates including what an optimizer makes of noise in gradients
+    is_estimated: Bools  # whether its error comes from statistics or samples
+    is_known: Bools  # whether all its inputs were compared
+    is_partial: Bools  # whether its inputs also depend on tensors that were not compared
+    is_source: Bools  # whether it was not computed, so that it has no inputs
+    is_amplified: Bools  # whether its difference exceeds what noise would be if no summands cancelled
+    is_certain: Bools  # whether its bits differ, and those of its inputs do not, by hashes or whole tensors
 
     def dismiss(self, absorbed: Bools) -> "Ranking":
-        """Returns the same without blame on these pairs, as nothing that follows from them differs."""
+        """Returns this ranking without blame on the given absorbed pairs."""
         return replace(
             self,
             is_beyond=self.is_beyond & ~absorbed,
@@ -69,14 +70,14 @@ class Ranking:
         )
 
     def find_verdicts(self, first: int | None) -> Column:
-        """Returns the code in VERDICTS for each pair.
+        """Returns for each pair the code of its verdict in VERDICTS.
 
-        What differs before the first pair that made a difference is rounding, which adds up. What differs behind it is
-        a consequence, however small: an op with such inputs has made nothing if its output has about their error, and
-        has amplified them if its output has many times that.
+        A difference before the first pair that made one is rounding, which adds up. Any difference after it is a
+        consequence: an op with unequal inputs has made nothing if its output has about their error, and has amplified
+        them if its output has many times their error.
 
         Args:
-            first: the pair that made the difference, as `choose_first` returns it.
+            first: the pair that made the difference, as returned by `choose_first`.
         """
         is_behind = np.arange(len(self.score)) > (len(self.score) if first is None else first)
         is_beyond = self.is_beyond | (is_behind & self.is_over_noise)
@@ -95,7 +96,7 @@ class Ranking:
 
 
 def rank(errors: Errors, inputs: PairInputs, noise: Noise, may_be_blamed: Bools) -> Ranking:
-    """Returns which differences are more than noise, and how far each stands out from those of its inputs."""
+    """Returns the ranking: which differences exceed noise, and how far they stand out from their inputs'."""
     error, input_error = _make_finite(errors.error), _make_finite(inputs.error) * noise.gain
     local = np.maximum(noise.local, errors.floor)
     moves_noise = inputs.is_of_optimizer & (input_error > 0) & (noise.accumulated > 0)
@@ -105,13 +106,13 @@ def rank(errors: Errors, inputs: PairInputs, noise: Noise, may_be_blamed: Bools)
     )
     excused = np.maximum.accumulate(np.where(is_beyond | inputs.is_copy, 0.0, np.minimum(error, input_error)))
     is_certain = may_be_blamed & errors.is_unequal & inputs.is_known & (inputs.error == 0) & ~inputs.is_copy
-    # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
+    # A difference that was excused once, as in a gradient that is zero but for rounding, excuses its consequences.
     bound = np.maximum(noise.accumulated, np.where(noise.accumulated > 0, excused, 0.0))
     is_more = may_be_blamed & (error > own + _GAIN * np.minimum(input_error, bound))
     return Ranking(
         is_beyond=is_more & ~inputs.is_copy,
         is_beyond_as_copy=is_more & inputs.is_copy,
-        # Sketches do not resolve less than their floor: that counts as noise only where as much is.
+        # Sketches cannot show errors below their floor, so the floor counts as noise only where noise is as large.
         score=np.fmax(
             error / np.maximum(np.maximum(input_error, own), _SMALLEST),
             np.where(is_certain & (noise.local < errors.floor), IS_MADE, 0.0),
@@ -136,23 +137,22 @@ def rank(errors: Errors, inputs: PairInputs, noise: Noise, may_be_blamed: Bools)
 
 
 def _make_finite(error: Numbers) -> Numbers:
-    """Returns errors that can be multiplied: 0 where none is known."""
+    """Returns errors as finite numbers; 0 where the error is not known."""
     known = np.minimum(np.nan_to_num(error, nan=0.0), _LARGEST)
     return np.where(np.isinf(error), _UNKNOWN, known)
 
 
 def merge_rankings(rankings: Sequence[Ranking], order: Rows) -> Ranking:
-    """Returns the rankings of several lists of pairs as one, in the given order of all pairs."""
+    """Returns several rankings merged into one, in the given order of all pairs."""
     return Ranking(**columns_at(Ranking(**join_columns(rankings)), order))
 
 
 def choose_first(ranking: Ranking) -> int | None:
-    """Returns the pair that made the difference; None if nothing differs by more than noise.
+    """Returns the pair that made the difference; None if no difference exceeds noise.
 
-    A score is how many times the noise an error is. The first pair is returned of those whose inputs do not differ, and
-    of those whose score is at least the square root of the largest. So a difference of a few times the noise does not
-    hide a later one of a thousand times, and one of a thousand times is returned though it is amplified to a million
-    times later.
+    Candidates are pairs with equal inputs, and pairs whose score is at least the square root of the largest score. The
+    first candidate is returned. So a difference of a few times the noise does not hide a later one of a thousand times,
+    and one of a thousand times is returned even if it is amplified to a million times later.
     """
     rows = np.flatnonzero(ranking.is_beyond)
     if not len(rows):
@@ -163,13 +163,13 @@ def choose_first(ranking: Ranking) -> int | None:
 
 
 def choose_cancelling(ranking: Ranking, are_results: Bools) -> tuple[int, int] | None:
-    """Returns the first pair whose bits differ while those of its inputs do not, and the result that shows it enlarged.
+    """Returns the first pair with unequal bits and equal inputs, and the result of the model that shows it enlarged.
 
-    A difference below the noise is blamed only where summands cancel behind it, so that a result shows much of it.
+    A difference below noise is blamed only if summands cancel after it, so that a result shows much of it.
 
     Args:
-        ranking: of pairs, none of which made a difference beyond noise.
-        are_results: which of them are what models return.
+        ranking: a ranking in which no pair made a difference beyond noise.
+        are_results: which pairs are outputs of models.
     """
     amplified = np.flatnonzero(are_results & ranking.is_amplified)
     certain = np.flatnonzero(ranking.is_certain)
@@ -179,7 +179,7 @@ def choose_cancelling(ranking: Ranking, are_results: Bools) -> tuple[int, int] |
 
 
 def first_of_each(verdicts: Column, step: Column, phase: Column) -> Rows:
-    """Returns the pair of each step and phase that made a difference first, or else the first that has one."""
+    """Returns for each step and phase the first pair that made a difference, or else the first that inherited one."""
     rows = np.flatnonzero(verdicts >= VERDICTS.index(INHERITED))
     keys = step[rows].astype(np.int64) * 8 + phase[rows]
     order = np.lexsort((verdicts[rows] == VERDICTS.index(INHERITED), keys))

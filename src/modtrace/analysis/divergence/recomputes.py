@@ -1,4 +1,4 @@
-"""Compares recomputes with their forwards, and merges their pairs with those of the two recordings."""
+"""Compares recomputes with their forwards, and merges these pairs with those of the two recordings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,14 +25,14 @@ def compare_recomputed(
     modules: Mapping[ModuleName, ModuleName],
     tolerance: float | None,
 ) -> tuple[ComparedPairs, Numbers]:
-    """Returns what is known of the recomputed tensors, and the error that every row of `values` has from that.
+    """Returns the compared recomputes, and for every row of `values` the error that results from recomputing.
 
     Args:
-        tables: the recording.
-        pairs: (n, 2): a row of `values` of a recompute, and that of its forward.
-        recompute_of: which of the two recordings it is.
-        modules: the names by which modules are shown; of those that are not among them it is their own.
-        tolerance: the relative error that is noise; None: rounding is assumed.
+        tables: the tables of the recording.
+        pairs: (n, 2): rows of `values` of a recompute and of its forward.
+        recompute_of: FIRST or SECOND, the name of the recording.
+        modules: the names by which modules are shown; a module that is missing here keeps its own.
+        tolerance: the relative error that counts as noise; None to assume rounding.
     """
     pairs = pairs[~is_uninitialized(tables, pairs[:, 0])]
     pairs = pairs[order_by_use(tables, pairs[:, 0])]
@@ -43,7 +43,7 @@ def compare_recomputed(
     run_b = PairedRun(tables=tables, rows=forward, is_unpaired=no_op)
     errors = find_errors(run_b.measured, run.measured)
     all_rows = order_by_use(tables, np.arange(len(tables.values.step)))
-    of_row = np.zeros(len(all_rows))  # all other tensors are themselves
+    of_row = np.zeros(len(all_rows))  # other tensors were not recomputed, so this error is 0
     of_row[rows] = errors.error
     inputs = find_inputs(PairedRun(tables=tables, rows=all_rows, is_unpaired=no_op), of_row[all_rows])
     recompute_error = np.empty(len(all_rows))
@@ -70,17 +70,17 @@ def compare_recomputed(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MergedPairs:
-    """All pairs in the order of use."""
+    """The pairs of all parts in the order of use."""
 
-    parts: Sequence[ComparedPairs]  # the pairs of the two recordings, and then those of recomputes
-    order: Rows  # of the pairs of all parts one after the other
+    parts: Sequence[ComparedPairs]  # the pairs of the two recordings, then those of recomputes
+    order: Rows  # the order of use, for the pairs of all parts one after the other
 
     def collect(self, columns: Sequence[Column]) -> Column:
-        """Returns a column of all pairs from that of each part."""
+        """Returns a column of all pairs, merged from the column of each part."""
         return np.concatenate(columns)[self.order]
 
     def locate(self, pair: int) -> tuple[int, int]:
-        """Returns the index of the part to which a pair belongs, and its position in that."""
+        """Returns the index of the part that a pair belongs to, and the pair's position in that part."""
         position = int(self.order[pair])
         begins = np.cumsum([0, *(len(part.errors) for part in self.parts)])
         number = int(np.searchsorted(begins, position, side="right")) - 1
@@ -88,7 +88,7 @@ class MergedPairs:
 
 
 def merge_pairs(parts: Sequence[ComparedPairs]) -> MergedPairs:
-    """Returns the pairs of all parts in one order. A recompute comes before what its recording used next."""
+    """Returns the pairs of all parts in one order: a recompute precedes what its recording used next."""
     pairs, *recomputes = parts
     positions = [np.arange(len(pairs.errors)), *(_find_next(pairs, part) for part in recomputes)]
     number = np.repeat(np.arange(len(parts)), [len(of_part) for of_part in positions])
@@ -96,7 +96,7 @@ def merge_pairs(parts: Sequence[ComparedPairs]) -> MergedPairs:
 
 
 def _find_next(pairs: ComparedPairs, recomputed: ComparedPairs) -> Rows:
-    """Returns of each recomputed tensor which pair its recording used next."""
+    """Returns for each recomputed tensor the pair that its recording used next."""
     rows = (pairs.a if recomputed.recompute_of == FIRST else pairs.b).rows
     order = order_by_use(recomputed.b.tables, np.concatenate([rows, recomputed.a.rows]))
     is_pair = order < len(rows)

@@ -1,4 +1,4 @@
-"""Finds a simple relation of two tensors that differ: a factor, an offset, another order, a mask."""
+"""Finds a simple relation between two unequal tensors: a factor, an offset, another order, a mask."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -14,42 +14,42 @@ from ...recording.statistics.moments import Numbers
 from ..tables.measured import ComparedRows
 from .tensor_metrics import distances, norm_of, to_numbers
 
-#: The largest share of a tensor, or multiple of the noise, that a relation leaves unexplained.
+#: A relation may leave this share of a tensor, or this multiple of the noise, unexplained.
 _LEFT = 1e-5
 _OF_NOISE = 4.0
 
-#: The least ratio of a difference and what a relation leaves of it.
+#: The difference of two tensors must be at least this multiple of what a relation leaves unexplained.
 _EXPLAINS = 5.0
 
-#: The largest relative difference of a factor and the number by which it is named.
+#: The largest relative difference between a factor and the simple number by which it is named.
 _OF_FACTORS = 1e-4
 
-#: The largest number of rows by which a tensor is shifted.
+#: The largest number of rows by which a tensor is tested for a shift.
 _MOST_ROWS = 2
 
-#: The largest number of elements of a tensor that may have another order.
+#: The largest number of elements of a tensor that is tested for another order.
 _LARGEST = 2**24
 
 
 class Relation(NamedTuple):
-    """How the second tensor comes from the first."""
+    """How the second tensor follows from the first."""
 
     kind: str  # scale, sign, offset, masked, shifted, transposed, permuted, reordered, stale
-    text: str  # what it is of the first: `1/8 x`, `the negative of`
+    text: str  # an expression before the name of the first tensor: `1/8 x`, `the negative of`
 
 
 def find_relation(
     a: ComparedRows, b: ComparedRows, pair: int, error: float, noise: float, sizes: Iterable[int]
 ) -> Relation | None:
-    """Returns how a tensor comes from another one; None if none of the known relations explains their difference.
+    """Returns the relation of two tensors; None if none of the known relations explains their difference.
 
     Args:
-        a: rows of one recording.
-        b: as many rows of another.
-        pair: the position of the tensor among these rows.
-        error: of the tensor.
-        noise: how much of that is noise.
-        sizes: sizes of axes that a factor may come from, besides those of the tensor.
+        a: the measurements of one recording.
+        b: the measurements of as many rows of another.
+        pair: the position of the two tensors among these rows.
+        error: the error of the two tensors.
+        noise: the part of the error that is noise.
+        sizes: sizes of axes by which a factor may be named, besides those of the tensor.
     """
     left = max(_LEFT, _OF_NOISE * noise)
     dtypes = a.dtypes[a.dtype[pair]], b.dtypes[b.dtype[pair]]
@@ -76,7 +76,7 @@ def find_relation(
     )
 
 
-# Of whole tensors.
+# Relations that need whole tensors.
 
 
 def _relate_tensors(a: Numbers, b: Numbers, left: float, sizes: Iterable[int]) -> Relation | None:
@@ -99,7 +99,7 @@ def _relate_tensors(a: Numbers, b: Numbers, left: float, sizes: Iterable[int]) -
 
 def _find_orders(a: Numbers, b: Numbers, most: float) -> Iterator[Relation]:
     for axis, size in enumerate(a.shape):
-        for rows in range(1, min(_MOST_ROWS, size // 4) + 1):  # most of them have to be compared
+        for rows in range(1, min(_MOST_ROWS, size // 4) + 1):  # enough rows must remain
             for before, behind, by in ((a, b, rows), (b, a, -rows)):
                 ahead = np.take(before, range(size - rows), axis)
                 if norm_of(np.take(behind, range(rows, size), axis) - ahead) <= most and norm_of(ahead):
@@ -120,7 +120,7 @@ def _sort_rows(numbers: Numbers, axis: int) -> Numbers:
     return rows[np.lexsort(rows.T[:64])]
 
 
-# Relations by statistics and by sketches, where there are no whole tensors.
+# Relations that statistics and sketches can show, where whole tensors are missing.
 
 
 def _relate_statistics(
@@ -166,7 +166,7 @@ def _name_offset(offset: float) -> Relation:
 
 
 def _name_factor(factor: float, left: float, sizes: Iterable[int]) -> Relation:
-    """Returns a factor, by the name of the size from which it may come."""
+    """Returns a factor as a relation, named by the size from which it may come."""
     if abs(factor + 1) <= max(left, _OF_FACTORS):
         return Relation("sign", "the negative of the first run's")
     names = {2.0: ("2", ""), 0.5: ("1/2", "")}

@@ -10,7 +10,7 @@ from ...recording.raw_tensor import RawTensor
 from ...recording.statistics.moments import Numbers
 from ...recording.statistics.number_formats import FLOAT8, float8_table
 
-#: The distance of 1 from the next larger number, by dtype. Integers and bools have none.
+#: The distance between 1 and the next larger number, by dtype. Integers and bools have none.
 EPSILONS = {
     "float64": 2.0**-52,
     "complex128": 2.0**-52,
@@ -28,7 +28,7 @@ EPSILONS = {
 
 
 def to_numbers(raw: RawTensor) -> Numbers | None:
-    """Returns the elements as float64, the parts of complex ones along a last axis; None for an unknown dtype."""
+    """Returns the elements as float64, with the parts of complex ones along a last axis; None for an unknown dtype."""
     array = raw.to_numpy()
     if raw.dtype == "bfloat16":
         return np.asarray((array.astype(np.uint32) << np.uint32(16)).view(np.float32), np.float64)
@@ -45,7 +45,7 @@ def to_numbers(raw: RawTensor) -> Numbers | None:
 
 
 def ulp_of(numbers: npt.NDArray[np.float64], dtype: str) -> Numbers | None:
-    """Returns the distance of each number from the next larger one of its dtype; None if it has no such."""
+    """Returns the distance of each number from the next larger one of its dtype; None for an unknown dtype."""
     epsilon = EPSILONS.get(dtype)
     if epsilon is None:
         return None
@@ -64,36 +64,37 @@ CLOSE = 1e-3
 class TensorDifference:
     """The difference of two whole tensors."""
 
-    relative_l2: float  # of the difference, over the larger norm of the two; 0 if both are zero
-    largest: float  # absolute difference
-    where: tuple[int, ...]  # the index of that element
-    pair: tuple[float, float]  # the elements there
-    cosine: float  # NaN if one of them is zero
-    close_share: float  # of elements that differ by at most CLOSE of the larger magnitude
-    #: The largest difference in units of the last place of the coarser dtype; None without any.
+    relative_l2: float  # the L2 norm of the difference over the larger norm of the two; 0 if both are zero
+    largest: float  # the largest absolute difference
+    where: tuple[int, ...]  # the index of the largest difference
+    pair: tuple[float, float]  # the two elements at that index
+    cosine: float  # NaN if one tensor is zero
+    close_share: float  # the share of elements whose difference is at most CLOSE times the larger magnitude
+    #: The largest difference in units of the last place of the coarser dtype; None if the dtype has no such unit.
     ulps: float | None
 
 
 def compare_tensors(
     a: RawTensor, b: RawTensor, *, axes: tuple[int, ...] | None = None
 ) -> TensorDifference | None:
-    """Returns the difference of two tensors; None if their shapes do not fit or a dtype is not known.
+    """Returns the difference of two tensors; None if their shapes do not match or a dtype is unknown.
 
-    Elements that are the same infinity or NaN in both count as equal. The dimensions of the second tensor are permuted
-    by `axes` first, as for `transpose`.
+    Elements that are the same infinity, or NaN in both, count as equal. `axes` permutes the dimensions of the second
+    tensor first, as in `transpose` of numpy.
     """
     first, second = to_numbers(a), to_numbers(b)
     if first is None or second is None:
         return None
     if axes is not None:
-        second = second.transpose([*axes, *range(len(axes), second.ndim)])  # complex: the axis of parts stays
+        # A complex tensor has its real and imaginary parts along a last axis, which stays last.
+        second = second.transpose([*axes, *range(len(axes), second.ndim)])
     if first.size != second.size:
         return None
     return compare_numbers(first, second.reshape(first.shape), coarser_dtype(a.dtype, b.dtype))
 
 
 def coarser_dtype(a: str, b: str) -> str:
-    """Returns the one of two dtypes that resolves fewer numbers."""
+    """Returns that of two dtypes which resolves fewer numbers."""
     return max(a, b, key=lambda dtype: EPSILONS.get(dtype, 0.0))
 
 
@@ -125,12 +126,12 @@ def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
 
 
 def distances(a: Numbers, b: Numbers) -> Numbers:
-    """Returns the absolute differences of two arrays: 0 where both are NaN, or the same infinity."""
+    """Returns the absolute differences of two arrays; 0 where both are NaN or the same infinity."""
     return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
 
 
 def norm_of(numbers: npt.NDArray[Any]) -> float:
-    """Returns the L2 norm, also of numbers whose squares are too large or too small for a float64."""
+    """Returns the L2 norm, even of numbers whose squares overflow or underflow a float64."""
     largest = float(np.max(np.abs(numbers), initial=0.0))
     if not largest or not np.isfinite(largest):
         return largest

@@ -1,4 +1,4 @@
-"""Finds pairs of rows that hold other tensors, and results that an op elsewhere in the other run has returned."""
+"""Finds pairs whose two tensors are unlike, and outputs that equal those of another op in the other run."""
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from .ranking import IS_MADE
 
 
 def have_resized_first_output(run: PairedRun, resized: Rows, are_repeated: Bools) -> Bools:
-    """Returns which pairs are of an op or call whose first output is of another size in the other recording.
+    """Returns which pairs are of an op or call whose first output has another size in the other recording.
 
-    Then the op was given something else. Of modules that is only known where they are called another number of times
-    (`are_repeated`), as an LSTM that gets one step where the other gets all.
+    Such an op was given another input. For modules this is certain only if the number of calls differs
+    (`are_repeated`), as for an LSTM that is given single steps in one run and all steps at once in the other.
     """
     values, rows = run.tables.values, run.rows
     maker = np.where(values.op >= 0, values.op, -2 - values.call)
@@ -30,9 +30,9 @@ def have_resized_first_output(run: PairedRun, resized: Rows, are_repeated: Bools
 
 
 def have_resized_arguments(a: PairedRun, b: PairedRun, differ: Bools) -> Bools:
-    """Returns which pairs that differ are of ops of which all arguments have other sizes in the second recording.
+    """Returns which unequal pairs are of ops whose arguments all have other sizes in the second recording.
 
-    They sum over other rows: a layer that is called for each half of a batch in one recording, and once in the other.
+    Such ops sum over other rows, as in a layer that one recording calls for each half of a batch.
     """
     flow, flow_b = a.tables.flow, b.tables.flow
     of_ops = np.flatnonzero(differ & (a.op >= 0) & (b.op >= 0))
@@ -49,26 +49,26 @@ def have_resized_arguments(a: PairedRun, b: PairedRun, differ: Bools) -> Bools:
 def are_of_unlike_ops(
     a: PairedRun, b: PairedRun, partner: Rows, are_beyond: Bools, are_uncompared: Bools
 ) -> Bools:
-    """Returns which pairs that differ are of ops outside of modules that read what unpaired ops computed.
+    """Returns which unequal pairs are of ops outside of modules that read outputs of unpaired ops.
 
-    Nothing shows that they are the same ops, as the `stack` of norms and the one of sums of squares are not. Nor are
-    those that read what such ops computed, and differ. They are left out only if something is compared that comes of
-    them in one of the recordings (in the other, the program may have read it), and if no number that both programs
-    read, and that differs, does.
+    Such ops may not correspond: a `stack` of norms is not one of sums of squares. The same holds for ops that read
+    their outputs and differ. They are left out only if something computed from them is compared in one of the
+    recordings (the program of the other may have read it), and no unequal number that both programs read depends on
+    them.
 
     Args:
-        a: a recording.
-        b: the other one.
-        partner: of each op of the first: the same op of the second; -1 for none.
+        a: one recording, with its rows of the pairs.
+        b: the other recording.
+        partner: for each op of the first recording its partner in the second; -1 for none.
         are_beyond: which pairs differ by more than noise.
-        are_uncompared: which pairs are not compared.
+        are_uncompared: which pairs were not compared.
     """
     names, names_b = number_names(a.tables, b.tables)
     op, op_b = _find_outside(a), _find_outside(b)
     maker, maker_b = _name_unpaired_makers(a, names)[op], _name_unpaired_makers(b, names_b)[op_b]
     outside = np.flatnonzero(are_beyond & (op >= 0) & (op_b >= 0))
     pairs = outside[(maker[outside] >= 0) & (maker_b[outside] >= 0) & (maker[outside] != maker_b[outside])]
-    flow, is_unlike = a.tables.flow, np.zeros(len(a.is_unpaired), bool)  # the last is for no op
+    flow, is_unlike = a.tables.flow, np.zeros(len(a.is_unpaired), bool)  # the last element stands for no op
     makers = flow.tensors.producer[a.tables.origin_of_read]
     while len(pairs) and not is_unlike[op[pairs]].all():
         is_unlike[op[pairs]] = True
@@ -90,7 +90,7 @@ def are_of_unlike_ops(
 
 
 def _find_other_numbers(a: PairedRun, b: PairedRun, partner: Rows) -> tuple[Bools, Bools]:
-    """Returns by which ops, `item` for one, each program reads a number that differs from what the other reads."""
+    """Returns the ops, such as `item`, by which each program reads a number that differs from the other's."""
     is_read = a.tables.ops.are_named({"local_scalar_dense"})
     reads, reads_b = PairedReads(a.tables, b.tables).find_all(np.where(is_read, partner, -1))
     row = a.tables.value_of_tensor[a.tables.flow.read[reads]]
@@ -105,16 +105,16 @@ def _find_other_numbers(a: PairedRun, b: PairedRun, partner: Rows) -> tuple[Bool
 
 
 def _return_real_numbers(run: PairedRun) -> Bools:
-    """Returns which ops return more than checks and counts, which are equal also of tensors that differ."""
+    """Returns which ops return more than checks and counts, which may be equal even if tensors differ."""
     tensors, is_real = run.tables.flow.tensors, np.zeros(len(run.is_unpaired), bool)
     is_real[tensors.producer[~tensors.is_whole & (tensors.producer >= 0)]] = True
     return is_real
 
 
 def _lead_to(run: PairedRun, starts: Bools, ends: Bools) -> Bools:
-    """Returns which of some ops, and of those that read what they computed, lead to an end, and not through checks."""
+    """Returns which of `starts`, and of the ops that read from these, lead to one of `ends` without passing a check."""
     flow = run.tables.flow
-    makers: dict[int, list[int]] = {}  # of each op that was met: those whose output it reads
+    makers: dict[int, list[int]] = {}  # for each op that was reached, the ops whose outputs it reads
     waiting, lead_back = np.flatnonzero(starts).tolist(), []
     while waiting:
         op = waiting.pop()
@@ -136,14 +136,14 @@ def _lead_to(run: PairedRun, starts: Bools, ends: Bools) -> Bools:
 
 
 def _find_outside(run: PairedRun) -> Rows:
-    """Returns the op of each row, if it ran outside of modules and optimizers; else -1."""
+    """Returns the op of each row if it ran outside of modules and optimizers; -1 otherwise."""
     ops = run.tables.ops
     is_outside = np.append((ops.call < 0) & (ops.phase != PHASES.index(OPTIMIZER)), False)
     return np.where(is_outside[run.op], run.op, -1)
 
 
 def _name_unpaired_makers(run: PairedRun, name: Rows) -> Rows:
-    """Returns of each op the number of the name of an unpaired op outside of modules whose output it reads; or -1."""
+    """Returns for each op the name's number of an unpaired op outside of modules whose output it reads; or -1."""
     tables, of_op = run.tables, np.full(len(run.is_unpaired), -1, np.int64)
     makers = tables.flow.tensors.producer[tables.origin_of_read]
     is_outside = run.is_unpaired[makers] & (np.append(tables.ops.call, 0)[makers] < 0)
@@ -151,13 +151,13 @@ def _name_unpaired_makers(run: PairedRun, name: Rows) -> Rows:
     return of_op
 
 
-#: The ratio of minimum and maximum from which on a tensor counts as a mask.
+#: A tensor whose minimum and maximum have at least this ratio counts as a mask.
 _MASKED = 1e3
 
-#: Tensors with a larger error do not count as equal, whatever is noise.
+#: Tensors with a larger error do not count as equal, however large the noise is.
 MOST_APART = 0.05
 
-#: The largest number of pairs of tensors that are compared, and of pairs whose norms are near.
+#: The largest number of pairs of tensors that are compared, and of pairs with similar norms.
 _MOST_PAIRS = 10_000
 _MOST_NEAR = 1_000_000
 
@@ -165,21 +165,21 @@ _MOST_NEAR = 1_000_000
 def find_elsewhere(
     a: PairedRun, b: PairedRun, steps: Rows, error: Numbers, noise: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Returns the error of each tensor against an equal one that another op of the other recording has returned.
+    """Returns the error of each tensor against an equal one that another op of the other recording returned.
 
-    All in front of it has come to the same then, however large the errors on the way are: by unpaired ops, or by others
-    that are called alike. Only tensors are compared that have no pair, or one that differs. Without unpaired ops, all
-    are pairs, and nothing is compared.
+    Everything before such a tensor had the same result in both runs, whatever the errors on the way are: by unpaired
+    ops, or by other ones that have the same names. Only tensors without pair, or with an unequal one, are compared.
+    Without unpaired ops all tensors have pairs, and nothing is compared.
 
     Args:
-        a: a recording.
-        b: the other one.
+        a: one recording, with its rows of the pairs.
+        b: the other recording.
         steps: pairs of steps.
         error: the error of each pair.
-        noise: up to which that is rounding.
+        noise: the noise of each pair.
 
     Returns:
-        The error of each tensor of the first recording, and of the second; NaN where there is no such tensor.
+        The error of each tensor of the first recording, and of the second; NaN for tensors without an equal one.
     """
     elsewhere, elsewhere_b = (np.full(len(run.tables.flow.tensors), np.nan) for run in (a, b))
     differs = error > IS_MADE * noise
@@ -196,7 +196,7 @@ def find_elsewhere(
 def _find_equal(
     a: PairedRun, b: PairedRun, steps: Rows, differs: Bools, noise: Numbers
 ) -> tuple[Rows, Rows, Numbers]:
-    """Returns rows of both recordings that hold the same up to noise, and their errors."""
+    """Returns rows of both recordings that are equal up to noise, and their errors."""
     rows, rows_b = _find_unequal_outputs(a, differs), _find_unequal_outputs(b, differs)
     values, values_b = a.tables.values, b.tables.values
     stats, stats_b = values.read_stats().take(rows), values_b.read_stats().take(rows_b)
@@ -221,9 +221,9 @@ def _find_equal(
 
 
 def _find_unequal_outputs(run: PairedRun, differs: Bools) -> Rows:
-    """Returns rows of `values` of what ops returned that has no pair, or one that differs.
+    """Returns rows of `values` of outputs of ops that have no pair, or an unequal one.
 
-    Constants are left out, and whole numbers and masks: those of other tensors may have equal statistics.
+    Constants, integers and masks are left out, because the statistics of unlike ones may be equal.
     """
     tensor = run.tables.tensor_of_value
     is_equal = np.zeros(len(tensor), bool)
@@ -237,7 +237,7 @@ def _find_unequal_outputs(run: PairedRun, differs: Bools) -> Rows:
 
 
 def _find_noises(run: PairedRun, rows: Rows, noise: Numbers) -> Numbers:
-    """Returns the noise of each of some rows of `values`: the median of the pairs of its dtype."""
+    """Returns the noise of rows of `values`: the median over the pairs of their dtype."""
     code, dtypes = dictionary_codes(run.tables.values.table["dtype"])
     of_dtype = np.zeros(len(dtypes) + 1)
     for dtype in np.unique(code[run.rows]).tolist():
@@ -246,11 +246,11 @@ def _find_noises(run: PairedRun, rows: Rows, noise: Numbers) -> Numbers:
 
 
 def _find_near(a: tuple[Rows, Numbers], b: tuple[Rows, Numbers], share: float) -> Rows:
-    """Returns pairs (n, 2) of rows of two tables with equal keys, whose norms differ by no more than a share of these.
+    """Returns pairs (n, 2) of rows of two tables with equal keys, whose norms differ by `share` at most.
 
     Args:
-        a: keys and norms of the rows of one table.
-        b: those of the other.
+        a: the keys and norms of the rows of one table.
+        b: the keys and norms of the rows of the other table.
         share: the largest relative difference of norms.
     """
     order, order_b = (np.lexsort((norms, keys)) for keys, norms in (a, b))
@@ -272,7 +272,7 @@ def _find_near(a: tuple[Rows, Numbers], b: tuple[Rows, Numbers], share: float) -
 
 
 def _are_exchanged(a: PairedRun, b: PairedRun, rows: Rows, rows_b: Rows) -> Bools:
-    """Returns which equal rows have pairs that are equal crosswise: each op has returned what the other should have."""
+    """Returns which equal rows have pairs that are equal crosswise: each op returned what the other should have."""
     partner, partner_b = (np.full(len(run.tables.values.step) + 1, -1, np.int64) for run in (a, b))
     partner[a.rows], partner_b[b.rows] = b.rows, a.rows
     width = len(partner_b)

@@ -1,1 +1,1 @@
-"""The graph of a step as columns: nodes for ops and calls, edges for tensors, layers for modules."""
+"""Builds the graph of a step as columns: nodes for ops and calls, edges for tensors, layers for modules."""

@@ -52,7 +52,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     new[sorted_rows] = np.arange(len(order))
     nodes = table.to_nodes(sorted_rows, rank, new)
     target = new[edges.target]
-    # Stable: edges of one target stay in the order of its arguments.
+    # A stable sort keeps the edges of one target in the order of its arguments.
     by_time = np.argsort(nodes.order[target], kind="stable")
     return Graph(
         command=data.meta.argv,
@@ -70,13 +70,14 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
 def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
     """Returns for each call of the recording whether the graph has a layer for it.
 
-    Kept are the calls in which a shown op ran, the outermost calls and those without any op, as far as they belong to
-    the part that is shown, and the callers of all these.
+    These are the calls in which a shown op ran, the outermost calls and calls without any op that belong to the part,
+    and the callers of all these.
 
     Args:
         ops: the ops of the step.
         part: the part of the step that is shown.
-        busy: the calls in which ops ran, shown or not. None: no ops were recorded, and all calls of the part are kept.
+        busy: the calls in which ops ran, shown or not; None if no ops were recorded, so that all calls of the part are
+            kept.
     """
     calls, where = ops.calls, ops.calls.where
     is_place = np.array([*part.has_places([place.path for place in ops.calls.places]), part.paths is None])
@@ -115,7 +116,7 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
 def _with_inner(chosen: Column, parent: Rows) -> Column:
     """Returns the chosen layers and all inside of them."""
     chosen = chosen.copy()
-    for at in range(len(chosen)):  # a layer follows those around it
+    for at in range(len(chosen)):  # a parent precedes its children, so it is decided before them
         chosen[at] |= parent[at] >= 0 and chosen[parent[at]]
     return chosen
 

@@ -9,31 +9,31 @@ from ..tables.chosen_step import ShownStep
 from ..tables.columns import Column, Rows, columns_at
 from ..tables.tensors import Tensors
 
-#: No layer, no node.
+#: The number that stands for no layer and for no node.
 NONE = -1
 
-# Kinds of nodes.
+# The kinds of nodes.
 OP = "op"
-CALL = "call"  # of a module that calls none, where no ops were recorded
+CALL = "call"  # a call of a module that calls no other, where no ops were recorded
 INPUT = "input"
 PARAMETER = "parameter"
 BUFFER = "buffer"
-CONSTANT = "constant"  # no op has made it, and it does not belong to the model
-EARLIER = "earlier"  # made by an op that is not in the graph: in an earlier step, or left out
-TENSOR = "tensor"  # made by an op of the graph; only in views that show tensors
+CONSTANT = "constant"  # a leaf that no op made, and that does not belong to the model
+EARLIER = "earlier"  # a leaf that an op outside of the graph made: in an earlier step, or left out
+TENSOR = "tensor"  # the output of an op of the graph; only in views that show tensors
 OUTPUT = "output"
 NODE_KINDS = (OP, CALL, INPUT, PARAMETER, BUFFER, CONSTANT, EARLIER, TENSOR, OUTPUT)
 LEAF_KINDS = (INPUT, PARAMETER, BUFFER, CONSTANT, EARLIER)
 
-# Kinds of layers.
+# The kinds of layers.
 PHASE = "phase"
 MODULE = "module"  # one call of a module
-CONTAINER = "container"  # a module that holds others and is not called: ModuleList
+CONTAINER = "container"  # a module such as ModuleList that holds others and is not called
 OPTIMIZER_STEP = "optimizer"
 LAYER_KINDS = (PHASE, MODULE, CONTAINER, OPTIMIZER_STEP)
 
-# Kinds of edges.
-DATA = "data"  # the target reads what the source has made, or is
+# The kinds of edges.
+DATA = "data"  # the target reads the tensor that the source made or is
 NEXT = "next"  # the target is the call that began next; only if no ops were recorded
 
 
@@ -46,39 +46,39 @@ class Numbers:
     bytes_read: Column
     bytes_written: Column
     saved_bytes: Column
-    nonfinite: Column  # NaN and infinite elements of what was measured; -1: nothing was
-    infinite: Column  # of those the infinite ones
-    measured: Column  # finite or not: elements that `sumsq` is of
-    sumsq: Column  # float64
+    nonfinite: Column  # the number of NaN and infinite elements; -1 if nothing was measured
+    infinite: Column  # how many of these are infinite
+    measured: Column  # the number of measured elements that `sumsq` sums
+    sumsq: Column  # the sum of squares, as float64
 
     def take(self, rows: Rows) -> "Numbers":
-        """Returns the numbers of some rows."""
+        """Returns a selection of the rows."""
         return Numbers(**columns_at(self, rows))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerBoxes:
-    """Boxes around nodes, in pre-order. The layers inside a layer follow it, up to `last`."""
+    """Boxes around nodes, in pre-order: the layers inside a layer have the numbers after its own, up to its `last`."""
 
-    parent: Rows  # NONE for those in no other
+    parent: Rows  # the number of the enclosing layer; NONE for none
     last: Rows
-    depth: Column  # 0 for a root, 1 for what is registered in it, and so on; -1 for a phase
+    depth: Column  # 0 for a root, 1 for modules registered in it, and so on; -1 for a phase
     kind: Column  # codes of LAYER_KINDS
     phase: Column  # codes of PHASES
-    place: Column  # number in `places`
+    place: Column  # indices of `places`
     start_ns: Column
     places: tuple["LayerPlace", ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layers(LayerBoxes):
-    """The layers of a graph, and what is known of each."""
+    """The layers of a graph, with all columns that a view may show."""
 
-    nth: Column  # n-th call of the module in the step, from 0; -1: not known, or no call
-    call_id: Column  # NONE where it is no call
-    repeats: Rows  # the layer of the forward call that this backward or recompute belongs to
+    nth: Column  # the number of the call among those of its module in the step; -1 if unknown or no call
+    call_id: Column  # NONE for a layer that is no call
+    repeats: Rows  # the layer of the forward call to which this backward or recompute belongs
     raised: Column
-    compiled: Column  # it ran as compiled code, or is inside of what did
+    compiled: Column  # whether the layer ran as compiled code, or inside of such a layer
     numbers: Numbers
 
     def __len__(self) -> int:
@@ -87,10 +87,10 @@ class Layers(LayerBoxes):
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """The names of layers that are calls of one module at one place, or not calls."""
+    """The names of layers at one place: calls of a module, a container, or a phase."""
 
-    name: str  # path, of a root its name; the name of a phase
-    label: str  # the part of the path below the layer around it
+    name: str  # the path of the module, the name of a root or of a phase
+    label: str  # the part of the path below the enclosing layer
     path: str | None = None
     root: str | None = None
     type: str = ""
@@ -98,18 +98,18 @@ class LayerPlace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NodeColumns:
-    """What is known of nodes, in any order."""
+    """The columns of nodes in any order."""
 
-    layer: Rows  # NONE: in no layer
+    layer: Rows  # the number of the layer; NONE for none
     kind: Column  # codes of NODE_KINDS
     name: Column  # codes of `names`
-    nth: Column  # of its name within the call, from 0; of an output of its call
+    nth: Column  # number among the ops of its name, or among the outputs, of the call
     phase: Column  # codes of PHASES; -1 for none
-    op_id: Column  # NONE where it is no op
-    tensor: Rows  # row of `Graph.tensors` of a leaf, or of the first thing that an op returns; NONE for none
+    op_id: Column  # NONE for a node that is no op
+    tensor: Rows  # row of `Graph.tensors` of a leaf or of an op's first output; NONE for none
     args: Column  # codes of `argument_texts`
-    is_view: Column  # an op that returned views of what it read
-    repeats: Rows  # the op that a backward op goes back to, or that a recomputed op repeats
+    is_view: Column  # whether the op only returns views of what it reads
+    repeats: Rows  # the forward op of a backward op, or the op that a recomputed op repeats
     start_ns: Column
     raised: Column
     numbers: Numbers
@@ -119,17 +119,17 @@ class NodeColumns:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Nodes(NodeColumns):
-    """Nodes; those of one layer are adjacent.
+    """Nodes, where the nodes of one layer are adjacent.
 
-    They are in the order of `Layers`, and within a layer in order of time.
+    Layers are in the order of `Layers`, and the nodes in a layer in order of time.
     """
 
-    order: Rows  # rank in time
-    root: Column  # codes of `roots`: of a leaf or an output, where the recording has several roots; -1: no matter
+    order: Rows  # the rank of each node in time
+    root: Column  # codes of `roots` for leaves and outputs, if there are several roots; else -1
     roots: tuple[str, ...]
 
     def take(self, rows: Rows) -> "Nodes":
-        """Returns some of the nodes; `repeats` still refers to rows of all nodes."""
+        """Returns a selection of the nodes; their `repeats` still refer to rows of all nodes."""
         return replace(self, **columns_at(self, rows), numbers=self.numbers.take(rows))
 
     def __len__(self) -> int:
@@ -138,20 +138,20 @@ class Nodes(NodeColumns):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Edges:
-    """Edges from producers to readers of tensors, in order of time."""
+    """Edges from the producers of tensors to their readers, in order of time."""
 
     source: Rows
     target: Rows
-    tensor: Rows  # row of `Graph.tensors`; NONE for edges that are NEXT
-    slot: Column  # codes of `slots`: the argument of the target
-    time_ns: Column  # when the target began
+    tensor: Rows  # row of `Graph.tensors`; NONE for edges of kind NEXT
+    slot: Column  # the argument of the target, as a code of `slots`
+    time_ns: Column  # the start of the target
     slots: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.source)
 
     def take(self, rows: Rows) -> "Edges":
-        """Returns some of the edges."""
+        """Returns a selection of the edges."""
         return replace(self, **columns_at(self, rows))
 
 
@@ -161,20 +161,20 @@ class Graph:
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
-    step: ShownStep | None  # None: nothing was recorded
-    has_ops: bool  # False: the step has none; nodes are calls, and edges say what ran next
+    step: ShownStep | None  # None if nothing was recorded
+    has_ops: bool  # False if the step has no ops, so that nodes are calls and edges say what ran next
     layers: Layers
     nodes: Nodes
     edges: Edges
     tensors: Tensors
-    device_times: bool = False  # durations are times of devices
+    device_times: bool = False  # whether durations are device times
 
     @cached_property
     def first_node(self) -> Rows:
-        """The first node inside each layer or the layers in it."""
+        """The first node inside each layer, at any depth."""
         return np.searchsorted(self.nodes.layer, np.arange(len(self.layers)), side="left")
 
     @cached_property
     def end_node(self) -> Rows:
-        """The number of the last node inside each layer, plus one."""
+        """The last node inside each layer, plus one."""
         return np.searchsorted(self.nodes.layer, self.layers.last, side="right")

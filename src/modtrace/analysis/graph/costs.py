@@ -19,12 +19,12 @@ _SUMMED = ("flops", "bytes_read", "bytes_written", "saved_bytes")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredValues:
-    """Raw statistics of the tensors that were measured in a step, by whom they belong to."""
+    """The raw statistics of the tensors measured in a step, with the op or call that each belongs to."""
 
     op_id: Column  # -1 for none
     call_id: Column
     site: Column
-    is_gradient: Column  # at what a call returned; `call_id` is that of the forward
+    is_gradient: Column  # whether it is a gradient of a call's output; `call_id` is then that of the forward
     is_op_output: Column
     nonfinite: Column
     infinite: Column
@@ -32,11 +32,11 @@ class MeasuredValues:
     sumsq: Column
 
     def take(self, rows: Column) -> "MeasuredValues":
-        """Returns some of the rows."""
+        """Returns a selection of the rows."""
         return MeasuredValues(**columns_at(self, rows))
 
     def sum_at(self, rows: Rows, size: int) -> Mapping[str, Column]:
-        """Returns the columns of `Numbers` on measured elements for each index below `size`; -1 for no rows."""
+        """Returns the columns of `Numbers` on measured elements, summed for each index below `size`; -1 for no rows."""
         known = rows >= 0
         at = rows[known]
         counts = np.bincount(at, minlength=size)
@@ -57,7 +57,7 @@ class MeasuredValues:
 
 
 def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
-    """Returns the statistics of a step."""
+    """Returns the statistics of all tensors measured in a step."""
     values = read_measured_values(data, step)
     stats = values.read_stats()
     is_call = values.is_of(role.OUTPUT, role.GRAD_OUTPUT)
@@ -94,7 +94,7 @@ def empty_numbers(size: int) -> Numbers:
 def numbers_of_layers(
     tree: LayerTree, calls: Calls, of_node: Rows, nodes: Numbers, measured: MeasuredValues
 ) -> Numbers:
-    """Returns the summed costs of the nodes inside each layer. Times are those of calls, if they are known.
+    """Returns the summed costs of the nodes inside each layer. Times are those of the layers' calls, if known.
 
     Args:
         tree: the layers.
@@ -113,7 +113,7 @@ def numbers_of_layers(
 
 
 def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
-    """Returns the sum over all nodes inside each layer; -1 if one is not known."""
+    """Returns the sum over all nodes inside each layer; -1 if one of them is not known."""
     inside = of_node >= 0
     layer, values = of_node[inside], column[inside]
     totals = _to_totals(sum_at(layer, np.maximum(values, 0), len(tree.parent)), tree)
@@ -122,7 +122,7 @@ def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
 
 
 def sum_at(rows: Rows, values: Column, size: int) -> Column:
-    """Returns the sum of the values at each of `size` rows. It is exact for integers, unlike a sum in float64."""
+    """Returns the sum of the values at each of `size` rows, which for integers is exact, unlike in float64."""
     total = np.zeros(size, np.float64 if values.dtype.kind == "f" else np.int64)
     np.add.at(total, rows, values)
     return total
@@ -152,7 +152,7 @@ def _layers_of(measured: MeasuredValues, tree: LayerTree, calls: Calls) -> Rows:
     """Returns the layer to which each row belongs; for a gradient, that of the backward."""
     call = find_rows(calls.call_id, measured.call_id)
     is_own = take(tree.call, tree.of_call) == np.arange(len(calls))
-    stands_for = np.where(is_own, tree.of_call, NONE)  # a wrapper, not what it wraps
+    stands_for = np.where(is_own, tree.of_call, NONE)  # a wrapper's layer is not of the wrapped call
     backward = np.full(len(calls) + 1, NONE, np.int64)
     is_backward = (calls.phase == PHASES.index(BACKWARD)) & (calls.repeats >= 0) & (stands_for >= 0)
     rows = np.flatnonzero(is_backward)

@@ -18,21 +18,21 @@ _FAR = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerTree(LayerBoxes):
-    """The layers, and the layer of each call."""
+    """The layers, with the layer of each call and each phase."""
 
-    call: Rows  # the row of the call; NONE for containers and phases
-    of_call: Rows  # the layer of each call; NONE: it is not in the graph
-    of_phase: Rows  # the layer of each phase; NONE: nothing ran in it
+    call: Rows  # the row of the layer's call; NONE for containers and phases
+    of_call: Rows  # the layer of each call; NONE if it is not in the graph
+    of_phase: Rows  # the layer of each phase; NONE if nothing ran in it
 
 
 @dataclass
 class _Layer:
-    """A layer while layers are being collected."""
+    """A layer while the layers are still being collected."""
 
     kind: int
     phase: int
     parent: int
-    where: int  # index of a place of the module tree; negative for none
+    where: int  # index of a place in the module tree; negative for none
     place: int
     call: int
     depth: int
@@ -44,8 +44,8 @@ def build_layers(calls: Calls, kept: Column, phase: Column, start_ns: Column) ->
     """Returns the layers of the calls that are `kept`, and of the phases in which ops ran.
 
     Args:
-        calls: the calls of the step.
-        kept: which calls are kept.
+        kept: which calls become layers.
+        phase: the code of each op's phase; NONE for an op without phase.
         phase: the code of each op's phase; NONE for none.
         start_ns: the start of each op.
     """
@@ -61,7 +61,7 @@ def build_layers(calls: Calls, kept: Column, phase: Column, start_ns: Column) ->
 
 
 class _Growing:
-    """Collects layers, outer ones before inner ones."""
+    """Collects layers, each after the layer around it."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -77,14 +77,14 @@ class _Growing:
         self._place_names: list[LayerPlace] = []
 
     def add_call(self, row: int) -> None:
-        """Adds a call. Its enclosing call has been added before, or is not in the graph."""
+        """Adds the layer of a call. Its enclosing call was added before, or is not in the graph."""
         above = self._parent[row]
         where, phase = self._where[row], self._phase[row]
         around = self._of_call[above] if above >= 0 else NONE
         if around == NONE:
             around = self.phase_layer(phase)
         elif self._where[above] == where and self._module[above] != self._module[row]:
-            self._of_call[row] = around  # a wrapper and what it wraps are one
+            self._of_call[row] = around  # a wrapper and its wrapped module share a layer
             return
         for container in self._containers_between(where, self._layers[around].where):
             around = self._container(around, container, phase)
@@ -92,7 +92,7 @@ class _Growing:
         self._of_call[row] = self._add(kind, phase, around, where, row, self._start_ns[row])
 
     def begin_phase(self, phase: int, start_ns: int) -> None:
-        """Adds the layer of a phase in which an op ran, perhaps outside of all calls."""
+        """Adds the layer of a phase in which an op ran, even if the op ran outside of all calls."""
         layer = self._layers[self.phase_layer(phase)]
         layer.start_ns = min(layer.start_ns, start_ns)
 
@@ -108,9 +108,9 @@ class _Growing:
         return self._of_phase[phase]
 
     def _find_containers_between(self, where: int, around: int) -> tuple[int, ...]:
-        """Returns the places between a place and that of the enclosing layer, outermost first.
+        """Returns the places between a place and that of the enclosing layer, the outermost first.
 
-        Returns none if the place is not inside the layer.
+        The result is empty if the place is not inside the layer.
         """
         if where < 0:
             return ()
@@ -143,7 +143,7 @@ class _Growing:
         return len(self._place_names) - 1
 
     def to_tree(self) -> LayerTree:
-        """Returns the layers, sorted."""
+        """Returns the collected layers in pre-order."""
         for layer in reversed(self._layers):
             if layer.parent >= 0:
                 outer = self._layers[layer.parent]
@@ -190,7 +190,7 @@ def find_last(parent: Rows) -> Rows:
 
 
 def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
-    """Returns the innermost layer that contains two layers and all between them in pre-order; NONE if there is none.
+    """Returns the innermost layer around two layers and all layers between them in pre-order; NONE if there is none.
 
     Args:
         low: the first layer of each pair; NONE for none.
@@ -208,7 +208,7 @@ def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
 
 
 def follow(leads_to: Rows) -> Rows:
-    """Returns the end of each chain of references; a row that refers to no other refers to itself."""
+    """Returns the end of each chain of references; a row at the end refers to itself."""
     while True:
         further = leads_to[leads_to]
         if np.array_equal(further, leads_to):
@@ -217,7 +217,7 @@ def follow(leads_to: Rows) -> Rows:
 
 
 def group_children(parent: Rows) -> dict[int, list[int]]:
-    """Returns the layers in each layer, in order; those in no layer are under NONE."""
+    """Returns for each layer its inner layers, in order; outermost layers are under NONE."""
     children: dict[int, list[int]] = defaultdict(list)
     for at, above in enumerate(parent.tolist()):
         children[above].append(at)

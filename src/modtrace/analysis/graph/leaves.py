@@ -1,4 +1,4 @@
-"""Finds the leaves of a graph: tensors that are read, and that no op of the graph has made."""
+"""Finds the leaves of a graph: tensors that are read but not made by an op of the graph."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ _KIND_OF_ROLE = {role.PARAMETER: PARAMETER, role.BUFFER: BUFFER, role.INPUT: INP
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Leaves:
-    """Leaves as columns."""
+    """The leaves of a graph as columns."""
 
     tensor: Rows
     kind: Column  # codes of NODE_KINDS
-    name: list[str]  # of a parameter or buffer its path; of an input its place among the arguments
-    root: list[str]  # the name of its root, where the recording has several roots; else ""
-    site: Column  # site_id; -1 for none
-    time_ns: Column  # when it was first read
+    name: list[str]  # the path of a parameter or buffer; the position of an input among the arguments
+    root: list[str]  # the name of the root if the recording has several; else ""
+    site: Column  # the site_id; -1 for none
+    time_ns: Column  # the time at which the leaf was first read
     layer: Rows
 
 
 class Readers(NamedTuple):
-    """The readers of tensors: first ops, then outputs."""
+    """The readers of tensors: ops first, then outputs of roots."""
 
     tensor: Rows
     layer: Rows
     time_ns: Column
-    op_count: int  # of them are ops
+    op_count: int  # how many of the readers are ops
 
 
 def find_leaves(
@@ -47,13 +47,13 @@ def find_leaves(
     given: Mapping[int, str],
     tree: LayerTree,
 ) -> Leaves:
-    """Returns the leaves that ops read or that are returned.
+    """Returns the leaves: tensors that ops read or roots return, and that no op of the graph made.
 
     Args:
         data: the recording.
         readers: the readers of tensors.
         tensors: the tensors of the graph.
-        given: for tensors among the arguments of a root, their position.
+        given: the position of each tensor that is among the arguments of a root.
         tree: the layers.
     """
     by_time = np.argsort(readers.time_ns, kind="stable")
@@ -99,13 +99,13 @@ def _name_sites(data: RecordingData, sites: list[Site]) -> tuple[list[str], list
 
 
 def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: LayerTree) -> Rows:
-    """Returns the layer of each leaf: the innermost one with all ops that read it in the phase of the first of them.
+    """Returns the layer of each leaf: the innermost one around all ops of its first reader's phase that read it.
 
-    An input is in no module, nor is a tensor that is only returned.
+    An input, and a tensor that is only returned, is outside of all modules.
 
     Args:
-        tensor: the leaves.
-        kind: their kinds.
+        tensor: the rows of the leaves among the tensors.
+        kind: the kind of each leaf.
         readers: the readers of tensors.
         first: the layer of the first reader of each leaf.
         tree: the layers.
@@ -129,7 +129,7 @@ def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: Laye
 
 
 def outermost_phase(tree: LayerTree) -> Rows:
-    """Returns the layer of the phase of each layer."""
+    """Returns for each layer the layer of its phase."""
     is_phase = tree.kind == LAYER_KINDS.index(PHASE)
     found = np.maximum.accumulate(np.where(is_phase, np.arange(len(is_phase)), NONE))
     return np.asarray(found)

@@ -17,19 +17,19 @@ from .layers import LayerTree
 from .leaves import Leaves, outermost_phase
 
 _OP, _OUTPUT = (NODE_KINDS.index(kind) for kind in (OP, OUTPUT))
-#: The order at one time: a leaf comes before the op that reads it, an output after it.
+#: The order of nodes at the same time: a leaf precedes the op that reads it, and an output follows.
 BEFORE, AT, AFTER = range(3)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NodeTable(NodeColumns):
-    """Nodes in any order; references are to rows of the table."""
+    """Nodes in any order; columns that refer to nodes hold rows of this table."""
 
-    root: list[str]  # "": no matter
+    root: list[str]  # the root of a leaf or output; "" if there is only one
     when: Column
 
     def to_nodes(self, rows: Rows, rank: Rows, new: Rows) -> Nodes:
-        """Returns the nodes in the order `rows`; `new` is the new position of each row, and `rank` its rank in time."""
+        """Returns the nodes in the order `rows`. `new` is the new position of each row, and `rank` its rank in time."""
         codes = {root: at for at, root in enumerate(sorted({*self.root} - {""}))}
         columns = columns_at(self, rows) | {"repeats": new[self.repeats[rows]]}
         del columns["when"]
@@ -45,7 +45,7 @@ class NodeTable(NodeColumns):
 
 
 def blank_table(kind: int, when: int, layer: Rows) -> NodeTable:
-    """Returns a node in each of these layers, of which no more than its kind is known."""
+    """Returns a table with a node in each of these layers, whose other columns are empty except the kind."""
     size = len(layer)
     unknown, untrue = np.full(size, NONE, np.int64), np.zeros(size, bool)
     return NodeTable(
@@ -71,7 +71,7 @@ def blank_table(kind: int, when: int, layer: Rows) -> NodeTable:
 def tabulate_ops(
     data: RecordingData, ops: StepOps, layer: Rows, flow: OpFlow, measured: MeasuredValues
 ) -> NodeTable:
-    """Returns a node for each op."""
+    """Returns a table with a node for each op."""
     details = read_op_details(data, ops.op_id)
     outputs = measured.take(measured.is_op_output)
     forward = find_rows(ops.op_id, details.forward_op_id)
@@ -110,7 +110,7 @@ def _find_originals(ops: StepOps) -> Rows:
 
 
 def _op_keys(ops: StepOps, call: Rows) -> Column:
-    """Returns a key for each op, which combines its call, its name, and its index among ops with that name."""
+    """Returns a key for each op that combines its call, its name, and its number among ops of that name."""
     highest = int(ops.nth.max(initial=0)) + 1
     return np.where(call >= 0, (call * len(ops.names) + ops.name) * highest + ops.nth, NONE)
 
@@ -133,7 +133,7 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
 
 
 def tabulate_outputs(flow: OpFlow, ops: StepOps, tree: LayerTree) -> NodeTable:
-    """Returns a node for each output of a call, with its name."""
+    """Returns a table with a node for each output of a call, with its name."""
     call, tensor, slot = flow.returned
     return replace(
         blank_table(_OUTPUT, AFTER, outermost_phase(tree)[tree.of_call[call]]),
@@ -148,7 +148,7 @@ def tabulate_outputs(flow: OpFlow, ops: StepOps, tree: LayerTree) -> NodeTable:
 
 
 def _roots_of(call: Rows, ops: StepOps) -> list[str]:
-    """Returns the root of each call if the recording has several; else ""."""
+    """Returns the name of each call's root if the recording has several; "" otherwise."""
     places = ops.calls.places
     if len({place.root for place in places} - {None}) < 2:
         return [""] * len(call)
@@ -161,7 +161,7 @@ def ends_of(calls: Calls) -> Column:
 
 
 def join_tables(parts: Sequence[NodeTable]) -> NodeTable:
-    """Joins several tables. Only the first one's `repeats` and `args` may refer to anything."""
+    """Returns several tables as one. Only the first may have entries in `repeats` and `args`."""
     starts = np.cumsum([0, *(len(part.names) for part in parts)])
     name = np.concatenate([table.name + start for table, start in zip(parts, starts, strict=False)])
     return NodeTable(

@@ -1,4 +1,4 @@
-"""Makes the nodes of calls that run no op, and the edges of a step without ops, from each call to the next."""
+"""Makes nodes for calls without ops, and for a step without ops the edges from each call to the next."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def tabulate_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> NodeTable:
         tree: the layers.
         busy: the calls in which ops ran.
     """
-    is_idle = np.append(_is_innermost(tree), False)  # at the end for calls that are no layer
+    is_idle = np.append(_is_innermost(tree), False)  # the last element stands for calls that have no layer
     is_idle[tree.of_call[busy]] = False
     table = tabulate_calls(ops, tree, np.flatnonzero(is_idle))
     is_compiled = ops.calls.column("compiled")[tree.call[table.layer]] == 1
@@ -64,7 +64,7 @@ def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
 
 
 def _next_edges(table: NodeTable) -> Edges:
-    """Returns edges that join the calls of one phase in the order in which they began."""
+    """Returns edges that join the calls of each phase in the order in which they began."""
     order = np.lexsort((table.start_ns, table.phase))
     same = table.phase[order][1:] == table.phase[order][:-1]
     source, target = order[:-1][same], order[1:][same]

@@ -20,7 +20,7 @@ from .of_calls import tabulate_idle_calls
 def graph_of_ops(
     data: RecordingData, ops: StepOps, busy: Rows, tree: LayerTree, measured: MeasuredValues
 ) -> tuple[NodeTable, Edges, Tensors]:
-    """Returns a node for each op, for each leaf that it reads, for the outputs of roots, and for calls without ops.
+    """Returns a node for each op, each leaf that ops read, each output of a root, and each call without ops.
 
     Args:
         data: the recording.
@@ -48,11 +48,11 @@ def graph_of_ops(
 
 
 def _without_strays(flow: OpFlow, calls: Rows) -> TensorsOfCalls:
-    """Returns what calls return, but for what nothing in the graph has made or read and is not of the model.
+    """Returns the outputs of calls, except those that no op of the graph made or read and that are not of the model.
 
     Args:
         flow: the ops and tensors.
-        calls: the row of each call that `flow` numbers.
+        calls: the row in `Calls` of each call that `flow` numbers.
     """
     is_known = (flow.tensors.producer >= 0) | (flow.tensors.site_id >= 0)
     is_known[flow.read] = True
@@ -74,20 +74,20 @@ def _name_given(flow: OpFlow) -> dict[int, str]:
     """Returns the position of each tensor among the arguments of a root, such as `[0]`."""
     slots = [slot.removeprefix("input") for slot in flow.slots]
     given = zip(flow.given.tensor[::-1].tolist(), flow.given.slot[::-1].tolist(), strict=True)
-    return {tensor: slots[slot] for tensor, slot in given}  # of several the first
+    return {tensor: slots[slot] for tensor, slot in given}  # the first slot of a tensor counts
 
 
 def _join_edges(flow: OpFlow, readers: Readers, leaves: Leaves, op_count: int) -> Edges:
-    """Returns the edges from the nodes that made tensors, or are leaves, to their readers.
+    """Returns the edges from the nodes that made tensors, or are leaves, to the nodes that read them.
 
-    Nodes are numbered as ops, then leaves, then outputs.
+    Nodes are numbered with the ops first, then the leaves, then the outputs.
     """
     maker = flow.tensors.producer.copy()
     maker[leaves.tensor] = op_count + np.arange(len(leaves.tensor))
     output = op_count + len(leaves.tensor) + np.arange(len(flow.returned.call))
     source = maker[readers.tensor]
     target = np.concatenate([flow.reader, output])
-    known = source >= 0  # what a model returns may be something that no op has read or made
+    known = source >= 0  # a model may return a tensor that no op has read or made
     return Edges(
         source=source[known],
         target=target[known],

@@ -16,11 +16,11 @@ from ..tables.ops import StepOps
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a step. A field that is None selects everything."""
+    """A part of a step, as conditions on ops. A field that is None allows everything."""
 
     phases: tuple[str, ...] | None = None
-    paths: PathFilter | None = None  # of modules, with all inside; what runs in none is no part then
-    ops: tuple[str, ...] | None = None  # globs over names, with or without namespace and overload: `*mm*`
+    paths: PathFilter | None = None  # modules, with all inside them; ops outside of modules are then excluded
+    ops: tuple[str, ...] | None = None  # globs for ops, with or without namespace and overload: `*mm*`
 
     def __post_init__(self) -> None:
         for phase in self.phases or ():
@@ -28,13 +28,13 @@ class Part:
                 raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
 
     def has_phase(self, phase: Column) -> Column:
-        """Returns which of these codes of PHASES are in the part."""
+        """Returns which of the given codes of PHASES are in the part."""
         if self.phases is None:
             return np.ones(len(phase), bool)
         return np.isin(phase, [PHASES.index(name) for name in self.phases])
 
     def has_places(self, paths: Sequence[str | None]) -> list[bool]:
-        """Returns which of these paths are in the part; None is the path of no module."""
+        """Returns which of the given paths are in the part; None stands for no module."""
         if self.paths is None:
             return [True] * len(paths)
         around = {path: path_and_above(path) for path in set(paths) if path is not None}
@@ -42,7 +42,7 @@ class Part:
         return [path is not None and not named.isdisjoint(around[path]) for path in paths]
 
     def of_ops(self, ops: StepOps) -> Column:
-        """Returns which of the ops are in the part."""
+        """Returns a mask of the ops that are in the part."""
         places = self.has_places([place.path for place in ops.calls.places])
         none = self.paths is None
         is_place = np.array([*places, none], bool)
@@ -51,17 +51,17 @@ class Part:
         return np.asarray(kept & names[ops.name]) if len(names) else kept
 
     def has_op(self, name: str) -> bool:
-        """Returns whether an op of this name is in it."""
+        """Returns whether ops of this name are in the part."""
         return self.ops is None or any(
             fnmatchcase(form, glob) for glob in self.ops for form in forms_of_op(name)
         )
 
 
 def forms_of_op(name: str) -> tuple[str, ...]:
-    """Returns the names of an op: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add`."""
+    """Returns all forms in which an op may be named: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add`."""
     parts = name.split(".")
     return (name, ".".join(parts[1:]), ".".join(parts[:2]), ".".join(parts[1:2]))
 
 
-#: Everything.
+#: The part that contains the whole step.
 WHOLE = Part()

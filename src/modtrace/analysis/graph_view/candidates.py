@@ -12,13 +12,13 @@ from .keys import paths_of_layers
 
 
 def near_paths(graph: Graph, paths: PathFilter) -> str:
-    """Returns the end of a sentence about a pattern that matches no module of the graph; empty if all match."""
+    """Returns the end of a sentence that suggests paths for a pattern that matches no module; empty if all match."""
     there = list(dict.fromkeys(own[0] for own in paths_of_layers(graph, None) if own))
     return "".join(name_nearest(pattern.pattern.text, there) for pattern in unmatched(paths, there)[:1])
 
 
 def near_part(whole: Graph, part: Part) -> str:
-    """Returns the same about the modules and the names of ops that a part of the graph is to have."""
+    """Returns the end of a sentence that suggests modules and names of ops, for a part that matches none."""
     near = near_paths(whole, part.paths) if part.paths is not None else ""
     return near or _near_ops(whole, part.ops or ())
 

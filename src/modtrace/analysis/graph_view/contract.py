@@ -10,7 +10,7 @@ from ..tables.columns import Rows
 
 
 def without_views(graph: Graph) -> Graph:
-    """Returns the same graph without the ops that only return views of what they read."""
+    """Returns a graph without the ops that only return views of tensors they read."""
     nodes, edges = graph.nodes, graph.edges
     base = _find_bases(graph)
     kept = np.flatnonzero(base == np.arange(len(nodes)))
@@ -37,7 +37,8 @@ def _find_viewed(graph: Graph) -> Rows:
     Views of views are resolved.
     """
     edges, producer = graph.edges, graph.tensors.producer
-    read = np.full(len(graph.nodes) + 1, NONE, np.int64)  # by each view op; at the end by none
+    # By view op, the tensor that it reads; the last element stands for no op.
+    read = np.full(len(graph.nodes) + 1, NONE, np.int64)
     into = np.flatnonzero(graph.nodes.is_view[edges.target])[::-1]
     read[edges.target[into]] = edges.tensor[into]
     shown = np.where(read[producer] >= 0, read[producer], np.arange(len(producer)))
@@ -52,5 +53,5 @@ def _find_bases(graph: Graph) -> Rows:
     nodes, edges = graph.nodes, graph.edges
     base = np.arange(len(nodes))
     into = np.flatnonzero(nodes.is_view[edges.target])[::-1]
-    base[edges.target[into]] = edges.source[into]  # the first argument comes last here, and stays
+    base[edges.target[into]] = edges.source[into]  # reversed, so the first argument stays
     return follow(base)

@@ -1,4 +1,4 @@
-"""Finds equal, consecutively numbered siblings in a graph: `layers.0` to `layers.31`."""
+"""Finds equal siblings with consecutive numbers in a graph: `layers.0` to `layers.31`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ _MODULE = LAYER_KINDS.index(MODULE)
 
 
 class Run(NamedTuple):
-    """Equal layers, all of which the first one represents."""
+    """A run of equal layers, of which only the first is shown."""
 
     first: int
-    layers: tuple[int, ...]  # in the order in which they ran, the first too
+    layers: tuple[int, ...]  # includes the first, in the order in which they ran
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Folding:
-    """The representative of each layer and node, which is the layer or node itself if it is not folded."""
+    """The result of folding: for each layer and node the one that is shown for it, which may be itself."""
 
     layer: Rows
     node: Rows
@@ -32,15 +32,15 @@ class Folding:
 
 
 def fold_graph(graph: Graph) -> Folding:
-    """Folds runs of sibling layers whose insides are equal: ops, shapes, names and edges.
+    """Folds runs of sibling layers that are equal inside, i.e. have the same ops, shapes, names and edges.
 
-    A run is folded only if no path leads from one of its layers through other layers to another of them.
+    A run is folded only if no path leads from one of its layers through layers outside of the run to another.
     """
     layer, node = np.arange(len(graph.layers)), np.arange(len(graph.nodes))
     runs = []
     for run in _find_runs(graph):
         if layer[run.first] != run.first:
-            continue  # it is in a folded layer, which another one represents
+            continue  # the run is inside a layer that is folded away itself
         runs.append(run)
         for other in run.layers:
             _map_onto(graph, run.first, other, layer, node)
@@ -62,11 +62,11 @@ def _find_runs(graph: Graph) -> list[Run]:
     leaving = _LeavingEdges(graph)
     children = group_children(graph.layers.parent)
     runs = chain.from_iterable(_split(graph, siblings, signatures) for siblings in children.values())
-    return sorted(filter(leaving.is_closed, runs))  # a layer precedes what is inside it
+    return sorted(filter(leaving.is_closed, runs))  # a layer precedes the layers inside it
 
 
 def _split(graph: Graph, siblings: Sequence[int], signatures: Sequence[int]) -> Iterator[Run]:
-    """Yields the longest runs of equal siblings that are numbered upwards, or downwards in a backward."""
+    """Yields the longest runs of equal siblings with ascending numbers, or descending ones in backward."""
     run: list[int] = []
     direction = 0
     numbers = [_number(graph, sibling) for sibling in siblings]
@@ -93,7 +93,7 @@ def _number(graph: Graph, layer: int) -> int | None:
 
 
 class _LeavingEdges:
-    """The edges that leave layers."""
+    """Finds the edges that leave layers."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -102,7 +102,7 @@ class _LeavingEdges:
         self._sources = graph.edges.source[self._by_source]
 
     def is_closed(self, run: Run) -> bool:
-        """Returns whether nothing outside of the run is on a path from one of its layers to another."""
+        """Returns whether no path between two layers of a run leads through anything outside of the run."""
         first = min(int(self._graph.first_node[layer]) for layer in run.layers)
         end = max(int(self._graph.end_node[layer]) for layer in run.layers)
         order = self._graph.nodes.order

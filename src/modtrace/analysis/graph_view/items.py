@@ -16,19 +16,19 @@ _LEAVES = [NODE_KINDS.index(kind) for kind in LEAF_KINDS]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """The visible part of a graph."""
+    """The part of a graph that is to be visible."""
 
-    closed: Column  # of each layer whether it is shown as one node
+    closed: Column  # for each layer, whether it is shown as one node
     folding: Folding | None = None
-    tensors: bool = False  # whether what ops return are nodes
+    tensors: bool = False  # whether outputs of ops are shown as nodes
 
 
 def close_below(graph: Graph, depth: int) -> Column:
-    """Returns the layers at a depth below a root, and all inside them.
+    """Returns a mask of the layers that a view of this depth closes, and of all layers inside them.
 
-    Innermost layers and optimizer steps are included.
+    These are the layers at the depth below a root, innermost layers and optimizer steps.
 
-    It returns none if no layer is that deep.
+    No layer is closed if none is that deep.
 
     Raises:
         ValueError: `depth` is negative.
@@ -44,7 +44,7 @@ def close_below(graph: Graph, depth: int) -> Column:
 
 
 class Items:
-    """Visible items by number: layer n is item n, node n is item `first_node + n`, and tensors follow."""
+    """Numbers all items that may be visible: layer n is item n, node n is item `first_node + n`, and tensors follow."""
 
     def __init__(self, graph: Graph, seen: Seen) -> None:
         self.graph = graph
@@ -55,7 +55,7 @@ class Items:
         self.node_for = np.arange(len(graph.nodes)) if folding is None else folding.node
         closed = seen.closed if graph.has_ops else seen.closed | _has_none_inside(graph)
         shown_closed = np.zeros(self.first_node, bool)
-        shown_closed[self.layer_for[closed]] = True  # one that is closed closes all that it is folded with
+        shown_closed[self.layer_for[closed]] = True  # closing a layer closes all layers folded with it
         self.closed_at = _outermost_closed(graph.layers.parent, shown_closed)
         self.of_layer = np.append(self.closed_at[self.layer_for], NONE)
         layer = self.of_layer[graph.nodes.layer]
@@ -63,7 +63,7 @@ class Items:
         self.tensor_of_edge = self._tensors() if seen.tensors else np.full(len(graph.edges), NONE, np.int64)
 
     def _tensors(self) -> Rows:
-        """Returns the item of each edge's tensor, if an op has made it and it is visible outside of its layer."""
+        """Returns the item of each edge's tensor, if an op made the tensor and it is visible outside of its layer."""
         edges, tensors = self.graph.edges, self.graph.tensors
         if not len(tensors):
             return np.full(len(edges), NONE, np.int64)
@@ -75,7 +75,7 @@ class Items:
         return np.where(number >= 0, self.first_tensor + number, NONE)
 
     def phase_of(self, items: Rows) -> Column:
-        """Returns the phase of layers and nodes; tensors have none."""
+        """Returns the phase of each item; tensors have none."""
         phases = np.concatenate([self.graph.layers.phase, self.graph.nodes.phase, [NONE]])
         return np.asarray(phases[np.minimum(items, self.first_tensor)])
 
@@ -92,7 +92,7 @@ class Items:
 
 
 def _name_tensors(tensors: Tensors, node_for: Rows) -> Rows:
-    """Returns a number for each tensor that an op has made.
+    """Returns a number for each tensor that an op made.
 
     Corresponding tensors in folded layers have the same number.
 

@@ -1,4 +1,4 @@
-"""Makes names for the nodes and layers of a graph that are the same in the next step and in the next run."""
+"""Names the nodes and layers of a graph so that the names are equal in every step and run."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ def name_layers(graph: Graph, folding: Folding | None) -> tuple[list[str], list[
 
 
 def paths_of_layers(graph: Graph, folding: Folding | None) -> list[tuple[str, ...]]:
-    """Returns the paths by which each layer is found: that of its module, and its name. A phase has none."""
+    """Returns the paths by which a user can find each layer: that of its module, and its name. A phase has none."""
     layers = graph.layers
     names, _ = name_layers(graph, folding)
     rows = zip(layers.place.tolist(), layers.kind.tolist(), names, strict=True)
@@ -61,11 +61,11 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
         layers: the names of the layers.
     """
     nodes = graph.nodes
-    around = [*layers, "outside"]  # the layer -1
+    around = [*layers, "outside"]  # for nodes outside of layers: -1
     is_leaf = [kind in LEAF_KINDS for kind in NODE_KINDS]
     kinds = [f"{kind}:" if kind != OP else "" for kind in NODE_KINDS]
     columns = (nodes.layer, nodes.kind, nodes.root, nodes.name, nodes.nth)
-    roots = [*(f"{root}/" for root in nodes.roots), ""]  # the root -1
+    roots = [*(f"{root}/" for root in nodes.roots), ""]  # for nodes without root: -1
     names = nodes.names
     return distinct(
         f"{kinds[kind]}{roots[root]}{names[name]}"
@@ -76,7 +76,7 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
 
 
 def distinct(keys: Iterable[str]) -> list[str]:
-    """Returns the keys, with a number after each that occurred before."""
+    """Returns the keys, with a number appended to each key that occurred before."""
     found: defaultdict[str, int] = defaultdict(int)
     told_apart = []
     for key in keys:

@@ -1,4 +1,4 @@
-"""Lifts the edges of a graph to its visible items."""
+"""Joins the edges of a graph into edges between its visible items."""
 
 from collections.abc import Sequence
 

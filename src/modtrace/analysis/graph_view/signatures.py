@@ -1,4 +1,4 @@
-"""Determines which layers of a graph are equal inside: modules, ops, shapes, and the edges between them."""
+"""Determines which layers of a graph are equal inside: in modules, ops, shapes, and the edges between them."""
 
 from collections.abc import Hashable
 
@@ -8,7 +8,7 @@ from ..graph.columns import BUFFER, NODE_KINDS, NONE, PARAMETER, Graph
 from ..graph.layers import common_layer, group_children
 from ..tables.columns import Column, Rows
 
-#: Kinds of nodes that are named by a path, of which the last part is the same in two equal layers.
+#: Kinds of nodes whose name is a path; in equal layers only its last part is equal.
 _OWNED = [NODE_KINDS.index(PARAMETER), NODE_KINDS.index(BUFFER)]
 
 
@@ -37,7 +37,7 @@ def sign_layers(graph: Graph) -> list[int]:
 
 
 def _sign_nodes(graph: Graph) -> Column:
-    """Numbers the nodes by kind, name, arguments and outputs. Nodes that agree in these have the same number."""
+    """Returns a number for each node; nodes of the same kind, name, arguments and outputs have the same number."""
     nodes = graph.nodes
     codes: dict[str, int] = {}
     full = np.array([codes.setdefault(name, len(codes)) for name in nodes.names], np.int64)
@@ -69,8 +69,8 @@ def _edges_by_layer(graph: Graph) -> tuple[Column, Rows]:
     """Groups edges by the innermost layer that contains both ends.
 
     Returns:
-        the edges, with those of one layer next to each other, as rows (start and end in the layer, slot); and the index
-            of each layer's first edge.
+        the edges, grouped by layer, as rows (start and end in the layer, slot); and the index of each layer's first
+        edge.
     """
     edges, layers = graph.edges, graph.layers
     one, other = graph.nodes.layer[edges.source], graph.nodes.layer[edges.target]

@@ -1,4 +1,4 @@
-"""Folds equal siblings: each keeps its line, and what is inside them is shown once."""
+"""Folds equal siblings: each keeps its line, but the modules inside them are shown once for all."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -9,18 +9,18 @@ from ..tables.times import PhaseTimes, sum_times
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, children_first, rebuild
 from .value_summary import ValueSummary, merge_summaries
 
-#: More siblings than this become one line.
+#: A run of more siblings than this becomes one line.
 LISTED = 12
 
-_Signed = tuple[ModuleNode, int]  # a folded node and the number of its shape
+_Signed = tuple[ModuleNode, int]  # a folded node, and a number that equals that of nodes with the same shape
 
 
 def fold(tree: ModuleTree, *, listed: int = LISTED) -> ModuleTree:
     """Returns the tree with runs of equal, consecutively numbered siblings folded: `blocks.0` to `blocks.5`.
 
-    The nodes of a run stay, but without children; after them, a node with the role `inside` sums up what is inside all
-    of them. A run of more than `listed` becomes one node with the role `folded`, which has the shortest and the longest
-    time of one of them.
+    The nodes of a run stay, but without children. A node with the role `inside` follows, which sums up what is inside
+    all of them. A run of more than `listed` nodes becomes one node with the role `folded`, with the shortest and the
+    longest time among them.
     """
     shapes: dict[Hashable, int] = {}
 
@@ -38,14 +38,14 @@ def _own_shape(node: ModuleNode) -> tuple[Hashable, ...]:
 
 
 def _nonfinite_kinds(values: ValueSummary | None) -> tuple[Hashable, ...]:
-    """Returns what holds NaN or infinite values: the first layer that does is not folded into those before it."""
+    """Returns the kinds of non-finite values in a module, so that the first layer with some is not folded."""
     if values is None:
         return ()
     return (*(count.kind for count in values.nonfinite), *(["inside"] if values.nonfinite_inside else []))
 
 
 def _find_runs(children: Sequence[_Signed]) -> list[list[ModuleNode]]:
-    """Returns the children in order, with consecutively numbered and equal ones grouped."""
+    """Returns the children in order, grouped into runs of equal ones with consecutive numbers."""
     runs: list[list[ModuleNode]] = []
     last_number = None
     for node, number in children:
@@ -71,7 +71,7 @@ def _fold_run(run: Sequence[ModuleNode], listed: int) -> Iterator[ModuleNode]:
 
 
 def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
-    """Returns one node for all of a run, with one node for each child that they have."""
+    """Returns one node that stands for all nodes of a run, with merged children."""
     label = f"{run[0].label}..{run[-1].label}"
     path = join(run[0].path.removesuffix(run[0].label).removesuffix("."), label)
     old, made = run[0].path, list[ModuleNode]()
@@ -84,7 +84,7 @@ def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
 
 
 def _find_children(group: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
-    """Returns the children that correspond in all of a group."""
+    """Yields for each child of the nodes the corresponding children of all nodes of a group."""
     return zip(*(node.children for node in group), strict=True)
 
 

@@ -23,7 +23,7 @@ from .values import read_values, summarize_values
 
 Made = TypeVar("Made")
 
-#: The phases that modules run in.
+#: The phases in which modules run.
 MODULE_PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
 
@@ -36,20 +36,20 @@ class ModuleNode(ByPhase[PhaseTimes]):
 
     path: str
     root: str  # the name of the root: two models of one class are two roots
-    label: str  # the part of the path below the parent; the name of a root
+    label: str  # the part of the path below the parent; for a root, its name
     type: str
     module_id: int
     parameters: int | None
     called: bool
-    same_as: str | None = None  # the module's own path, where a shared module is shown at another one
+    same_as: str | None = None  # the module's own path, if a shared module is shown at another one
     forward: PhaseTimes = NO_CALLS
     backward: PhaseTimes = NO_CALLS
     recompute: PhaseTimes = NO_CALLS
-    values: ValueSummary | None = None  # None where nothing was measured, here and inside
-    count: int = 1  # modules that this node sums up
-    role: Literal["module", "folded", "inside"] = "module"  # inside: of the siblings before it, in one
+    values: ValueSummary | None = None  # None if nothing was measured at the module or inside it
+    count: int = 1  # how many modules this node sums up
+    role: Literal["module", "folded", "inside"] = "module"  # inside: what the siblings before contain
     children: tuple["ModuleNode", ...] = ()
-    members: tuple["ModuleNode", ...] = ()  # of a folded node: the modules that it sums up
+    members: tuple["ModuleNode", ...] = ()  # for a folded node, the modules that it sums up
 
     @property
     def calls(self) -> int:
@@ -63,22 +63,22 @@ class ModuleTree(ByPhase[PhaseTimes]):
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
-    step: ShownStep | None  # None: nothing was recorded
+    step: ShownStep | None  # None if nothing was recorded
     roots: tuple[ModuleNode, ...]
-    forward: PhaseTimes  # of the step: calls that no other call of the phase is around
+    forward: PhaseTimes  # forward calls of the step that are in no other forward call
     backward: PhaseTimes
     recompute: PhaseTimes
     optimizer: PhaseTimes
     outside_ns: int | None  # the part of the step in which no call ran; None: not known
-    backward_recorded: bool  # some step of the recording has backward calls, or was to have them
-    ops_recorded: bool = False  # ops were to be recorded: recording each of them takes a part of the times
-    #: Times are those of devices, not those at which the host has issued their work.
+    backward_recorded: bool  # whether the recording has backward calls, or was to have them
+    ops_recorded: bool = False  # whether ops were to be recorded, which slows the calls
+    #: Whether times are device times, rather than those of the host.
     device_times: bool = False
-    device_step_ns: int | None = None  # from the first of these times in the step to the last
-    lacks_device_times: bool = False  # they were to be recorded, and none is known in the step
-    notes: tuple[Note, ...] = ()  # why steps were written, or were not
-    nonfinite_steps: tuple[int, ...] = ()  # of all steps, those in which NaN or infinite values were measured
-    compilations: Compilations | None = None  # of all steps: what torch.compile did; None: nothing
+    device_step_ns: int | None = None  # the time from the first to the last device time in the step
+    lacks_device_times: bool = False  # device times were to be recorded, but none is known
+    notes: tuple[Note, ...] = ()  # why steps were written or not
+    nonfinite_steps: tuple[int, ...] = ()  # the steps of the recording with NaN or infinite values
+    compilations: Compilations | None = None  # what torch.compile did in all steps; None for nothing
 
 
 def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:
@@ -96,7 +96,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     shown = choose_step(data.table("steps"), table, step)
     number = shown.step if shown else None
     values = read_values(data, number)
-    # Gradients may be those of an earlier step's calls.
+    # gradients may belong to calls of an earlier step
     placer = Placer(data)
     calls = read_calls(table, placer, number, also=values.rows.call_id)
     on_clock = step_on_device(shown, calls)
@@ -141,7 +141,7 @@ def rebuild(roots: Sequence[ModuleNode], make: Callable[[ModuleNode, Sequence[Ma
 
 
 def children_first(top: Iterable[Made], below: Callable[[Made], Iterable[Made]]) -> Iterator[Made]:
-    """Yields what is on top and all that is below it, children before parents, without recursion."""
+    """Yields the nodes `top` and all nodes below them, children before parents, without recursion."""
     waiting, order = list(top), list[Made]()
     while waiting:
         order.append(waiting.pop())
@@ -151,7 +151,7 @@ def children_first(top: Iterable[Made], below: Callable[[Made], Iterable[Made]])
 
 @dataclass(frozen=True)
 class _Assembled:
-    """A node with the calls that its times are summed from, for the containers that hold it."""
+    """A node with the calls from which its times are summed; containers above need these."""
 
     node: ModuleNode
     rows: Mapping[str, Rows]
@@ -160,13 +160,13 @@ class _Assembled:
 def _assemble(
     places: Sequence[TreePlace], times: CallTimes, summaries: Mapping[int, ValueSummary]
 ) -> tuple[ModuleNode, ...]:
-    """Returns the nodes that ran or contain nodes that ran, children before parents.
+    """Returns the nodes that ran, or that have such nodes below them, children before parents.
 
-    A module that was not called is included if values of its calls are known (gradients of a forward in an earlier
-    step), or if its parameters are not finite.
+    A module that was not called is included if values of its calls are known (gradients of an earlier step's forward),
+    or if its parameters are not finite.
     """
     below: dict[int, list[int]] = defaultdict(list)
-    # In the order of registration; shared modules from elsewhere come last.
+    # Nodes are in the order of registration; shared modules registered elsewhere come last.
     order = sorted((place.is_alias, place.module.module_id, index) for index, place in enumerate(places))
     for _, _, index in order:
         below[places[index].parent].append(index)
@@ -200,7 +200,7 @@ def _assemble(
 
 
 def _rows_of(own: Rows, phase: str, children: Sequence[_Assembled], times: CallTimes) -> Rows:
-    """Returns the calls whose total time is a node's: its own or, if it has none, those of its children."""
+    """Returns the calls that a node's total time sums: its own calls, or its children's if it has none."""
     inside = [child.rows[phase] for child in children if len(child.rows[phase])]
     if not len(own) and inside:
         own = np.concatenate(inside)

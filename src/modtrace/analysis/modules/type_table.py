@@ -11,7 +11,7 @@ from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, iterate_nodes
 
 @dataclass(frozen=True, kw_only=True)
 class TypeTimes(ByPhase[PhaseTimes]):
-    """All called modules of one type. A module inside another one of its type adds nothing to the totals."""
+    """The called modules of one type. A module inside another one of the type adds nothing to the totals."""
 
     type: str
     modules: int
@@ -41,7 +41,7 @@ def build_type_table(tree: ModuleTree) -> tuple[TypeTimes, ...]:
 
 
 def _sum_phase(roots: Sequence[ModuleNode], phase: str) -> Mapping[str, PhaseTimes]:
-    """Returns the sums of the nodes called in a phase by type; those inside such a node of their type add no totals."""
+    """Returns the summed times of a phase by type; a node inside another of its type adds nothing to the total."""
     times: dict[str, list[PhaseTimes]] = defaultdict(list)
     outer: dict[str, list[PhaseTimes]] = defaultdict(list)
     around: Counter[str] = Counter()

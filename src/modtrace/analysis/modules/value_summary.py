@@ -1,4 +1,4 @@
-"""Statistics at a module, merged over its calls and slots."""
+"""Summarizes the statistics at a module over its calls and slots."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from typing import Literal, get_args
 
 from ...recording.statistics.moments import Stats, merge
 
-#: The kinds of a module's rows. Recomputed outputs are separate from those that they repeat.
+#: The kinds of rows that a summary distinguishes; recomputed outputs are counted apart from forward ones.
 Kind = Literal["output", "recomputed output", "gradient", "parameter", "parameter gradient"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotValues:
-    """One slot of a module's output, over all its calls; "" if it returned a plain tensor."""
+    """The statistics of one slot of a module's output, over all its calls; the slot is "" for a plain tensor."""
 
     slot: str
     output: Stats | None
@@ -33,13 +33,13 @@ class NonFiniteCount:
 class ValueSummary:
     """The statistics at a module. Each measurement counts once; None means that nothing was measured."""
 
-    output: Stats | None = None  # of all forward calls and slots
-    gradient: Stats | None = None  # at the outputs
-    parameters: Stats | None = None  # its own and those of what is inside it
+    output: Stats | None = None  # statistics of the outputs of all forward calls, in all slots
+    gradient: Stats | None = None  # statistics of the outputs' gradients
+    parameters: Stats | None = None  # statistics of the parameters of the module and of modules inside it
     parameter_gradients: Stats | None = None
     slots: tuple[SlotValues, ...] = ()
-    nonfinite: tuple[NonFiniteCount, ...] = ()  # of its own tensors; only kinds that have any
-    nonfinite_inside: int = 0  # numbers of the tensors of what is inside it
+    nonfinite: tuple[NonFiniteCount, ...] = ()  # counts in the module's own tensors; only kinds with some
+    nonfinite_inside: int = 0  # the number of non-finite elements in tensors of modules inside it
 
     @property
     def gradient_to_parameter(self) -> float | None:

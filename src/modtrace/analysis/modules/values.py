@@ -1,4 +1,4 @@
-"""Merges the statistics of one step for every place in the module tree."""
+"""Merges the statistics of one step for each place in the module tree."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,19 +35,19 @@ class StepValues:
 
     rows: PlacedValues
     stats: StatColumns
-    kind: Column  # index of KINDS; _NO_KIND for roles that are not summed up
+    kind: Column  # index of KINDS; _NO_KIND for roles that are not in summaries
 
     def merge(self, rows: Rows) -> Stats | None:
-        """Returns the statistics of some rows together; None for no rows."""
+        """Returns the merged statistics of some rows; None if there are no rows."""
         return self.stats.merge(rows) if len(rows) else None
 
     def take_once(self, rows: Rows) -> Rows:
-        """Returns one row of each measurement, in the order of the rows."""
+        """Returns one row for each measurement, in the order of the rows."""
         _, first = np.unique(self.rows.moment[rows], return_index=True)
         return rows[np.sort(first)]
 
     def join(self, parts: Sequence[Rows]) -> Rows:
-        """Joins rows, with one row of each measurement."""
+        """Returns the rows of all parts, with one row for each measurement."""
         filled = [part for part in parts if len(part)]
         if len(filled) < 2:
             return filled[0] if filled else _NO_ROWS
@@ -70,7 +70,7 @@ def read_values(data: RecordingData, step: int | None) -> StepValues:
 
 
 def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSummary]:
-    """Returns, by place, the summaries of the places that have values or contain a place that has values.
+    """Returns the summary of each place that has values, or that contains a place with values.
 
     Args:
         values: the measured rows of the step.
@@ -92,7 +92,7 @@ def summarize_values(values: StepValues, calls: Calls) -> Mapping[int, ValueSumm
 
 @dataclass(frozen=True)
 class _Inside:
-    """The rows of a place and of all places inside it. They also count for the places around it."""
+    """The rows of a place and of all places inside it, which also count for places around it."""
 
     parameters: Rows
     parameter_gradients: Rows
@@ -129,7 +129,7 @@ def _summarize(
     outputs, gradients = rows[_OUTPUT], rows[_GRADIENT]
     slot = values.rows.slot
     of_output, of_gradient = (dict(split_rows(part, slot[part])) for part in (outputs, gradients))
-    # As they were first measured.
+    # A parameter counts as it was first measured.
     summary = ValueSummary(
         output=values.merge(outputs),
         gradient=values.merge(gradients),

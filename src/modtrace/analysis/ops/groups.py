@@ -18,30 +18,30 @@ GROUPED_BY: tuple[GroupedBy, ...] = get_args(GroupedBy)
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The common properties of the ops of a group."""
+    """The properties that all ops of a group have in common."""
 
-    name: str  # path, `path@1` for the second call, or the op's name
-    place: PlaceName | None = None  # None: ops of one name
-    call: int | None = None  # of one call: n-th of its module in the step, from 0
-    call_step: int | None = None  # of one call: the step of its forward
-    allocated_bytes: int | None = None  # by its calls without those inside them; None: not known
-    busiest: PlaceName | None = None  # of one name: where most of the time goes
+    name: str  # the path, `path@1` for a second call, or the op's name
+    place: PlaceName | None = None  # None for a group by name
+    call: int | None = None  # in a group by call: its number among the module's calls in the step
+    call_step: int | None = None  # in a group by call: the step of its forward
+    allocated_bytes: int | None = None  # what its calls allocate without inner calls; None if unknown
+    busiest: PlaceName | None = None  # in a group by name: the module in which most time was spent
     busiest_ns: int = 0
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """The group of each op, and the groups."""
+    """The groups of ops, and the group of each op."""
 
     of_op: Rows
     groups: Sequence[Group]
 
 
 def group_ops(ops: StepOps, by: GroupedBy) -> Grouping:
-    """Groups ops. Every group has at least one.
+    """Returns the groups of ops by module, call or name; each group has at least one op.
 
     Raises:
-        ValueError: `by` is something else.
+        ValueError: `by` is none of these.
     """
     if by not in GROUPED_BY:
         raise ValueError(f"by={by!r}: give one of {', '.join(map(repr, GROUPED_BY))}")
@@ -60,7 +60,7 @@ def _by_module(ops: StepOps) -> Grouping:
 
 
 def _by_call(ops: StepOps) -> Grouping:
-    """Groups by place and forward call. A wrapper's call and that of the wrapped module are one."""
+    """Returns groups by place and forward call; a wrapper's call and that of the wrapped module are one."""
     calls = ops.calls
     of_call, first = _number_forward_calls(calls)
     keys = np.where(ops.call >= 0, of_call[ops.call], ops.where) if len(of_call) else ops.where
@@ -88,14 +88,14 @@ def _by_call(ops: StepOps) -> Grouping:
 
 
 def _number_forward_calls(calls: Calls) -> tuple[Rows, Rows]:
-    """Returns the group of each call, which is that of its forward call, and one call of each group.
+    """Returns for each call the group of its forward call, and for each group one of its calls.
 
-    A call outside of the tree has the negative code of its place instead.
+    A call outside of the module tree has the negative code of its place instead.
     """
     in_tree = np.flatnonzero(calls.where >= 0)
     origin = calls.origin[in_tree]
     nth = calls.nth[origin]
-    row = np.where(nth < 0, origin, -1)  # identifies a call without a number in the step
+    row = np.where(nth < 0, origin, -1)  # a call without number is identified by its row
     keys = np.stack([calls.where[in_tree], calls.column("step")[origin], nth, row])
     _, first, number = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     of_call = calls.where.copy()
@@ -104,7 +104,7 @@ def _number_forward_calls(calls: Calls) -> tuple[Rows, Rows]:
 
 
 def _by_op(ops: StepOps) -> Grouping:
-    """Groups by name. The busiest module is the one with most time, the first one if there are several."""
+    """Returns groups by name. The busiest module is the one with the most time, or the first of several."""
     distinct, of_op = np.unique(ops.name, return_inverse=True)
     places, of_place = np.unique(ops.where, return_inverse=True)
     time_ns = sum_by(of_op * len(places) + of_place, ops.duration_ns, len(distinct) * len(places))
@@ -131,7 +131,7 @@ _GROUPERS: Mapping[GroupedBy, Callable[[StepOps], Grouping]] = {
 
 
 def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None]:
-    """Returns what the step's calls of each group allocated themselves; None if one of them is not known."""
+    """Returns for each group the bytes that its calls allocated themselves; None if one of them is not known."""
     calls, allocated = ops.calls, ops.calls.column("allocated_bytes")
     own, known = allocated.copy(), allocated >= 0
     inside = np.flatnonzero(calls.parent >= 0)

@@ -1,4 +1,4 @@
-"""Builds a table of the memory that modules keep for the backward of one step, and that their calls allocate."""
+"""Builds a table of the memory that modules save for backward in one step, and that their calls allocate."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from .sums import SavedByOp, SavedMemory, add_saved_by_calls, sum_inside, sum_sa
 
 @dataclass(frozen=True)
 class CallMemory:
-    """The memory of a module's calls in one phase, with what runs inside them."""
+    """The memory of a module's calls in one phase, including inner calls."""
 
     calls: int = 0
-    allocated_bytes: int | None = None  # by the call that allocates most; None: not known of one of them
-    peak_bytes: int | None = None  # of the call with the highest peak; None: not known of one of them
+    allocated_bytes: int | None = None  # the maximum over the calls; None if one of them is not known
+    peak_bytes: int | None = None  # the highest peak of a call; None if one of them is not known
 
 
 NO_CALL_MEMORY = CallMemory()
@@ -29,16 +29,16 @@ NO_CALL_MEMORY = CallMemory()
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRow(ByPhase[CallMemory]):
-    """The memory of a module, or of what ran outside of modules."""
+    """The memory of a module, or of ops outside of modules."""
 
-    name: str  # the path, of a root its name; (outside of modules), (optimizer)
-    root: str | None  # the name of the root; None where it is no module
+    name: str  # the path, or a root's name; (outside of modules), (optimizer)
+    root: str | None  # the name of the root; None for no module
     path: str | None
     type: str | None
-    saved: SavedMemory  # for backward, by its own ops
-    saved_inside: SavedMemory  # the same with the ops of the modules inside it
-    share: float | None  # the part of all that is saved that its own ops save; None: nothing is saved
-    ops: tuple[SavedByOp, ...] = ()  # its own ops by name, where they were asked for
+    saved: SavedMemory  # saved for backward by the module's own ops
+    saved_inside: SavedMemory  # saved for backward by its own ops and those of modules inside it
+    share: float | None  # the share of its own ops in all saved memory; None if nothing is saved
+    ops: tuple[SavedByOp, ...] = ()  # its own ops by name, if they were requested
     forward: CallMemory = NO_CALL_MEMORY
     backward: CallMemory = NO_CALL_MEMORY
     recompute: CallMemory = NO_CALL_MEMORY
@@ -51,11 +51,11 @@ class MemoryTable:
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
-    step: ShownStep | None  # None: nothing was recorded
-    recorded: bool  # some step of the recording has ops
+    step: ShownStep | None  # None if nothing was recorded
+    recorded: bool  # whether any step of the recording has ops
     rows: tuple[MemoryRow, ...]
-    saved: SavedMemory  # by all ops of the step
-    peak_bytes: int | None  # of the call with the highest peak; None: not known of any
+    saved: SavedMemory  # saved by all ops of the step
+    peak_bytes: int | None  # the highest peak of a call; None if none is known
 
 
 def build_memory_table(data: RecordingData, *, step: int | None = None, ops: bool = False) -> MemoryTable:
@@ -64,7 +64,7 @@ def build_memory_table(data: RecordingData, *, step: int | None = None, ops: boo
     Args:
         data: the recording.
         step: the number of the step; None chooses as `build_module_tree` does.
-        ops: lists in each row the ops that save memory.
+        ops: whether each row lists the ops that save memory.
 
     Raises:
         ValueError: the recording has no such step.
@@ -93,10 +93,10 @@ def _size(row: MemoryRow) -> tuple[int, int, int, str, str]:
 
 
 def _find_call_memory(ops: StepOps, unseen: Collection[int]) -> Mapping[tuple[int, str], CallMemory]:
-    """Returns the memory of the step's calls, by place and phase; `unseen`: those in which compiled code allocates."""
+    """Returns the memory of the step's calls by place and phase; `unseen` calls allocate in compiled code."""
     calls = ops.calls
     is_compiled = calls.column("compiled")[calls.origin] == 1
-    is_compiled[ops.call[ops.call >= 0]] = False  # code from before the recording, whose ops run one by one
+    is_compiled[ops.call[ops.call >= 0]] = False  # code compiled before the recording runs ops one by one
     is_unknown = is_compiled | np.isin(calls.call_id, np.array([*unseen], np.int64))
     for level in reversed(calls.levels[1:]):
         np.logical_or.at(is_unknown, calls.parent[level], is_unknown[level])
@@ -120,7 +120,7 @@ def _find_largest(values: Column, group: Rows, groups: int) -> list[int | None]:
     return [None if low < 0 else high for low, high in zip(smallest.tolist(), largest.tolist(), strict=True)]
 
 
-#: Groups of ops are numbered from 0, and where they ran in no module, their index is negative.
+#: Groups of ops are numbered from 0; groups outside of the module tree have negative numbers.
 _NO_PLACES = len(NO_PLACE_NAMES)
 
 

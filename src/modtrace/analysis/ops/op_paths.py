@@ -17,14 +17,14 @@ class OpPath(NamedTuple):
     """An op, and the call in which it ran."""
 
     op: str
-    op_nth: int  # of its name within the call, from 0
-    name: str  # what the call is called: `path`, `path@1`, of a root its name; (outside of modules)
-    path: str | None  # of the module, at the place where it was called; None: it ran in no module
-    call: int | None  # n-th of its module in the step, from 0; None: not known, or in no module
-    root: str | None  # the name of the root; None: it ran in no module
+    op_nth: int  # the number of the op among those of its name in the call, from 0
+    name: str  # the name of the call: `path`, `path@1`, a root's name, or (outside of modules)
+    path: str | None  # the path at which the module was called; None outside of modules
+    call: int | None  # the number of the call among those of its module in the step; None if not known
+    root: str | None  # the name of the root; None outside of modules
     type: str | None
     phase: str | None  # None outside of all calls
-    raised: bool = False  # it ended by an exception
+    raised: bool = False  # whether the op ended with an exception
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,15 @@ class OpPaths:
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
-    step: ShownStep | None  # None: nothing was recorded
-    phase: str | None  # the phase that was asked for; None: all
-    recorded: bool  # some step of the recording has ops
+    step: ShownStep | None  # None if nothing was recorded
+    phase: str | None  # the requested phase; None for all
+    recorded: bool  # whether any step of the recording has ops
     rows: tuple[OpPath, ...]
 
     def modules(self) -> tuple[str, ...]:
         """Returns the paths of the modules in the order in which their ops ran, without consecutive repeats.
 
-        The path of a root is "". Ops that ran in no module are left out.
+        The path of a root is "". Ops outside of modules are left out.
         """
         return collapse(row.path for row in self.rows if row.path is not None)
 
@@ -75,7 +75,8 @@ def collapse(paths: Iterable[str]) -> tuple[str, ...]:
 
 def _build_rows(ops: StepOps) -> Iterator[OpPath]:
     calls = ops.calls
-    of_call = np.append(calls.nth[calls.origin], -1)  # the number of its forward call in the step
+    # The last element stands for ops outside of calls.
+    of_call = np.append(calls.nth[calls.origin], -1)
     call = of_call[ops.call]
     pairs = np.unique(np.stack([ops.where, call]), axis=1).T.tolist()
     places = {(where, nth): calls.name(where) for where, nth in pairs}

@@ -16,19 +16,19 @@ _NO_PLACE = PlaceName("")
 
 @dataclass(frozen=True, kw_only=True)
 class OpRow:
-    """The ops of a module without those of its children, of one of its calls, or of one name."""
+    """The summed costs of ops of a module without its children, of one of its calls, or of one name."""
 
-    name: str  # what the row is called: the path, of a root its name; `path@1`; the op; (optimizer)
-    root: str | None  # the name of the root; None for ops of one name, and where they ran in no module
-    path: str | None  # of the module; None as above
-    type: str | None  # of the module
-    call: int | None  # by call: n-th of its module in the step, from 0
-    call_step: int | None  # by call: the step of its forward; a backward may come in a later one
-    share: float | None  # of the time of all ops that the table sums up; None: that is no time at all
-    allocated_bytes: int | None  # by the calls themselves, without those inside them; None: not known
-    busiest: str | None  # by op: what the row of the module would be called where most of the time goes
+    name: str  # the name of the row: path, root's name, `path@1`, op, or (optimizer)
+    root: str | None  # the name of the root; None for rows by name and outside of modules
+    path: str | None  # the path of the module; None as for `root`
+    type: str | None  # the type of the module
+    call: int | None  # in a table by call: the number of the call in the step
+    call_step: int | None  # in a table by call: the step of the forward, maybe an earlier one
+    share: float | None  # the share in the time of all rows; None if that time is zero
+    allocated_bytes: int | None  # allocated by the row's calls without inner calls; None if not known
+    busiest: str | None  # in a table by op: the name of the module in which most time was spent
     busiest_root: str | None
-    busiest_ns: int  # the time that goes there
+    busiest_ns: int  # the time that was spent in `busiest`
     sums: PhaseSums
 
 
@@ -38,17 +38,17 @@ class OpTable:
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
-    step: ShownStep | None  # None: nothing was recorded
+    step: ShownStep | None  # None if nothing was recorded
     by: GroupedBy
-    phase: str | None  # the phase that was asked for; None: all
-    recorded: bool  # some step of the recording has ops
+    phase: str | None  # the requested phase; None for all
+    recorded: bool  # whether any step of the recording has ops
     rows: tuple[OpRow, ...]
-    sums: PhaseSums  # of all rows
-    device_times: bool = False  # times are those of devices
-    lacks_device_times: bool = False  # they were to be recorded, and none is known in the step
-    device_step_ns: int | None = None  # from the first time of a device in the calls of the step to the last
-    compiled: tuple[CompiledInside, ...] | None = None  # the ops inside of compiled code, which have no times
-    compiled_before: tuple[str, ...] | None = None  # modules of which these are not known
+    sums: PhaseSums  # the sums over all rows
+    device_times: bool = False  # whether times are device times
+    lacks_device_times: bool = False  # device times were to be recorded, but none is known
+    device_step_ns: int | None = None  # the time from the first to the last device time of calls in the step
+    compiled: tuple[CompiledInside, ...] | None = None  # ops inside of compiled code, which have no times
+    compiled_before: tuple[str, ...] | None = None  # modules whose inner ops are not known
 
 
 def build_op_table(
@@ -65,7 +65,7 @@ def build_op_table(
         phase: one of `PHASES`, which leaves out all other ops; None for all.
 
     Raises:
-        ValueError: the recording has no such step, or `by` or `phase` is something else.
+        ValueError: the recording has no such step, or `by` or `phase` has another value.
     """
     ops = read_step_ops(data, step=step, phase=phase, inside=True)
     number = None if ops.step is None else ops.step.step

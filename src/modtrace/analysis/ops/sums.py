@@ -1,4 +1,4 @@
-"""Sums the costs of ops, and what they save for backward, for any grouping of them."""
+"""Sums the costs of ops, and the memory that they save for backward, over any groups."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ from ..tables.ops import StepOps
 
 @dataclass(frozen=True, kw_only=True)
 class OpSums:
-    """The sums of several ops, without values that are not known."""
+    """The summed costs of several ops; values that are not known are left out."""
 
     ops: int = 0
     time_ns: int = 0
     flops: int = 0
-    flops_unknown: int = 0  # ops whose floating point operations are not known
+    flops_unknown: int = 0  # the number of ops whose floating point operations are not known
     bytes_read: int = 0
     bytes_written: int = 0
-    bytes_unknown: int = 0  # ops of which one of the two is not known
-    unfinished: int = 0  # ops without time: their end was not seen
+    bytes_unknown: int = 0  # the number of ops whose read or written bytes are not known
+    unfinished: int = 0  # the number of ops without time, as their end was not seen
     raised: int = 0
 
 
@@ -33,7 +33,7 @@ NO_OPS = OpSums()
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseSums(ByPhase[OpSums]):
-    """The sums of a group, over all phases and by phase; `together` includes ops without a phase."""
+    """The sums of a group, together and by phase; only `together` includes ops without a phase."""
 
     together: OpSums = NO_OPS
     forward: OpSums = NO_OPS
@@ -43,7 +43,7 @@ class PhaseSums(ByPhase[OpSums]):
 
 
 def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
-    """Returns the sums of each group; `group` is that of each op, from 0."""
+    """Returns the sums of each group; `group` is the group of each op, counted from 0."""
     summed: Mapping[str, Column] = {
         "ops": np.ones(len(ops), np.int64),
         "time_ns": ops.duration_ns,
@@ -55,21 +55,21 @@ def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
         "unfinished": ~ops.ended,
         "raised": ops.raised,
     }
-    codes = len(PHASES) + 1  # the phase of an op may be null as well
+    codes = len(PHASES) + 1  # one more, as the phase of an op may be null
     key = group * codes + ops.phase + 1
     by_phase = np.stack([sum_by(key, column, groups * codes) for column in summed.values()], axis=-1)
     return [_to_phase_sums(list(summed), part) for part in by_phase.reshape(groups, codes, len(summed))]
 
 
 def sum_by(group: Rows, values: Column, groups: int) -> Column:
-    """Returns the exact sum of each group; `numpy.bincount` would add floating-point numbers."""
+    """Returns the exact sum of each group, while `numpy.bincount` would add floating-point numbers."""
     sums = np.zeros(groups, np.int64)
     np.add.at(sums, group, values)
     return sums
 
 
 def _to_phase_sums(names: Sequence[str], by_phase: Column) -> PhaseSums:
-    """Returns the sums of one group, of which each phase has a row; the first column counts the ops."""
+    """Returns the sums of one group from a matrix with a row for each phase, whose first column counts ops."""
 
     def to_sums(row: Column) -> OpSums:
         return OpSums(**dict(zip(names, row.tolist(), strict=True)))
@@ -82,12 +82,12 @@ def _to_phase_sums(names: Sequence[str], by_phase: Column) -> PhaseSums:
 
 @dataclass(frozen=True)
 class SavedMemory:
-    """The memory that several ops save for backward, without values that are not known."""
+    """The summed memory that ops save for backward; values that are not known are left out."""
 
     ops: int = 0
-    saved_bytes: int = 0  # in every phase but recompute
-    recompute_bytes: int = 0  # in recompute: kept only until the backward of that block has run
-    unknown: int = 0  # ops of which this is not known, without those of recompute, which keep it only briefly
+    saved_bytes: int = 0  # saved in all phases except recompute
+    recompute_bytes: int = 0  # saved in recompute, where it is kept only until the block's backward has run
+    unknown: int = 0  # the number of ops whose saved memory is not known, except in recompute
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ class SavedByOp:
     saved: SavedMemory
 
 
-#: What saves memory in a call beside its recorded ops.
+#: The name under which a call's saved memory is listed if it is not saved by recorded ops.
 BY_NO_OP = "(by no recorded op)"
 
 
 def add_saved_by_calls(ops: StepOps) -> StepOps:
-    """Returns the ops, and a row without id for each call of the step that saves more than the ops inside it do.
+    """Returns the ops, with a further row for each call of the step that saves more than its ops do.
 
-    Compiled code does, and so does an autograd Function whose forward runs no op. Where it is not known what compiled
-    code saves, neither is it in that row.
+    Such calls are of compiled code, and of autograd Functions whose forward runs no op. If it is not known how much
+    compiled code saves, the row has no known value either.
     """
     calls = ops.calls
     saved = calls.column("saved_bytes")
@@ -142,7 +142,7 @@ def sum_inside(ops: StepOps, group: Rows, parent: Rows) -> list[SavedMemory]:
 
 
 def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
-    """Returns the memory that each group saves by the names of its ops, in descending order."""
+    """Returns the memory that each group saves, by the names of its ops, in descending order."""
     keys, which = np.unique(group * len(ops.names) + ops.name, return_inverse=True)
     by_group: dict[int, list[SavedByOp]] = defaultdict(list)
     for key, saved in zip(keys.tolist(), sum_saved(ops, which, len(keys)), strict=True):
@@ -154,11 +154,11 @@ def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
 
 
 def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Column:
-    """Returns the sums of each group, of which the columns are the fields of SavedMemory."""
+    """Returns a row of sums for each group, whose columns are the fields of SavedMemory."""
     is_recompute = ops.phase == PHASES.index(RECOMPUTE)
     known = np.maximum(ops.saved_bytes, 0)
     summed = (
-        ops.op_id >= 0,  # without what calls save
+        ops.op_id >= 0,  # the rows added for calls are no ops
         np.where(is_recompute, 0, known),
         np.where(is_recompute, known, 0),
         (ops.saved_bytes < 0) & ~is_recompute,

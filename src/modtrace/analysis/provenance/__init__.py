@@ -1,1 +1,1 @@
-"""Who made the NaN and infinite values: every op of a step, by what it read and what it returned."""
+"""Finds what made the NaN and infinite values of a step, by following what every op read and returned."""

@@ -25,9 +25,9 @@ _FORWARD, _OPTIMIZER = PHASES.index(FORWARD), PHASES.index(OPTIMIZER)
 
 
 def build_answer(trace: Trace, event: Origin, makers: Makers) -> NonFinite:
-    """Returns what is known of one event of a step."""
+    """Returns the explanation of one event of a step."""
     answer = _Answer(trace, event, makers)
-    # An op outside of modules, and of an optimizer, may have put the values there as they were.
+    # An op outside of modules and optimizers may only have moved values there that the program had.
     ops = trace.step.ops
     ran_outside = int(ops.call[event.op]) < 0 and ops.phase[event.op] < 0
     is_moved = ran_outside and trace.step.bare_names[event.op] in MOVES
@@ -39,7 +39,7 @@ def build_answer(trace: Trace, event: Origin, makers: Makers) -> NonFinite:
 
 
 class _Answer:
-    """Explains one event."""
+    """Explains one event: NaN or infinite values that came up at one op."""
 
     def __init__(self, trace: Trace, event: Origin, makers: Makers) -> None:
         self._makers = makers
@@ -48,7 +48,7 @@ class _Answer:
         self._event = event
 
     def build(self) -> NonFinite:
-        """Returns what is known of values that an op has made, or read."""
+        """Returns the explanation of values that an op made, or that were in a tensor that it read."""
         step, event = self._step, self._event
         phase, forward = int(step.ops.phase[event.op]), str(self._forward["name"]) if self._forward else None
         inputs = [
@@ -78,19 +78,19 @@ class _Answer:
         )
 
     def build_input(self, given: int) -> NonFinite:
-        """Returns what is known of values that the program has given to a model."""
+        """Returns the explanation of values in a tensor that the program gave to a model."""
         step, event, argument = self._step, self._event, self._find_argument(given)
         readers = (op for op in step.order if any(tensor == given for _, tensor in step.reads.get(op, ())))
         numel = math.prod(step.tensors.shapes[given])
         counts = self._counts(given)
         if counts is None or counts.numel != numel or not (counts.nan or counts.inf):
-            # It was measured before they were written into it.
+            # The tensor was measured before the values were written into it.
             counts = event.counts._replace(numel=numel, first_index=None)
         hint = "the program gave them to the model"
-        if event.kind != SOURCE and step.bare_names[event.op] != "set":  # a worker's tensor is set
+        if event.kind != SOURCE and step.bare_names[event.op] != "set":  # `set` comes from a worker
             hint += f"; {step.describe_op(event.op)} wrote them"
         return self._build_held(
-            next(readers, event.op),  # else an op reads another view of it
+            next(readers, event.op),  # if no op reads `given` itself, one reads a view of it
             counts,
             role=INPUT,
             slot=argument.slot,
@@ -100,7 +100,7 @@ class _Answer:
         )
 
     def build_loaded(self, loaded: int) -> NonFinite:
-        """Returns what is known of values that the program has written into a parameter or buffer."""
+        """Returns the explanation of values that the program wrote into a parameter or buffer."""
         step, event = self._step, self._event
         site, storage = step.sites[loaded], step.regions[loaded].storage
         assert site is not None
@@ -121,7 +121,7 @@ class _Answer:
         )
 
     def _build_held(self, reader: int, counts: Counts, **fields: Any) -> NonFinite:
-        """Returns what is known of values that no op of the step has made; `fields` are the other fields."""
+        """Returns the explanation of values that no op of the step made; `fields` are its other fields."""
         row = self._find_op(reader)
         return NonFinite(
             **self._locate(reader, counts),
@@ -133,7 +133,7 @@ class _Answer:
         )
 
     def _locate(self, op: int, counts: Counts) -> dict[str, Any]:
-        """Returns the fields of where an op ran, and of how many values there are."""
+        """Returns the fields that say where an op ran, and how many NaN and infinite values there are."""
         step = self._step
         before = step.order[: step.order.index(self._event.op)]
         follows = next((int(step.ops.phase[op]) for op in reversed(before) if step.ops.phase[op] >= 0), None)
@@ -154,7 +154,7 @@ class _Answer:
 
     @cached_property
     def _forward(self) -> Mapping[str, Any] | None:
-        """The op whose derivative the op computes, as a row of `ops`."""
+        """The op whose derivative the event's op computes, as a row of `ops`."""
         forward = self._step.forward_op[self._event.op]
         return None if forward is None else self._step.run.find_op(forward)
 
@@ -189,7 +189,7 @@ class _Answer:
         )
 
     def _describe_unwritten(self) -> str | None:
-        """Returns which tensor that the op read is memory to which ops have not written in full; None if none is."""
+        """Returns which tensor that the op read is memory that was not written in full; None if there is none."""
         read = [tensor for _, tensor in self._step.reads.get(self._event.op, ())]
         for tensor in read if self._event.unwritten is None else [self._event.unwritten]:
             base = self._find_base(tensor)
@@ -200,9 +200,9 @@ class _Answer:
         return None
 
     def _describe_writer(self, tensor: int) -> str | None:
-        """Returns which op made the values of a tensor in an earlier step, or wrote it; None if none did that was seen.
+        """Returns which op made the values of a tensor in an earlier step, or wrote it; None if that was not seen.
 
-        Of what an optimizer has written, the writer is named: the step of its gradients has an answer of its own.
+        For a tensor that an optimizer wrote, the writer is named, because the step of its gradients has its own answer.
         """
         writer, site = self._find_writer(tensor), self._step.sites[tensor]
         is_of_optimizer = writer is not None and writer["phase"] == OPTIMIZER
@@ -220,11 +220,11 @@ class _Answer:
         return f"{forms_of_op(writer['name'])[-1]} wrote it in step {writer['step']}{phase_text}"
 
     def _find_writer(self, tensor: int) -> Mapping[str, Any] | None:
-        """Returns the op that wrote a tensor, in whatever step, as a row of `ops`."""
+        """Returns the op that wrote a tensor, in any step, as a row of `ops`."""
         return self._step.run.find_writer(int(self._step.tensors.tensor_id[tensor]))
 
     def _counts(self, tensor: int | None) -> Counts | None:
-        """Returns what was measured of a tensor, or of what it is a view of."""
+        """Returns the measurement of a tensor, or of the tensor of which it is a view."""
         step, counts = self._step, self._trace.counts
         for _ in range(len(step.tensors)):
             if tensor is None:
@@ -239,7 +239,7 @@ class _Answer:
         return None
 
     def _bound(self, tensor: int, last: Counts) -> Counts | None:
-        """Returns what a tensor may hold of which an op has written a part; None if nothing is known of the rest."""
+        """Returns bounds on a tensor of which an op wrote only a part; None if the rest was not measured."""
         step, counts = self._step, self._trace.counts
         storage, numel = step.regions[tensor].storage, math.prod(step.tensors.shapes[tensor])
         parts = []
@@ -263,14 +263,14 @@ class _Answer:
             text += f", {describe_counts(counts.nan, counts.inf)}"
         elif counts is not None and counts.min is not None and counts.max is not None:
             within = "within " if counts.is_bound else ""
-            text += f", {within}{counts.min + 0.0:.4g} .. {counts.max + 0.0:.4g}"  # -0 is 0
+            text += f", {within}{counts.min + 0.0:.4g} .. {counts.max + 0.0:.4g}"  # + 0.0 avoids -0
         base, op = self._find_base(read.tensor), int(step.tensors.producer[read.tensor])
         held = None if step.tensors.producer[base] >= 0 else self._name(base)
         origin = held or (f"from {step.describe_op(op)}" if op >= 0 else None)
         return f"{text}, {origin}" if origin else text
 
     def _find_base(self, tensor: int) -> int:
-        """Returns the tensor of which a view of views shows a part; the tensor itself if it is no view."""
+        """Returns the tensor at the end of a chain of views; the tensor itself if it is no view."""
         while (shown := self._step.find_shown(tensor)) is not None:
             tensor = shown
         return tensor
@@ -282,7 +282,7 @@ class _Answer:
         return None if role is None or role.name == LEAF else f"{role.of_one} {_name_source(site)}"
 
     def _find_parameter(self, inputs: list[ReadTensor]) -> str | None:
-        """Returns the parameter that an op of an optimizer works on; None if it is another op, or of several."""
+        """Returns the parameter that an op of an optimizer updates; None for another op, or if it updates several."""
         if self._step.ops.phase[self._event.op] != _OPTIMIZER:
             return None
         sites = [self._step.sites[read.tensor] for read in inputs]
@@ -290,23 +290,23 @@ class _Answer:
         return names.pop() if len(names) == 1 else None
 
     def _find_argument(self, given: int) -> Argument:
-        """Returns to which call a tensor was given that no op of the step has made, and as what."""
+        """Returns the call to which a tensor was given that no op of the step made, and its position there."""
         if given in self._step.given:
             return self._step.given[given]
         site, calls = self._step.sites[given], self._step.calls
-        assert site is not None  # an input that its module was the first to see
+        assert site is not None  # the tensor is an input that was first seen at a module inside the model
         return Argument(int(np.flatnonzero(calls.in_step & (calls.module == site.module_id))[0]), site.slot)
 
     def _is_written_by(self, op: int) -> bool:
-        """Returns whether an op has written something: a view only shows it."""
+        """Returns whether an op wrote something, which an op that only returns views does not."""
         return any(self._step.find_shown(tensor) is None for _, tensor in self._step.returns.get(op, ()))
 
     def _chain(self, phase: int, first: int | None = None) -> Iterator[str]:
-        """Yields the modules through which the values went in a phase, with the first op of each.
+        """Yields the modules through which the values went in a phase, each with its first op.
 
         Args:
-            phase: that of the op that made them.
-            first: the op with which the chain begins; None: what read them first.
+            phase: the phase of the op that made the values.
+            first: the op with which the chain begins; None for the first op that read the values.
         """
         step, written = self._step, {op for op, _ in self._trace.counts.outputs}
         phases = {phase, -1} if phase >= 0 else {_FORWARD, -1}
@@ -319,5 +319,5 @@ class _Answer:
 
 
 def _name_source(site: Site | None) -> str:
-    """Returns the path of a parameter or buffer, or what else held the values."""
+    """Returns the path of a parameter or buffer, or a description of another tensor that held the values."""
     return (site.name or "a tensor of the program") if site else "a tensor"

@@ -1,4 +1,4 @@
-"""Why an op returned NaN or infinite values, told from the numbers that it read, and what helps."""
+"""Explains from the numbers that an op read why it returned NaN or infinite values, and suggests a remedy."""
 
 import math
 import re
@@ -26,34 +26,34 @@ from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .step_counts import Counts
 from .trace import Origin, Trace
 
-#: Where functions of one number are finite: above the first bound and below the second.
+#: Functions of one number, with the bounds between which they are finite.
 _FINITE_BETWEEN = {
     "acos": (-1.0, 1.0), "asin": (-1.0, 1.0), "atanh": (-1.0, 1.0), "erfinv": (-1.0, 1.0), "acosh": (1.0, math.inf),
     "log1p": (-1.0, math.inf), "logit": (0.0, 1.0),
 }  # fmt: skip
 
-#: They are infinite at 0 and at the whole numbers below it.
+#: Functions that are infinite at 0 and at negative integers.
 _GAMMAS = frozenset({"lgamma", "digamma", "polygamma"})
 
-#: Their derivatives divide by the differences of eigenvalues or singular values.
+#: Functions whose derivatives divide by the differences of eigenvalues or singular values.
 _DECOMPOSITIONS = frozenset({"linalg_eigh", "linalg_eig", "linalg_svd"})
 
-#: Whole layers with the mask of an attention in them.
+#: Ops that compute a whole layer, including masked attention.
 _FUSED_ATTENTION = frozenset({"transformer_encoder_layer_fwd", "native_multi_head_attention"})
 
 _NORMALIZATIONS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm"})
 
 
 class Cause(NamedTuple):
-    """Why values came up that are not finite."""
+    """The cause of NaN or infinite values, with an explanation and a remedy."""
 
-    name: str  # overflow, log of 0, ...
-    text: str  # what the numbers show
+    name: str  # such as "overflow" or "log of 0"
+    text: str  # a sentence about the numbers that show the cause
     remedy: str
 
 
 class ReadTensor(NamedTuple):
-    """What an op read, with what was measured of it; None: nothing was."""
+    """A tensor that an op read, with its measurement; None if it was not measured."""
 
     slot: str
     tensor: int
@@ -61,11 +61,11 @@ class ReadTensor(NamedTuple):
 
 
 def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op: str | None) -> Cause | None:
-    """Returns the cause of what a producer made; None where the numbers do not show one.
+    """Returns the cause of the values that an event's op made; None if the numbers do not show one.
 
     Args:
-        inputs: what it read, views led back to what was measured.
-        forward_op: of an op in backward, the name of the op whose derivative it computes.
+        inputs: the tensors that the op read; views have the measurement of the tensor behind them.
+        forward_op: for an op in backward, the name of the op whose derivative it computes.
     """
     name, args = trace.step.bare_names[event.op], trace.step.op_args[event.op]
     if forward_op is not None and trace.step.ops.phase[event.op] == PHASES.index(BACKWARD):
@@ -185,7 +185,7 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
 
 
 def _sums_overflow(event: Origin, inputs: list[ReadTensor]) -> bool:
-    """Returns whether the sum of all elements of an input may be beyond the largest number of the output's dtype."""
+    """Returns whether the sum of all elements of an input may exceed the largest number of the output's dtype."""
     limit = LARGEST.get(event.counts.dtype, math.inf)
     return any(
         read.counts is not None and _abs_max(read.counts) * read.counts.numel > limit for read in inputs
@@ -263,7 +263,7 @@ def _overflow_of_exp(trace: Trace, event: Origin, inputs: list[ReadTensor]) -> C
 
 
 def _is_softmax_by_hand(trace: Trace, event: Origin) -> bool:
-    """Returns whether exponentials are divided by their sum, or the logarithm of that sum is taken."""
+    """Returns whether the program computes a softmax itself: it divides exponentials by their sum, or takes its log."""
     step, names = trace.step, trace.step.bare_names
 
     def reads(op: int) -> set[str]:
@@ -324,7 +324,7 @@ def _lowest(inputs: list[ReadTensor]) -> str:
 
 
 def _divisors(name: str, inputs: list[ReadTensor], args: str) -> list[tuple[float, float]]:
-    """Returns the ranges of what an op divides by; none if it does not divide."""
+    """Returns the ranges of the divisors of an op; none if it does not divide."""
     exponent = re.search(r'"exponent":(-?[\d.]+)', args)
     is_inverse = name == "pow" and exponent is not None and float(exponent[1]) < 0
     if name not in DIVISIONS and not is_inverse:
@@ -341,7 +341,7 @@ def _divisors(name: str, inputs: list[ReadTensor], args: str) -> list[tuple[floa
 
 
 def _describe_zero(name: str, inputs: list[ReadTensor], args: str) -> str | None:
-    """Returns how a divisor comes to be 0; None if none does."""
+    """Returns how a divisor came to be 0; None if no divisor is 0."""
     for low, high in _divisors(name, inputs, args):
         if low == 0 or high == 0:
             return "its divisor holds 0"

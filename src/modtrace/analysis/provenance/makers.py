@@ -13,31 +13,31 @@ from .earlier_steps import EarlierSteps
 from .step_counts import StepCounts
 from .trace import Origin, Trace, trace_step
 
-#: At most this many earlier steps are followed again, and kept for the next question.
+#: The largest number of earlier steps that are traced again, and kept for the next question.
 _MOST_STEPS, _KEPT = 8, 2
 
 
 class Maker(NamedTuple):
-    """What made values in an earlier step."""
+    """The op that made non-finite values in an earlier step."""
 
     trace: Trace
     event: Origin
 
 
 class Makers:
-    """Follows the ops of earlier steps, as far as they were recorded."""
+    """Traces the ops of earlier steps, as far as they were recorded."""
 
     def __init__(self, run: IndexedTables, earlier: EarlierSteps) -> None:
-        """Reads nothing before it is asked; `earlier` is what is known of dropped steps."""
+        """Starts without reading any step; `earlier` holds what is known of dropped steps."""
         self._run = run
         self._earlier = earlier
         self._trace = lru_cache(maxsize=_KEPT)(self._trace_step)
 
     def find(self, tensor_id: int, before: int) -> Maker | None:
-        """Returns what made the values that a tensor held when the step of its op ended; None if that is not known.
+        """Returns what made the values that a tensor held at the end of its op's step; None if that is not known.
 
         Args:
-            tensor_id: the tensor.
+            tensor_id: the id of the tensor that held the values.
             before: the step that reads it.
         """
         for _ in range(_MOST_STEPS):
@@ -63,7 +63,7 @@ class Makers:
 
 
 def is_read_later(trace: Trace, event: Origin) -> bool:
-    """Returns whether an op of a later step reads what holds the values: what became of them is seen there."""
+    """Returns whether an op of a later step reads a tensor that holds the event's values, so that step decides."""
     number, memory, run = trace.events.index(event), trace.memory, trace.step.run
     tensors = [event.tensor, *chain.from_iterable(event.unread.values())]
     held = [tensor for tensor in tensors if number in memory.read(tensor).origins]

@@ -1,4 +1,4 @@
-"""Decides which NaN and infinite values of a step came to something that matters: a loss, a gradient, a parameter."""
+"""Decides which NaN and infinite values of a step matter, because a loss, a gradient or a parameter depends on them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ..tables.columns import Bools, column_of
 from ..tables.one_step import OneStep
 from .trace import End, Origin, Trace
 
-#: The roles of tensors that must be finite wherever they are.
+#: The roles of tensors that must be finite at every site.
 _MUST_BE_FINITE = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE, LOSS)
 
 _COLUMNS = ("site_id", "call_id", "count", "nan_count", "inf_count", "max")
@@ -22,16 +22,16 @@ _OPTIMIZER = PHASES.index(OPTIMIZER)
 def are_ends_finite(
     step: OneStep, losses: Iterable[bool | None] = (), *, returns_meant: bool = False
 ) -> bool | None:
-    """Returns whether all was finite that the values of a step can come to; None if too little of that was measured.
+    """Returns whether all tensors that matter in a step are finite; None if too few of them were measured.
 
-    These are losses, parameters, their gradients, updates and optimizer states, NaN in buffers, and what the outermost
-    calls returned: of that -inf alone may be the logarithm of a probability. In a step with a backward the gradients
-    decide, in one without what was returned.
+    These tensors are losses, parameters, their gradients, updates and optimizer states, buffers (for NaN only), and
+    outputs of outermost calls, in which -inf may be the logarithm of a probability. In a step with a backward the
+    gradients decide, in one without it the outputs.
 
     Args:
         step: the rows of the step.
-        losses: of each backward whether the tensor at which it began was not finite; None where that is not known.
-        returns_meant: see `Trace`.
+        losses: for each backward, whether its loss was not finite; None where that is not known.
+        returns_meant: whether the outermost calls returned intended infinities; see `Trace`.
     """
     values = step.table("values").select(_COLUMNS)
     nan, inf = column_of(values, "nan_count") > 0, column_of(values, "inf_count") > 0
@@ -58,25 +58,25 @@ def _find_spoiled_buffers(step: OneStep, nan: Bools) -> Bools:
     return np.asarray(is_bad & ~np.isin(site_id, sites[column_of(rows, "nan_count")[first] > 0]))
 
 
-#: Where an event is, in any step.
+#: Identifies the op and slot of an event, independently of the step.
 EventPlace = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Innocent:
-    """What is known from the steps before."""
+    """Knowledge from earlier steps about values that did not matter."""
 
-    steps: set[bytes] = field(default_factory=set)  # keys of steps in which nothing came to anything
-    places: set[EventPlace] = field(default_factory=set)  # of values that came to nothing
+    steps: set[bytes] = field(default_factory=set)  # keys of steps in which no values mattered
+    places: set[EventPlace] = field(default_factory=set)  # the places of events whose values did not matter
 
 
 def select_guilty(trace: Trace, are_finite: bool | None, innocent: Innocent) -> list[Origin]:
-    """Returns the events whose values came to something that matters, or may have, in the order of the ops.
+    """Returns the events whose values matter, or may matter, in the order of the ops.
 
     Args:
-        trace: the events of the step.
-        are_finite: what `are_ends_finite` says of it.
-        innocent: the places of the other events are added to it.
+        trace: the trace with the events of the step.
+        are_finite: the result of `are_ends_finite` for the step.
+        innocent: the record to which the places of all other events are added.
     """
     names = trace.step.bare_names
     ends = [end for end in trace.ends if end.is_returned] if are_finite else trace.ends
@@ -101,9 +101,9 @@ def _place_of(trace: Trace, event: Origin) -> EventPlace:
 
 
 def _came(trace: Trace, ends: Iterable[End], absorbed: set[EventPlace]) -> set[int]:
-    """Returns the numbers of the events that are not finite at an end, and of those whose derivatives are.
+    """Returns the numbers of the events that reach an end, and of forward events whose derivatives do.
 
-    Of several at one end, those at places whose values came to nothing in other steps are not among them.
+    If several reach one end, those at places whose values did not matter in other steps are left out.
     """
     came: set[int] = set()
     names = trace.step.bare_names
@@ -120,5 +120,5 @@ def _came(trace: Trace, ends: Iterable[End], absorbed: set[EventPlace]) -> set[i
 
 
 def _is_of_optimizer(trace: Trace, event: Origin) -> bool:
-    """Returns whether an optimizer made values and left them."""
+    """Returns whether an optimizer made values that no later op has read."""
     return trace.step.ops.phase[event.op] == _OPTIMIZER and bool(event.unread)

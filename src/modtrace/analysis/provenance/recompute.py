@@ -1,4 +1,4 @@
-"""Tells whether forwards and their recomputes agree, and which op, or else which module, differs first."""
+"""Checks whether recomputes agree with their forwards, and finds which op or module differs first."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from .recompute_pairs import UNPAIRED, pair_ops
 
 Row = Mapping[str, Any]
 
-#: Told from hashes where both have one, else from what was measured of both.
+#: The columns that are compared if one of the two tensors has no hash.
 _STATISTICS = (
     "count", "min", "max", "sum", "sumsq", "nan_count", "inf_count",
     "sumabs", "zero_count", "sum4", "argmax", "histogram", "channel_max", "sample", "sketch",
@@ -34,40 +34,40 @@ _COLUMNS = ["step", "phase", "site_id", "call_id", "op_id", "order", "shape", "d
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeDifference:
-    """An op, or else a module, whose recompute and forward returned different results for equal inputs."""
+    """An op (or a module, without ops) whose recompute returned another result than its forward from equal inputs."""
 
     step: int
     root: str | None  # the name of the root; None outside of modules
     path: str | None
-    call: int | None  # n-th of its module in the step, from 0
+    call: int | None  # the number of the call among those of its module in the step, from 0
     op: str | None  # None where only modules were measured
-    op_nth: int | None  # of its name within the recompute, from 0
-    slot: str  # of its output
+    op_nth: int | None  # the number of the op among those of its name in the recompute, from 0
+    slot: str  # the slot of the output
     source_line: str | None
-    by_hash: bool  # the hashes differ; else the statistics do
-    forward: str  # what was measured of it: `float32[4, 8], -1 .. 1`
+    by_hash: bool  # whether the hashes differ; else the statistics do
+    forward: str  # the output of the forward: `float32[4, 8], -1 .. 1`
     recompute: str
-    cause: str | None  # random numbers, autocast, ...; None where the recording does not show one
+    cause: str | None  # such as random numbers or autocast; None if the recording does not show it
     hint: str | None
     remedy: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeCheck:
-    """How far forwards and recomputes agree."""
+    """The result of comparing recomputes with their forwards."""
 
-    differences: tuple[RecomputeDifference, ...]  # step by step as they ran; buffers updated twice last
-    calls: int  # recomputed calls
-    steps: int  # that have some
-    by_hash: int  # tensors that were compared by their hashes
-    by_statistics: int  # that were compared by statistics, which cannot tell every difference
-    by_ops: bool  # outputs of ops were compared; else those of modules
-    ended: int  # recomputed calls that ended before the last op of their forward: that op's inputs were not compared
+    differences: tuple[RecomputeDifference, ...]  # as executed; buffers updated twice come last
+    calls: int  # the number of recomputed calls
+    steps: int  # the number of steps with recomputed calls
+    by_hash: int  # the number of tensors compared by hash
+    by_statistics: int  # the number of tensors compared by statistics, which cannot show every difference
+    by_ops: bool  # whether outputs of ops were compared; else those of modules
+    ended: int  # recomputed calls that ended before their forward's last op, whose inputs were not compared
 
 
 @dataclass
 class _Compared:
-    """The results that have been compared so far."""
+    """Compares measured tensors, and counts the comparisons."""
 
     by_hash: int = 0
     by_statistics: int = 0
@@ -75,11 +75,11 @@ class _Compared:
 
     @property
     def any(self) -> bool:
-        """Whether anything has been compared."""
+        """Whether any tensors have been compared."""
         return self.by_hash + self.by_statistics > 0
 
     def differ(self, forward: Row, recompute: Row) -> bool:
-        """Returns whether two measured tensors differ, and counts them."""
+        """Returns whether two measured tensors differ, and counts the comparison."""
         if forward["hash"] is not None and recompute["hash"] is not None:
             self.by_hash += 1
             return bool(_of_tensor(forward) != _of_tensor(recompute) or forward["hash"] != recompute["hash"])
@@ -90,16 +90,16 @@ class _Compared:
 
 
 def check_recomputes(data: RecordingData) -> RecomputeCheck:
-    """Returns where the recompute of a call differs from its forward.
+    """Returns the places where the recompute of a call differs from its forward.
 
     Raises:
-        NothingRecordedError: no call was recomputed, or nothing was measured of one.
+        NothingRecordedError: no call was recomputed, or no recomputed tensor was measured.
     """
     numbers, calls = _find_recomputed(data)
     require_rows(data, "values")
     run = IndexedTables(data)
     compared = _Compared()
-    # A step is kept no longer than it is compared.
+    # Only the step being compared is kept, to save memory.
     differences = [one for number in numbers for one in _compare_ops(OneStep(run, number), compared)]
     is_by_ops, ended = compared.any, compared.ended
     if not is_by_ops:
@@ -122,7 +122,7 @@ def check_recomputes(data: RecordingData) -> RecomputeCheck:
 
 
 def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
-    """Returns the steps in which something was recomputed, and how many calls were."""
+    """Returns the steps in which calls were recomputed, and the number of these calls."""
     require_rows(data, "calls")
     calls, ops = data.table("calls"), data.table("ops")
     is_call, is_op = (phase_codes(table["phase"]) == _RECOMPUTE for table in (calls, ops))
@@ -136,7 +136,7 @@ def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
 
 
 def _compare_ops(step: OneStep, compared: _Compared) -> Iterator[RecomputeDifference]:
-    """Yields the ops whose recompute differs, and whose inputs do not."""
+    """Yields the ops whose outputs differ from those of their forward although their inputs are equal."""
     rows = _read_rows(step, OP_OUTPUT, LEAF)
     if not any(row["phase"] == RECOMPUTE for row in rows):
         return
@@ -144,14 +144,14 @@ def _compare_ops(step: OneStep, compared: _Compared) -> Iterator[RecomputeDiffer
     measured = {(row_of.get(row["op_id"], -1), row["role"] == LEAF, row["slot"]): row for row in rows}
     pairs = pair_ops(step)
     compared.ended += _count_ended(step, pairs)
-    carriers: set[int] = set()  # ops of recomputes that returned something else than in forward
+    carriers: set[int] = set()  # ops of recomputes whose outputs differ from those of the forward
     for op in step.order:
         if step.ops.phase[op] != _RECOMPUTE:
             continue
         was_given = any(
             int(step.tensors.producer[tensor]) in carriers for _, tensor in step.reads.get(op, ())
         )
-        # Outputs, and what no op has made, that were measured in both phases.
+        # Outputs and leaves are compared if they were measured in both phases.
         keys = [(True, ""), *((False, slot) for slot, _ in step.returns.get(op, ()))]
         both = [(measured.get((pairs.get(op, -2), *key)), measured.get((op, *key))) for key in keys]
         known = [(forward, recompute) for forward, recompute in both if forward and recompute]
@@ -178,7 +178,7 @@ def _count_ended(step: OneStep, pairs: Mapping[int, int]) -> int:
 
 
 def _compare_modules(step: OneStep, compared: _Compared) -> Iterator[RecomputeDifference]:
-    """Yields, of each part of the model that was recomputed, the first module whose output differs."""
+    """Yields, for each recomputed part of the model, the first module whose output differs."""
     rows = _read_rows(step, OUTPUT)
     recomputes = sorted((row for row in rows if row["phase"] == RECOMPUTE), key=lambda row: int(row["order"]))
     forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
@@ -190,7 +190,7 @@ def _compare_modules(step: OneStep, compared: _Compared) -> Iterator[RecomputeDi
         call, of_forward = row_of.get(row["call_id"], -1), None
         if call >= 0:
             around, where, of_forward = call, int(calls.where[call]), call_ids[calls.origin[call]]
-        else:  # inside of compiled code, where modules have no calls
+        else:  # a module inside of compiled code has no call
             around, where = inside.get(step.run.sites[row["site_id"]].path, (-1, OUTSIDE))
         forward = forwards.get((of_forward, row["site_id"]))
         if around < 0 or forward is None or not compared.differ(forward, row):
@@ -204,7 +204,7 @@ def _compare_modules(step: OneStep, compared: _Compared) -> Iterator[RecomputeDi
 
 
 def _find_inside(calls: Calls) -> Mapping[str, tuple[int, int]]:
-    """Returns, by path, which recomputed call ran a module as compiled code, and the index of the module's place."""
+    """Returns by path the recomputed call of compiled code in which a module ran, and the index of its place."""
     found: dict[str, tuple[int, int]] = {}
     is_region = (calls.phase == _RECOMPUTE) & (calls.column("compiled") == 1)
     for call in np.flatnonzero(is_region & (calls.where >= 0)).tolist():
@@ -216,7 +216,7 @@ def _find_inside(calls: Calls) -> Mapping[str, tuple[int, int]]:
 
 
 def _find_part(calls: Calls, call: int) -> int:
-    """Returns the call whose backward asked for the recompute, or else the outermost recomputed call."""
+    """Returns the call whose backward requested the recompute, or a key of the outermost recomputed call."""
     while calls.parent[call] >= 0:
         call = int(calls.parent[call])
     asked = int(calls.column("triggered_by")[call])
@@ -240,7 +240,7 @@ def _describe_difference(
 
 
 def _read_rows(step: OneStep, *roles: str) -> list[dict[str, Any]]:
-    """Returns what was measured in these roles in a step, with roles and slots."""
+    """Returns the rows of a step's `values` that have these roles, with their roles and slots."""
     rows = step.table("values").select(_COLUMNS).take(np.flatnonzero(step.is_of(*roles))).to_pylist()
     sites = step.run.sites
     return [

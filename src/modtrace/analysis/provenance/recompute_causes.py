@@ -1,4 +1,4 @@
-"""Why an op of a recompute returned something else than in forward."""
+"""Finds out why an op of a recompute returned something else than in forward."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -13,10 +13,10 @@ from .recompute_pairs import UNPAIRED
 
 Row = Mapping[str, Any]
 
-#: Statistics that agree up to this, relative to the values, differ by rounding (a float32 has 24 bits).
+#: Statistics that agree within this share of the values differ only by rounding (a float32 has 24 bits).
 _ROUNDING = 1e-5
 
-#: The cause of what differs in a buffer alone, in none of the numbers that a gradient is computed from.
+#: The cause of a difference that is only in a buffer, and affects no gradient.
 UPDATED_TWICE = "buffer updated twice"
 
 _RANDOM = Cause(
@@ -37,14 +37,14 @@ _AUTOCAST = Cause(
 def find_cause_of_op(
     step: OneStep, op: int, pairs: Mapping[int, int], forward: Row, recompute: Row
 ) -> Cause | None:
-    """Returns the cause; None where the recording does not show one.
+    """Returns the cause of the difference; None if the recording does not show one.
 
     Args:
         step: the rows of the step.
-        op: of the recompute.
+        op: the op of the recompute.
         pairs: the forward op of each op of a recompute.
-        forward: what was measured of its output.
-        recompute: the same.
+        forward: the measurement of the forward op's output.
+        recompute: the measurement of the recomputed op's output.
     """
     if _is_random(step, op):
         return _RANDOM
@@ -60,7 +60,7 @@ def find_cause_of_op(
 
 
 def find_cause_of_module(type_: str | None, forward: Row, recompute: Row) -> Cause | None:
-    """Returns the cause of what a module of this class returned; None where nothing shows one."""
+    """Returns the cause of a difference in the output of a module of class `type_`; None if nothing shows one."""
     if type_ is not None and "Dropout" in type_:
         return _RANDOM
     if forward["dtype"] != recompute["dtype"]:
@@ -69,14 +69,14 @@ def find_cause_of_module(type_: str | None, forward: Row, recompute: Row) -> Cau
 
 
 def _find_rounding(forward: Row, recompute: Row) -> Cause | None:
-    """Returns rounding as the cause if the numbers differ by no more than that; None otherwise."""
+    """Returns rounding as the cause if the statistics differ by no more than that; None otherwise."""
     names = [name for name in ("min", "max", "sumsq") if None not in (forward[name], recompute[name])]
     scale = max((abs(forward[name]) for name in ("min", "max") if forward[name] is not None), default=0.0)
     near = all(
         abs(forward[name] - recompute[name]) <= _ROUNDING * (abs(forward[name]) if name == "sumsq" else scale)
         for name in names
     )
-    # And other hashes: elements stand elsewhere.
+    # Equal statistics with unequal hashes mean that elements have moved.
     is_equal = all(forward[name] == recompute[name] for name in names)
     if not names or not near or is_equal or forward["shape"] != recompute["shape"]:
         return None
@@ -94,7 +94,7 @@ def _is_random(step: OneStep, op: int) -> bool:
 
 
 def _find_other_arguments(step: OneStep, op: int, forward: int) -> Cause | None:
-    """Returns which arguments that are no tensors are others: a number that Python counts or draws."""
+    """Returns other arguments as the cause if any but tensors differ, such as numbers that Python counts or draws."""
     others = compare_arguments(step.op_args[forward], step.op_args[op])
     if not others:
         return None
@@ -102,7 +102,7 @@ def _find_other_arguments(step: OneStep, op: int, forward: int) -> Cause | None:
 
 
 def _pair_reads(step: OneStep, op: int, forward: int) -> Iterator[tuple[str, int, int]]:
-    """Yields the slots at which both read, with the tensors of the forward and of the recompute."""
+    """Yields the slots at which both ops read, with the tensors of the forward and of the recompute."""
     before = dict(step.reads.get(forward, ()))
     reads = step.reads.get(op, ())
     return ((slot, before[slot], tensor) for slot, tensor in reads if slot in before)
@@ -121,7 +121,7 @@ def _find_another_tensor(step: OneStep, op: int, forward: int) -> Cause | None:
 
 
 def _find_changed(step: OneStep, op: int, forward: int) -> Cause | None:
-    """Returns which of its inputs was written to since the forward read it."""
+    """Returns a changed input as the cause if one was written to after the forward had read it."""
     for slot, old, tensor in _pair_reads(step, op, forward):
         (storage, version), (other, other_version) = _identify(step, old), _identify(step, tensor)
         if storage is not None and storage == other and version != other_version:
@@ -131,7 +131,7 @@ def _find_changed(step: OneStep, op: int, forward: int) -> Cause | None:
 
 def _describe_changed(step: OneStep, slot: str, tensor: int, op: int, forward: int) -> Cause:
     what, name = "input", f"`{slot}`"
-    storage = step.regions[tensor].storage  # a parameter or buffer may have been read through a view
+    storage = step.regions[tensor].storage  # the parameter or buffer may be read through a view
     known = zip(step.regions, step.sites, strict=True)
     site = next((site for region, site in known if site is not None and region.storage == storage), None)
     if site is not None and site.role in (BUFFER, PARAMETER):
@@ -160,7 +160,7 @@ def _describe_changed(step: OneStep, slot: str, tensor: int, op: int, forward: i
 
 
 def _find_writer(step: OneStep, tensor: int) -> int:
-    """Returns the op that has made what a tensor holds, of which it may be a view; -1 if none of the step has."""
+    """Returns the op that wrote the present contents of a tensor, maybe before a view; -1 if no op of the step did."""
     held, makers = _identify(step, tensor), step.tensors.producer.tolist()
     made = (maker for other, maker in enumerate(makers) if maker >= 0 and _identify(step, other) == held)
     writer = min(made, default=-1)
@@ -169,12 +169,12 @@ def _find_writer(step: OneStep, tensor: int) -> int:
 
 
 def _identify(step: OneStep, tensor: int) -> tuple[int | None, int]:
-    """Returns the memory of a tensor, and its version."""
+    """Returns the storage of a tensor and its version, which together identify its contents."""
     return step.regions[tensor].storage, step.versions[tensor]
 
 
 def _find_unpaired(step: OneStep, op: int, pairs: Mapping[int, int]) -> Cause | None:
-    """Returns which op, that its inputs come from, ran in one of the two alone."""
+    """Returns another op as the cause if the inputs come from an op that ran only in the forward or the recompute."""
     saved = {_identify(step, tensor) for _, tensor in step.reads.get(op, ())}
     in_recompute = next(_find_unpaired_inputs(step, op, set(pairs), set()), None)
     in_forward = next(_find_unpaired_inputs(step, pairs[op], set(pairs.values()), saved), None)
@@ -190,9 +190,9 @@ def _find_unpaired(step: OneStep, op: int, pairs: Mapping[int, int]) -> Cause | 
 def _find_unpaired_inputs(
     step: OneStep, op: int, paired: set[int], saved: Collection[tuple[int | None, int]]
 ) -> Iterator[int]:
-    """Yields the ops of the same phase without a pair from which an op reads, through those that never have one.
+    """Yields the ops of the same phase without pair from which an op reads, maybe through ops that never have one.
 
-    What both read is left out: it was made in front of what is recomputed.
+    Tensors that both read are left out, because they were made before the recomputed part.
     """
     for _, tensor in step.reads.get(op, ()):
         before = int(step.tensors.producer[tensor])

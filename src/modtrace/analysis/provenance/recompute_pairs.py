@@ -11,19 +11,19 @@ from ..tables.op_rules import UNINITIALIZED
 
 _FORWARD, _BACKWARD, _RECOMPUTE = (PHASES.index(phase) for phase in (FORWARD, BACKWARD, RECOMPUTE))
 
-#: They may run in one of the two alone: `detach` for what is saved, a cast that autocast has kept from before.
+#: Ops that may run in only one of the two: `detach` for saved tensors, a cast whose result autocast has cached.
 UNPAIRED = UNINITIALIZED | {"detach", "to_copy", "alias"}
 
 
 def pair_ops(step: OneStep) -> dict[int, int]:
-    """Returns the forward op of each op of a recompute that has one.
+    """Returns for each op of a recompute the forward op that it repeats; ops without one are left out.
 
-    The forward may have more ops: a recompute ends as soon as all that backward needs is there. A function that is
+    The forward may have more ops, as a recompute ends as soon as everything that backward needs is there. A function
     recomputed inside of a module is no call of its own: it ends where backward goes on.
     """
     ops, calls = step.ops, step.calls
-    forwards: dict[int, list[int]] = defaultdict(list)  # by call
-    #: By forward call, whether the call itself was recomputed, and a number of the recompute.
+    forwards: dict[int, list[int]] = defaultdict(list)  # by call, its forward ops
+    #: Recomputed ops by forward call, whether the call itself was recomputed, and a number of the recompute.
     runs: dict[tuple[int, bool, int], list[int]] = defaultdict(list)
     backwards = 0
     for op in step.order:
@@ -47,7 +47,7 @@ def pair_ops(step: OneStep) -> dict[int, int]:
 def _align(
     step: OneStep, forward: list[int], run: list[int], known: dict[int, int], is_call: bool
 ) -> dict[int, int]:
-    """Pairs the ops of one run with the forward ops of the same names whose inputs agree best."""
+    """Pairs the ops of one recompute with the forward ops of the same names whose inputs agree best."""
     names, wanted = ([int(step.ops.name[op]) for op in ops] for ops in (forward, run))
     starts = [start for start in range(len(names)) if names[start : start + len(wanted)] == wanted]
     if not starts:
@@ -55,7 +55,7 @@ def _align(
         return {run[row]: forward[forward_row] for forward_row, row in pairs.tolist()}
 
     def count_agreeing(start: int) -> int:
-        """Returns how many ops read what their pair reads: saved memory, or what a pair of ops has returned."""
+        """Returns how many ops, paired from `start` on, read what their partners read: memory or paired outputs."""
         pairs = zip(forward[start:], run, strict=False)
         return sum(
             not _origins(step, one, {}).isdisjoint(_origins(step, other, known)) for one, other in pairs
@@ -66,7 +66,7 @@ def _align(
 
 
 def _origins(step: OneStep, op: int, known: dict[int, int]) -> set[tuple[str, int]]:
-    """Returns where the inputs of an op come from: memory, and the op that wrote it, of a recompute its pair."""
+    """Returns the memory and the writing op of each input; for an op of a recompute, its pair counts as the writer."""
     origins = set()
     for _, tensor in step.reads.get(op, ()):
         storage, writer = step.regions[tensor].storage, int(step.tensors.producer[tensor])

@@ -1,4 +1,4 @@
-"""Searches a recording for what made NaN or infinite values: the op where ops were measured, else the module."""
+"""Searches a recording for what made NaN or infinite values: the op if ops were measured, else the module."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -34,12 +34,12 @@ _GIVEN = "this module may only have been given them"
 
 @dataclass(frozen=True)
 class LiveStep:
-    """What is known, beside its rows, of a step that has just ended; what they show is added for the next one."""
+    """A step that has just ended, with knowledge of earlier steps, to which the search adds its own."""
 
     innocent: Innocent
     earlier: EarlierSteps
     use: Use
-    values_before: Callable[[], ArrowTable]  # rows of parameters and their gradients in the steps before
+    values_before: Callable[[], ArrowTable]  # reads parameters and gradients of earlier steps
 
 
 def find_first(
@@ -49,8 +49,8 @@ def find_first(
 
     Args:
         data: the recording.
-        selects: of what was made by ops, whether it counts, by the path of the module.
-        live: of a single step, while the run goes on.
+        selects: for values that ops made, whether the path of their module counts.
+        live: the step that has just ended, if the run still goes on.
 
     Raises:
         NothingRecordedError: no tensor was measured.
@@ -62,11 +62,11 @@ def find_first(
 
 
 def find_all(data: RecordingData) -> Iterator[NonFinite]:
-    """Yields what made NaN or infinite values in the order in which they came up.
+    """Yields what made NaN or infinite values, in the order in which they came up.
 
-    Intended values are left out, such as the `-inf` of masks, and so are those that the model itself looks for and
-    replaces, and gradients that overflow before a GradScaler skips the step. Of modules of which no op was measured,
-    the first in each step is named. The first also has its growth and aftermath.
+    Left out are intended values, such as the `-inf` of masks, values that the model itself looks for and replaces, and
+    gradients that overflow before a GradScaler skips the step. If no op of a module was measured, the first such module
+    in each step is named. The first answer also has its growth and aftermath.
 
     Raises:
         NothingRecordedError: no tensor was measured.
@@ -80,7 +80,7 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
 
 
 def find_absorbed(data: RecordingData, most: int) -> list[NonFinite]:
-    """Returns who made values that came to nothing, each place in its first step; no more than `most`."""
+    """Returns what made absorbed values, each place in its first step; `most` answers at most."""
     search = _Search(data)
     known, absorbed = set[bytes](), dict[object, NonFinite]()
     for number, sites in _find_suspicious_steps(data):
@@ -96,10 +96,10 @@ def find_absorbed(data: RecordingData, most: int) -> list[NonFinite]:
 
 
 class _Searched(NamedTuple):
-    """What was found in a step."""
+    """The result of searching one step."""
 
     answers: list[NonFinite]
-    is_innocent: bool  # later steps like it need not be searched
+    is_innocent: bool  # whether later steps with the same key need no search
     absorbed: Callable[[], list[NonFinite]] = list
 
 
@@ -111,19 +111,19 @@ class _Search:
         self._live = live
         self._innocent = live.innocent if live else Innocent()
         if live and live.use.is_used:
-            # The step is still open: what came to nothing so far may come to something.
+            # The step is still open: values that did not matter so far may still matter.
             self._innocent = Innocent(set(live.innocent.steps), set(live.innocent.places))
         self._earlier = live.earlier if live else EarlierSteps()
         self._skipped = SkippedSteps(self._run, live.use if live else None)
         self._makers = Makers(self._run, self._earlier)
 
     def add_surroundings(self, answer: NonFinite) -> NonFinite:
-        """Adds the growth in front of the first answer, and what came of it."""
+        """Returns the first answer with what grew in the steps before, and with the aftermath."""
         before = [self._live.values_before()] if self._live else []
         return add_surroundings(self._run, self._skipped, before, answer)
 
     def find_answers(self) -> Iterator[NonFinite]:
-        """Yields who made values that matter, step by step."""
+        """Yields what made values that matter, step by step."""
         suspicious = _find_suspicious_steps(self._run.data)
         if not suspicious:
             require_measured(self._run.data)
@@ -138,7 +138,7 @@ class _Search:
             yield from (replace(answer, others=others) for answer in searched.answers)
 
     def search_step(self, number: int) -> _Searched:
-        """Returns who made values in a step that are an answer, and who made others."""
+        """Returns what made values in a step: those that matter as answers, and the absorbed ones."""
         step = OneStep(self._run, number)
         if not step.is_of(OP_OUTPUT).any():
             return self._search_modules(step)
@@ -169,7 +169,7 @@ class _Search:
         return _Searched(answers, not guilty and row is None, answer_absorbed)
 
     def _keep_held(self, trace: Trace) -> None:
-        """Keeps for later steps what the tensors of a step hold at its end, while the run goes on."""
+        """Remembers, while the run goes on, which tensors of a step hold non-finite values at its end."""
         if not self._earlier.is_complete:
             return
         held: dict[int, str | None] = {}
@@ -183,7 +183,7 @@ class _Search:
         self._earlier.add(held)
 
     def _keep_unsearched(self, number: int) -> None:
-        """Keeps for later steps which tensors the ops of a step have made that is not searched."""
+        """Remembers for later steps which tensors were made in a step that is not searched."""
         if not self._earlier.is_complete:
             return
         ops = column_of(OneStep(self._run, number).table("ops"), "op_id")
@@ -192,7 +192,7 @@ class _Search:
             self._earlier.add_unsearched(int(made.min()), int(made.max()))
 
     def _search_modules(self, step: OneStep) -> _Searched:
-        """Returns the first tensor of a module that is not finite, of a step without measured ops."""
+        """Returns the first non-finite tensor of a module, for a step without measured ops."""
         row = next(_find_rows_of_modules(step), None)
         if row is None:
             return _Searched([], is_innocent=True)
@@ -210,23 +210,23 @@ class _Search:
 
 
 def _add_micro_batch(step: OneStep, answer: NonFinite, order: int) -> NonFinite:
-    """Adds how many of several backwards of the step had begun before a measurement."""
+    """Returns the answer with the number of its micro-batch, from how many backwards began before the measurement."""
     began = _find_backwards(step)
     if len(began) < 2 or answer.phase == OPTIMIZER:
         return answer
     begun = int((began < order).sum())
-    # Its own backward has begun where a backward runs, and in front of it the loss is measured.
+    # In backward, the last begun backward is the micro-batch's own; otherwise its own has not begun.
     number = begun - 1 if answer.phase == BACKWARD else begun
     return replace(answer, micro_batch=min(max(number, 0), len(began) - 1), micro_batches=len(began))
 
 
 def _find_backwards(step: OneStep) -> Column:
-    """Returns the orders of measuring at which the backwards of a step began: of the first loss of each."""
+    """Returns for each backward of a step the `order` of its first loss, which is measured as the backward begins."""
     order, rows = column_of(step.table("values"), "order"), np.flatnonzero(step.is_of(LOSS))
     rows = rows[np.argsort(order[rows], kind="stable")]
     sites = column_of(step.table("values"), "site_id")[rows].tolist()
     slots = [step.run.sites[site].slot for site in sites]
-    # Of one with several losses the slots go up: [0], [1].
+    # The losses of one backward have ascending slots: [0], [1].
     is_first = [number == 0 or slot <= slots[number - 1] for number, slot in enumerate(slots)]
     first: Column = order[rows[is_first]]
     return first
@@ -235,8 +235,8 @@ def _find_backwards(step: OneStep) -> Column:
 def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
     """Returns the steps with NaN or infinite values, in order, each with a key.
 
-    Steps that have NaN and infinities at the same sites have equal keys. The function reads four columns of `values` a
-    batch at a time. Of a memory-mapped table, only their pages are read.
+    Steps with NaN and infinities at the same sites have equal keys. The function reads four columns of `values`, one
+    batch at a time, so that of a memory-mapped table only the pages of these are loaded.
     """
     parts = [np.empty((3, 0), np.int64)]
     columns = ["nan_count", "inf_count", "step", "site_id"]
@@ -256,7 +256,7 @@ def _find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
 
 
 def _drop_unseen(trace: Trace, events: list[Origin]) -> list[Origin]:
-    """Leaves out events in compiled code of which not all kernels are recorded: others wrote what its ops have read."""
+    """Leaves out events in compiled code with unrecorded kernels, since these may have written what its ops read."""
     step = trace.step
     unseen = find_unseen(step, step.number)
     call_ids = np.append(step.calls.call_id, -1)
@@ -269,9 +269,9 @@ def _drop_unseen(trace: Trace, events: list[Origin]) -> list[Origin]:
 
 
 def _describe_partly_lost(step: OneStep, *, unscales: bool) -> _Searched:
-    """Returns the first tensor of a module that is not finite, else the first NaN, of a step that has lost rows.
+    """Returns the first non-finite tensor of a module, or else the first NaN, for a step that has lost rows.
 
-    Which values are intended cannot be known without these rows.
+    Without these rows it is not known which values are intended.
     """
     values = step.table("values")
     with_nan = np.flatnonzero(column_of(values, "nan_count") > 0)
@@ -290,7 +290,7 @@ def _describe_partly_lost(step: OneStep, *, unscales: bool) -> _Searched:
 def _find_rows_of_modules(step: OneStep) -> Iterator[int]:
     """Yields the rows of a step's `values` that are of modules and not finite, in the order of measuring.
 
-    If a loss is the first, parameters stand before it: they are measured later, as the step has used them.
+    If a loss comes first, parameters are put before it: they are measured late, but were used early.
     """
     values = step.table("values")
     rows = nonfinite_rows(values, step.table("sites"))
@@ -301,7 +301,7 @@ def _find_rows_of_modules(step: OneStep) -> Iterator[int]:
 
 
 def _find_unjudged(trace: Trace) -> Iterator[int]:
-    """Yields those of modules in which an op ran of which nothing was measured, and that no measured op returned."""
+    """Yields such rows of modules with an unmeasured op inside, unless a measured op returned the tensor."""
     step, partly = trace.step, _find_partly_measured(trace)
     returned = {counts.order for counts in trace.counts.outputs.values()}
     for row in _find_rows_of_modules(step):
@@ -319,7 +319,7 @@ _WITH_OPS = "record(ops=True) (modtrace record --ops)"
 
 def _describe_module(step: OneStep, row: int) -> NonFinite:
     answer = _add_micro_batch(step, describe_row(step, row), _order_of(step, row))
-    is_inside = column_of(step.table("values"), "call_id")[row] < 0  # it was measured inside of compiled code
+    is_inside = column_of(step.table("values"), "call_id")[row] < 0  # compiled code has no calls inside
     if _is_of_region(step, row):
         remedy = (
             'record(compiled="inside") (modtrace record --compiled inside) '
@@ -338,7 +338,7 @@ def _describe_module(step: OneStep, row: int) -> NonFinite:
 
 
 def _is_of_region(step: OneStep, row: int) -> bool:
-    """Returns whether a row of `values` is of a module that ran as a compiled region, or that the region wraps."""
+    """Returns whether a row of `values` is of a module that ran as a compiled region, or that wraps one."""
     calls = step.table("calls")
     compiled, parent = column_of(calls, "compiled") == 1, column_of(calls, "parent_call_id")
     if not compiled.any():
@@ -356,7 +356,7 @@ def _is_of_region(step: OneStep, row: int) -> bool:
 
 
 def _find_partly_measured(trace: Trace) -> set[int]:
-    """Returns the modules in which an op ran of which nothing was measured, and those around them."""
+    """Returns the modules in which an op ran without being measured, and all modules around them."""
     step, calls = trace.step, trace.step.calls
     partly: set[int] = set()
     for call in {int(step.ops.call[op]) for op in step.order if _is_unmeasured(trace, op)}:
@@ -367,7 +367,7 @@ def _find_partly_measured(trace: Trace) -> set[int]:
 
 
 def _is_unmeasured(trace: Trace, op: int) -> bool:
-    """Returns whether an op wrote numbers, and nothing was measured of them."""
+    """Returns whether an op wrote numbers of which none was measured."""
     step = trace.step
     written = [(slot, tensor) for slot, tensor in step.returns.get(op, ()) if step.find_shown(tensor) is None]
     if step.bare_names[op] in SHAPES_ONLY or any((op, slot) in trace.counts.outputs for slot, _ in written):
@@ -376,13 +376,13 @@ def _is_unmeasured(trace: Trace, op: int) -> bool:
 
 
 def _is_gradient(answer: NonFinite) -> bool:
-    """Returns whether it is a gradient, or a loss that a GradScaler has multiplied until it overflowed."""
+    """Returns whether the values are in a gradient, or in a loss that a GradScaler scaled until it overflowed."""
     is_scaled_loss = answer.role == LOSS and not answer.nan_count
     return answer.phase == BACKWARD or answer.role == PARAMETER_GRAD or is_scaled_loss
 
 
 def _keep_if_many_skipped(answers: list[NonFinite], skipped: SkippedSteps) -> list[NonFinite]:
-    """Returns overflows of gradients that no optimizer used if there are many such steps: a lower scale is no help."""
+    """Returns overflows of unused gradients if there are many such steps, so that lowering the scale does not help."""
     if not answers or not skipped.are_many(answers[0].step):
         return []
     count, last = skipped.count(answers[0].step)
@@ -394,8 +394,8 @@ def _keep_if_many_skipped(answers: list[NonFinite], skipped: SkippedSteps) -> li
 
 
 def _is_expected(answer: NonFinite) -> bool:
-    """Returns whether a gradient overflowed: a GradScaler that sees it skips the step and lowers its scale.
+    """Returns whether a gradient overflowed, so that a GradScaler will skip the step and lower its scale.
 
-    NaN, and what is infinite at any scale, does not go away by that.
+    NaN, and values that are infinite at any scale, would not go away by that.
     """
     return answer.phase == BACKWARD and not answer.nan_count and answer.cause in (None, OVERFLOW)

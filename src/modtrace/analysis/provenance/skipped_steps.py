@@ -1,4 +1,4 @@
-"""Finds the steps in which no optimizer used the gradients, as where a GradScaler has found that they overflow."""
+"""Finds steps in which no optimizer used the gradients, as when a GradScaler has found an overflow."""
 
 from functools import cached_property
 
@@ -14,17 +14,17 @@ from ..tables.ops import bare_name
 
 
 class SkippedSteps:
-    """The steps with a backward whose gradients no optimizer used, though one runs later, or a GradScaler is used.
+    """The steps whose backward's gradients no optimizer used, if one runs in a later step or a GradScaler is used.
 
-    Where no optimizer ran after a step, the program may have stopped because of its gradients.
+    If no optimizer runs later, the program may have stopped because of these gradients.
     """
 
     def __init__(self, run: IndexedTables, use: Use | None = None) -> None:
-        """Reads nothing before it is asked.
+        """Starts without reading anything.
 
         Args:
             run: the recording.
-            use: if it has a single step, what became of its gradients.
+            use: what became of the gradients of the only step, if the recording has just one.
         """
         self._run = run
         self._use = use
@@ -33,18 +33,18 @@ class SkippedSteps:
         return self._use.skipped > 0 if self._use is not None else bool(np.isin(step, self._skipped))
 
     def count(self, step: int) -> tuple[int, int]:
-        """Returns how many of the last steps up to one were skipped, and how many steps these are."""
+        """Returns how many of the last steps up to `step` were skipped, and how many steps were counted."""
         if self._use is not None:
             return self._use.skipped, self._use.steps
         last = self._trained[self._trained <= step][-SKIPS_WINDOW:]
         return int(np.isin(last, self._skipped).sum()), len(last)
 
     def are_many(self, step: int) -> bool:
-        """Returns whether so many of the last steps were skipped that lowering the scale does not help."""
+        """Returns whether too many of the last steps were skipped for a lower scale to help."""
         return are_many_skipped(self.count(step)[0])
 
     def find_many(self) -> tuple[int, int]:
-        """Returns `count` of the last step if `are_many` is true of it; else zeros."""
+        """Returns `count` of the last training step if `are_many` is true of it; else zeros."""
         last = 0 if self._use is not None else int(self._trained.max(initial=0))
         return self.count(last) if self.are_many(last) else (0, 0)
 
@@ -61,7 +61,7 @@ class SkippedSteps:
 
     @cached_property
     def _used(self) -> Column:
-        """The steps in which an optimizer ran: the gradients of parameters are measured when it begins."""
+        """The steps in which an optimizer ran; parameters' gradients are measured when one begins."""
         return self._find(OPTIMIZER, PARAMETER_GRAD)
 
     def _find(self, phase: str, *roles: str) -> Column:

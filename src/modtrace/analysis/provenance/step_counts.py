@@ -1,4 +1,4 @@
-"""What was measured of the tensors of one step: how many of their elements are NaN or infinite, and their extremes."""
+"""Reads the measurements of one step's tensors: their counts of NaN and infinite elements, and their extremes."""
 
 import math
 from collections import defaultdict
@@ -14,21 +14,21 @@ from ..tables.one_step import IndexedTables, OneStep
 from ..values.nonfinite import read_first_index
 from .earlier_steps import EarlierSteps
 
-#: The columns of `values` that are read.
+#: The columns of `values` that are read here.
 _COLUMNS = (
     "site_id", "op_id", "order", "nan_count", "inf_count", "numel", "min", "max", "dtype", "count", "first_index",
     "shape",
 )  # fmt: skip
 _TENSOR_COLUMNS = ("tensor_id", "site_id", "producer_op", "slot", "shape", "storage", "version")
 
-#: Views of views are followed back to their base through at most this many.
+#: The largest number of views of views through which a base is searched.
 _MOST_VIEWS = 8
 
 _Row = Mapping[str, Any]
 
 
 class Counts(NamedTuple):
-    """The non-finite elements, size and range of one measured tensor."""
+    """The measurement of one tensor: its non-finite elements, size and range."""
 
     nan: int
     inf: int
@@ -36,28 +36,28 @@ class Counts(NamedTuple):
     min: float | None
     max: float | None
     dtype: str
-    first_index: tuple[int, ...] | None = None  # of the first NaN or infinite element
-    order: int = 0  # of the measurement within its step
-    #: `min` and `max` are of all that it may hold: an op has written to a part of it since.
+    first_index: tuple[int, ...] | None = None  # index of the first NaN or infinite element
+    order: int = 0  # the order of the measurement within its step
+    #: Whether `min` and `max` are only bounds, because an op has written to a part of the tensor since.
     is_bound: bool = False
 
     @property
     def are_negative(self) -> bool:
-        """Whether the infinite elements are all -inf; False too where NaN beside them hides their signs."""
+        """Whether all infinite elements are -inf; False if NaN elements hide the signs."""
         return not self.nan and self.max != math.inf
 
 
 class StepCounts:
-    """The measurements of the tensors of a step."""
+    """The measurements of the tensors of one step."""
 
     def __init__(self, step: OneStep, earlier: EarlierSteps) -> None:
-        """Reads the step's rows of `values`; `earlier` is what is known of the tensors of dropped steps."""
+        """Reads the step's rows of `values`; `earlier` holds what is known of the tensors of dropped steps."""
         self._run = step.run
         self._step = step
         self._earlier_steps = earlier
         self._sites: list[int] = step.tensors.site_id.tolist()
-        self.outputs: dict[tuple[int, str], Counts] = {}  # by op and slot of its output
-        #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
+        self.outputs: dict[tuple[int, str], Counts] = {}  # by op and slot of the output
+        #: Leaves, by site and first reading op; the op is None for a site with one tensor.
         self._leaves: dict[tuple[int, int | None], list[Counts]] = defaultdict(list)
         row_of = {op: row for row, op in enumerate(step.ops.op_id.tolist())}
         measured = (
@@ -66,26 +66,26 @@ class StepCounts:
         for number, row in enumerate(measured):
             site = step.run.sites.get(row["site_id"])
             if site is not None and site.role == OP_OUTPUT:
-                op = row_of.get(row["op_id"], -2 - number)  # no other's if the op has no row
+                op = row_of.get(row["op_id"], -2 - number)  # a unique number stands for an op without row
                 self.outputs[op, site.slot] = _to_counts(row)
             else:
                 self._leaves[row["site_id"], row_of.get(row["op_id"])].append(_to_counts(row))
 
     @cached_property
     def has_lost_rows(self) -> bool:
-        """True if an output is not finite whose op or tensor has no row, as in a recording of which a table is cut."""
+        """True if a non-finite output lacks the row of its op or tensor, as in a recording with a cut table."""
         returned = {(op, slot) for op, outputs in self._step.returns.items() for slot, _ in outputs}
         return any((one.nan or one.inf) and key not in returned for key, one in self.outputs.items())
 
     def of_output(self, tensor: int) -> Counts | None:
-        """Returns what was measured of a tensor when an op of the step returned it; None if nothing was."""
+        """Returns the measurement of a tensor as an op of the step returned it; None if there is none."""
         tensors = self._step.tensors
         return self.outputs.get((int(tensors.producer[tensor]), tensors.slots[tensors.slot[tensor]]))
 
     def of_leaf(self, tensor: int) -> Counts | None:
-        """Returns what was measured of a tensor that no op of the step made; None if nothing was.
+        """Returns the measurement of a tensor that no op of the step made; None if there is none.
 
-        Of what an op of an earlier step made, as a mask that is kept, that is what was measured then.
+        If an op of an earlier step made it, as a mask that is kept, the measurement is from then.
         """
         return self._of_site(tensor) or self._earlier.get(int(self._step.tensors.tensor_id[tensor]))
 
@@ -97,7 +97,7 @@ class StepCounts:
 
     @cached_property
     def _first_reads(self) -> Mapping[int, tuple[int, int]]:
-        """The op that read each tensor first, and how many others of the same site it read first before that."""
+        """For each leaf, the op that first read it, and how many leaves of the same site that op read before."""
         first: dict[int, tuple[int, int]] = {}
         for op in self._step.order:
             before: dict[int, int] = defaultdict(int)
@@ -110,9 +110,9 @@ class StepCounts:
 
     @cached_property
     def _earlier(self) -> Mapping[int, Counts]:
-        """What was measured in earlier steps of tensors that ops have made or read there, by id.
+        """The measurements in earlier steps of tensors that ops made or read there, by id.
 
-        Of a view that is what was measured of what it shows.
+        A view has the measurement of the tensor that it shows.
         """
         tensors = self._step.tensors
         leaves = [row for row in np.flatnonzero(tensors.producer < 0).tolist() if self._of_site(row) is None]
@@ -136,7 +136,7 @@ class StepCounts:
         return measured
 
     def _find_leaves(self, leaves: list[_Row]) -> dict[int, Counts]:
-        """Returns what was measured of tensors when an op first read them, if that op read no others of their site."""
+        """Returns the measurements of leaves at their first read, if the op read no other tensor of the site."""
         uses = self._find_rows(
             "uses", ("tensor_id", "consumer_op"), tensor_id=[row["tensor_id"] for row in leaves]
         )
@@ -151,14 +151,14 @@ class StepCounts:
         return {tensor: counts[0] for tensor, counts in read.items() if len(counts) == 1}
 
     def _find_shown(self, views: list[_Row]) -> dict[int, int]:
-        """Returns of tensors that are views what they show: tensors that their ops read, and did not write to."""
+        """Returns for each view the tensor that it shows: one that its op read and did not write to."""
         ops = [row["producer_op"] for row in views if row["producer_op"] is not None]
         uses = self._find_rows("uses", ("consumer_op", "tensor_id"), consumer_op=ops)
         rows = self._find_rows("tensors", _TENSOR_COLUMNS, tensor_id={use["tensor_id"] for use in uses})
         read = {row["tensor_id"]: row for row in rows}
         by_op = defaultdict(list)
         for use in uses:
-            if use["tensor_id"] in read:  # a table that was cut may lack it
+            if use["tensor_id"] in read:  # a cut table may lack the row
                 by_op[use["consumer_op"]].append(read[use["tensor_id"]])
         return {
             view["tensor_id"]: other["tensor_id"]
@@ -175,9 +175,9 @@ class StepCounts:
 
     @cached_property
     def dropped(self) -> frozenset[int]:
-        """Tensors that an op of a dropped step made: nothing that was measured of them is still in the recording.
+        """Tensors made by an op of a dropped step; the recording has no measurements of them.
 
-        With `keep_last` only the last steps are there.
+        With `keep_last` only the last steps are kept.
         """
         tensor_id = self._step.tensors.tensor_id
         rows = self._run.find("tensors", ["tensor_id", "producer_op"], tensor_id=tensor_id)
@@ -189,9 +189,9 @@ class StepCounts:
 
     @cached_property
     def reads_dropped(self) -> Mapping[int, list[int]]:
-        """By op the ids of what it read whose row is not in the recording, because its step was dropped.
+        """For each op, the ids of the tensors that it read whose rows are missing, as their step was dropped.
 
-        What is known to be finite is left out.
+        Tensors that are known to be finite are left out.
         """
         ops = self._step.ops.op_id
         uses = self._run.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops)
@@ -206,7 +206,7 @@ class StepCounts:
         return np.isin(ids, column_of(self._run.find(name, [column], **{column: ids}), column))
 
     def describe_dropped(self, op: int) -> str | None:
-        """Returns what made the values of a tensor of a dropped step that an op reads; None if that is not known."""
+        """Returns what made the values of a dropped step's tensor that an op reads; None if that is not known."""
         read = self.reads_dropped.get(op, ())
         return next(filter(None, map(self._earlier_steps.describe, read)), None)
 
@@ -214,7 +214,7 @@ class StepCounts:
 def read_outputs(
     run: IndexedTables, op_ids: Collection[int | None]
 ) -> Iterator[tuple[tuple[int, str], Counts]]:
-    """Yields the measurements of the outputs of ops, each with the id of the op and the slot."""
+    """Yields the measurements of the outputs of ops, each with the op's id and the slot."""
     ops = np.array([op for op in op_ids if op is not None], np.int64)
     for row in run.find("values", _COLUMNS, op_id=ops).to_pylist():
         site = run.sites.get(row["site_id"])
@@ -223,7 +223,7 @@ def read_outputs(
 
 
 def _is_of_all(counts: Counts, shape: Sequence[int]) -> bool:
-    """Returns whether a measurement describes a tensor: an op that wrote to a part of it may have left it finite."""
+    """Returns whether a measurement covers a whole tensor of this shape, and not only a part that an op wrote."""
     return counts.numel >= math.prod(shape) or counts.nan + counts.inf > 0
 
 

@@ -1,4 +1,4 @@
-"""Finds how parameters and gradients grew before NaN or infinite values, and whether these reached the loss."""
+"""Finds how parameters and gradients grew before NaN or infinite values, and whether those reached the loss."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -20,11 +20,11 @@ from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, SOURCE, Aftermath, Growth
 from .skipped_steps import SkippedSteps
 from .step_counts import read_outputs
 
-#: Growth is shown with at most this many figures.
+#: The largest number of figures that show a growth.
 _FIGURES = 5
 
-#: Within `GROWTH_STEPS`, healthy training changes the largest parameter less than this. Gradients vary more by
-#: themselves.
+#: Within `GROWTH_STEPS`, healthy training changes the largest parameter by less than this factor. Gradients vary more
+#: by themselves.
 _LEAST_GROWTH = {PARAMETER: 10.0, PARAMETER_GRAD: 100.0, "loss": 100.0}
 
 _Rows = npt.NDArray[np.void]
@@ -34,17 +34,17 @@ _ROW = np.dtype([("step", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_ma
 def add_surroundings(
     run: IndexedTables, skipped: SkippedSteps, before: Sequence[ArrowTable], found: NonFinite
 ) -> NonFinite:
-    """Returns the answer with what grew in the steps before, and with what else was not finite from its step on.
+    """Returns the answer with what grew in the steps before, and what else was not finite from its step on.
 
     Args:
         run: the recording.
-        skipped: its steps without an optimizer.
-        before: further rows of `values`, of earlier steps.
-        found: the answer.
+        skipped: the steps in which no optimizer used the gradients.
+        before: further rows of `values` from earlier steps.
+        found: the answer to complete.
     """
     step = OneStep(run, found.step)
     rows, phases = _read_parameters(run, before, found.step), phases_of(step)
-    # All steps are searched for skipped ones only if this one has a backward and no optimizer.
+    # All steps are searched for skipped ones only if this step has a backward and no optimizer.
     may_be_skipped = BACKWARD in phases and OPTIMIZER not in phases
     count, trained = skipped.find_many() if may_be_skipped else (0, 0)
     growth = tuple(_find_growth(run.data, rows, found.step))
@@ -58,7 +58,7 @@ def add_surroundings(
 
 
 def _remedy_of(grown: Collection[str]) -> str | None:
-    """Returns what helps against growth; None if neither parameters nor gradients have grown."""
+    """Returns a remedy against growth; None if neither parameters nor gradients have grown."""
     if PARAMETER in grown:
         clip = "clip the gradients (torch.nn.utils.clip_grad_norm_), " if PARAMETER_GRAD in grown else ""
         return f"training diverges: lower the learning rate, {clip}or warm it up over the first steps"
@@ -82,7 +82,7 @@ def _find_aftermath(step: OneStep, rows: _Rows) -> Aftermath:
 
 
 def _read_parameters(run: IndexedTables, before: Sequence[ArrowTable], step: int) -> _Rows:
-    """Returns the rows of parameters and of their gradients that were measured from `GROWTH_STEPS` before a step on."""
+    """Returns the rows of parameters and their gradients, from `GROWTH_STEPS` before a step on."""
     role_of = np.zeros(max(run.sites, default=-1) + 2, np.int8)
     for number, site in run.sites.items():
         role_of[number] = {PARAMETER: 1, PARAMETER_GRAD: 2}.get(site.role or "", 0)
@@ -137,9 +137,9 @@ def _to_growth(of: str, largest: dict[int, float], least: float) -> Iterator[Gro
 
 
 def find_bad_losses(step: OneStep) -> Iterator[bool | None]:
-    """Yields for the backwards of a step whether the tensor at which it began is not finite.
+    """Yields for each backward of a step whether its loss is not finite.
 
-    None if that is not known. Of a backward that was given a gradient nothing is yielded.
+    None is yielded if that is not known, and nothing for a backward that was given a gradient.
     """
     values, losses, run = step.table("values"), step.is_of(LOSS), step.run
     if losses.any():

@@ -32,56 +32,56 @@ from .step_counts import Counts, StepCounts
 
 _BACKWARD, _OPTIMIZER = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
 
-#: The roles of what a model keeps from step to step.
+#: The roles of tensors that a model keeps from step to step.
 MODEL_STATE = (PARAMETER, BUFFER, OPTIMIZER_STATE)
 
 
 @dataclass(eq=False)
 class Origin:
-    """Where values that are not finite, and not meant, came up."""
+    """An event: non-finite values that were not intended, at the op where they came up."""
 
     kind: str
-    op: int  # that made them, or read them first
-    slot: str  # of its output, or of its input
+    op: int  # the op that made the values, or read them first
+    slot: str  # the slot of the op's output or input
     tensor: int
     counts: Counts
     carried_by: list[int] = field(default_factory=list)  # further ops that returned such values, in order
-    absorbed_by: list[int] = field(default_factory=list)  # ops that read them and returned finite values
-    is_cast: bool = False  # an op turned them into integers
-    became_nan: bool = False  # an op that read no others returned NaN
-    is_meant: bool = False  # infinities that the program has written, or given as a mask
-    #: Tensors that hold them, and that no op has read, by storage.
+    absorbed_by: list[int] = field(default_factory=list)  # ops that read the values and returned finite ones
+    is_cast: bool = False  # whether an op turned the values into integers
+    became_nan: bool = False  # whether an op that read no other events returned NaN
+    is_meant: bool = False  # whether the program wrote the infinities, or gave them as a mask
+    #: By storage, tensors that hold the values and that no op has read.
     unread: dict[int, list[int]] = field(default_factory=dict)
-    meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
-    masks: frozenset[int] = frozenset()  # the events whose -inf it read as a mask
-    given: int | None = None  # the argument of an outermost call that holds them
-    loaded: int | None = None  # the parameter or buffer into which the program has written them
-    #: Of what was first seen: the tensor that the op read and nobody had measured, -1 if it has no row.
+    meant_inputs: tuple[int, ...] = ()  # inputs of the op that held intended infinities
+    masks: frozenset[int] = frozenset()  # the events whose -inf the op read as a mask
+    given: int | None = None  # the argument of an outermost call that holds the values
+    loaded: int | None = None  # the parameter or buffer into which the program wrote the values
+    #: For kind FIRST_SEEN: the tensor that the op read and that was not measured; -1 if it has no row.
     unseen: int | None = None
-    unwritten: int | None = None  # memory that it read, to which ops have not written in full
+    unwritten: int | None = None  # a tensor that the op read, whose memory was not written in full
 
     def is_mask(self, names: list[str]) -> bool:
-        """Returns whether it holds -inf and nothing else: meant, logarithms, or lowest numbers in a smaller format."""
+        """Returns whether the tensor holds no other values than -inf that are intended, or of a logarithm or a cast."""
         is_made = self.kind == PRODUCER and names[self.op] in LOGARITHMS | CASTS
         may_be_one = (self.is_meant or is_made) and not self.became_nan
         return may_be_one and not self.counts.nan and self.counts.max != math.inf
 
     def is_guarded(self, names: list[str]) -> bool:
-        """Returns whether every op at which the values end is one that looks for such values and replaces them."""
+        """Returns whether all ops at which the values end are ones that look for such values and replace them."""
         ends = self.is_cast or bool(self.absorbed_by)
         return ends and not self.unread and all(names[op] in GUARDS for op in self.absorbed_by)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What came up in a step, in the order of the ops."""
+    """The events of a step, in the order of the ops."""
 
     step: OneStep
     counts: StepCounts
     events: list[Origin]
-    memory: Memory  # at the end of the step
+    memory: Memory  # the state of memory at the end of the step
     ends: list["End"]
-    returns_meant: bool  # the outermost calls returned infinities that are meant, and no others
+    returns_meant: bool  # whether the outermost calls returned infinities that are intended, and no others
 
     @property
     def unscales(self) -> bool:
@@ -90,18 +90,18 @@ class Trace:
 
 
 class End(NamedTuple):
-    """A loss, gradient, parameter, buffer or returned tensor that is not finite."""
+    """A loss, gradient, parameter, buffer or output of the model that is not finite."""
 
-    origins: frozenset[int]  # numbers of the events from which it has such values
-    is_returned: bool = False  # by an outermost call
+    origins: frozenset[int]  # the numbers of the events from which the values come
+    is_returned: bool = False  # whether an outermost call returned the tensor
 
 
-#: The slot and the tensor of each read of an op, with what the tensor holds.
+#: For each read of an op: its slot, its tensor, and what that holds.
 _Inputs = list[tuple[str, int, Finiteness]]
 
 
 def trace_step(step: OneStep, counts: StepCounts) -> Trace:
-    """Returns the origins of the step's NaN and infinite values, without intended ones."""
+    """Returns the trace of a step: the events in which its non-finite values came up, without intended ones."""
     tracer = _Tracer(step, counts)
     for op in step.order:
         tracer.visit(op)
@@ -110,7 +110,7 @@ def trace_step(step: OneStep, counts: StepCounts) -> Trace:
 
 
 class _Tracer:
-    """Follows the ops of a step, and what its memory holds at each."""
+    """Follows the ops of a step in order, and the state of memory at each of them."""
 
     def __init__(self, step: OneStep, counts: StepCounts) -> None:
         self.events: list[Origin] = []
@@ -118,21 +118,21 @@ class _Tracer:
         self._names = step.bare_names
         self._counts = counts
         self.memory = Memory(step)
-        self._leaves: set[int] = set()  # that some op has read
+        self._leaves: set[int] = set()  # leaves that some op has read
         self._meant: list[Origin] = []
-        self._accused: dict[int, int] = {}  # of those, the numbers of the events that they have become
+        self._accused: dict[int, int] = {}  # from positions in `_meant` to positions in `events`
         self.ends: list[End] = []
         self.returns_meant = False
-        self._gradients: list[tuple[int, Finiteness]] = []  # bad tensors that backward ops have returned
+        self._gradients: list[tuple[int, Finiteness]] = []  # bad outputs of backward ops
 
     def visit(self, op: int) -> None:
-        """Follows what one op reads into what it returns."""
+        """Derives the state of an op's outputs from that of its inputs."""
         reads = () if self._names[op] in SHAPES_ONLY else self._step.reads.get(op, ())
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
         worst = join_states(state for _, _, state in inputs)
         if op in self._counts.reads_dropped:
             worst = max(worst, Finiteness(UNSEEN))
-            if self._step.is_view[op]:  # the next ops may read other parts of it
+            if self._step.is_view[op]:  # later ops may read other parts of the tensor behind the view
                 for _, tensor in self._step.returns.get(op, ()):
                     self.memory.doubt(tensor)
         is_bad = self._visit_outputs(op, inputs, worst)
@@ -140,14 +140,14 @@ class _Tracer:
             self._mark_read(event, [tensor for _, tensor, state in inputs if state.kind == BAD])
             if is_bad:
                 event.carried_by.append(op)
-            elif self._has_integers(op):  # `isnan` and comparisons replace nothing
+            elif self._has_integers(op):  # `isnan` and comparisons return integers, but replace nothing
                 event.is_cast |= self._names[op] in CASTS
             else:
                 event.absorbed_by.append(op)
         self._note_end(op, worst)
 
     def _note_end(self, op: int, worst: Finiteness) -> None:
-        """Notes that values came to a loss, or to what an optimizer reads."""
+        """Records an end if an op is the seed of a backward, which reads the loss, or is part of an optimizer."""
         phase = int(self._step.ops.phase[op])
         if phase == _OPTIMIZER:
             self._end(worst)
@@ -156,7 +156,7 @@ class _Tracer:
                 self._end(self._accuse_meant(self.memory.read(tensor)))
 
     def _accuse_meant(self, state: Finiteness) -> Finiteness:
-        """Returns the state of what holds an infinity that was meant elsewhere, and is not meant there."""
+        """Returns the state of a tensor that must be finite; an infinity that was intended elsewhere becomes bad."""
         if state.kind != MEANT or state.origin < 0:
             return state
         if state.origin not in self._accused:
@@ -171,7 +171,7 @@ class _Tracer:
             self.ends.append(End(state.origins, is_returned))
 
     def close(self) -> None:
-        """Notes at the end of the step what its gradients, parameters, buffers and returned tensors hold."""
+        """Records at the end of the step which gradients, parameters, buffers and returned tensors are ends."""
         step = self._step
         read_in_backward = {
             tensor
@@ -200,13 +200,13 @@ class _Tracer:
         return None if site is None else site.role
 
     def _without_source(self, tensor: int) -> Finiteness:
-        """Returns what a parameter or buffer holds, unless it has held it before."""
+        """Returns the state of a parameter or buffer; clean if it already held the values when the step began."""
         state = self.memory.read(tensor)
         has_held = any(self.events[origin].tensor == tensor for origin in state.origins)
         return Finiteness() if has_held else state
 
     def _has_integers(self, op: int) -> bool:
-        """Returns whether what an op returns cannot be NaN, because it is boolean or holds integers."""
+        """Returns whether the outputs of an op are all integer or boolean, so that they cannot be NaN."""
         returned = self._step.returns.get(op, ())
         return bool(returned) and not any(self._step.is_float(tensor) for _, tensor in returned)
 
@@ -215,11 +215,11 @@ class _Tracer:
             return False
         is_bad, measured = False, set()
         for slot, tensor in self._step.returns.get(op, ()):
-            # What an op in place returns comes first. What follows is the base of that view, as later ops read it.
+            # An op in place returns the view first; a further tensor at that slot is the base, as later ops read it.
             state = None if slot in measured else self._judge(op, slot, tensor, inputs, worst)
             if (op, slot) in self._counts.outputs:
                 measured.add(slot)
-            if state is not None:  # else a view: what it shows is in memory already
+            if state is not None:  # else the output is a view, whose state memory already has
                 self.memory.write(tensor, state)
                 is_loaded = self._step.ops.phase[op] < 0 and self._role_of(tensor) in MODEL_STATE
                 for event in map(self.events.__getitem__, state.origins):
@@ -242,7 +242,7 @@ class _Tracer:
     def _judge(
         self, op: int, slot: str, tensor: int, inputs: _Inputs, worst: Finiteness
     ) -> Finiteness | None:
-        """Returns what an op has left in what it returned; None if it has written nothing."""
+        """Returns the state of an op's output; None if the op has written nothing."""
         name, counts = self._names[op], self._counts.outputs.get((op, slot))
         if name in UNINITIALIZED:
             self.memory.allocate(tensor)
@@ -268,7 +268,7 @@ class _Tracer:
         return Finiteness(BAD, len(self.events) - 1)
 
     def _note_meant(self, constant: Origin) -> Finiteness:
-        """Returns the state of infinities that are meant."""
+        """Registers an intended infinity, and returns its state."""
         self._meant.append(replace(constant, is_meant=True))
         return Finiteness(MEANT, len(self._meant) - 1)
 
@@ -283,7 +283,7 @@ class _Tracer:
         return Finiteness() if is_known else Finiteness(UNSEEN, tensor)
 
     def _blame(self, made: Origin, inputs: _Inputs, worst: Finiteness) -> Origin:
-        """Returns the event of an op that returned bad values and read none that are known to be bad."""
+        """Returns the event of an op that returned bad values without reading any that are known to be bad."""
         name = self._names[made.op]
         if worst.kind == UNSEEN:
             if worst.origin >= 0:
@@ -296,12 +296,12 @@ class _Tracer:
             unwritten = next((tensor for tensor in memory if tensor is not None), None)
             if name in NEVER_NAN or (name in AVERAGES and unwritten is not None):
                 return replace(made, kind=FIRST_SEEN, unwritten=unwritten)
-        # What is bad of what it read is a mask.
+        # Bad inputs can only be masks here.
         meant = tuple(other for _, other, state in inputs if state.kind in (MEANT, BAD))
         return replace(made, meant_inputs=meant)
 
     def _find_constant(self, name: str, made: Origin, worst: Finiteness) -> Finiteness | None:
-        """Returns the constant that an op has returned, as it is or as another infinity; None if it made its own."""
+        """Returns the state of an intended infinity that an op passes on where none belongs; None if it made one."""
         if worst.kind != MEANT or worst.origin < 0 or name in SOFTMAX or is_attention(name):
             return None
         is_given = self._meant[worst.origin].kind == SOURCE and name not in CARRIERS
@@ -309,19 +309,19 @@ class _Tracer:
         return self._accuse_meant(worst) if is_given or not makes_its_own else None
 
     def _holds_infinity(self, tensor: int) -> bool:
-        """Returns whether a tensor was measured to hold +inf."""
+        """Returns whether a measurement shows that a tensor holds +inf."""
         counts = self._counts.of_output(tensor)
         return counts is not None and counts.max == math.inf
 
     def _find_masks(self, name: str, inputs: _Inputs, worst: Finiteness) -> frozenset[int]:
-        """Returns the events whose -inf a softmax reads, if it reads no others: of NaN a row is masked in full."""
+        """Returns the events whose -inf a softmax reads as masks, if it reads no others; a full mask gives NaN."""
         is_softmax = name in SOFTMAX or is_attention(name)
         are_masks = all(self.events[origin].is_mask(self._names) for origin in worst.origins)
         reads_infinity = any(self._holds_infinity(tensor) for _, tensor, state in inputs if state.kind == BAD)
         return worst.origins if is_softmax and are_masks and not reads_infinity else frozenset()
 
     def _judge_internal(self, op: int) -> Finiteness:
-        """Returns what the first output of an op holds if it is bad; else what others hold on purpose."""
+        """Returns the state of an internal output: bad if the op's first output is bad, else intended."""
         first = self.memory.read(self._step.returns[op][0][1])
         return first if first.kind == BAD else Finiteness(MEANT)
 
@@ -335,12 +335,12 @@ class _Tracer:
             and (worst.origin < 0 or worst.origin in self._counts.dropped)
             and self._counts.describe_dropped(op) is None
         ):
-            return Finiteness(MEANT)  # a mask that is made once and kept
+            return Finiteness(MEANT)  # a mask that was made in a dropped step
         states = [worst, *(state for _, _, state in inputs)]
         return next((state for state in states if state.kind == MEANT and name in CARRIERS), None)
 
     def _read(self, tensor: int, op: int, slot: str) -> Finiteness:
-        """Returns what a tensor holds when an op reads it."""
+        """Returns the state of a tensor when an op reads it; a leaf is judged when it is first read."""
         if self._step.tensors.producer[tensor] < 0 and tensor not in self._leaves:
             self._leaves.add(tensor)
             state = self._judge_leaf(tensor, op, slot)
@@ -356,7 +356,7 @@ class _Tracer:
             return Finiteness()
         role = self._role_of(tensor)
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
-            # A mask, or a constant: who writes NaN into a tensor is the one to name.
+            # A mask or a constant is intended; if it becomes NaN, the op that made the NaN is to be named.
             return self._note_meant(Origin(SOURCE, op, slot, tensor, counts))
         self.events.append(Origin(SOURCE, op, slot, tensor, counts))
         return Finiteness(BAD, len(self.events) - 1)

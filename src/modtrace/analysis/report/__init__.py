@@ -1,1 +1,1 @@
-"""The tables of the report that a browser shows, from the answers of the other analyses."""
+"""Builds the tables of the report that a browser shows, from the answers of the other analyses."""

@@ -1,4 +1,4 @@
-"""Adds the gradients of all parameters inside each block to what was measured over the steps."""
+"""Adds the gradient norm of each block, over all parameters inside it, to the statistics over steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from ..tables.columns import Column
 from .modules import CLIPPED, ModuleRows
 from .tables import NONE, ReportColumn, ReportTable
 
-#: The role of these rows among the sites.
+#: The role of the sites that are added for blocks.
 INSIDE = "parameter_grad_inside"
 _TITLE = "gradients of all parameters inside"
 
@@ -18,12 +18,13 @@ _TITLE = "gradients of all parameters inside"
 def add_block_gradients(
     sites: ReportTable, series: ReportTable, rows: ModuleRows, steps: int
 ) -> tuple[ReportTable, ReportTable]:
-    """Returns sites and series with a site for each module around parameters of others, and its norm of gradients.
+    """Returns the sites and series with a site added for the gradient norm of each module around others.
 
     Args:
         sites: the table of sites.
-        series: their statistics in the steps: all of the first site, then all of the second, and so on.
-        rows: the modules.
+        series: the statistics of the sites over the steps: all steps of the first site, then all of the second, and so
+            on.
+        rows: the rows of modules.
         steps: the number of steps.
     """
     norms = next((column for column in series.columns if column.name == "l2"), None)
@@ -55,7 +56,7 @@ def add_block_gradients(
 
 
 def _find_blocks(sites: ReportTable, rows: ModuleRows) -> Mapping[int, list[int]]:
-    """Returns the sites of gradients inside each single module that is around a module with some."""
+    """Returns for each unfolded module around modules with gradients the sites of these gradients."""
     role, module = sites["role"], sites["module"].values
     of_gradients = [code for code, text in enumerate(role.texts or ()) if text == PARAMETER_GRAD]
     inside: dict[int, list[int]] = {}
@@ -69,7 +70,7 @@ def _find_blocks(sites: ReportTable, rows: ModuleRows) -> Mapping[int, list[int]
 
 
 def _sum(column: Column, sites: Sequence[int], steps: int) -> Column:
-    """Returns the sum over some sites in each step, of what is known; NaN where nothing is."""
+    """Returns the sum over some sites in each step, ignoring unknown values; NaN if all are unknown."""
     values = column.reshape(-1, steps)[sites].astype(np.float64)
     known = ~np.isnan(values) & (values >= 0)
     total: Column = np.where(known.any(axis=0), np.where(known, values, 0).sum(axis=0), np.nan)
@@ -81,7 +82,7 @@ def _append(column: ReportColumn, values: Column) -> ReportColumn:
 
 
 def _append_texts(column: ReportColumn, texts: Sequence[str], size: int) -> ReportColumn:
-    """Returns a column with more texts at its end, or with one text for each more row."""
+    """Returns a column with `texts` appended; a single text is repeated for all `size` further rows."""
     known = column.texts or ()
     codes = np.resize(np.arange(len(texts)), size) + len(known)
     return replace(_append(column, codes), texts=(*known, *texts))

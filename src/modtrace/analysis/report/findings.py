@@ -1,4 +1,4 @@
-"""Finds what a page opens with: who made NaN and infinite values or a difference, and what else the checks find."""
+"""Finds what a report opens with: what made NaN and infinite values or a difference, and what other checks find."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,15 +24,15 @@ from .limits import GraphCut
 from .modules import Place
 from .tables import NONE, ReportFinding
 
-#: At most this many findings of one kind are shown: places where NaN or infinite values came up, or a difference was
+#: The largest number of findings of one kind: places where NaN or infinite values came up, or where a difference was
 #: made.
 _MOST = 20
 
 
 def find_nonfinite(data: RecordingData) -> tuple[NonFinite, ...]:
-    """Returns who made NaN and infinite values in the first step that has some; none if nothing was measured.
+    """Returns what made NaN and infinite values in the first step with some; empty if nothing was measured.
 
-    Parameters that hold them later, and what is computed from those, are consequences.
+    Parameters that hold such values later, and tensors computed from these, are consequences.
     """
     answers = find_all(data)
     try:
@@ -47,7 +47,7 @@ def find_nonfinite(data: RecordingData) -> tuple[NonFinite, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """The rows of the tables that answers are about."""
+    """Finds the rows of the report's tables that an answer is about."""
 
     modules: Mapping[Place, int]
     graph: Graph
@@ -55,7 +55,7 @@ class Located:
     steps: Column
 
     def build_finding(self, answer: NonFinite | Divergence) -> ReportFinding:
-        """Returns an answer with the rows that it is about."""
+        """Returns an answer as a finding, with the rows that it is about."""
         node = int(self.cut.renumber(np.array([self._find_node(answer)]))[0])
         module = self.modules.get((answer.root, answer.path), NONE)
         return ReportFinding(answer=answer, module=module, node=node, step=self.find_step(answer.step))
@@ -63,7 +63,7 @@ class Located:
     def build_finding_of_compiled(
         self, answer: Reason | CompiledInside, module: str | None, step: int
     ) -> ReportFinding:
-        """Returns what torch.compile reported or made of a module, with its row and that of the step."""
+        """Returns a finding about what torch.compile reported or made of a module, with the rows of module and step."""
         rows = (row for (root, path), row in self.modules.items() if module == (path or root))
         return ReportFinding(answer=answer, module=next(rows, NONE), step=self.find_step(step))
 
@@ -72,7 +72,7 @@ class Located:
         return int(find_rows(self.steps, np.array([NONE if number is None else number]))[0])
 
     def _find_node(self, answer: NonFinite | Divergence) -> int:
-        """Returns the row of the op, or else of the call, in the shown step; -1 if it is not there."""
+        """Returns the row of the answer's op, or else of its call, in the shown step; -1 if it is not there."""
         layers, nodes, step = self.graph.layers, self.graph.nodes, self.graph.step
         if step is None or answer.step != step.step or answer.phase is None:
             return NONE
@@ -95,7 +95,7 @@ def find_findings(
     compilations: Compilations | None,
     located: Located,
 ) -> Iterator[ReportFinding]:
-    """Yields the findings, the gravest first."""
+    """Yields the findings, starting with the gravest."""
     if nothing := explain_empty(data):
         yield ReportFinding(answer=nothing)
     yield from map(located.build_finding, nonfinite)
@@ -130,11 +130,11 @@ def find_findings(
     yield from (ReportFinding(answer=mark) for mark in data.meta.marks)
 
 
-#: The rows of modules, and those of nodes, in which NaN or infinite values came up, and were not merely passed on.
+#: The rows of modules and the rows of nodes in which NaN or infinite values came up, rather than being passed on.
 Origins = tuple[set[int], set[int]]
 
 
 def find_origins(findings: Iterable[ReportFinding]) -> Origins:
-    """Returns the places that the findings on NaN and infinite values name."""
+    """Returns the rows that findings on NaN and infinite values name."""
     named = [finding for finding in findings if isinstance(finding.answer, NonFinite)]
     return {finding.module for finding in named} - {NONE}, {finding.node for finding in named} - {NONE}

@@ -8,19 +8,19 @@ from ..graph.columns import Graph
 from ..tables.columns import Column, Rows, take
 from .tables import NONE
 
-#: Of each large table, the part of the file that it may take, and the bytes of one row there, compressed: measured on a
-#: GPT with ops, where `nodes` counts the edges of a node too. The parts are more than one together, because hardly a
-#: recording has much of everything; where it has, smaller limits are tried.
+#: The share of the file that each large table may take, and the compressed size of one row in bytes, measured on a GPT
+#: with ops, where `nodes` includes the edges. The shares add up to more than one because few recordings fill all
+#: tables; if one does, smaller limits are tried.
 _ROOM = {"nodes": (0.6, 20), "spans": (0.6, 12), "values": (0.9, 2.5), "histograms": (0.3, 30)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many rows the large tables may have."""
+    """The largest numbers of rows that the large tables may have."""
 
     nodes: int
     spans: int
-    values: int  # numbers: sites times steps times statistics
+    values: int  # counts sites times steps times statistics
     histograms: int
 
     @classmethod
@@ -30,9 +30,9 @@ class Limits:
 
 
 def thin(steps: Column, rows_of_step: float, most: int, kept: int | None) -> Column:
-    """Returns evenly chosen steps that have at most `most` rows together, and the step `kept`.
+    """Returns evenly spaced steps with at most `most` rows together, including the step `kept`.
 
-    Each step has `rows_of_step` rows.
+    Each step is assumed to have `rows_of_step` rows.
     """
     room = min(len(steps), int(most / max(rows_of_step, 1e-9)))
     is_shown = steps == kept
@@ -43,9 +43,9 @@ def thin(steps: Column, rows_of_step: float, most: int, kept: int | None) -> Col
 
 
 def choose_window(steps: Column, rows: Column, most: int, kept: int | None) -> tuple[int, int] | None:
-    """Returns the first and the last of the steps around `kept` with at most `most` rows together; None for no step.
+    """Returns the first and last of the steps around `kept` with at most `most` rows together; None for no step.
 
-    Each step has its number of `rows`.
+    `rows` gives the number of rows of each step.
     """
     number = np.flatnonzero(steps == kept)
     if not len(number) or rows[number[0]] > most:
@@ -66,19 +66,19 @@ def choose_window(steps: Column, rows: Column, most: int, kept: int | None) -> t
 
 @dataclass(frozen=True, eq=False)
 class GraphCut:
-    """Which rows of a graph are shown. Rows are those of the layers, and then those of the nodes."""
+    """Selects the rows of a graph that are shown. Rows of layers are numbered first, then those of nodes."""
 
-    depth: int | None  # modules at this depth are closed; None: all of the graph is shown
+    depth: int | None  # modules at this depth are closed; None if the whole graph is shown
     shown: Rows  # in ascending order
-    new: Rows  # the number of each row among the shown ones, of a hidden one that of the layer around it
+    new: Rows  # the new number of each row; a hidden row has that of the shown layer around it
 
     def renumber(self, rows: Rows) -> Rows:
-        """Returns references to rows as references to shown rows; -1 for -1."""
+        """Returns references to rows as references to the shown rows; -1 stays -1."""
         return np.append(self.new, NONE)[rows]
 
 
 def cut_graph(graph: Graph, most: int) -> GraphCut:
-    """Returns the deepest cut with at most `most` rows; the roots are shown in any case."""
+    """Returns the deepest cut with at most `most` rows, or at least the roots."""
     size = len(graph.layers) + len(graph.nodes)
     rows = np.arange(size)
     if size <= most:
@@ -89,7 +89,7 @@ def cut_graph(graph: Graph, most: int) -> GraphCut:
     shown = depth <= max(deepest, 0)
     parent = np.concatenate([graph.layers.parent, graph.nodes.layer])
     stands_for = rows.copy()
-    for row in np.flatnonzero(~shown).tolist():  # a layer precedes what is inside it
+    for row in np.flatnonzero(~shown).tolist():  # a layer precedes the layers inside it
         stands_for[row] = stands_for[parent[row]]
     number = np.cumsum(shown) - 1
     return GraphCut(max(deepest, 0), np.flatnonzero(shown), number[stands_for])

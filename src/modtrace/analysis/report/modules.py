@@ -1,4 +1,4 @@
-"""Makes the table of modules: the module tree, with equal siblings summed up, and all that is known of each module."""
+"""Builds the table of modules: the module tree, with equal siblings summed up, and all that is known of each module."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ..tables.columns import Column
 from .tables import NONE, Kind, ReportColumn, ReportTable, number_column, optional, text_column
 
 Place = tuple[str | None, str | None]  # the name of a root and a path
-#: The dtype and shape of the first output of each module.
+#: The dtype and shape of each module's first output.
 Outputs = Mapping[Place, tuple[str | None, str | None]]
 
 _MEMBER = "member"
@@ -26,20 +26,20 @@ _MEMBER = "member"
 
 @dataclass(frozen=True, eq=False)
 class ModuleRows:
-    """The rows of the tree in pre-order: a module, then what is inside; of a run then its members."""
+    """The rows of the module tree in pre-order: a module, then its inside; after a run, its members."""
 
     nodes: tuple[ModuleNode, ...]
     parent: tuple[int, ...]
     role: tuple[str, ...]
-    folded: tuple[int, ...]  # the row that sums it up with its like
+    folded: tuple[int, ...]  # for each row, the row that sums it up with its equals
 
     @cached_property
     def index(self) -> Mapping[Place, int]:
-        """The row of each single module."""
+        """The row of each module that is not folded."""
         return {(node.root, node.path): row for row, node in enumerate(self.nodes) if node.count == 1}
 
     def sum_inside(self, own: Column) -> Column:
-        """Returns the sum over each row and all inside; `own` is that of single modules without what is inside."""
+        """Returns the sum over each row and everything inside; `own` holds each module's value without its inside."""
         total: Column = own.copy()
         for row in range(len(self.nodes) - 1, -1, -1):
             above, summed = self.parent[row], self.folded[row]
@@ -50,7 +50,7 @@ class ModuleRows:
         return total
 
     def combine_alike(self, own: Column, combine: np.ufunc) -> Column:
-        """Returns what `combine` makes of all that each row sums up; `own` is that of single modules."""
+        """Returns for each row `combine` over the modules that it sums up; `own` holds the values of single modules."""
         combined: Column = own.copy()
         for row in range(len(self.nodes) - 1, -1, -1):
             if self.folded[row] >= 0:
@@ -59,9 +59,9 @@ class ModuleRows:
 
 
 def list_modules(tree: ModuleTree) -> ModuleRows:
-    """Returns the rows of the table."""
+    """Returns the rows of the table of modules."""
     rows: list[tuple[ModuleNode, int, str, int]] = []
-    inside: list[list[int]] = []  # the children of each row without members
+    inside: list[list[int]] = []  # for each row, its children except members of runs
     waiting = [(node, NONE, 0, str(node.role)) for node in reversed(fold(tree, listed=1).roots)]
     while waiting:
         node, parent, number, role = waiting.pop()
@@ -87,15 +87,15 @@ def tabulate_modules(
     *,
     device_times: bool = False,
 ) -> ReportTable:
-    """Returns the table.
+    """Returns the table of modules.
 
     Args:
         rows: the rows of the tree.
-        ops: the costs of the ops of each module without those of its children.
-        memory: what the modules save for backward.
-        outputs: dtype and shape of what each module returned.
+        ops: the costs of each module's ops, without those of its children.
+        memory: the memory that modules save for backward.
+        outputs: the dtype and shape of each module's first output.
         origins: the rows of modules in which NaN or infinite values came up.
-        device_times: the times of the tree are those of devices.
+        device_times: whether the times of the tree are device times.
     """
     nodes, clock = rows.nodes, "device " if device_times else ""
     columns = [
@@ -126,7 +126,7 @@ def _count(name: str, label: str, values: Sequence[int | None], **more: Any) -> 
 
 
 def _measured(measure: str, kind: Kind, values: Column, *, label: str = "", **more: Any) -> ReportColumn:
-    """Returns a column of what is measured, which may be of one phase; its label is the measure's if none is given."""
+    """Returns a column of a measure, maybe of one phase; its label is that of the measure if none is given."""
     phase = more.get("phase")
     name = measure.replace(" ", "_").replace("_/_", "_to_") + (f".{phase}" if phase else "")
     label = (label or measure) + (f" {phase}" if phase else "")
@@ -205,7 +205,7 @@ def _values(nodes: Sequence[ModuleNode]) -> Iterator[ReportColumn]:
 
 
 def _nonfinite(rows: ModuleRows, origins: Collection[int]) -> Iterator[ReportColumn]:
-    """Yields how many elements are not finite, what they are in which phase, and where they came up."""
+    """Yields columns of non-finite elements: how many, of what kind and phase, and whether they came up there."""
     values = [node.values for node in rows.nodes]
     if all(summary is None for summary in values):
         return
@@ -232,7 +232,7 @@ def _count_nonfinite(values: ValueSummary) -> int:
 
 
 def _outputs(rows: ModuleRows, outputs: Outputs) -> Iterator[ReportColumn]:
-    """Yields dtype and shape of outputs; of a row that sums up several, what they have in common."""
+    """Yields dtype and shape of outputs; a row that sums up several has what they have in common."""
     nothing = (None, None)
     of_rows = [
         outputs.get((node.root, node.path), nothing) if node.count == 1 else nothing for node in rows.nodes
@@ -272,7 +272,7 @@ _COSTS = (
     ),
     _Cost("ops", "count", lambda sums: sums.ops, "Its ops and those inside it."),
 )
-#: The phase in which what was measured came up. Parameters are those that forward reads.
+#: The kinds of values that each phase shows; parameters are those that forward reads.
 _KINDS_BY_PHASE: Mapping[str, Collection[str]] = {
     "forward": ("output", "recomputed output", "parameter"),
     "backward": ("gradient", "parameter gradient"),
@@ -287,10 +287,10 @@ def _of(kind: str, stat: str) -> Callable[[ValueSummary], float | None]:
     return read
 
 
-#: When gradients of parameters are measured.
+#: The explanation of when gradients of parameters are measured.
 CLIPPED = "Measured when the optimizer begins its step: after clipping, where the loop clips."
 _OF_GRADIENTS = "Of gradients at its outputs."
-#: Statistics by measure: their label, how they are read, and further properties of their columns.
+#: The statistics of modules: measure, label, how to read the number, and further properties of the column.
 _STATISTICS: Sequence[tuple[str, str, Callable[[ValueSummary], float | None], Mapping[str, Any]]] = (
     ("RMS", "RMS of output", _of("output", "rms"), {"default": True}),
     ("absmax", "largest of output", _of("output", "abs_max"), {"together": False}),

@@ -1,4 +1,4 @@
-"""Makes the tables of a graph: its layers, the ops and tensors in them, and the edges between those."""
+"""Builds the tables of a graph: its layers, the ops and tensors in them, and the edges between these."""
 
 import math
 import re
@@ -29,19 +29,19 @@ from .tables import (
     text_column,
 )
 
-#: Codes of texts, and the texts.
+#: A column of codes, and the texts that they stand for.
 _Texts = tuple[Column, Sequence[str]]
 
 
 def tabulate_nodes(
     data: RecordingData, graph: Graph, cut: GraphCut, index: Mapping[Place, int], origins: Collection[int]
 ) -> ReportTable:
-    """Returns the layers in pre-order, then the nodes in them.
+    """Returns the table of shown layers in pre-order, followed by the shown nodes.
 
     Args:
         data: the recording.
         graph: the graph of the step.
-        cut: which of its rows are shown.
+        cut: the selection of rows that are shown.
         index: the row of each module.
         origins: the shown rows in which NaN or infinite values came up.
     """
@@ -86,12 +86,12 @@ def tabulate_nodes(
 
 
 def _shift(rows: Column, size: int) -> Column:
-    """Returns rows of nodes as rows of the table, in which `size` layers precede them."""
+    """Returns row numbers of nodes as rows of the table, in which `size` layers come first."""
     return np.where(rows >= 0, rows + size, NONE)
 
 
 def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:
-    """Returns the shown rows of a column. What refers to a hidden row refers to the layer around it."""
+    """Returns the shown rows of a column. References to a hidden row become references to the layer around it."""
     values = column.values[cut.shown]
     return replace(column, values=cut.renumber(values) if column.kind == "node" else values)
 
@@ -101,7 +101,7 @@ def _flag(name: str, label: str, *parts: Column) -> ReportColumn:
 
 
 def _coded(name: str, label: str, *parts: _Texts, **more: Any) -> ReportColumn:
-    """Joins columns of texts that have dictionaries of their own."""
+    """Joins columns of codes with different dictionaries into one column."""
     known: dict[str, int] = {}
     codes = [
         np.array([*(known.setdefault(text, len(known)) for text in texts), NONE], np.int64)[column]
@@ -111,7 +111,7 @@ def _coded(name: str, label: str, *parts: _Texts, **more: Any) -> ReportColumn:
 
 
 def _label_nodes(graph: Graph) -> _Texts:
-    """Returns short names: `addmm`, `weight`, `input[0]`."""
+    """Returns short names of nodes: `addmm`, `weight`, `input[0]`."""
     nodes = graph.nodes
     distinct, code = np.unique(
         nodes.kind.astype(np.int64) * len(nodes.names) + nodes.name, return_inverse=True
@@ -129,7 +129,7 @@ def _shorten(kind: str, name: str) -> str:
 
 
 def _of_tensors(graph: Graph, texts: Sequence[str]) -> list[str | None]:
-    """Returns the text of the tensor of each layer, which has none, and of each node."""
+    """Returns for each layer None, and for each node the text of its tensor."""
     of_nodes = (texts[tensor] if tensor >= 0 else None for tensor in graph.nodes.tensor.tolist())
     return [*[None] * len(graph.layers), *of_nodes]
 
@@ -184,7 +184,7 @@ def _numbers(layers: Numbers, nodes: Numbers, time_label: str) -> list[ReportCol
 
 
 def _starts(graph: Graph) -> tuple[Column, Column]:
-    """Returns when layers and nodes began, from the beginning of the step."""
+    """Returns the start of layers and nodes, counted from the start of the step."""
     starts = np.concatenate([graph.layers.start_ns, graph.nodes.start_ns])
     known = graph.step.start_ns if graph.step else None
     zero = known if known is not None else int(starts.min(initial=0))
@@ -192,7 +192,7 @@ def _starts(graph: Graph) -> tuple[Column, Column]:
 
 
 def _sources_and_kernels(data: RecordingData, graph: Graph) -> Iterator[ReportColumn]:
-    """Yields file and line of each op, of an op in backward those of its forward op, and its kernels, where known."""
+    """Yields the source line of each op (for backward, of its forward op) and its kernels, where they are known."""
     if graph.step is not None:
         data = with_inside(data, graph.step.step)
     ops = data.table("ops").select(["op_id", "source", "kernel", "forward_op_id"])
@@ -210,7 +210,7 @@ def _sources_and_kernels(data: RecordingData, graph: Graph) -> Iterator[ReportCo
 
 
 def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
-    """Returns the edges between shown rows, one where several of hidden rows have the same ends."""
+    """Returns the edges between shown rows; edges of hidden rows with the same shown ends become one."""
     edges, tensors, size = graph.edges, graph.tensors, len(graph.layers)
     source, target = cut.renumber(edges.source + size), cut.renumber(edges.target + size)
     rows = np.arange(len(edges))
@@ -238,13 +238,13 @@ def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
 
 
 def _sizes(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Column:
-    """Returns the size of each tensor in bytes; NaN where its dtype does not show it, and one more for no tensor."""
+    """Returns each tensor's size in bytes, and a last element for no tensor; NaN where the dtype is not known."""
     bits = {dtype: _count_bits(dtype) for dtype in set(dtypes)}
     sizes = [math.prod(shape) * bits[dtype] / 8 for shape, dtype in zip(shapes, dtypes, strict=True)]
     return np.array([*sizes, np.nan], np.float64)
 
 
 def _count_bits(dtype: str | None) -> float:
-    """Returns the size of an element: 32 for `float32`, 8 for `float8_e4m3fn` and `bool`; NaN if it is not known."""
+    """Returns the bits of an element: 32 for `float32`, 8 for `float8_e4m3fn` and `bool`; NaN if not known."""
     digits = re.search(r"\d+", "8" if dtype == "bool" else dtype or "")
     return int(digits[0]) if digits else math.nan

@@ -13,19 +13,19 @@ from .modules import Place
 from .series import RoleValues
 from .tables import NONE, ReportTable, number_column, text_column
 
-#: The place and the name of a parameter.
+#: The place of a parameter's module, and the parameter's name.
 _Key = tuple[Place, str]
 
 
 def tabulate_parameters(measured: list[RoleValues], graph: Graph, index: Mapping[Place, int]) -> ReportTable:
     """Returns a row for each parameter that was measured or that ops of the graph read.
 
-    Args:
+    measured: the measured values, one entry a role.
         measured: what was measured, role by role.
         graph: the graph of the shown step.
         index: the row of each module.
     """
-    known: dict[_Key, tuple[str, str]] = {}  # shape and dtype
+    known: dict[_Key, tuple[str, str]] = {}  # by parameter, its shape and dtype
     sites: dict[str | None, dict[_Key, int]] = {PARAMETER: {}, PARAMETER_GRAD: {}, None: {}}
     for key, shape, dtype, role, site in (*_find_measured(measured), *_find_read(graph)):
         known.setdefault(key, (shape, dtype))
@@ -50,7 +50,7 @@ def tabulate_parameters(measured: list[RoleValues], graph: Graph, index: Mapping
 
 
 def _find_measured(measured: list[RoleValues]) -> Iterator[tuple[_Key, str, str, str | None, int]]:
-    """Yields place and name, shape, dtype, role and site."""
+    """Yields place and name, shape, dtype, role and site of each measured parameter or gradient."""
     for values in measured:
         if values.role in (PARAMETER, PARAMETER_GRAD):
             selected = values.selected
@@ -63,7 +63,7 @@ def _find_measured(measured: list[RoleValues]) -> Iterator[tuple[_Key, str, str,
 
 
 def _find_read(graph: Graph) -> Iterator[tuple[_Key, str, str, str | None, int]]:
-    """Yields the same of the parameters that ops read."""
+    """Yields place and name, shape and dtype of the parameters that ops read, in the same form."""
     nodes, layers, tensors = graph.nodes, graph.layers, graph.tensors
     for node in np.flatnonzero(nodes.kind == columns.NODE_KINDS.index(columns.PARAMETER)).tolist():
         layer, tensor = int(nodes.layer[node]), int(nodes.tensor[node])

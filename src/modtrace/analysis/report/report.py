@@ -1,4 +1,4 @@
-"""Builds a report: all that a page in the browser shows of a recording."""
+"""Builds a report, i.e. everything that a page in the browser shows of a recording."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,9 +54,9 @@ def build_report(
     Args:
         data: the recording.
         limits: how many rows the large tables may have.
-        step: the number of the step whose calls and ops are shown; None chooses the one in which the first NaN or
-            infinite values came up, or the compared runs part, or else as `build_module_tree` does.
-        comparison: that of the recording with another one, for the findings.
+        step: the number of the step whose calls and ops are shown; None chooses the step in which the first NaN or
+            infinite values came up or the compared runs part, and otherwise the one that `build_module_tree` chooses.
+        comparison: the comparison with another recording, whose differences become findings.
 
     Raises:
         ValueError: the recording has no such step.
@@ -87,25 +87,25 @@ def build_report(
 
 @dataclass(frozen=True, eq=False)
 class _ShownStep:
-    """What a report shows of one step."""
+    """The analyses of the shown step."""
 
     number: int | None
     rows: ModuleRows
     graph: Graph
     cut: GraphCut
-    timeline: Timeline | None  # of the steps around it
+    timeline: Timeline | None  # the timeline of the steps around the shown one
     compilations: Compilations | None
-    device_times: bool  # the times of modules are those of devices
+    device_times: bool  # whether the times of modules are device times
 
 
 @dataclass(frozen=True, eq=False)
 class _ShownSeries:
-    """What a report shows of the values over the steps. Steps are numbers."""
+    """The measured values over the steps, with the numbers of the steps."""
 
     measured: list[RoleValues]
     every: Column  # the steps in which something was measured
-    steps: Column  # those whose statistics are shown
-    binned: Column  # those whose histograms are shown
+    steps: Column  # the steps whose statistics are shown
+    binned: Column  # the steps whose histograms are shown
 
 
 def _choose_step(nonfinite: Sequence[NonFinite], comparison: Comparison | None, steps: Column) -> int | None:
@@ -169,7 +169,7 @@ def _tabulate_series(series: _ShownSeries, shown: _ShownStep, steps: Column) -> 
 def _describe_missing(
     data: RecordingData, steps: Column, shown: _ShownStep, series: _ShownSeries
 ) -> Iterator[str]:
-    """Yields what was left out for want of room, and what was not recorded."""
+    """Yields sentences on what was left out to keep the file small, and on what was not recorded."""
     graph, timeline = shown.graph, shown.timeline
     if shown.cut.depth is not None:
         whole = len(graph.layers) + len(graph.nodes)
@@ -186,7 +186,7 @@ def _describe_missing(
         yield f"Of the values, {len(series.steps):,} of {count_of(every, 'step')} are here, evenly chosen."
     if count_histograms(series.measured) and len(series.binned) < every:
         yield f"Of histograms, {len(series.binned):,} of {count_of(every, 'step')} are here, evenly chosen."
-    if explain_empty(data):  # that is a finding
+    if explain_empty(data):  # an empty recording has a finding that explains it
         return
     for table in ("ops", "values") if data.table("calls").num_rows else ("calls",):
         if not data.table(table).num_rows:
@@ -195,12 +195,12 @@ def _describe_missing(
 
 
 def _name(command: Sequence[str]) -> str:
-    """Returns the command line, or "recording" where it names no program."""
+    """Returns the command line as the report's name, or "recording" if it names no program."""
     return shlex.join(command) if command and command[0] not in ("", "-c", "-") else "recording"
 
 
 def _build_timeline(data: RecordingData, steps: Column, most: int, kept: int | None) -> Timeline | None:
-    """Returns the timeline of the steps around `kept` with at most `most` spans together; None if there is none."""
+    """Returns the timeline of the steps around `kept`, with at most `most` spans; None if there is none."""
     calls, ops = (_count_spans(data, name, steps) for name in ("calls", "ops"))
     for spans, with_ops in ((calls + ops + 1, True), (calls + 1, False)):
         window = choose_window(steps, spans, most, kept)
@@ -210,7 +210,7 @@ def _build_timeline(data: RecordingData, steps: Column, most: int, kept: int | N
 
 
 def _count_spans(data: RecordingData, name: str, steps: Column) -> Column:
-    """Returns the number of spans in each step: one a row, and one more for its times of a device."""
+    """Returns the number of spans in each step: one for each row, and another for a row with device times."""
     table = data.table(name)
     spans = 1 + (column_of(table, "device_end_ns") >= 0)
     row = np.searchsorted(steps, column_of(table, "step"))
@@ -218,7 +218,7 @@ def _count_spans(data: RecordingData, name: str, steps: Column) -> Column:
 
 
 def _outputs(measured: list[RoleValues], step: int | None) -> Outputs:
-    """Returns dtype and shape of the first output of each module in a step."""
+    """Returns the dtype and shape of each module's first output in a step."""
     outputs: dict[Place, tuple[str | None, str | None]] = {}
     for values in measured:
         if values.role != "output":

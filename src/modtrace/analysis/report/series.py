@@ -1,4 +1,4 @@
-"""Builds the tables of what was measured: sites, their statistics over the steps, and histograms."""
+"""Builds the tables of measurements: sites, their statistics over the steps, and histograms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from ..values.selection import SelectedValues, Selection, select_values
 from .modules import CLIPPED, Place
 from .tables import NONE, ReportTable, narrow, number_column, round_to_show, text_column
 
-#: The statistics of the table, those of tier 2 where they were measured.
+#: The statistics of the table; those of tier 2 are left out where they were not measured.
 SERIES = ("rms", "mean", "std", "abs_max", "l2", "min", "max", "mean_abs", "zero_fraction", "kurtosis")
-#: What is to be known of the tensors of a role.
+#: Explanations of the measurements of a role.
 _ABOUT = {PARAMETER_GRAD: CLIPPED}
 
 
@@ -37,15 +37,15 @@ class RoleValues:
     role: str
     selected: SelectedValues
     cells: Cells
-    first_site: int  # sites are numbered through all roles
+    first_site: int  # the first number of the role's sites, which are numbered through all roles
 
     def has(self, column: str) -> Bools:
-        """Returns which cells have a column."""
+        """Returns in which cells, of a site and step, a column has a value."""
         return to_numpy(self.selected.table[column].is_valid())[self.cells.single]
 
 
 def read_measured(data: RecordingData) -> list[RoleValues]:
-    """Returns what was measured of modules and parameters, role by role; empty if nothing was."""
+    """Returns the measured values of modules and parameters, one entry a role; empty if nothing was measured."""
     roles = set(data.table("sites")["role"].to_pylist())
     measured: list[RoleValues] = []
     sites = 0
@@ -55,7 +55,7 @@ def read_measured(data: RecordingData) -> list[RoleValues]:
         try:
             selected = select_values(data, Selection(role=role.name, counters=False))
             selected = selected.filter(is_measured(to_stat("rms"), selected.table))
-        except (ModtraceError, ValueError):  # there are sites, and nothing was measured at them
+        except (ModtraceError, ValueError):  # the role has sites, but no measurements
             continue
         measured.append(RoleValues(role.name, selected, group_rows(selected), sites))
         sites += len(selected.names)
@@ -67,7 +67,7 @@ def _count_sites(measured: list[RoleValues]) -> int:
 
 
 def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> ReportTable:
-    """Returns a row for each site, in the order in which the forward first calls their modules, role by role."""
+    """Returns a row for each site, role by role, in the order in which forward first calls the modules."""
     owners = [owner for values in measured for owner in values.selected.owners]
     roles = [values.role for values in measured for _ in values.selected.names]
     module = [index.get((owner.root, owner.path), NONE) for owner in owners]
@@ -91,19 +91,19 @@ def steps_of(measured: list[RoleValues]) -> Column:
 
 
 def count_cells(measured: list[RoleValues]) -> int:
-    """Returns how many numbers there are for each step."""
+    """Returns how many numbers are shown for each step."""
     columns = [to_stat(stat).column for stat in SERIES]
     stats = sum(any(values.has(column).any() for values in measured) for column in columns)
     return _count_sites(measured) * stats
 
 
 def count_histograms(measured: list[RoleValues]) -> int:
-    """Returns how many histograms there are."""
+    """Returns how many histograms were recorded."""
     return sum(int(values.has("histogram").sum()) for values in measured)
 
 
 def tabulate_series(measured: list[RoleValues], steps: Column) -> ReportTable:
-    """Returns the statistics in the steps `steps`: all of the first site, then all of the second, and so on."""
+    """Returns the statistics in the given steps: all steps of the first site, then of the second, and so on."""
     size = _count_sites(measured) * len(steps)
     columns = {stat: np.full(size, np.nan) for stat in SERIES}
     nonfinite = np.full(size, NONE, np.int64)
@@ -132,12 +132,12 @@ def tabulate_series(measured: list[RoleValues], steps: Column) -> ReportTable:
 def tabulate_histograms(
     measured: list[RoleValues], steps: Column, shown: Column
 ) -> tuple[ReportTable, ReportTable]:
-    """Returns the histograms of exponents of the steps `shown`, and their counts, each without empty bins at its ends.
+    """Returns the table of exponent histograms in the steps `shown`, and a table of their counts without empty ends.
 
     Args:
-        measured: what was measured.
+        measured: the measured values, one entry a role.
         steps: the numbers of all steps, in the order of their table.
-        shown: the steps of which histograms are wanted.
+        shown: the steps whose histograms are included.
     """
     rows: list[tuple[int, int, int, int, int, int]] = []
     counts: list[Column] = [np.zeros(0, np.int64)]

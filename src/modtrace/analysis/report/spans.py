@@ -1,4 +1,4 @@
-"""Builds the tables of the steps and of the timeline's spans, and its lanes."""
+"""Builds the tables of steps and of the timeline's spans, and lists its lanes."""
 
 from collections.abc import Iterator, Mapping
 
@@ -25,7 +25,7 @@ from .tables import (
 )
 
 _CALL, _OP = SPAN_KINDS.index("call"), SPAN_KINDS.index("op")
-#: It is no row's; -1 is that of rows without id.
+#: An id that no row has; -1 does not serve, as rows without id have it.
 _NO_ID = -2
 
 
@@ -36,7 +36,7 @@ def number_steps(data: RecordingData) -> Column:
 
 
 def find_start(data: RecordingData) -> int | None:
-    """Returns when the first step began, on the clock of the recording; None if no beginning was recorded."""
+    """Returns the start of the first step on the recording's clock; None if no start was recorded."""
     starts = column_of(data.table("steps"), "start_ns")
     return int(starts[starts >= 0].min()) if (starts >= 0).any() else None
 
@@ -62,7 +62,7 @@ def tabulate_steps(data: RecordingData, numbers: Column, zero_ns: int | None) ->
 
 
 def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
-    """Yields two columns for each scalar: its value, of several in a step the last one, and whether it was logged."""
+    """Yields two columns for each scalar: its last value in each step, and whether it was logged."""
     table = data.table("scalars")
     codes, names = dictionary_codes(table["name"])
     row, values = find_rows(numbers, column_of(table, "step")), table["value"].to_numpy()
@@ -72,7 +72,7 @@ def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
         column[row[rows]] = values[rows]
         yield number_column(f"scalar.{name}", name, "number", column, scalar=True, overlay=True)
         logged = np.zeros(len(numbers), np.uint8)
-        logged[row[rows]] = 1  # distinguishes a NaN that was logged from no value
+        logged[row[rows]] = 1  # distinguishes a logged NaN from a missing value
         yield number_column(f"logged.{name}", f"{name} was logged", "flag", logged)
 
 
@@ -99,16 +99,16 @@ def tabulate_spans(
     steps: Column,
     zero_ns: int | None,
 ) -> ReportTable:
-    """Returns the spans in the order in which they begin, outer ones before inner ones.
+    """Returns the spans in the order of their start, outer ones before inner ones.
 
     Args:
         data: the recording.
         timeline: the spans.
-        graph: the graph of the shown step, whose rows its calls and ops refer to.
-        cut: which of these rows are shown.
+        graph: the graph of the shown step, to whose rows calls and ops of that step refer.
+        cut: the selection of the graph's rows that are shown.
         index: the row of each module.
         steps: the numbers of the steps, in the order of their table.
-        zero_ns: the time on the clock of the recording that starts count from; None for that of the first span.
+        zero_ns: the time on the recording's clock from which starts count; None for the start of the first span.
     """
     spans = timeline.spans
     details = {detail.name: detail for detail in spans.details}
@@ -136,7 +136,7 @@ def tabulate_spans(
 
 
 def _find_modules(data: RecordingData, call_id: Column, op_id: Column, index: Mapping[Place, int]) -> Rows:
-    """Returns the row of the module in whose call each span ran, or which it is."""
+    """Returns the row of the module that each span is a call of, or in whose call it ran."""
     ops = data.table("ops").select(["op_id", "call_id"])
     of_op = np.append(column_of(ops, "call_id"), NONE)[find_rows(column_of(ops, "op_id"), op_id)]
     calls = read_all_calls(data.table("calls"), Placer(data))

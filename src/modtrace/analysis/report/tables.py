@@ -1,4 +1,4 @@
-"""The tables of a report: columns that state what they hold and how they are summed up."""
+"""Defines the tables of a report, whose columns state what they hold and how to sum them up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,34 +14,34 @@ from ..provenance.recompute import RecomputeCheck
 from ..tables.columns import Column
 from ..values.nonfinite import Absorbed, NonFinite
 
-#: What the values of a column are. The last ones are rows of the table of that name.
+#: The kinds of values in a column. Values of the last kinds are rows of the table with that name.
 Kind = Literal[
     "text", "count", "bytes", "seconds", "flops", "number", "flag", "dtype", "phase", "module", "node", "step", "site"
 ]  # fmt: skip
-#: How one value for several rows is made.
+#: The ways to combine the values of several rows into one.
 Aggregate = Literal["sum", "max", "min", "mean", "any", "none"]
 
-#: No row, and no text.
+#: The value that stands for no row, and for no text.
 NONE = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReportColumn:
-    """A column. -1 stands for what is not known; in a column of floating-point numbers NaN does."""
+    """A column. An unknown value is -1, or NaN in a column of floating-point numbers."""
 
     name: str
     label: str
     kind: Kind
     values: Column
-    texts: tuple[str, ...] | None = None  # the values are codes of these
-    about: str = ""  # a sentence
+    texts: tuple[str, ...] | None = None  # the texts that the values are codes of
+    about: str = ""  # a sentence that explains the column
     aggregate: Aggregate = "none"
-    measure: str | None = None  # what it measures, where there are several of it: `time` of each phase
-    phase: str | None = None  # of which phase
-    overlay: bool = False  # it can colour
-    default: bool = False  # it is shown unasked
-    scalar: bool = False  # the user logged it
-    together: bool = False  # a row of several equal modules has it over the elements of all
+    measure: str | None = None  # the quantity, if several columns show it: `time` in each phase
+    phase: str | None = None  # the phase to which the values belong
+    overlay: bool = False  # whether the column can colour the page's pictures
+    default: bool = False  # whether the column is shown by default
+    scalar: bool = False  # whether the user logged the values
+    together: bool = False  # whether a row of equal modules has one value over all their elements
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,9 +57,9 @@ class ReportTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFinding:
-    """An answer of an analysis, and the rows that it is about."""
+    """An answer of an analysis as the page shows it, with the rows that it is about."""
 
-    #: A text is a mark.
+    #: A finding that is a text quotes a mark of the recording.
     answer: (
         NonFinite | Absorbed | RecomputeCheck | Comparison | Divergence | Reason | CompiledInside | Note | str
     )
@@ -80,12 +80,12 @@ class ReportLane:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """All that a page shows of a recording."""
+    """All tables and texts of a page."""
 
     title: str
     about: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]  # what is missing, and what was left out
-    shown_step: int  # row of the steps; -1 for none
+    notes: tuple[str, ...]  # sentences on what is missing and what was left out
+    shown_step: int  # row of the table of steps; -1 for none
     tables: Mapping[str, ReportTable]
     lanes: tuple[ReportLane, ...] = ()
     dimensions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Report:
 
 
 def number_texts(texts: Iterable[str | None]) -> tuple[Column, tuple[str, ...]]:
-    """Returns texts as codes of the different ones, and those; -1 for None."""
+    """Returns texts as codes of the distinct texts, and these; None has the code -1."""
     known: dict[str, int] = {}
     codes = [NONE if text is None else known.setdefault(text, len(known)) for text in texts]
     return np.array(codes, np.int32), tuple(known)
@@ -102,25 +102,25 @@ def number_texts(texts: Iterable[str | None]) -> tuple[Column, tuple[str, ...]]:
 def text_column(
     name: str, label: str, texts: Iterable[str | None], *, kind: Kind = "text", **more: Any
 ) -> ReportColumn:
-    """Returns a column of texts."""
+    """Returns a column made of texts."""
     codes, known = number_texts(texts)
     return ReportColumn(name=name, label=label, kind=kind, values=codes, texts=known, **more)
 
 
 def number_column(name: str, label: str, kind: Kind, *parts: Column, **more: Any) -> ReportColumn:
-    """Returns a column of numbers: those of all parts, one after the other."""
+    """Returns a column made of numbers, with all parts concatenated."""
     return ReportColumn(name=name, label=label, kind=kind, values=np.concatenate(parts), **more)
 
 
 def coded_column(
     name: str, label: str, codes: Column, texts: Sequence[str], *, kind: Kind = "text", **more: Any
 ) -> ReportColumn:
-    """Returns a column of texts that are already codes."""
+    """Returns a column made of codes and the texts that they stand for."""
     return ReportColumn(name=name, label=label, kind=kind, values=codes, texts=tuple(texts), **more)
 
 
 def optional(values: Iterable[float | None]) -> Column:
-    """Returns numbers with NaN for None."""
+    """Returns numbers as a column, with NaN for None."""
     return narrow(np.array([np.nan if value is None else value for value in values], np.float64))
 
 
@@ -130,7 +130,7 @@ def seconds(time_ns: Column) -> Column:
 
 
 def narrow(values: Column) -> Column:
-    """Returns numbers with seven digits, which take half the room; unchanged if one is too large or small for that."""
+    """Returns numbers as float32, which halves their size; unchanged if one does not fit that format."""
     with np.errstate(over="ignore", under="ignore"):
         short = values.astype(np.float32)
     fits = (np.isinf(short) == np.isinf(values)) & ((short == 0) == (values == 0))
@@ -147,6 +147,6 @@ def round_to_show(values: Column) -> Column:
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = ((bits + 0x7F + (bits >> 8 & 1)) & ~np.uint32(0xFF)).view(np.float32)
     is_normal = np.isfinite(values) & (np.abs(values) >= np.finfo(np.float32).tiny)
-    # Others may become 0 or infinite.
+    # Rounding could turn very small numbers into 0 and very large ones into infinity.
     shown: Column = np.where(is_normal & np.isfinite(rounded), rounded, values)
     return shown

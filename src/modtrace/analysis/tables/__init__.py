@@ -1,1 +1,1 @@
-"""What every analysis reads of a recording: its tables joined into columns."""
+"""The tables of a recording, joined into columns that all analyses read."""

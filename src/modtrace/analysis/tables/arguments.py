@@ -1,9 +1,9 @@
-"""Tells in what the arguments of two runs of an op differ, but for tensors."""
+"""Compares the arguments that an op was given in two runs, without comparing tensors."""
 
 import json
 from typing import Any
 
-#: They say where and how a tensor lies, and not what it holds.
+#: Arguments that say where and how a tensor lies in memory. They do not affect what it holds.
 _NOT_TOLD = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 
 _TENSOR, _DEFAULT = "a tensor", "by default"

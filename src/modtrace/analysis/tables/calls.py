@@ -1,4 +1,4 @@
-"""Reads calls as columns: the tree that they form, and their places in the module tree."""
+"""Reads calls as columns: their tree, and where each call stands in the module tree."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ...recording.protocols import RecordingData
 from .columns import Column, RowFinder, Rows, column_of, phase_codes, ranges
 from .placement import NO_PLACE_NAMES, NOWHERE, OPTIMIZERS, PlaceName, Placer
 
-#: Calls are placed after those that they repeat.
+#: A recompute or backward takes the place of the call that it repeats, so it is placed after that.
 _PLACING_ORDER = (FORWARD, RECOMPUTE, BACKWARD)
 
 
@@ -26,18 +26,18 @@ class Calls:
     call_id: Column
     module: Column  # NO_MODULE where null
     phase: Column  # codes of PHASES
-    parent: Rows  # the call of the same phase around it
-    repeats: Rows  # the forward of a backward, the call that a recompute repeats
-    levels: list[Rows]  # the calls without parent, those that they are parents of, and so on
-    place: Rows  # the index of each call's place; NOWHERE for an optimizer's step
+    parent: Rows  # row of the surrounding call of the same phase
+    repeats: Rows  # row of the forward of a backward, or of the call that a recompute repeats
+    levels: list[Rows]  # the rows of the calls without parent, then of their children, and so on
+    place: Rows  # the index of each call's place in the module tree; NOWHERE for an optimizer's step
     start_ns: Column
-    duration_ns: Column  # without what modtrace spent measuring inside; 0 where the end was not seen
-    overhead_ns: Column  # what it spent: the call ended after both together
-    device_start_ns: Column  # -1 where it is not known, as the end
+    duration_ns: Column  # excludes the time that modtrace spent measuring; 0 where the end was not seen
+    overhead_ns: Column  # the time that modtrace spent measuring, which `duration_ns` excludes
+    device_start_ns: Column  # -1 where the device times are not known
     device_end_ns: Column
     ended: Column
     raised: Column
-    in_step: Column  # False: a call of an earlier step that one of this step refers to
+    in_step: Column  # False for a call of an earlier step to which one of this step refers
 
     def __len__(self) -> int:
         return len(self.module)
@@ -46,23 +46,23 @@ class Calls:
     def origin(self) -> Rows:
         """The forward call to which each call belongs, which is the call itself for a forward."""
         rows = np.arange(len(self))
-        for _ in range(2 if len(self) else 0):  # a backward's nodes may be those of a recompute
+        for _ in range(2 if len(self) else 0):  # a backward may refer to a recompute
             rows = np.where(self.repeats[rows] >= 0, self.repeats[rows], rows)
         return rows
 
     @cached_property
     def nth(self) -> Column:
-        """Which call of its module in its step each is."""
+        """The number of each call among those of its module in its step, from 0."""
         return self.column("nth")
 
     @cached_property
     def where(self) -> Rows:
-        """The place of each call; OPTIMIZERS for an optimizer's step."""
+        """The index of each call's place in the module tree; OPTIMIZERS for an optimizer's step."""
         return np.where(self.phase == PHASES.index(OPTIMIZER), OPTIMIZERS, self.place)
 
     @cached_property
     def places(self) -> tuple[PlaceName, ...]:
-        """The names of the places."""
+        """The names of the places in the module tree, by the indices in `where`."""
         return self.placer.name_places()
 
     def name(self, where: int) -> PlaceName:
@@ -71,7 +71,7 @@ class Calls:
 
     @cached_property
     def full_names(self) -> tuple[Column, tuple[str, ...]]:
-        """Codes of the names of calls: path, `path@1` for the second call of a module in a step, of a root its name."""
+        """Codes of the names of calls, and the names: `path`, or `path@1` for a second call in a step."""
         width = int(self.nth.max(initial=-1)) + 2
         keys, code = np.unique(self.place * width + (self.nth + 1), return_inverse=True)
         names = [
@@ -81,12 +81,12 @@ class Calls:
         return code, tuple(names)
 
     def column(self, name: str) -> Column:
-        """Returns another column of the table; -1 for null."""
+        """Returns a column of the table `calls` by its name, with -1 for null."""
         return column_of(self.table, name)
 
 
 def outermost_calls(table: pa.Table) -> Column:
-    """Returns the ids of the forward calls of a table that no other call is around."""
+    """Returns the ids of the forward calls of a table that are inside no other call."""
     is_one = (column_of(table, "parent_call_id") < 0) & (phase_codes(table["phase"]) == PHASES.index(FORWARD))
     found: Column = column_of(table, "call_id")[is_one]
     return found
@@ -104,9 +104,9 @@ def read_calls(table: pa.Table, placer: Placer, step: int | None, *, also: Colum
 
     Args:
         table: the table `calls`.
-        placer: finds places.
+        placer: finds the places of modules in the module tree.
         step: the number of the step.
-        also: ids of further calls that are referred to; -1 for none.
+        also: ids of further calls to read, such as those to which ops refer; -1 for none.
     """
     steps, call_ids = column_of(table, "step"), column_of(table, "call_id")
     is_kept = steps == step if step is not None else np.zeros(len(steps), bool)
@@ -160,7 +160,7 @@ def _read_table(table: pa.Table, placer: Placer, step: int | None) -> Calls:
 def _find_places(
     phase: Column, module: Column, parent: Rows, repeats: Rows, levels: list[Rows], placer: Placer
 ) -> Rows:
-    """Returns the index of each call's place; that of the call that it repeats for a backward or a recompute."""
+    """Returns the index of each call's place; a backward or a recompute has that of the call that it repeats."""
     place = np.full(len(phase), NOWHERE, np.int64)
     for code in map(PHASES.index, _PLACING_ORDER):
         for level in levels:
@@ -178,7 +178,7 @@ def _read_repeated(table: pa.Table) -> Column:
 
 
 def phases_of(data: RecordingData) -> set[str]:
-    """Returns the phases of the calls, ops and values of a recording, or of a step of it."""
+    """Returns the phases that occur in the calls, ops and values of a recording, or of one step of it."""
     codes = (np.unique(phase_codes(data.table(name)["phase"])) for name in ("calls", "ops", "values"))
     return {PHASES[code] for code in np.concatenate([*codes]).tolist() if code >= 0}
 
@@ -197,13 +197,13 @@ def iterate_levels(parent: Rows) -> Iterator[Rows]:
 
 @dataclass(frozen=True)
 class CallOrder:
-    """Calls numbered in pre-order. The calls inside a call have the numbers from its own up to `last`."""
+    """Numbers of calls in pre-order. Those inside a call have the numbers after its own, up to its `last`."""
 
     number: Rows
     last: Rows
 
     def outermost(self, rows: Rows) -> Rows:
-        """Returns those of `rows` that are not inside another one of them."""
+        """Returns those of the rows `rows` that are inside no other of them."""
         rows = rows[np.argsort(self.number[rows])]
         reached = np.maximum.accumulate(self.last[rows])
         is_outer = np.ones(len(rows), bool)

@@ -1,4 +1,4 @@
-"""Chooses the step that an analysis shows."""
+"""Chooses the step that an analysis shows if the user names none, and finds the one that the user names."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ class ShownStep:
     """A step of a recording, with the recording's range of steps."""
 
     step: int
-    kind: str | None  # train, eval; None where the step's end was not recorded
+    kind: str | None  # `train` or `eval`; None where the step's end was not recorded
     start_ns: int | None
     end_ns: int | None
-    overhead_ns: int = 0  # of the time between: what modtrace spent measuring
-    first: int  # of the recording's steps whose end was recorded; of all if there is none
+    overhead_ns: int = 0  # how much of the time between start and end modtrace spent measuring
+    first: int  # first of the recording's complete steps; first of all steps if none is complete
     last: int
     count: int
-    partial: int = 0  # further steps, of which there are rows and no end
+    partial: int = 0  # the number of further steps of which rows were recorded but no end
 
     @property
     def complete(self) -> bool:
@@ -39,7 +39,7 @@ class ShownStep:
         return max(self.end_ns - self.start_ns - self.overhead_ns, 0)
 
 
-#: Words that mean a step: which one, as an index, and of which kind; None: of any.
+#: The names of steps, each with an index into the steps and the kind to which it applies; None stands for any kind.
 STEP_NAMES: Mapping[str, tuple[int, str | None]] = {
     "first": (0, None),
     "last": (-1, None),
@@ -51,10 +51,10 @@ STEP_NAMES: Mapping[str, tuple[int, str | None]] = {
 
 
 def find_step(data: RecordingData, asked: int | str | None) -> int | None:
-    """Returns the number of a step that is given by its number, by one from the end (-1), or by one of STEP_NAMES.
+    """Returns the number of a step that is given as a number, as an index from the end (-1) or by one of STEP_NAMES.
 
     Raises:
-        ValueError: there is no such step; a number that is not negative is not looked for.
+        ValueError: there is no such step. A number that is not negative is returned without a check.
     """
     if asked is None or (isinstance(asked, int) and asked >= 0):
         return asked
@@ -69,7 +69,7 @@ def find_step(data: RecordingData, asked: int | str | None) -> int | None:
 
 
 def find_step_kinds(data: RecordingData) -> dict[int, str | None]:
-    """Returns the kind of each step; None of one whose end was not recorded."""
+    """Returns the kind of each step by its number; None for a step whose end was not recorded."""
     steps = data.table("steps")
     kinds = dict(zip(steps["step"].to_pylist(), steps["kind"].to_pylist(), strict=True))
     tables = ("steps", "calls", "ops", "values")
@@ -117,9 +117,9 @@ def _steps_with_optimizer(calls: pa.Table, of_calls: Column) -> set[int]:
 
 
 def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: set[int]) -> int | None:
-    """Returns the last complete step. Training comes before evaluation, and steps with calls before others.
+    """Returns the last complete step, preferring training to evaluation and steps with calls to steps without.
 
-    A training step that an exception has ended has no optimizer call, and comes after those that have one.
+    A training step without an optimizer call ranks after those with one, because an exception may have ended it.
     """
     complete = [step for step in rows if step in called]
     training = [step for step in complete if rows[step]["kind"] == "train"]

@@ -1,4 +1,4 @@
-"""Columns of tables: reads them from Arrow, finds, groups and counts their rows, and pairs those of two tables."""
+"""Reads columns of tables from Arrow, finds, groups and counts their rows, and pairs the rows of two tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -11,17 +11,17 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_numpy, from_strings, to_numpy
 from ...recording.phase import PHASES
 
-Rows = npt.NDArray[np.int64]  # numbers of rows; -1 for none
+Rows = npt.NDArray[np.int64]  # row numbers; -1 stands for no row
 Column = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 ArrowTable: TypeAlias = pa.Table
 
-Partners = tuple[Rows, Rows]  # of each row of `a`, of each row of `b`; -1 for none
-Coded = tuple[Sequence[str | None], Column]  # texts, and a column of their codes
+Partners = tuple[Rows, Rows]  # for each row of `a` its partner in `b`, and the reverse; -1 stands for none
+Coded = tuple[Sequence[str | None], Column]  # distinct texts, and for each row the index of its text
 
 
 def column_of(table: pa.Table, name: str) -> Column:
-    """Returns a column with -1 in place of nulls."""
+    """Returns a column of an Arrow table as numpy, with -1 in place of nulls."""
     return to_numpy(table[name], null=-1)
 
 
@@ -36,12 +36,12 @@ def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
 
 
 def text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
-    """Returns a column of strings as codes, and the strings; -1 for null."""
+    """Returns a column of strings as codes, and the distinct strings that they stand for; -1 for null."""
     return dictionary_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
 
 
 def phase_codes(column: pa.ChunkedArray) -> Column:
-    """Returns the phases as codes of `PHASES`, for any codes in the chunks; -1 for null."""
+    """Returns a column of phases as codes of `PHASES`, whatever codes its chunks use; -1 for null."""
     chunks = []
     for chunk in column.chunks:
         codes = np.array([PHASES.index(phase) for phase in chunk.dictionary.to_pylist()] + [-1], np.int8)
@@ -50,12 +50,12 @@ def phase_codes(column: pa.ChunkedArray) -> Column:
 
 
 def columns_at(table: object, rows: Column) -> dict[str, Any]:
-    """Returns the columns of a dataclass at some rows, by their names."""
+    """Returns the columns of a dataclass by their names, reduced to some rows."""
     return {name: getattr(table, name)[rows] for name in _names_of_columns(table)}
 
 
 def join_columns(tables: Sequence[object]) -> dict[str, Any]:
-    """Returns the columns of dataclasses of one type by their names, one table after the other."""
+    """Returns the columns of several dataclasses of one type by their names, concatenated."""
     names = _names_of_columns(tables[0])
     return {name: np.concatenate([getattr(part, name) for part in tables]) for name in names}
 
@@ -65,22 +65,22 @@ def _names_of_columns(table: Any) -> list[str]:
 
 
 def take(column: Column, rows: Rows) -> Rows:
-    """Returns what the column has at each row; -1 for row -1."""
+    """Returns the column's value at each of the rows; -1 for row -1."""
     return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
 
 
 def ranges(first: Rows, counts: Rows) -> Rows:
-    """Returns the rows of some ranges, one range after the other, each from its first row on."""
+    """Returns the numbers of the rows in several ranges, each given by its first row and its length, concatenated."""
     before = np.cumsum(counts) - counts
     return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
 
 
 def count_before(keys: Rows, order: Rows | None = None) -> Rows:
-    """Returns of each row how many rows with its key come before it.
+    """Returns for each row how many rows with the same key come before it.
 
     Args:
-        keys: the keys.
-        order: what the rows are ordered by; None: they are in order.
+        keys: the key of each row.
+        order: the position of each row in the order that counts; None if the rows are in order already.
     """
     rows = np.argsort(keys, kind="stable") if order is None else np.lexsort((order, keys))
     is_first = np.ones(len(rows), bool)
@@ -92,7 +92,7 @@ def count_before(keys: Rows, order: Rows | None = None) -> Rows:
 
 
 def split_rows(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
-    """Yields each key in ascending order, with its rows in their order."""
+    """Yields each key in ascending order, with the rows that have it in their original order."""
     order = np.argsort(keys, kind="stable")
     distinct, first = np.unique(keys[order], return_index=True)
     groups = np.split(rows[order], first[1:]) if len(rows) else []
@@ -100,7 +100,7 @@ def split_rows(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
 
 
 class Groups:
-    """Rows by a key from 0 on."""
+    """Groups of rows that have the same key; keys count from 0."""
 
     def __init__(self, keys: Rows, rows: Rows, size: int) -> None:
         order = np.argsort(keys, kind="stable")
@@ -111,22 +111,23 @@ class Groups:
 
 
 def find_rows(ids: Column, wanted: Column) -> Rows:
-    """Returns the row of each wanted id; -1 if there is none."""
+    """Returns the row in which each wanted id stands among `ids`; -1 if it is missing."""
     return RowFinder(ids)(wanted)
 
 
 class RowFinder:
-    """Finds the rows of the same ids several times."""
+    """Finds the rows of ids in one column repeatedly, and sorts the column only once."""
 
     def __init__(self, ids: Column) -> None:
-        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None  # of ids without gaps
+        # Rows of ids without gaps are found by subtraction, without sorting.
+        self._first = ids[0] if len(ids) and (np.diff(ids) == 1).all() else None
         self._count = len(ids)
         if self._first is None:
             self._order = np.argsort(ids, kind="stable")
             self._sorted = ids[self._order]
 
     def __call__(self, wanted: Column) -> Rows:
-        """Returns the row of each id; -1 if there is none."""
+        """Returns the row of each wanted id; -1 if it is missing."""
         if not self._count:
             return np.full(len(wanted), -1, np.int64)
         if self._first is not None:
@@ -140,7 +141,7 @@ def number_keys(*columns: tuple[Column, Column]) -> tuple[Rows, Rows]:
     """Returns a number for each row of two tables. Rows with equal values in all columns have equal numbers.
 
     Args:
-        columns: pairs of the same column of both tables, of integers of at least -1.
+        columns: pairs of one column in both tables; the values are integers of at least -1.
     """
     split = len(columns[0][0])
     keys = np.zeros(split + len(columns[0][1]), np.int64)
@@ -162,9 +163,9 @@ def _compact(keys: Column) -> tuple[Rows, int]:
 
 
 def pair_keys(one: Rows, other: Rows) -> tuple[Rows, Rows]:
-    """Returns the partner of each row: the row of the other table with the same key; -1 if there is none.
+    """Returns the partner of each row of two tables: the row of the other table with the same key; -1 if there is none.
 
-    The n-th row of a key is paired with the n-th of the same key.
+    The n-th row with a key is paired with the n-th row of the other table with that key.
     """
     keys, others = number_keys((one, other), (count_before(one), count_before(other)))
     partner, back = np.full(len(keys), -1, np.int64), np.full(len(others), -1, np.int64)
@@ -174,14 +175,14 @@ def pair_keys(one: Rows, other: Rows) -> tuple[Rows, Rows]:
 
 
 def to_pairs(partner: Rows, order: Rows) -> Rows:
-    """Returns the pairs of rows in the order of the first table."""
+    """Returns the pairs of rows that a column of partners describes, in the order of the first table."""
     rows = np.lexsort((np.arange(len(partner)), order))
     rows = rows[partner[rows] >= 0]
     return np.stack([rows, partner[rows]], axis=1)
 
 
 def rows_in_order(kept: Column, order: Rows) -> Rows:
-    """Returns the rows that are kept, in an order."""
+    """Returns the numbers of the rows for which `kept` is true, sorted by `order`."""
     rows = np.flatnonzero(kept)
     return rows[np.argsort(order[rows], kind="stable")]
 
@@ -197,7 +198,7 @@ def number_texts(one: Sequence[str | None], other: Sequence[str | None]) -> tupl
 
 
 def number_codes(one: Coded, other: Coded) -> Partners:
-    """Returns a number for each row of two coded columns. Rows with equal texts have equal numbers; -1 stays."""
+    """Returns a number for each row of two coded columns. Rows with equal texts have equal numbers; -1 stays -1."""
     numbers = number_texts(one[0], other[0])
     return take(numbers[0], one[1]), take(numbers[1], other[1])
 
@@ -213,7 +214,7 @@ def decode(texts: Sequence[str | None], codes: Column) -> pa.Array:
 
 
 def build_table(columns: Mapping[str, Any]) -> ArrowTable:
-    """Returns a table of columns of numpy or Arrow."""
+    """Returns an Arrow table made of columns that are numpy or Arrow arrays."""
     arrays = {
         name: from_numpy(column) if isinstance(column, np.ndarray) else column
         for name, column in columns.items()
@@ -222,5 +223,5 @@ def build_table(columns: Mapping[str, Any]) -> ArrowTable:
 
 
 def take_of_tables(tables: Sequence[ArrowTable], rows: Rows) -> ArrowTable:
-    """Returns rows of several tables, numbered from the first table on."""
+    """Returns the chosen rows of several tables whose rows are numbered on from one table to the next."""
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).take(from_numpy(rows))

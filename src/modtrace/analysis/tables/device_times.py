@@ -1,4 +1,4 @@
-"""Puts the times of a device in place of those at which the host has issued its work."""
+"""Replaces the host times of calls and ops with the times at which a device worked on them."""
 
 from dataclasses import replace
 
@@ -11,14 +11,14 @@ from .columns import Column, column_of
 
 
 def has_device_times(calls: Calls) -> bool:
-    """Returns whether it is known of a call of the step when a device worked on it."""
+    """Returns whether device times are known for any call of the step."""
     return bool((_is_known(calls) & calls.in_step).any())
 
 
 def on_device(calls: Calls) -> Calls:
-    """Returns the calls with the times of devices, if any is known; a call without such times has not ended.
+    """Returns the calls with device times, if any are known; a call without them counts as unfinished.
 
-    A device measures values after a call has ended, so no overhead is taken off.
+    Measuring on a device happens after a call has ended there, so no overhead is subtracted.
     """
     if not has_device_times(calls):
         return calls
@@ -33,7 +33,7 @@ def on_device(calls: Calls) -> Calls:
 
 
 def step_on_device(step: ShownStep | None, calls: Calls) -> ShownStep | None:
-    """Returns a step that lasts from the first to the last time of a device in it, if any is known and it has ended."""
+    """Returns the step from its first to its last device time, if it has ended and any device time is known."""
     if step is None or step.end_ns is None or not has_device_times(calls):
         return step
     known = _is_known(calls) & calls.in_step
@@ -47,7 +47,7 @@ def _is_known(calls: Calls) -> Column:
 
 
 def durations_on_device(table: pa.Table) -> tuple[Column, Column] | None:
-    """Returns for the ops of a step how long a device worked on each, and whether that is known; None if of none."""
+    """Returns the device time of each op of a step and whether it is known; None if no op has one."""
     start_ns, end_ns = column_of(table, "device_start_ns"), column_of(table, "device_end_ns")
     known = (start_ns >= 0) & (end_ns >= 0)
     return (np.where(known, np.maximum(end_ns - start_ns, 0), 0), known) if known.any() else None

@@ -1,4 +1,4 @@
-"""Adds the ops inside of compiled code to the ops of a step, in calls of their modules."""
+"""Adds the ops that ran inside compiled code to the ops of a step, within calls of their modules."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,23 +22,23 @@ from .columns import column_of, phase_codes
 
 _DETACH = "aten.detach.default"
 
-#: Containers that nobody calls.
+#: Types of containers that are never called, so no call is added for them.
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict"})
 
 _Row = dict[str, Any]
 
 
 def with_inside(data: RecordingData, step: int, *, fused: bool = True) -> RecordingData:
-    """Returns the recording with the ops inside of the compiled calls of a step, in calls of their modules.
+    """Returns the recording with the ops inside the compiled calls of a step added, within calls of their modules.
 
-    Where the ops of a region have run one by one (backend "aot_eager"), those rows are put into the calls. Elsewhere
-    rows without times stand for the ops, and those of kernels outside of inductor's code, which are recorded, are left
-    out: they are among the ops inside.
+    Where the ops of a region ran one by one (backend "aot_eager"), their recorded rows are moved into the added calls.
+    Elsewhere rows without end times stand for the ops; the recorded rows of kernels outside of inductor's code are then
+    dropped, because the added rows already cover them.
 
     Args:
         data: the recording.
         step: the number of the step.
-        fused: whether ops are added that have not run one by one.
+        fused: whether to add rows for ops that did not run one by one.
     """
     runs = _read_runs(data, step)
     return _Added(data, runs, fused=fused) if runs else data
@@ -52,19 +52,19 @@ def _read_runs(data: RecordingData, step: int | None) -> list[_Row]:
 
 
 class Unseen(NamedTuple):
-    """What kernels of compiled code did in a step that no recorded op shows."""
+    """Calls and tensors of a step that involve kernels of compiled code for which no op was recorded."""
 
-    calls: frozenset[int]  # the ids of calls in which such kernels ran, beside the ops that are recorded
+    calls: frozenset[int]  # the ids of calls in which such kernels ran
     tensors: frozenset[int]  # the ids of tensors that such calls returned
 
 
 def find_unseen(data: RecordingData, step: int | None = None) -> Unseen:
-    """Returns where kernels of compiled code ran in a step, or in all of them, that were not recorded as ops."""
+    """Returns the calls and tensors of a step, or of all steps, that involve compiled kernels not recorded as ops."""
     return _add_unfused(data, step)[1]
 
 
 def with_all_inside(data: RecordingData) -> tuple[RecordingData, Unseen]:
-    """Returns what `with_inside` returns for all steps, with the ops that ran one by one, and `find_unseen`."""
+    """Returns the recording with the ops that ran one by one in calls of their modules, and `find_unseen`."""
     return _add_unfused(data, None)
 
 
@@ -77,7 +77,7 @@ def _add_unfused(data: RecordingData, step: int | None) -> tuple[RecordingData, 
     regions -= {run["call_id"] for run in runs}
     beside = pc.and_(
         pc.is_in(ops["call_id"], pa.array(regions, pa.int64())),
-        pc.ends_with(ops["name"].cast(pa.string()), ".out"),  # they write to what inductor has allocated
+        pc.ends_with(ops["name"].cast(pa.string()), ".out"),  # kernels that inductor calls directly
     )
     before = ops["call_id"].filter(beside).to_pylist()
     returned = (run["returned"] for run in runs if run["call_id"] in added.unseen)
@@ -87,40 +87,40 @@ def _add_unfused(data: RecordingData, step: int | None) -> tuple[RecordingData, 
 
 @dataclass
 class _Region:
-    """A call that ran as compiled code, or the backward of one."""
+    """A call that ran as compiled code, or the backward of such a call."""
 
     call: _Row
-    #: The calls inside, by the id of the module, and which call of it that is in the graph.
+    #: The added calls inside, by the id of the module and the number of its call within the graph.
     calls: dict[tuple[int, int], int] = field(default_factory=dict)
-    first: dict[int, int] = field(default_factory=dict)  # by module: which call of the step the first one is
-    nth: Counter[tuple[int, str]] = field(default_factory=Counter)  # of the next op, by call and name
+    first: dict[int, int] = field(default_factory=dict)  # by module: its first call's number
+    nth: Counter[tuple[int, str]] = field(default_factory=Counter)  # by call and op name: the next op's `nth`
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run of compiled code, with the graph that was compiled."""
+    """One run of a compiled graph, with the ops of that graph."""
 
     row: _Row
     ops: Sequence[_Row]
-    compiled_for: int  # the module_id of the region
+    compiled_for: int  # the module_id of the region for which the graph was compiled
     region: _Region
-    origin: _Region | None  # of a backward its forward, of a recompute what it computes again
-    kept: dict[int, int]  # of the forward: the tensor of each op
-    made: dict[int, int] = field(default_factory=dict)  # the tensor of each op
+    origin: _Region | None  # for a backward or recompute, the region of its forward
+    kept: dict[int, int]  # in a backward: the tensor that each op of the forward made
+    made: dict[int, int] = field(default_factory=dict)  # the tensor that each op of this run made
 
 
 class _Added:
-    """The recording with what is inside of compiled runs added to its tables, which are built when one is read."""
+    """A recording with the inside of compiled runs added to its tables; the tables are built when one is first read."""
 
     def __init__(self, data: RecordingData, runs: Sequence[_Row], *, fused: bool) -> None:
         self._data = data
         self._fused = fused
-        self.unseen: frozenset[int] = frozenset()  # the calls whose ops have not run one by one
+        self.unseen: frozenset[int] = frozenset()  # ids of the calls whose ops did not run one by one
         self._modules = {module["module_id"]: module for module in data.table("modules").to_pylist()}
         self._by_path = {
             (module["root_id"], module["path"]): number for number, module in self._modules.items()
         }
-        #: As they are now: a recording that runs has more rows later, with ids that are given out here.
+        #: The tables as they are now, as a running recording adds rows later, with ids that are also given out here.
         self._before = {name: data.table(name) for name in ("calls", "ops", "tensors", "uses")}
         self._ops = self._before["ops"]
         self._call_of = column_of(self._ops, "call_id").copy()
@@ -128,14 +128,14 @@ class _Added:
         self._op_id, self._start_ns = column_of(self._ops, "op_id"), column_of(self._ops, "start_ns")
         self._names = self._ops["name"].combine_chunks()
         self._is_kept = np.ones(len(self._call_of), bool)
-        self._by_call = np.argsort(self._call_of, kind="stable")  # the ops, in order of their calls
+        self._by_call = np.argsort(self._call_of, kind="stable")  # the rows of ops sorted by their calls
         self._calls_in_order = self._call_of[self._by_call]
         self._new: dict[str, list[_Row]] = {name: [] for name in ("calls", "ops", "tensors", "uses")}
         calls = self._before["calls"]
         is_forward = phase_codes(calls["phase"]) == PHASES.index(FORWARD)
         steps, modules = (column_of(calls, name)[is_forward].tolist() for name in ("step", "module_id"))
         self._calls = Counter(zip(steps, modules, strict=True))
-        self._maker_of: dict[int, int] = {}  # the ops of recorded tensors that runs return
+        self._maker_of: dict[int, int] = {}  # the added op that made each recorded tensor that a run returned
         self._ids = {
             name: count(int(column_of(self._before[table], name).max(initial=-1)) + 1)
             for table, name in (("calls", "call_id"), ("ops", "op_id"), ("tensors", "tensor_id"))
@@ -157,7 +157,7 @@ class _Added:
         return self._tables[name] if name in self._tables else self._data.table(name)
 
     def _add_all(self, runs: Sequence[_Row]) -> None:
-        """Adds what is inside of all runs of the step."""
+        """Adds the calls and ops inside of all compiled runs."""
         compilations = {
             row["compile_id"]: row
             for row in self._data.table("compilations").to_pylist()
@@ -174,7 +174,7 @@ class _Added:
             is_backward, forward_id = row["phase"] == BACKWARD, region.call["forward_call_id"]
             ops = inside[compilation["compilation_id"], is_backward]
             before = forwards[forward_id, row["compile_id"]] if is_backward else []
-            forward = before.pop() if before else None  # the last one's backward is the first
+            forward = before.pop() if before else None  # backward goes through the runs of forward in reverse
             origin = self._regions.get(forward_id) or self._regions.get(region.call["recompute_of"])
             kept = {} if forward is None else forward.made
             run = _Run(row, ops, compilation["module_id"], region, origin, kept)
@@ -194,14 +194,14 @@ class _Added:
             if self._fused:
                 self._replace(ran.tolist(), names, run)
             return
-        # Moves the ops into the calls of their modules.
+        # The recorded rows are kept, because they have times and arguments.
         for row, op in zip(ran[places].tolist(), run.ops, strict=True):
             call = self._find_call(op, run, int(self._start_ns[row]))
             self._call_of[row], self._nth[row] = call, run.region.nth[call, op["name"]]
             run.region.nth[call, op["name"]] += 1
 
     def _replace(self, rows: Sequence[int], names: Sequence[str], run: _Run) -> None:
-        """Adds ops in place of those recorded ones that are among them, or that read a parameter for one of them."""
+        """Adds rows for all ops of the graph, and drops the recorded ops that they cover, and those of `detach`."""
         inside = Counter(_packet(op["name"]) for op in run.ops)
         for row, name in zip(rows, names, strict=True):
             inside[_packet(name)] -= 1
@@ -243,7 +243,7 @@ class _Added:
                 self._new["tensors"].append(_new_tensor(run.made[number], op_id, op))
 
     def _find_call(self, op: _Row, run: _Run, start_ns: int) -> int:
-        """Returns the call of the op's module inside of a region, which is made when it is first asked for."""
+        """Returns the added call of the module that an op belongs to, and makes the call on first request."""
         region, module_id, outer = run.region, op["module_id"], run.region.call["module_id"]
         if module_id is not None and run.compiled_for != outer:
             module_id = self._find_twin(module_id, run.compiled_for, outer)
@@ -255,13 +255,13 @@ class _Added:
         return self._find_call_inside(module_id, op["calls"] or (), run, start_ns)
 
     def _find_call_inside(self, module_id: int, numbers: Sequence[int], run: _Run, start_ns: int) -> int:
-        """Returns the call of a module inside.
+        """Returns the call of a module inside a region, and makes it on first request.
 
         Args:
             module_id: the module.
-            numbers: which of its calls in the graph it is, last, and before that which of those around it.
+            numbers: the number of the call within the graph, last, and before it the numbers of the calls around it.
             run: the run of the graph.
-            start_ns: when it begins, if it does now.
+            start_ns: the start time of the call if it is made now.
         """
         region = run.region
         if module_id == region.call["module_id"]:
@@ -295,7 +295,7 @@ class _Added:
         return region.calls[module_id, number]
 
     def _number(self, module_id: int, number: int, run: _Run) -> int:
-        """Returns which call of its step a module is in."""
+        """Returns the number in its step of the module's call that is the `number`-th in the graph."""
         region = run.region
         if region.call["phase"] == FORWARD:
             key = run.row["step"], module_id
@@ -308,7 +308,7 @@ class _Added:
         return int(first + number)
 
     def _find_twin(self, module_id: int, compiled_for: int, outer: int) -> int | None:
-        """Returns the module that stands in another region where this one stands in that which was compiled."""
+        """Returns the module whose path below `outer` is that of `module_id` below the module `compiled_for`."""
         module, around, other = map(self._modules.get, (module_id, compiled_for, outer))
         if module is None or around is None or other is None:
             return None
@@ -339,7 +339,7 @@ class _Added:
 
 
 def _find_read(op: _Row, run: _Run) -> Iterator[int]:
-    """Yields the tensors that an op reads, as far as they are known."""
+    """Yields the ids of the tensors that an op of a run reads, where they are known."""
     yield from (run.made[place] for place in op["inputs"] if place in run.made)
     yield from (run.kept[place] for place in op["saved"] or () if place in run.kept)
     given = run.row["given"]
@@ -347,14 +347,14 @@ def _find_read(op: _Row, run: _Run) -> Iterator[int]:
 
 
 def _find_in_order(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
-    """Returns the positions of the wanted names among others, in their order; None if one is missing."""
+    """Returns positions at which the wanted names occur in this order among others; None if one is missing."""
     rest = iter(enumerate(names))
     places = [next((place for place, name in rest if name == one), -1) for one in wanted]
     return None if not places or places[-1] < 0 else places
 
 
 def _packet(name: str) -> str:
-    """Returns the name of an op without its overload."""
+    """Returns the name of an op without its overload: `aten.add` for `aten.add.Tensor`."""
     return name.rpartition(".")[0] if name.count(".") > 1 else name
 
 

@@ -1,4 +1,4 @@
-"""Reads what was measured of given rows of `values`, as columns."""
+"""Reads the measurements of chosen rows of `values` as columns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ...recording.statistics.moments import RAW, Numbers, StatColumns, read_stat
 from .columns import Bools, Column, Rows, column_of, dictionary_codes
 from .tensors import Sizes, read_sizes
 
-#: Fewer rows than this are taken with all their columns.
+#: Below this number of rows, all columns are taken at once.
 _FEW = 100
 
 _COLUMNS = ("shape", "dtype", "numel", *RAW)
@@ -25,17 +25,17 @@ _COLUMNS = ("shape", "dtype", "numel", *RAW)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ComparedRows:
-    """What was measured of some rows of `values`, in the given order; a row may occur several times."""
+    """The measurements of chosen rows of `values`, in the given order; a row may occur several times."""
 
     data: RecordingData
     rows: Rows
-    sizes: Sizes  # their shapes
+    sizes: Sizes  # the shapes of the tensors
     numel: Column
-    dtype: Column  # codes of `dtypes`
+    dtype: Column  # codes of `dtypes`, the names of the dtypes
     dtypes: tuple[str, ...]
     stats: StatColumns
     is_measured: Bools
-    hash: npt.NDArray[np.uint64]  # 0 where there is none
+    hash: npt.NDArray[np.uint64]  # 0 where no hash was recorded
     has_hash: Bools
     has_sketch: Bools
     has_sample: Bools
@@ -45,36 +45,36 @@ class ComparedRows:
         return len(self.rows)
 
     def shape(self, at: int) -> list[int]:
-        """Returns the shape of one tensor."""
+        """Returns the shape of the tensor in row `at`."""
         return [size for size in self.sizes[at].tolist() if size >= 0]
 
     def matrices(self) -> tuple[Bools, Column, Column]:
-        """Returns which tensors have two dimensions, and the numbers of their rows and columns."""
+        """Returns which tensors have two dimensions, and their numbers of rows and columns."""
         wide = np.pad(self.sizes, ((0, 0), (0, 3)), constant_values=-1)
         return (wide[:, 1] >= 0) & (wide[:, 2] < 0), wide[:, 0], wide[:, 1]
 
     def sketches(self, at: Rows) -> Numbers:
-        """Returns the sketches of some of the rows, all of which have one: `[len(at), 64]`."""
+        """Returns the sketches of rows that all have one, as a matrix `[len(at), 64]`."""
         return _lists_of(self.data.table("values")["sketch"], self.rows[at], SKETCH_SIZE)
 
     def sample(self, at: int) -> Numbers:
-        """Returns the sample of one of the rows."""
+        """Returns the sample of the tensor in row `at`."""
         found = self.data.table("values")["sample"][int(self.rows[at])].as_py()
         return np.array(found, np.float64)
 
     def tensor(self, at: int) -> RawTensor:
-        """Returns the whole tensor of one of the rows.
+        """Returns the whole tensor of row `at`.
 
         Raises:
-            RecordingError: it cannot be read.
+            RecordingError: the tensor cannot be read.
         """
         return self.data.tensor(self.data.table("values")["blob"][int(self.rows[at])].as_py())
 
 
 def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
-    """Returns what was measured of some rows of `values`."""
+    """Returns the measurements of chosen rows of `values`."""
     values = data.table("values")
-    # Of few rows all columns are taken; of many the long lists stay where they are.
+    # Taking long lists of many rows would copy them all, so they are read later, when needed.
     if len(rows) < _FEW:
         table = columns = pa.concat_tables(
             [values.slice(row, 1) for row in rows.tolist()] or [values.slice(0, 0)]
@@ -123,7 +123,7 @@ def _read_hashes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], Bools
 
 
 def _lists_of(column: pa.ChunkedArray, rows: Rows, size: int) -> Numbers:
-    """Returns the lists of some rows, all of one size, as a matrix."""
+    """Returns the lists in some rows of a column as a matrix; all have the length `size`."""
     found = np.empty((len(rows), size))
     ends = np.cumsum([len(chunk) for chunk in column.chunks])
     of_chunk = np.searchsorted(ends, rows, side="right")

@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from .chosen_step import name_steps
 from .columns import column_of, phase_codes
 
-#: Why there are no rows although they were asked for and none is missing.
+#: The reason given when rows were requested, none is missing, and there are none all the same.
 _NOTHING_RAN = {
     "ops": "no op ran on the thread that entered it, and it has no ops of other threads",
     "values": "no tensor came up that it was to measure",
@@ -77,7 +77,7 @@ def explain_empty(data: RecordingData) -> str:
 
 
 def _why_no_calls(data: RecordingData) -> str:
-    """Returns why a recording that is whole has no calls."""
+    """Returns why a recording without damage has no calls."""
     chosen = data.meta.options.get("steps", str(ALL_STEPS))
     if chosen != str(ALL_STEPS) and not data.table("steps").num_rows:
         return f"no step of {chosen} ran"
@@ -85,7 +85,7 @@ def _why_no_calls(data: RecordingData) -> str:
 
 
 def _name_option(what: str) -> str:
-    """Returns what records them; calls always are."""
+    """Returns the option of `record` that records the rows; calls need none."""
     if what == "ops":
         return "ops=True (modtrace record --ops)"
     if what == "values":
@@ -99,7 +99,7 @@ def say_missing(marks: Sequence[str]) -> str:
 
 
 def _were_wanted(meta: RunMeta, what: str) -> bool:
-    """Returns whether the options request the rows. Without options: whether the recording has marks or notes."""
+    """Returns whether the options request the rows; for unknown options, whether the recording has marks or notes."""
     if what == "calls":
         return True
     option = meta.options.get("ops" if what == "ops" else "values", bool(meta.marks or meta.notes))

@@ -1,4 +1,4 @@
-"""Reads a recording one step at a time: of a batch that has no row of the step, nothing is read."""
+"""Reads the rows of one step of a recording; batches without rows of the step are skipped."""
 
 import math
 from collections import defaultdict
@@ -23,12 +23,12 @@ from .ops import StepOps, bare_name, read_step_ops
 from .sites import Site, read_sites
 from .tensors import Tensors
 
-#: At most this many batches stay sorted by a column: those of one step, and of the next.
+#: The largest number of batches that stay sorted by a column, enough for those of one step and the next.
 _MOST_SORTED = 64
 
 
 class IndexedTables:
-    """Finds rows of a recording by ids, and the rows of a step."""
+    """Finds rows of a recording by their ids, and the rows of a step, with an index over batches."""
 
     def __init__(self, data: RecordingData) -> None:
         self.data = data
@@ -42,7 +42,7 @@ class IndexedTables:
 
     @cached_property
     def has_lines(self) -> bool:
-        """True if lines of the program were recorded for ops."""
+        """True if source lines of the program were recorded for ops."""
         lines = self.data.table("ops")["source"]
         return bool(lines.null_count < len(lines))
 
@@ -54,12 +54,12 @@ class IndexedTables:
         return np.array([number for number, site in self.sites.items() if site.role in roles], np.int64)
 
     def find(self, name: str, columns: Sequence[str] | None = None, **wanted: Column) -> pa.Table:
-        """Returns the rows of a table in their order which have one of some ids in one of some columns.
+        """Returns the rows of a table in which one of the given columns holds one of the given ids, in table order.
 
         Args:
             name: the name of the table.
-            columns: what is read of them; None for all.
-            **wanted: by columns, the ids; -1 is none.
+            columns: the columns to read; None for all.
+            **wanted: for each column to search, the ids to look for; -1 finds nothing.
         """
         table = self._batches_of(name)
         rows = [table.find(column, np.unique(ids[ids >= 0])) for column, ids in wanted.items()]
@@ -71,7 +71,7 @@ class IndexedTables:
         return rows[0] if rows else None
 
     def find_writer(self, tensor_id: int) -> Mapping[str, Any] | None:
-        """Returns the row of the op that wrote a tensor; None if none did that is in the recording."""
+        """Returns the row of the op that wrote a tensor; None if the recording has no such op."""
         written_by = self.find("tensors", ["producer_op"], tensor_id=np.array([tensor_id]))
         rows: list[Mapping[str, Any]] = self.find(
             "ops", op_id=column_of(written_by, "producer_op")
@@ -80,7 +80,7 @@ class IndexedTables:
 
 
 class MemoryRegion(NamedTuple):
-    """The memory of a tensor, in elements: those from `start` up to `stop`, all of them if it is dense."""
+    """The memory that a tensor spans, in elements from `start` up to `stop`; a dense tensor uses all of it."""
 
     storage: int | None
     start: int
@@ -89,7 +89,7 @@ class MemoryRegion(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """An argument of a call: its place among the arguments, as `[0]`."""
+    """An argument of a call, with its position among the arguments, such as `[0]`."""
 
     call: int
     slot: str
@@ -98,7 +98,7 @@ class Argument(NamedTuple):
 class OneStep:
     """The rows of one step, with the calls and tensors of earlier steps to which they refer.
 
-    Numbers of ops are rows of `ops`, numbers of tensors rows of `tensors`. Only a step with ops has these.
+    Ops are numbered by their rows in `ops`, tensors by their rows in `tensors`. Both exist only if ops were recorded.
     """
 
     def __init__(self, run: IndexedTables, number: int) -> None:
@@ -112,11 +112,11 @@ class OneStep:
         return self.run.data.meta
 
     def tensor(self, blob: str) -> RawTensor:
-        """Returns a whole tensor."""
+        """Returns the whole tensor that is stored under the name `blob`."""
         return self.run.data.tensor(blob)
 
     def table(self, name: str) -> pa.Table:
-        """Returns the rows of a table."""
+        """Returns the rows of a table that belong to the step."""
         if name not in self._tables:
             self._tables[name] = self._read(name)
         return self._tables[name]
@@ -134,7 +134,7 @@ class OneStep:
         return find(name, step=step) if name in ("steps", "ops", "values") else self.run.data.table(name)
 
     def _find_steps_referred_to(self) -> Column:
-        """Returns the steps of the calls that a backward, a recompute, an op or a value of this step belongs to."""
+        """Returns the numbers of the steps to which backwards, recomputes, ops and values of this step refer."""
         calls = self.run.find("calls", ["forward_call_id", "recompute_of"], step=np.array([self.number]))
         referred = [column_of(calls, name) for name in calls.column_names]
         referred += [column_of(self.table(name), "call_id") for name in ("ops", "values")]
@@ -142,7 +142,7 @@ class OneStep:
         return column_of(found, "step")
 
     def is_of(self, *roles: str) -> Bools:
-        """Returns which rows of `values` have one of these roles."""
+        """Returns a mask of the rows of `values` that have one of these roles."""
         return np.isin(column_of(self.table("values"), "site_id"), self.run.sites_of(*roles))
 
     def find_site(self, row: int) -> Site | None:
@@ -151,12 +151,12 @@ class OneStep:
 
     @cached_property
     def ops(self) -> StepOps:
-        """The ops, each with its call and its place."""
+        """The ops of the step, each with its call and its place in the module tree."""
         return read_step_ops(self, step=self.number, inside=True)
 
     @property
     def calls(self) -> Calls:
-        """The calls."""
+        """The calls of the step, with the earlier calls to which they refer."""
         return self.ops.calls
 
     @cached_property
@@ -166,28 +166,28 @@ class OneStep:
 
     @cached_property
     def flow(self) -> OpFlow:
-        """What the ops read and return, and what the outermost forward calls are given and return."""
+        """The tensors that the ops read and return, and that the outermost forward calls are given and return."""
         outermost = self.calls.call_id[self._outermost]
         return read_op_flow(self, op_id=self.ops.op_id, call_id=outermost)
 
     @property
     def tensors(self) -> Tensors:
-        """What the ops read and return."""
+        """The tensors that ops read or return."""
         return self.flow.tensors
 
     @property
     def reads(self) -> Mapping[int, list[tuple[str, int]]]:
-        """The slot and the tensor of each read, by op."""
+        """For each op, the slot and the tensor of each of its reads."""
         return self.flow.reads_by_op
 
     @property
     def returns(self) -> Mapping[int, list[tuple[str, int]]]:
-        """The slot and the tensor of each output, by op."""
+        """For each op, the slot and the tensor of each of its outputs."""
         return self.flow.returns_by_op
 
     @cached_property
     def readers(self) -> Mapping[int, list[int]]:
-        """The ops that read each tensor."""
+        """For each tensor, the ops that read it."""
         readers: dict[int, list[int]] = defaultdict(list)
         for op, reads in self.reads.items():
             for _, tensor in reads:
@@ -196,7 +196,7 @@ class OneStep:
 
     @cached_property
     def order(self) -> list[int]:
-        """The ops in the order in which they began."""
+        """The rows of the ops in the order in which they began."""
         order: list[int] = np.lexsort((self.ops.op_id, self.ops.start_ns)).tolist()
         return order
 
@@ -207,12 +207,12 @@ class OneStep:
 
     @cached_property
     def forward_op(self) -> list[int | None]:
-        """Of a backward op the id, not the number, of its forward op, which may be of an earlier step."""
+        """For each backward op, the id (not the row) of its forward op, which may be of an earlier step."""
         return list(self.table("ops")["forward_op_id"].to_pylist())
 
     @cached_property
     def is_view(self) -> list[bool]:
-        """Of each op: whether it returned views of what it read."""
+        """For each op, whether it returned a view of a tensor that it read."""
         return list(self.table("ops")["is_view"].to_pylist())
 
     @cached_property
@@ -223,7 +223,7 @@ class OneStep:
 
     @cached_property
     def regions(self) -> list[MemoryRegion]:
-        """The memory of each tensor."""
+        """The memory region of each tensor."""
         columns = (self.tensors.table[name].to_pylist() for name in ("storage", "offset", "shape", "stride"))
         return [_to_region(*values) for values in zip(*columns, strict=True)]
 
@@ -234,24 +234,24 @@ class OneStep:
 
     @cached_property
     def sites(self) -> list[Site | None]:
-        """The site of each tensor that no op has made, or that is a parameter or buffer."""
+        """The site of each tensor that no op made, or that is a parameter or buffer."""
         return [self.run.sites.get(number) for number in self.tensors.site_id.tolist()]
 
     @cached_property
     def is_internal(self) -> list[bool]:
-        """Of each tensor: whether only the backward of its own op reads it; see `OpFlow.find_internal`."""
+        """For each tensor, whether only the backward of its own op reads it; see `OpFlow.find_internal`."""
         forward = np.array([-1 if op is None else op for op in self.forward_op], np.int64)
         internal: list[bool] = self.flow.find_internal(find_rows(self.ops.op_id, forward)).tolist()
         return internal
 
     @cached_property
     def returned(self) -> frozenset[int]:
-        """The tensors that the outermost forward calls have returned."""
+        """The tensors that the outermost forward calls returned."""
         return frozenset(self.flow.returned.tensor.tolist())
 
     @cached_property
     def given(self) -> Mapping[int, Argument]:
-        """The tensors that these calls were given, and to which first."""
+        """The tensors that the outermost forward calls were given, each with the first argument that it was."""
         flow, given = self.flow, self.flow.given
         columns = self._outermost[given.call], given.tensor, given.slot
         arguments: dict[int, Argument] = {}
@@ -260,7 +260,7 @@ class OneStep:
         return arguments
 
     def find_shown(self, tensor: int) -> int | None:
-        """Returns what a view shows, a tensor that its op read; None if the op wrote to it, or made a new one."""
+        """Returns the tensor behind a view, if the op that made the view read it and wrote nothing; None otherwise."""
         storage = self.regions[tensor].storage
         for _, other in self.reads.get(int(self.tensors.producer[tensor]), ()):
             is_shared = storage is not None and self.regions[other].storage == storage
@@ -269,7 +269,7 @@ class OneStep:
         return None
 
     def find_leaf(self, tensor: int) -> int | None:
-        """Returns the tensor that no op has made of which a tensor is a view or a copy; None if an op made it."""
+        """Returns the leaf of which a tensor is a view or a copy, through any number of ops; None if an op made it."""
         while (producer := int(self.tensors.producer[tensor])) >= 0:
             reads = self.reads.get(producer, ())
             if not reads or not (self.is_view[producer] or self.bare_names[producer] in PLAIN):
@@ -283,7 +283,7 @@ class OneStep:
         return dtype is None or dtype.startswith(("float", "bfloat", "complex"))
 
     def holds_numbers(self, tensor: int) -> bool:
-        """Returns whether a tensor has elements that can be NaN."""
+        """Returns whether a tensor has elements, and a dtype that can hold NaN."""
         return self.is_float(tensor) and 0 not in self.tensors.shapes[tensor]
 
     def name_op(self, op: int) -> str:
@@ -291,24 +291,24 @@ class OneStep:
         return self.ops.names[int(self.ops.name[op])]
 
     def describe_op(self, op: int) -> str:
-        """Returns what ran where: `softmax in blocks.0`."""
+        """Returns the name of an op and where it ran: `softmax in blocks.0`."""
         name, place = self.name_op(op).split(".")[1:2], self.calls.name(int(self.ops.where[op]))
         return " ".join([*name, "in", place.name] if place.path is not None else [*name, place.name])
 
     def locate_op(self, op: int) -> dict[str, Any]:
-        """Returns root, path and call of the module in which an op ran."""
+        """Returns the root, path and call of the module in which an op ran, as fields of an answer."""
         return locate_call(self.calls, int(self.ops.call[op]), int(self.ops.where[op]))
 
 
 def locate_call(calls: Calls, call: int, where: int) -> dict[str, Any]:
-    """Returns the fields `root`, `path` and `call` of what ran in a call, by the index of its place."""
+    """Returns `root`, `path` and `call` of a call as fields of an answer; `where` is the index of its place."""
     place = calls.name(where)
     nth = int(calls.nth[calls.origin[call]]) if call >= 0 else -1
     return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
 
 
 def _to_region(storage: int | None, offset: int, shape: list[int], stride: list[int]) -> MemoryRegion:
-    if storage is None:  # a sparse tensor has no strides
+    if storage is None:  # a sparse tensor has no strides, and no storage is recorded for it
         return MemoryRegion(None, 0, 1, True)
     numel = math.prod(shape)
     if not numel:
@@ -318,7 +318,7 @@ def _to_region(storage: int | None, offset: int, shape: list[int], stride: list[
 
 
 class _Batches:
-    """A table whose rows are found and taken batch by batch: batches that have none of them are not touched."""
+    """Finds and takes rows of a table batch by batch, without reading batches that have none of them."""
 
     def __init__(self, table: pa.Table) -> None:
         self._empty = table.slice(0, 0)
@@ -328,7 +328,7 @@ class _Batches:
         self._sorted = lru_cache(maxsize=_MOST_SORTED)(self._sort)
 
     def find(self, column: str, ids: Column) -> Rows:
-        """Returns the rows with one of the ids, which are sorted, in a column."""
+        """Returns the rows that hold one of the ids in a column; the ids are sorted."""
         low, high = self._range(column)
         first, end = np.searchsorted(ids, low, "left"), np.searchsorted(ids, high, "right")
         found = [np.empty(0, np.int64)]
@@ -341,7 +341,7 @@ class _Batches:
         return np.concatenate(found)
 
     def take(self, rows: Rows, columns: Sequence[str] | None) -> pa.Table:
-        """Returns sorted rows, with some columns or all."""
+        """Returns the given rows, which are sorted, with all columns or some."""
         numbers, firsts = np.unique(np.searchsorted(self._ends, rows, side="right"), return_index=True)
         parts = []
         for number, part in zip(numbers.tolist(), np.split(rows, firsts)[1:], strict=True):
@@ -352,14 +352,14 @@ class _Batches:
         return pa.Table.from_batches(parts, empty.schema)
 
     def _find_range(self, column: str) -> tuple[Column, Column]:
-        """Returns the smallest and the largest id of each batch; of one without ids, the smallest is larger."""
+        """Returns the smallest and the largest id in each batch; without ids, the smallest is the larger one."""
         ends = [pc.min_max(batch.column(column)).as_py() for batch in self._batches]
         low = [0 if end["min"] is None else end["min"] for end in ends]
         high = [-1 if end["max"] is None else end["max"] for end in ends]
         return np.array(low, np.int64), np.array(high, np.int64)
 
     def _sort(self, column: str, number: int) -> tuple[Rows, Column]:
-        """Returns the order in which the ids of a batch are sorted, and the sorted ids; -1 stands for null."""
+        """Returns the order that sorts the ids of one batch, and the sorted ids; -1 stands for null."""
         ids = to_numpy(self._batches[number].column(column), null=-1).astype(np.int64, copy=False)
         order = np.argsort(ids, kind="stable")
         return order, ids[order]

@@ -1,4 +1,4 @@
-"""Reads which tensors ops read and return, and what nobody reads, from the rows of `uses` and `tensors`."""
+"""Reads from the tables `uses` and `tensors` which tensors ops read and return, and finds what nothing reads."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,33 +14,33 @@ from ...recording.protocols import RecordingData
 from .columns import Bools, Column, Groups, RowFinder, Rows, column_of, find_rows, ranges, text_codes
 from .tensors import Tensors
 
-#: The prefix of the slots of calls' arguments; those of their outputs begin with `output`.
+#: The slots of calls' arguments begin with this prefix, those of their outputs with `output`.
 _GIVEN = "input"
 
-#: Slots of what an op returns first.
+#: Slots of the first tensor that an op returns.
 FIRST_SLOTS = ("", "[0]")
 
 
 class TensorsOfCalls(NamedTuple):
-    """The tensors that calls are given, or that they return: a row for each."""
+    """The tensors that calls are given, or that they return, with a row for each tensor of a call."""
 
-    call: Rows  # index among the calls that were asked for
+    call: Rows  # index of the call among those that were requested
     tensor: Rows
-    slot: Column  # codes of `OpFlow.slots`
+    slot: Column  # codes of the names in `OpFlow.slots`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpFlow:
-    """Ops and the tensors between them. Numbers of ops are rows of `op_id`, numbers of tensors rows of `tensors`.
+    """Ops and the tensors that flow between them. An op is its row of `op_id`, a tensor its row of `tensors`.
 
-    Reads of tensors are in the order of the ops that read, and those of one op in the order of its arguments.
+    Reads are in the order of the ops that read, and the reads of one op in the order of its arguments.
     """
 
     op_id: Column
     tensors: Tensors
-    reader: Rows  # of each read: the op,
-    read: Rows  # the tensor,
-    slot: Column  # and the argument: codes of `slots`
+    reader: Rows  # for each read, the op that reads
+    read: Rows  # for each read, the tensor that is read
+    slot: Column  # for each read, the argument, as a code of `slots`
     slots: tuple[str, ...]
     given: TensorsOfCalls
     returned: TensorsOfCalls
@@ -55,40 +55,40 @@ class OpFlow:
 
     @cached_property
     def readers(self) -> Groups:
-        """The ops that read each tensor."""
+        """For each tensor, the ops that read it."""
         return Groups(self.read, self.reader, len(self.tensors))
 
     @cached_property
     def outputs(self) -> Groups:
-        """The tensors that each op returned."""
+        """For each op, the tensors that it returned."""
         made = np.flatnonzero(self.tensors.producer >= 0)
         return Groups(self.tensors.producer[made], made, len(self.op_id))
 
     @cached_property
     def reads_by_op(self) -> Mapping[int, list[tuple[str, int]]]:
-        """The slot and the tensor of each read, by op."""
+        """For each op, the slot and the tensor of each of its reads."""
         return _group_by_op(self.reader, self.slot, self.slots, self.read)
 
     def reads_of(self, op: int) -> list[tuple[str, int]]:
-        """Returns the slot and the tensor of each read of one op, without grouping those of all."""
+        """Returns the slot and the tensor of each read of one op; it is cheaper than `reads_by_op` for few ops."""
         begin, end = np.searchsorted(self.reader, [op, op + 1])
         slots = (self.slots[code] for code in self.slot[begin:end].tolist())
         return list(zip(slots, self.read[begin:end].tolist(), strict=True))
 
     @cached_property
     def returns_by_op(self) -> Mapping[int, list[tuple[str, int]]]:
-        """The slot and the tensor of each output, by op."""
+        """For each op, the slot and the tensor of each of its outputs."""
         tensors = self.tensors
         made = np.flatnonzero(tensors.producer >= 0)
         return _group_by_op(tensors.producer[made], tensors.slot[made], tensors.slots, made)
 
     def find_output(self, op: Rows, slot: Column, slots: Sequence[str]) -> Rows:
-        """Returns the tensor that each op returned at a slot, the first one if there are several; -1 for none.
+        """Returns the tensor that each op returned at a slot, the first if there are several; -1 if there is none.
 
         Args:
-            op: the ops; -1 for none.
-            slot: of each a code of `slots`; -1 for none.
-            slots: names of slots.
+            op: the rows of the ops; -1 for none.
+            slot: the slot of each op, as an index into `slots`; -1 for none.
+            slots: the names that `slot` refers to.
         """
         codes = {name: code for code, name in enumerate(self.tensors.slots)}
         own = np.array([*(codes.get(name, -1) for name in slots), -1])[slot]
@@ -100,7 +100,7 @@ class OpFlow:
 
     @cached_property
     def output(self) -> Rows:
-        """A number for each op and slot at which it returned a tensor, and maybe others; -1 for no op's."""
+        """For each tensor, a number of the op and slot that returned it; several tensors may share it; -1 for no op."""
         producer = self.tensors.producer
         return np.where(producer >= 0, producer * self._width + self.tensors.slot, -1)
 
@@ -109,13 +109,13 @@ class OpFlow:
         return RowFinder(self.output)
 
     def find_reads_of_values(self, overwrites: Bools) -> Bools:
-        """Returns which reads are of what a tensor holds, and not of memory that is overwritten.
+        """Returns which reads need what a tensor holds, rather than only its memory as the target of a write.
 
-        An op in place on a view returns the whole tensor behind the view. What the op overwrites is read then, for the
-        rest of the whole tensor stays as it was.
+        An op that writes in place through a view returns the whole tensor behind it. It needs the rest of that tensor,
+        which stays as it was, but not what it overwrites.
 
         Args:
-            overwrites: which ops do not read what their argument `self` holds, as a copy in place.
+            overwrites: which ops ignore what their argument `self` holds, such as a copy in place.
         """
         outputs, counts = np.unique(self.output, return_counts=True)
         returns_whole = np.zeros(len(self.op_id) + 1, bool)
@@ -124,11 +124,11 @@ class OpFlow:
         return np.asarray(~(is_self & (overwrites & ~returns_whole[:-1])[self.reader]))
 
     def find_unread(self, overwrites: Bools, among: Bools | None = None) -> Bools:
-        """Returns which ops returned nothing that a call has, or that any op but these reads.
+        """Returns which ops returned nothing that a call takes or returns, or that an op other than these reads.
 
         Args:
-            overwrites: as in `find_reads_of_values`.
-            among: the ops that are asked about; None for all.
+            overwrites: which ops ignore what their argument `self` holds.
+            among: the ops to check; None for all.
         """
         producer = self.tensors.producer[self.read]
         counts = (producer >= 0) & self.find_reads_of_values(overwrites)
@@ -141,7 +141,7 @@ class OpFlow:
         if among is not None:
             is_unread &= among
         last = np.flatnonzero(is_unread)
-        while len(last):  # what only they have read is unread, too
+        while len(last):  # an op whose outputs only unread ops read is unread, too
             read = producer[ranges(ends[last], ends[last + 1] - ends[last])]
             np.subtract.at(readers_left, read, 1)
             last = np.unique(read[(readers_left[read] == 0) & ~is_unread[read]])
@@ -150,11 +150,11 @@ class OpFlow:
         return is_unread
 
     def find_internal(self, forward_op: Rows) -> Bools:
-        """Returns the outputs of ops, but for the first, that only the backward of their own op reads.
+        """Returns which outputs of ops, except first ones, only the backward of their own op reads.
 
-        What an op returns in backward is a gradient, which the engine may hand on without an op.
+        Outputs of backward ops are excluded: they are gradients, which the engine may pass on without an op.
 
-        Args:
+        forward_op: for each op that ran in backward, its forward op; -1 for others.
             forward_op: the forward op of each op that ran in backward; -1 for none.
         """
         tensors = self.tensors
@@ -168,7 +168,7 @@ class OpFlow:
 def read_op_flow(
     data: RecordingData, *, op_id: Column | None = None, call_id: Column | None = None
 ) -> OpFlow:
-    """Returns what ops read and return, and what calls are given and return.
+    """Returns which tensors ops read and return, and which calls are given and return.
 
     Args:
         data: the recording, or the rows of a step of it.
@@ -206,7 +206,7 @@ def read_op_flow(
 
 
 def find_ops_with_tensors(data: RecordingData, op_id: Column) -> Bools:
-    """Returns which ops read or return a tensor. Marks of the profiler do neither."""
+    """Returns which ops read or return a tensor; marks of the profiler do neither."""
     reading = column_of(data.table("uses"), "consumer_op")
     making = column_of(data.table("tensors"), "producer_op")
     return np.asarray(np.isin(op_id, reading) | np.isin(op_id, making))

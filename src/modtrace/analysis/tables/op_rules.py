@@ -1,73 +1,73 @@
-"""Rules for single operators: which pass on intended infinities, and which remove them."""
+"""Groups of operators, by their names, for which analyses have rules of their own."""
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: They put a constant of the caller's into a tensor: an infinity in it is intended.
+#: Ops that put a constant of the caller into a tensor, so an infinity in it is intended.
 FILLS = _names(
     "full full_like new_full fill masked_fill where scatter index_fill constant_pad_nd scalar_tensor clamp clamp_min "
     "clamp_max index_put select_scatter slice_scatter masked_scatter nan_to_num fill_diagonal"
 )
 
-#: They write what they are given as it is.
+#: Ops that write their inputs unchanged.
 WRITES = FILLS | _names("copy lift_fresh clone to_copy cat stack")
 
-#: They return what they are given, in another place or shape, and write no numbers of their own.
+#: Ops that return their inputs at another position or in another shape, without computing new numbers.
 MOVES = WRITES | _names(
     "contiguous expand repeat index index_select gather take embedding tril triu flip roll view unsafe_view reshape "
     "index_copy select narrow split chunk unbind detach alias squeeze unsqueeze permute t transpose set pin_memory"
 )
 
-#: They add numbers up.
+#: Ops that add numbers up.
 ADDITIVE = _names("add sub rsub sum lerp addcmul addcdiv")
 
-#: They add a product to what they read as `self`.
+#: Ops that add a product to their argument `self`.
 ADDS_PRODUCT = _names("addmm addbmm baddbmm addmv addr")
 
-#: They return an axis more than they read, and count it with the others.
+#: Ops that return one axis more than they read, so their `dim` counts that axis, too.
 ADDS_AXIS = _names("unsqueeze stack")
 
-#: They compute nothing, as views.
+#: Ops that compute nothing, and are treated as views are.
 PLAIN = _names("to_copy detach alias clone copy contiguous unsafe_view lift_fresh")
 
-#: They return elements of what they read, sums of two of them, or their extremes: a mask that they read is still one.
+#: Ops that return elements of their inputs, sums of two of them or extremes, so a mask of infinities stays a mask.
 CARRIERS = WRITES | _names(
     "add sub rsub mul div neg abs minimum maximum max min amax amin cummax cummin logsumexp logcumsumexp log_softmax "
     "logaddexp logaddexp2 cumsum tril triu expand repeat index index_select gather take embedding sort topk flip roll "
     "view unsafe_view index_copy index_add scatter_add baddbmm"
 )
 
-#: They read a value in order to replace it: `where(x > 0, log(x), 0)`.
+#: Ops that can replace an unwanted value: `where(x > 0, log(x), 0)`.
 GUARDS = _names(
     "where masked_fill nan_to_num clamp clamp_min clamp_max masked_scatter masked_select index_put index index_select "
     "minimum maximum"
 )
 
-#: They make no NaN of finite numbers: one that they return was in what they read.
+#: Ops that make no NaN from finite numbers, so a NaN in an output was in an input.
 NEVER_NAN = _names(
     "clone copy to_copy cat stack contiguous repeat index index_select gather embedding flip roll tril triu "
     "add sub rsub mul neg abs relu threshold where masked_fill maximum minimum clamp clamp_min clamp_max"
 )
 
-#: They make NaN of nothing, and of numbers so large that sums of both signs overflow; else of none that are finite.
+#: Ops that make NaN only of an empty tensor, or where sums of both signs overflow.
 AVERAGES = _names("sum mean")
 
-#: They return memory that nobody has written to.
+#: Ops that return memory to which nothing has been written.
 UNINITIALIZED = _names(
     "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize empty_affine_quantized"
 )
 
-#: They read the shape of a tensor, and not its values.
+#: Ops that read the shape of a tensor, not its values.
 SHAPES_ONLY = UNINITIALIZED | _names(
     "ones_like zeros_like full_like rand_like randn_like randint_like new_ones new_zeros new_full zero"
 )
 
-#: They do not read what `self` holds, in place or not.
+#: Ops that ignore what `self` holds, whether they work in place or not.
 OVERWRITES = SHAPES_ONLY | _names("copy fill normal uniform random exponential geometric log_normal cauchy")
 
-#: A softmax over scores that are all masked divides 0 by 0.
+#: Softmaxes, which divide 0 by 0 where all scores are masked.
 SOFTMAX = _names("softmax log_softmax safe_softmax masked_softmax")
 CASTS = _names("to_copy")
 LOGARITHMS = _names("log log2 log10 log1p logit xlogy")
@@ -77,22 +77,22 @@ ROOTS = _names("sqrt rsqrt linalg_vector_norm norm pow hypot cdist_forward eucli
 VARIANCES = _names("var std var_mean std_mean")
 MEANS = _names("mean nll_loss_forward nll_loss2d_forward")
 
-#: They draw random numbers.
+#: Ops that draw random numbers.
 RANDOM = _names(
     "native_dropout dropout alpha_dropout feature_dropout fused_dropout bernoulli rand rand_like randn randn_like "
     "randint randint_like randperm normal uniform exponential geometric log_normal cauchy random multinomial poisson "
     "binomial rrelu_with_noise"
 )
 
-#: The op by which torch begins a backward: it reads the loss.
+#: The op that makes the first gradient of a backward, for which it reads the loss.
 SEED = "aten.ones_like.default"
 
-#: GradScaler's look at the gradients: an overflow before it is expected.
+#: The op by which GradScaler looks for overflows in gradients, which are expected there.
 UNSCALES = "amp_foreach_non_finite_check_and_unscale"
 
 
 def is_attention(name: str) -> bool:
-    """Returns whether it is one of the fused kernels of attention, by its `bare_name`."""
+    """Returns whether a `bare_name` is that of a fused attention kernel."""
     return "scaled_dot_product" in name or "efficient_attention" in name or "flash_attention" in name
 
 

@@ -38,23 +38,23 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepOps:
-    """Ops as columns, in the order of the table; -1 stands for null."""
+    """Ops as columns, in the order of the table `ops`; -1 stands for null."""
 
-    step: ShownStep | None  # None: nothing was recorded
-    recorded: bool  # some step of the recording has ops
-    only_phase: int | None  # code of the phase that was asked for; None: the ops of all phases
-    calls: Calls  # with the calls of earlier steps that they are of
+    step: ShownStep | None  # None if the recording is empty
+    recorded: bool  # whether any step of the recording has ops
+    only_phase: int | None  # the code of the requested phase; None if all phases were requested
+    calls: Calls  # includes the calls of earlier steps to which ops belong
     op_id: Column
-    call: Rows  # the row of each op's call; -1 for none
-    where: Rows  # the index of the place at which it ran, or one of NO_PLACE_NAMES
+    call: Rows  # the row of each op's call in `calls`; -1 for none
+    where: Rows  # the index of the place in the module tree where each op ran, or a key of NO_PLACE_NAMES
     phase: Column  # codes of PHASES
     name: Column  # codes of `names`
     names: tuple[str, ...]
     nth: Column
     start_ns: Column
-    duration_ns: Column  # 0 where the end was not seen
+    duration_ns: Column  # 0 where the end of the op was not seen
     ended: Column
-    device_times: bool  # the two columns before are about the times of devices
+    device_times: bool  # whether `start_ns` and `duration_ns` are device times
     flops: Column
     bytes_read: Column
     bytes_written: Column
@@ -65,7 +65,7 @@ class StepOps:
         return len(self.op_id)
 
     def take(self, rows: Rows) -> "StepOps":
-        """Returns some of the ops."""
+        """Returns a selection of the ops, by their rows."""
         return replace(self, **columns_at(self, rows))
 
 
@@ -76,15 +76,15 @@ def read_step_ops(
 
     Args:
         data: the recording.
-        step: the number of the step; None chooses the step that the module tree shows.
+        step: the number of the step; None chooses the one that the module tree shows.
         phase: one of PHASES; None for all ops, including those without a phase.
-        inside: whether ops that ran one by one inside of compiled code are in calls of their modules.
+        inside: whether ops that ran one by one inside of compiled code are put into calls of their modules.
 
     Raises:
         ValueError: the recording has no such step, or there is no such phase.
     """
     recorded = data.table("ops")
-    # Of a recording that was cut, a step may have lost all its rows but those of ops.
+    # A recording that was cut off may have lost all rows of a step except those of ops.
     of_ops = [step] if step is not None and step in column_of(recorded, "step") else []
     shown = choose_step(data.table("steps"), data.table("calls"), step, also=of_ops)
     if inside and shown is not None:
@@ -98,16 +98,16 @@ def read_step_ops(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpDetails:
-    """Further columns of ops."""
+    """Columns of ops that few analyses need."""
 
-    args: Column  # codes of `argument_texts`; -1 for none
-    argument_texts: tuple[str, ...]  # JSON templates
+    args: Column  # codes of the texts in `argument_texts`; -1 for none
+    argument_texts: tuple[str, ...]  # templates of arguments, as JSON
     is_view: Bools
-    forward_op_id: Column  # of a backward op; -1 for none
+    forward_op_id: Column  # the forward op of each backward op; -1 for none
 
 
 def read_op_details(data: RecordingData, op_id: Column) -> OpDetails:
-    """Returns what a recording has of some of its ops beside what `StepOps` has."""
+    """Returns the columns of ops that `StepOps` leaves out, for the ops with these ids."""
     table = data.table("ops").select(["args", "is_view", "forward_op_id"])
     table = table.take(from_numpy(find_rows(column_of(data.table("ops"), "op_id"), op_id)))
     args, texts = dictionary_codes(table["args"])
@@ -120,7 +120,7 @@ def read_op_details(data: RecordingData, op_id: Column) -> OpDetails:
 
 
 def name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
-    """Returns the name of each op of a recording, of any step; None if it has no such op."""
+    """Returns the name of each op by its id, in any step; None if the recording has no such op."""
     ops = data.table("ops")
     rows = find_rows(column_of(ops, "op_id"), op_id)
     names: list[str | None] = ops["name"].take(from_numpy(np.ma.masked_less(rows, 0))).to_pylist()
@@ -154,7 +154,7 @@ def _read_calls(data: RecordingData, shown: ShownStep | None, also: Column) -> C
 def _unmark_given_up(
     table: pa.Table, compilations: Sequence[Mapping[str, Any]], modules: Mapping[int, Module]
 ) -> pa.Table:
-    """Returns the calls, of which those of modules that torch.compile has tried to compile in vain are not compiled."""
+    """Returns the calls, with `compiled` cleared for modules that torch.compile has failed to compile."""
     tried = [row for row in compilations if row["phase"] == FORWARD and row["module_id"] in modules]
     in_vain = {modules[row["module_id"]].module_id for row in tried if row["error"] is not None}
     in_vain -= {modules[row["module_id"]].module_id for row in tried if row["error"] is None}
@@ -212,6 +212,6 @@ def _find_where(call_id: Column, call: Rows, phase: Column, calls: Calls) -> Row
 
 
 def bare_name(op: str) -> str:
-    """Returns the bare name of an operator: `softmax` of `aten._softmax.default`, `add` of `_foreach_add_`."""
+    """Returns the name of an operator without namespace, overload and marks: `softmax` for `aten._softmax.default`."""
     parts = op.split(".")
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_").removeprefix("foreach_")

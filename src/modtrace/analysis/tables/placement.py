@@ -1,4 +1,4 @@
-"""Finds places in the tree of registered modules, and names them."""
+"""Finds where calls stand in the tree of registered modules, and names these places."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from .columns import Column, Rows
 NO_MODULE = -1
 NOWHERE = -1
 
-#: The index of the place of an op that ran outside of the module tree.
+#: The place of an op that ran outside of the module tree, in place of an index.
 OUTSIDE = NOWHERE
 OPTIMIZERS = -2
 UNRECORDED = -3
 
-#: The names of these; `UNRECORDED` means that the op refers to a call that the recording lacks.
+#: The names of what has no place; `UNRECORDED` is for ops whose call is missing from the recording.
 NO_PLACE_NAMES = {
     OUTSIDE: "(outside of modules)",
     OPTIMIZERS: "(optimizer)",
@@ -29,7 +29,7 @@ NO_PLACE_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A registered module. A wrapper and the module that it wraps are one."""
+    """A registered module. A wrapper and the module that it wraps count as one."""
 
     module_id: int
     root_id: int
@@ -47,7 +47,7 @@ class TreePlace:
 
     module: Module
     path: str
-    parent: int  # index of a place; NOWHERE for a root
+    parent: int  # the index of the place above; NOWHERE for a root
 
     @property
     def is_alias(self) -> bool:
@@ -57,7 +57,7 @@ class TreePlace:
 
 def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
     """Returns the modules by id. A wrapper and the wrapped module have one path, and share an entry with both names."""
-    by_id = {row["module_id"]: row for row in rows}  # the last row wins
+    by_id = {row["module_id"]: row for row in rows}  # the last row of a module counts
     chains: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for module_id, outermost in _find_outermost(by_id).items():
         chains[outermost].append(by_id[module_id])
@@ -69,7 +69,7 @@ def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
 
 
 def _find_outermost(by_id: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
-    """Returns, for each module, the outermost wrapper around it, which is the module itself if it has none."""
+    """Returns the id of the outermost wrapper of each module; a module without wrapper is its own."""
     outermost: dict[int, int] = {}
     for module_id in by_id:
         chain: dict[int, None] = {}
@@ -102,10 +102,10 @@ def _merge(chain: Sequence[Mapping[str, Any]]) -> Module:
 
 
 class ModuleName(NamedTuple):
-    """A module of a recording."""
+    """The root and the path that name a module of a recording."""
 
     root: str  # the name of its root
-    path: str  # below the root; "" for the root itself
+    path: str  # the path below the root; "" for the root itself
     type: str
 
 
@@ -113,19 +113,19 @@ class ModuleName(NamedTuple):
 class PlaceName:
     """The name of a place in the module tree, or of what is outside of it."""
 
-    name: str  # the path, of a root its name
-    root: str | None = None  # the name of the root; None where it is no place
+    name: str  # the path; for a root, its name
+    root: str | None = None  # None for what is outside of the module tree
     path: str | None = None
     type: str | None = None
     parent: int = OUTSIDE  # the index of the place above; OUTSIDE for a root
 
     def name_call(self, nth: int | None) -> str:
-        """Returns `path` for the first call of a module in the step, `path@1` for the second."""
+        """Returns the name of a call of this place: `path` for the first in the step, `path@1` for the second."""
         return f"{self.name}@{nth}" if nth is not None and nth > 0 else self.name
 
 
 class Placer:
-    """Finds the places of registered modules, and adds places where shared or unknown modules are called."""
+    """Finds the places of called modules in the module tree, and adds places for shared and unknown modules."""
 
     def __init__(self, data: RecordingData) -> None:
         self.modules = modules = merge_wrappers(data.table("modules").to_pylist())
@@ -134,8 +134,8 @@ class Placer:
         self.places = [TreePlace(module, module.path, self._registered_in(module)) for module in distinct]
         self._at = {(place.module.root_id, place.path): index for index, place in enumerate(self.places)}
         self._aliased = {(module.root_id, alias): module for module in distinct for alias in module.aliases}
-        self._known: dict[tuple[int, int], int] = {}  # by module and calling place
-        self._shared: dict[tuple[int, str], int] = {}  # by module and path
+        self._known: dict[tuple[int, int], int] = {}  # the places found so far, by module and calling place
+        self._shared: dict[tuple[int, str], int] = {}  # added places, by module and path
 
     def _registered_in(self, module: Module) -> int:
         above = self.modules.get(module.parent_id) if module.parent_id is not None else None
@@ -149,7 +149,7 @@ class Placer:
         return self._known[key]
 
     def place_all(self, modules: Column, parents: Rows) -> Rows:
-        """Returns the places of modules that are called from places; each pair of both is looked up once."""
+        """Returns the places of modules that are called from the places `parents`; equal pairs are looked up once."""
         keys = (modules.astype(np.int64) << 32) + parents
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         pairs = zip(modules[first].tolist(), parents[first].tolist(), strict=True)
@@ -188,7 +188,7 @@ class Placer:
         return self._add(TreePlace(Module(module_id=module_id, root_id=root_id, path=path), path, parent))
 
     def _path_from(self, above: TreePlace, module: Module) -> str:
-        """Returns the path of the module under which `above` runs it."""
+        """Returns the path at which a module stands when it is called from the place `above`."""
         if not is_below(module.path, above.module.path):
             return path_below(above.path, module.path, module.aliases)
         if not above.is_alias:
@@ -196,14 +196,14 @@ class Placer:
         return join(above.path, module.path[len(above.module.path) :].lstrip("."))
 
     def _place_at(self, path: str, module: Module) -> int:
-        """Returns the place of a shared module at another path than its own."""
+        """Returns the place of a shared module at a path that is not its own, and adds it if it is new."""
         key = (module.module_id, path)
         if key not in self._shared:
             self._shared[key] = self._add(TreePlace(module, path, self._place_above(path, module.root_id)))
         return self._shared[key]
 
     def _place_above(self, path: str, root_id: int) -> int:
-        """Returns the nearest place above a path. Shared containers in between get places of their own."""
+        """Returns the nearest place above a path; shared containers in between get places of their own."""
         missing = []
         while path:
             path = path.rpartition(".")[0]
@@ -225,7 +225,7 @@ class Placer:
 
 
 def label_places(places: Sequence[TreePlace]) -> list[str]:
-    """Returns the label of each place, which is the part of its path below its parent; the name for a root."""
+    """Returns the label of each place: its path without its parent's; for a root, its name."""
     return [_label(place, places[place.parent] if place.parent != NOWHERE else None) for place in places]
 
 

@@ -1,4 +1,4 @@
-"""Reads rows of a recording's tables, such as those of some steps, as columns of numpy."""
+"""Reads chosen rows of a recording's tables, such as those of some steps, as numpy columns."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ from .columns import ArrowTable, Bools, Column, column_of, phase_codes, text_cod
 
 
 class TableRows:
-    """Rows of a table. A column is read when it is asked for."""
+    """Chosen rows of a table; a column is read when it is first requested."""
 
     def __init__(self, table: ArrowTable) -> None:
         self._table = table
@@ -23,16 +23,16 @@ class TableRows:
         return column_of(self._table, name)
 
     def codes(self, name: str) -> tuple[Column, tuple[str, ...]]:
-        """Returns a column of texts as codes, and the texts; -1 for null."""
+        """Returns a column of texts as codes, and the texts that they stand for; -1 for null."""
         return text_codes(self._table[name])
 
     @property
     def phase(self) -> Column:
-        """Codes of `PHASES`; -1 for null."""
+        """The phase of each row as a code of `PHASES`; -1 for null."""
         return phase_codes(self._table["phase"])
 
     def is_known(self, name: str) -> Bools:
-        """Returns in which rows a column is not null."""
+        """Returns in which rows a column has a value."""
         return np.asarray(to_numpy(self._table[name].is_valid()))
 
 
@@ -43,7 +43,7 @@ def read_rows(data: RecordingData, name: str, steps: Collection[int]) -> TableRo
 
 
 def find_recorded_steps(data: RecordingData) -> list[int]:
-    """Returns the numbers of all steps of which there is a row, in order."""
+    """Returns the numbers of all steps that have rows in any table, in ascending order."""
     columns = [column_of(data.table(name), "step") for name in ("steps", "calls", "ops")]
     steps: list[int] = np.unique(np.concatenate(columns)).tolist()
     return steps

@@ -1,4 +1,4 @@
-"""The calls, ops and values of all steps of one recording, as columns."""
+"""Reads the calls, ops and values of all steps of one recording as columns."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -32,15 +32,15 @@ from .placement import NOWHERE, ModuleName, Placer
 from .tensors import Sizes, read_sizes
 from .values import PlacedValues
 
-#: The largest number of views and copies in a row that are walked back.
+#: The largest number of consecutive views and copies that are traced back.
 _MOST_VIEWS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunCalls(Calls):
-    """The calls of a recording; numbers of calls are rows of the table."""
+    """The calls of a recording; a call is its row in the table `calls`."""
 
-    kept: Column  # whether it is of a compared step
+    kept: Column  # whether the call is in a compared step
 
     @cached_property
     def step(self) -> Column:
@@ -49,17 +49,17 @@ class RunCalls(Calls):
 
     @property
     def wraps(self) -> Rows:
-        """How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself."""
+        """The number of wrapped calls inside each wrapper's call; 0 for a call of a module itself."""
         return self._wrapped[0]
 
     @cached_property
     def unwrapped(self) -> Rows:
-        """The forward call of a module itself that each call belongs to: it is inside of those of its wrappers."""
+        """For each call, the forward call of the module itself, without its wrappers, to which it belongs."""
         return self._wrapped[1][self.origin]
 
     @cached_property
     def outermost(self) -> Rows:
-        """The outermost forward call that `unwrapped` is inside of."""
+        """For each call, the outermost forward call around `unwrapped`."""
         outermost = np.arange(len(self))
         for level in self.levels[1:]:
             outermost[level] = outermost[self.parent[level]]
@@ -67,24 +67,24 @@ class RunCalls(Calls):
 
     @cached_property
     def outer(self) -> Rows:
-        """How many calls of the same module the step had before the outermost call that each call belongs to."""
+        """For each call, the number of earlier calls in the step of the same module as its `outermost`."""
         rows, which = np.unique(self.outermost, return_inverse=True)
         return self._number(rows, self.step[rows])[which.reshape(-1)]
 
     @cached_property
     def inner(self) -> Rows:
-        """How many calls of its place were made before `unwrapped`, inside the same outermost call."""
+        """For each call, the number of earlier calls at the same place inside the same outermost call."""
         rows, first, which = np.unique(self.unwrapped, return_index=True, return_inverse=True)
         return self._number(rows, self.outermost[first])[which.reshape(-1)]
 
     def _number(self, rows: Rows, within: Column) -> Rows:
-        """Returns the number of each of some calls among those with equal places and keys, in the order of start."""
+        """Returns for each row how many rows of the same place and the same key in `within` started before it."""
         key, _ = number_keys((within, within[:0]), (self.place[rows], within[:0]))
         return count_before(key, np.lexsort((rows, self.start_ns[rows])).argsort())
 
     @cached_property
     def _wrapped(self) -> tuple[Rows, Rows]:
-        """How many calls of what each call wraps are inside, and the innermost of them."""
+        """For each call, the number of wrapped calls inside, and the innermost of these."""
         wraps, innermost = np.zeros(len(self), np.int64), np.arange(len(self))
         for level in reversed(self.levels[1:]):
             above = self.parent[level]
@@ -97,25 +97,26 @@ class RunCalls(Calls):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunOps:
-    """The ops of a recording; numbers of ops are rows of the table."""
+    """The ops of a recording; an op is its row in the table `ops`."""
 
     table: ArrowTable
     kept: Column
     step: Column
-    phase: Column  # codes of PHASES; -1 outside of them
-    call: Rows  # -1 outside of calls
-    order: Rows  # the place of each op in the order in which they began
+    phase: Column  # codes of PHASES; -1 for ops outside of phases
+    call: Rows  # rows of `calls`; -1 for ops outside of calls
+    order: Rows  # the position of each op in the order in which ops began
     is_view: Column
     name: Column  # codes of `names`
     names: tuple[str, ...]
-    nth: Column  # of its name within its call
-    forward: Rows  # the op whose autograd node an op of backward belongs to; -1 for other ops
-    #: It ran outside of modules before the first call of its step: it makes a model, draws weights or loads a batch.
+    nth: Column  # the number of earlier ops with this name in the same call
+    forward: Rows  # the op whose autograd node a backward op belongs to; -1 for other ops
+    #: Whether the op ran outside of modules before the step's first call, as those that build models or load batches
+    #: do.
     is_preparing: Bools
 
     @cached_property
     def is_plain(self) -> Bools:
-        """Which ops compute nothing: views, copies, and casts, which belong to the dtype."""
+        """A mask of the ops that compute nothing: views, copies and casts, as a cast changes only the dtype."""
         return self.is_view | self.are_named(PLAIN)
 
     def read_args(self, op: int) -> str | None:
@@ -129,50 +130,50 @@ class RunOps:
         return source
 
     def are_named(self, wanted: Collection[str]) -> Bools:
-        """Returns which ops have one of these bare names."""
+        """Returns which ops have one of the wanted bare names."""
         is_wanted = np.array([*(bare_name(name) in wanted for name in self.names), False])
         return np.asarray(is_wanted[self.name])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunValues(PlacedValues):
-    """The measured tensors of a recording; numbers of values are rows of the table."""
+    """The measured tensors of a recording; a value is its row in the table `values`."""
 
-    #: Losses are left out: as a sum may cancel, nothing bounds its rounding, and it would excuse all gradients.
+    #: Losses are left out: a sum may cancel, so its rounding has no bound, and a large one would excuse all gradients.
     kept: Column
     place: Rows
-    home: Rows  # the place of the site's own module
+    home: Rows  # the place of the module that the site names
     call: Rows
     op: Rows
-    order: Rows  # the place of each row in the order in which they were measured
-    sizes: Sizes  # their shapes
-    has_regions: bool  # whether compiled code ran
+    order: Rows  # the position of each row in the order of measurement
+    sizes: Sizes  # the shapes of the tensors
+    has_regions: bool  # whether compiled code ran in the recording
 
     @cached_property
     def is_of_op(self) -> Bools:
-        """Which rows belong to an op: what it returned, and a constant that it read first."""
+        """A mask of the rows that belong to an op: its outputs, and constants that it read first."""
         return (self.op >= 0) & self.is_of(*OP_ROLES)
 
     @cached_property
     def group(self) -> Rows:
-        """A number for each tensor that was measured, of all steps: `moment` alone is one within a step."""
+        """A number for each measurement that is unique over all steps, while `moment` is unique only within a step."""
         keys = self.step.astype(np.int64) << 40 | np.maximum(self.moment, 0)
         _, group = np.unique(keys, return_inverse=True)
         return np.asarray(group.reshape(-1))
 
     @property
     def is_first(self) -> Bools:
-        """Which rows are of what an op or a call returns or gets first, or alone."""
+        """A mask of the rows that are of the first or only tensor that an op or a call takes or returns."""
         return np.array([*(name in FIRST_SLOTS for name in self.slots), False])[self.slot]
 
     @property
     def is_read_first(self) -> Bools:
-        """Which rows are of an input, a parameter or a buffer, measured as an op first read it."""
+        """A mask of the rows of inputs, parameters and buffers that were measured when an op first read them."""
         return (self.op >= 0) & (self.home >= 0) & self.is_of(INPUT, PARAMETER, BUFFER)
 
     @cached_property
     def is_inside(self) -> Bools:
-        """Which rows are of a module inside of compiled code: its calls have no rows."""
+        """A mask of the rows that are of modules inside of compiled code, whose calls have no rows."""
         return np.asarray(
             self.has_regions & (self.call < 0) & (self.nth >= 0) & (self.place >= 0) & ~self.is_of_op
         )
@@ -184,17 +185,17 @@ class RunValues(PlacedValues):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunTables:
-    """One of the two recordings."""
+    """The tables of one recording, joined for a comparison with another."""
 
-    data: RecordingData  # with the ops of compiled code in the calls of their modules, where they ran one by one
-    #: By call: its ops are aligned only with those of a call that has this too. Not all kernels were recorded in it,
-    #: or it is a backward that a compiler has put into an order of its own.
+    data: RecordingData  # ops of compiled code that ran one by one are in calls of their modules
+    #: For each call, whether kernels in it went unrecorded or a compiler reordered its backward. The ops of such a call
+    #: are aligned only with those of another such call.
     is_apart: Bools
     places: Placer
-    names: tuple[ModuleName, ...]  # of the places
+    names: tuple[ModuleName, ...]  # the module of each place in the module tree
     calls: RunCalls
     ops: RunOps
-    flow: OpFlow  # what they read and return
+    flow: OpFlow  # which tensors the ops read and return
     values: RunValues
 
     @cached_property
@@ -205,26 +206,26 @@ class RunTables:
 
     @cached_property
     def is_internal(self) -> Bools:
-        """Which tensors of `flow` only the backward of their own op reads; see `OpFlow.find_internal`."""
+        """A mask of the tensors of `flow` that only the backward of their op reads; see `OpFlow.find_internal`."""
         return self.flow.find_internal(self.ops.forward)
 
     @cached_property
     def tensor_of_value(self) -> Rows:
-        """The tensor of `flow` of each row of `values` that an op returned; -1 for other rows."""
+        """For each row of `values`, the tensor in `flow` if an op returned it; -1 for other rows."""
         values = self.values
         op = np.where(values.is_of(OP_OUTPUT), values.op, -1)
         return self.flow.find_output(op, values.slot, values.slots)
 
     @cached_property
     def value_of_tensor(self) -> Rows:
-        """The row of `values` of what an op returned that each tensor of `flow` is; -1 for none."""
+        """For each tensor of `flow`, the row of `values` that measured it as an op's output; -1 for none."""
         found, rows = np.full(len(self.flow.tensors), -1, np.int64), np.flatnonzero(self.tensor_of_value >= 0)
         found[self.tensor_of_value[rows]] = rows
         return found
 
     @cached_property
     def view_of(self) -> Rows:
-        """The tensor of which each tensor of `flow` is a view or a copy; -1 for none."""
+        """For each tensor of `flow`, the tensor of which it is a view or a copy; -1 for none."""
         flow = self.flow
         first_read = np.full(len(flow.op_id), -1, np.int64)
         reads = np.flatnonzero(flow.find_reads_of_values(self.ops.are_named(OVERWRITES)))[::-1]
@@ -233,7 +234,7 @@ class RunTables:
         return take(first_read, flow.tensors.producer)
 
     def walk_views(self, tensor: int) -> list[int]:
-        """Returns a tensor, then those of which it is a view or a copy, up to one that was computed."""
+        """Returns a tensor, the tensor of which it is a view or a copy, and so on up to one that was computed."""
         walked = [tensor]
         while (viewed := int(self.view_of[walked[-1]])) >= 0 and len(walked) <= _MOST_VIEWS:
             walked.append(viewed)
@@ -241,19 +242,19 @@ class RunTables:
 
     @cached_property
     def origin_of_read(self) -> Rows:
-        """The last tensor of `walk_views` of each read of `flow`."""
+        """For each read of `flow`, the tensor at the end of `walk_views`."""
         origin = np.where(self.view_of >= 0, self.view_of, np.arange(len(self.view_of)))
-        for _ in range(_MOST_VIEWS.bit_length() - 1):  # each time twice as many views are walked back
+        for _ in range(_MOST_VIEWS.bit_length() - 1):  # each doubles how far back it goes
             origin = origin[origin]
         return np.asarray(origin[self.flow.read])
 
     def find_unread(self, among: Bools | None = None) -> Bools:
-        """Returns which ops, or which of some, ran for nothing; see `OpFlow.find_unread`."""
+        """Returns which ops, or which of those `among`, have results that nothing uses; see `OpFlow.find_unread`."""
         return self.flow.find_unread(self.ops.are_named(OVERWRITES), among)
 
 
 def read_run_tables(data: RecordingData, steps: Collection[int]) -> RunTables:
-    """Returns one recording, of which some steps are compared."""
+    """Returns the tables of one recording, in which `steps` are the compared ones."""
     wanted = np.array(sorted(steps), np.int64)
     data, unseen = with_all_inside(data)
     table = data.table("calls")
@@ -295,7 +296,7 @@ def _read_ops(table: ArrowTable, steps: Column, calls: RunCalls) -> RunOps:
 
 
 def _find_first_calls(calls: RunCalls, step: Column) -> Column:
-    """Returns for steps when their first calls began; the least number for steps without any."""
+    """Returns for each step the time at which its first call began; the smallest integer for a step without calls."""
     steps, which = np.unique(calls.step, return_inverse=True)
     first = np.full(len(steps) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, which.reshape(-1), calls.start_ns)

@@ -1,4 +1,4 @@
-"""The sites of a recording: of which module, in which role and where among its values tensors were measured."""
+"""Reads the sites of a recording: the module, the role and the slot of each measured tensor."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from ...recording.protocols import RecordingData
 
 
 class Site(NamedTuple):
-    """One site. If it belongs to no module, `module_id` is None and `path` is empty."""
+    """A row of `sites`. A site without module has `module_id` None and an empty `path`."""
 
     module_id: int | None
     path: str
@@ -21,7 +21,7 @@ class Site(NamedTuple):
 
 
 def name_roots_of_modules(data: RecordingData) -> dict[int, str]:
-    """Returns the name of the root of each module, by the id of the module; nothing if there is only one root."""
+    """Returns the name of each module's root by the module's id; it is empty if there is only one root."""
     modules = data.table("modules").select(["module_id", "root_id", "name", "type", "parent_id"]).to_pylist()
     roots = {row["module_id"]: row["name"] or row["type"] for row in modules if row["parent_id"] is None}
     return {row["module_id"]: roots.get(row["root_id"], "") for row in modules if len(roots) > 1}

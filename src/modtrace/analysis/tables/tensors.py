@@ -1,4 +1,4 @@
-"""Tensors of a recording as columns."""
+"""Reads the tensors of a recording as columns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_numpy, to_numpy
 from .columns import Bools, Column, Rows, column_of, dictionary_codes, number_keys, ranges
 
-#: How the names of dtypes of whole numbers begin.
+#: The beginnings of the names of integer dtypes.
 _WHOLE = ("int", "uint", "bool")
 
 
-Sizes = npt.NDArray[np.int64]  # (rows, dimensions); -1 behind the end of a shape
+Sizes = npt.NDArray[np.int64]  # a row for each shape; columns behind its last dimension hold -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,9 +23,9 @@ class Tensors:
     """Tensors that ops or calls read or return."""
 
     tensor_id: Column
-    producer: Rows  # the op, in a graph the node, that made it; -1 for none
-    slot: Column  # codes of `slots`: of the op's output
-    table: pa.Table  # the columns of `tensors`: a row for each
+    producer: Rows  # the op (in a graph, the node) that made each tensor; -1 for none
+    slot: Column  # the slot at which the op returned each tensor, as a code of `slots`
+    table: pa.Table  # a row of the table `tensors` for each tensor
     slots: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -33,12 +33,12 @@ class Tensors:
 
     @cached_property
     def site_id(self) -> Column:
-        """The site of each tensor that no op has made, or that belongs to the model; -1 for none."""
+        """The id of the site of each tensor that no op made, or that belongs to the model; -1 for none."""
         return column_of(self.table, "site_id")
 
     @cached_property
     def producer_op(self) -> Column:
-        """The id of the op that made each tensor, which need not be one of those asked for; -1 for none."""
+        """The id of the op that made each tensor, whether it is among the requested ops or not; -1 for none."""
         return column_of(self.table, "producer_op")
 
     @cached_property
@@ -52,7 +52,7 @@ class Tensors:
         return [shape_text(shape) for shape in self.shapes]
 
     def read_sizes(self, rows: Rows | None = None) -> Sizes:
-        """Returns the shape of each tensor, or of some, as rows of a matrix. It is not kept: it is large."""
+        """Returns the shape of each tensor, or of some, as rows of a matrix, which is too large to be cached."""
         shapes = self.table["shape"]
         return read_sizes(shapes if rows is None else shapes.take(from_numpy(rows)))
 
@@ -63,17 +63,17 @@ class Tensors:
 
     @cached_property
     def storage(self) -> Column:
-        """The memory of each tensor, as a number; -1 where it is not known."""
+        """A number of the memory that each tensor lies in; -1 where it is not known."""
         return column_of(self.table, "storage")
 
     @cached_property
     def version(self) -> Column:
-        """How often the memory of each tensor had been written to."""
+        """The number of writes to each tensor's memory before the tensor was seen."""
         return column_of(self.table, "version")
 
     @cached_property
     def dtype(self) -> tuple[Column, tuple[str, ...]]:
-        """Codes of dtypes, and the names of these, such as `float32`."""
+        """The dtype of each tensor as a code, and the names of the codes, such as `float32`."""
         return dictionary_codes(self.table["dtype"])
 
     @cached_property
@@ -83,7 +83,7 @@ class Tensors:
 
     @cached_property
     def is_whole(self) -> Bools:
-        """Which tensors hold whole numbers or truth values."""
+        """A mask of the tensors that hold integers or booleans."""
         code, dtypes = self.dtype
         return np.array([*(name.startswith(_WHOLE) for name in dtypes), True])[code]
 
@@ -94,9 +94,9 @@ def shape_text(shape: Iterable[int]) -> str:
 
 
 def read_sizes(column: pa.ChunkedArray) -> Sizes:
-    """Returns a column of shapes as a matrix."""
+    """Returns a column of shapes as a matrix with a row for each shape."""
     lists = column.combine_chunks()
-    if isinstance(lists, pa.ChunkedArray):  # of no chunk
+    if isinstance(lists, pa.ChunkedArray):  # a column without chunks combines to a chunked array
         return np.empty((0, 0), np.int64)
     offsets = to_numpy(lists.offsets)
     flat = to_numpy(lists.values)
@@ -114,7 +114,7 @@ def number_sizes(one: Sizes, other: Sizes) -> tuple[Rows, Rows]:
 
 
 def widen(one: Sizes, other: Sizes) -> tuple[Sizes, Sizes]:
-    """Returns two matrices of shapes with as many columns each, at least two."""
+    """Returns two matrices of shapes with equal numbers of columns, at least two."""
     width = max(one.shape[1], other.shape[1], 2)
     wide, other_wide = (
         np.pad(shapes, ((0, 0), (0, width - shapes.shape[1])), constant_values=-1) for shapes in (one, other)
@@ -123,11 +123,11 @@ def widen(one: Sizes, other: Sizes) -> tuple[Sizes, Sizes]:
 
 
 def count_elements(sizes: Sizes) -> Sizes:
-    """Returns a column with the number of elements of each shape."""
+    """Returns a column with the product of each shape's dimensions."""
     counts: Sizes = np.where(sizes < 0, 1, sizes).prod(axis=1, keepdims=True, dtype=np.int64)
     return counts
 
 
 def sort_sizes(sizes: Sizes) -> Sizes:
-    """Returns each shape with its dimensions in descending order."""
+    """Returns the shapes with the dimensions of each in descending order."""
     return -np.sort(-sizes, axis=1)

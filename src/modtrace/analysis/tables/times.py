@@ -1,4 +1,4 @@
-"""Sums the times of a step's calls for any group of them."""
+"""Sums the times of a step's calls, by place and phase or for any selection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from .placement import NOWHERE
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimes:
-    """The calls of one phase in a step. All times are without the time that modtrace spent measuring."""
+    """Summed times of the calls of one phase in a step. All exclude the time that modtrace spent measuring."""
 
     calls: int = 0
-    total_ns: int = 0  # with what is called inside; a call inside a call of the same module counts once
-    self_ns: int = 0  # without; a call whose children overlap in several threads has 0, not less
-    share: float | None = None  # total_ns as a part of the step; None: how long the step took is not known
-    unfinished: int = 0  # calls without time: their end was not seen
-    raised: int = 0  # calls that ended by an exception
-    shortest_ns: int | None = None  # of the modules that a folded line stands for
+    total_ns: int = 0  # includes nested calls; a call inside a call of the same module counts once
+    self_ns: int = 0  # excludes nested calls; 0 where children in several threads add up to more
+    share: float | None = None  # `total_ns` as a part of the step's time; None if that is not known
+    unfinished: int = 0  # the number of calls without time, as their end was not seen
+    raised: int = 0  # the number of calls that ended with an exception
+    shortest_ns: int | None = None  # the shortest time among the modules that a folded line stands for
     longest_ns: int | None = None
 
 
 class CallTimes:
-    """The calls of a step, with what is derived from all of them together."""
+    """The calls of a step, with the times that result from all of them together."""
 
     def __init__(self, calls: Calls, step: ShownStep | None) -> None:
         self._calls = calls
@@ -42,11 +42,11 @@ class CallTimes:
         return self._rows.get((place, PHASES.index(phase)), _NO_ROWS)
 
     def outermost(self, rows: Rows) -> Rows:
-        """Returns those of `rows` that are not inside another one of them."""
+        """Returns those of the rows `rows` that are inside no other of them."""
         return self._order.outermost(rows)
 
     def sum_up(self, rows: Rows, *, total: Rows) -> PhaseTimes:
-        """Returns the times of the calls `rows`; total times are those of the calls `total`."""
+        """Returns the summed times of the calls `rows`; the total is summed over the calls `total`."""
         if not len(rows) and not len(total):
             return NO_CALLS
         calls = self._calls
@@ -63,14 +63,14 @@ class CallTimes:
         )
 
     def of_phase(self, phase: str) -> PhaseTimes:
-        """Returns the times of the step's calls of a phase that are in no other call of the phase."""
+        """Returns the summed times of a phase's calls that are inside no other call of that phase."""
         rows = self.outermost(
             np.flatnonzero(self._calls.in_step & (self._calls.phase == PHASES.index(phase)))
         )
         return self.sum_up(rows, total=rows)
 
     def outside_ns(self) -> int | None:
-        """Returns the part of the step in which no call ran; None if that is not known."""
+        """Returns the part of the step's time in which no call ran; None if it is not known."""
         rows = self.outermost(np.flatnonzero(self._calls.in_step))
         step = self._step
         if step is None or step.start_ns is None or step.end_ns is None or not self._calls.ended[rows].all():
@@ -78,9 +78,10 @@ class CallTimes:
         starts, overhead_ns = self._calls.start_ns[rows], self._calls.overhead_ns[rows]
         ends = starts + self._calls.duration_ns[rows] + overhead_ns
         uncovered_ns = step.end_ns - step.start_ns - _covered_ns(starts, ends, step.start_ns, step.end_ns)
-        # Calls that overlap in several threads may have spent more together than the step has on its clock.
+        # Calls in several threads may overlap, and then their sum may exceed the duration of the step.
         measuring_ns = max(step.overhead_ns - int(overhead_ns.sum()), 0)
-        # More was measured than time is left where a recording does not say what its optimizers measured.
+        # The overhead of optimizers is unknown in some recordings, and then the sum may exceed what is left of the
+        # step.
         return uncovered_ns - measuring_ns if uncovered_ns >= measuring_ns else None
 
 
@@ -88,7 +89,7 @@ NO_CALLS = PhaseTimes()
 
 
 def sum_times(times: Sequence[PhaseTimes], outer: Sequence[PhaseTimes]) -> PhaseTimes:
-    """Returns the sum of several times. Their totals are those of `outer`, of which none is inside another one."""
+    """Returns the sum of several times. The total is summed over `outer` only, of which none is inside another."""
     shares = [module.share for module in outer if module.share is not None]
     return PhaseTimes(
         calls=sum(module.calls for module in times),
@@ -104,14 +105,14 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 def _group(calls: Calls) -> Mapping[tuple[int, int], Rows]:
-    """Returns the rows of the step by place and phase."""
+    """Returns the rows of the step's calls by place and phase."""
     rows = np.flatnonzero(calls.in_step & (calls.place != NOWHERE))
     keys = calls.place[rows] * len(PHASES) + calls.phase[rows]
     return {divmod(key, len(PHASES)): group for key, group in split_rows(rows, keys)}
 
 
 def _is_within_wrapper(calls: Calls) -> Column:
-    """Returns whether each call is that of a wrapped module by its wrapper. Both are one node, with one call."""
+    """Returns whether a wrapper made each call, of the module that it wraps. Both share a node, so it counts once."""
     has_parent = calls.parent >= 0
     same_node = has_parent & (calls.place[calls.parent] == calls.place)
     within: Column = same_node & (calls.module[calls.parent] != calls.module)
@@ -119,7 +120,7 @@ def _is_within_wrapper(calls: Calls) -> Column:
 
 
 def _own_times(calls: Calls) -> Column:
-    """Returns the time of each call without its children of the same phase."""
+    """Returns the time of each call minus that of its children of the same phase."""
     inside = np.zeros(len(calls), np.int64)
     is_child = calls.parent >= 0
     np.add.at(inside, calls.parent[is_child], calls.duration_ns[is_child])
@@ -128,7 +129,7 @@ def _own_times(calls: Calls) -> Column:
 
 
 def _covered_ns(starts: Column, ends: Column, first_ns: int, last_ns: int) -> int:
-    """Returns the length of the union of intervals, within bounds."""
+    """Returns how much of the range from `first_ns` to `last_ns` some interval covers."""
     order = np.argsort(starts, kind="stable")
     starts, ends = np.clip(starts[order], first_ns, last_ns), np.clip(ends[order], first_ns, last_ns)
     reached = np.maximum.accumulate(np.concatenate([[first_ns], ends]))

@@ -1,4 +1,4 @@
-"""Joins rows of `values` with their sites, and finds the places in the module tree at which they were measured."""
+"""Joins rows of `values` with their sites, and finds their places in the module tree."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,10 +27,10 @@ from .placement import NO_MODULE, NOWHERE, Placer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedValues:
-    """Rows of `values`, each with what is known of its site. A column is joined when it is asked for."""
+    """Rows of `values`, each joined with its site. A column is joined when it is first requested."""
 
     data: RecordingData
-    table: pa.Table  # the rows, with the columns that are asked for
+    table: pa.Table  # the rows, with the columns that were requested
 
     @cached_property
     def step(self) -> Column:
@@ -39,57 +39,57 @@ class PlacedValues:
 
     @cached_property
     def phase(self) -> Column:
-        """Codes of `PHASES`."""
+        """The phase of each row as a code of `PHASES`."""
         return phase_codes(self.table["phase"])
 
     @cached_property
     def moment(self) -> Column:
-        """When each row was measured in its step, as a number; rows of one tensor share it."""
+        """A number of the measurement of each row within its step; rows that share the tensor share the number."""
         return column_of(self.table, "order")
 
     @cached_property
     def call_id(self) -> Column:
-        """The call of each row; of a gradient the forward call. -1 for none."""
+        """The id of each row's call; for a gradient, of the forward call; -1 for none."""
         return column_of(self.table, "call_id")
 
     @cached_property
     def op_id(self) -> Column:
-        """The op that returned the tensor of each row; -1 for none."""
+        """The id of the op that returned each row's tensor; -1 for none."""
         return column_of(self.table, "op_id")
 
     @cached_property
     def site(self) -> Rows:
-        """The row of `sites` of each; -1 for none."""
+        """The row of the table `sites` that each row refers to; -1 for none."""
         return find_rows(column_of(self.data.table("sites"), "site_id"), self.site_id)
 
     @cached_property
     def module(self) -> Column:
-        """The id of the module of each site; NO_MODULE for none."""
+        """The id of the module at each row's site; NO_MODULE for none."""
         return self.at_sites(column_of(self.data.table("sites"), "module_id"))
 
     @cached_property
     def nth(self) -> Column:
-        """Of the call of each: its number among those of its module in the step; -1 for none."""
+        """The number of each row's call among those of its module in the step; -1 for none."""
         return self.at_sites(column_of(self.data.table("sites"), "nth"))
 
     @cached_property
     def role(self) -> Column:
-        """Codes of `roles`; -1 for none."""
+        """The role of each row as a code of `roles`; -1 for none."""
         return self.at_sites(self._role[0])
 
     @cached_property
     def roles(self) -> tuple[str, ...]:
-        """The roles that sites have."""
+        """The roles that occur in the table `sites`, by their codes."""
         return self._role[1]
 
     @cached_property
     def slot(self) -> Column:
-        """Codes of `slots`; -1 for none."""
+        """The slot of each row as a code of `slots`; -1 for none."""
         return self.at_sites(self._slot[0])
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """The slots that sites have."""
+        """The slots that occur in the table `sites`, by their codes."""
         return self._slot[1]
 
     @cached_property
@@ -103,30 +103,30 @@ class PlacedValues:
         return column_of(self.table, "numel")
 
     def read_extremes(self) -> tuple[Column, Column]:
-        """Returns the least and the largest number of each row; NaN where null."""
+        """Returns the minimum and the maximum of each row; NaN where null."""
         least, largest = (to_numpy(self.table[name], null=np.nan) for name in ("min", "max"))
         return least, largest
 
     def read_stats(self) -> StatColumns:
-        """Returns the raw statistics of each row. They are not kept: those of 1,000,000 rows take 56 MB."""
+        """Returns the raw statistics of each row. They are not cached, as those of 1,000,000 rows take 56 MB."""
         return read_statistics(self.table)
 
     def is_of(self, *roles: str, rows: Rows | slice = slice(None)) -> Bools:
-        """Returns which rows, or which of some rows, have one of these roles."""
+        """Returns a mask of all rows, or of the chosen ones, that have one of these roles."""
         has_role = np.array([*(name in roles for name in self.roles), False])
         return np.asarray(has_role[self.role[rows]])
 
     def take_sites(self, name: str, rows: Rows | slice = slice(None)) -> pa.ChunkedArray:
-        """Returns what a column of `sites` has for all rows, or for some; null for those without site."""
+        """Returns a column of `sites` joined to all rows, or to the chosen ones; null for rows without site."""
         site = self.site[rows]
         return self.data.table("sites")[name].take(from_numpy(np.ma.masked_array(site, site < 0)))
 
     def at_sites(self, column: Column) -> Column:
-        """Returns what a column of `sites` has for each row; -1 for those without site."""
+        """Returns a column of `sites` joined to all rows; -1 for rows without site."""
         return take(column, self.site)
 
     def find_own_places(self, placer: Placer) -> Rows:
-        """Returns the index of the place of each row's own module; NOWHERE for a parameter that no module owns."""
+        """Returns the index of the place of each site's own module; NOWHERE for a parameter that no module owns."""
         modules = column_of(self.data.table("sites"), "module_id").tolist()
         places = [NOWHERE if module == NO_MODULE else placer.place(module, NOWHERE) for module in modules]
         return np.array([*places, NOWHERE], np.int64)[self.site]
@@ -134,12 +134,12 @@ class PlacedValues:
     def find_places(self, calls: Calls, *, call_id: Column | None = None) -> Rows:
         """Returns the index of each row's place; NOWHERE for a parameter that no module owns.
 
-        A row has the place of its call, which for a shared module need not be its own path. Without a call (a
-        parameter, or a call that is not in `calls`) it has the place of its module's own path.
+        A row has the place of its call, which may differ from the module's own path if the module is shared. A row
+        without call (a parameter, or one whose call is not in `calls`) has the place of its module's own path.
 
         Args:
-            calls: the calls of the step, or of all.
-            call_id: the call of each row; None for its own. -1 is none.
+            calls: the calls of the step, or of all steps.
+            call_id: the call of each row, -1 for none; None for the calls that the rows name.
         """
         place = take(calls.place, find_rows(calls.call_id, self.call_id if call_id is None else call_id))
         return np.where(place == NOWHERE, self.find_own_places(calls.placer), place)
@@ -153,12 +153,12 @@ class PlacedValues:
         return text_codes(self.data.table("sites")["slot"])
 
 
-#: The columns of most analyses: lists and texts are not copied.
+#: The columns that most analyses need; lists and texts are left out, as copying them is slow.
 _NUMBERS = ("step", "site_id", "call_id", "op_id", "phase", "order", "numel", *RAW)
 
 
 def read_measured_values(data: RecordingData, step: int | None) -> PlacedValues:
-    """Returns the rows of a step whose statistics were measured, with the columns that have numbers."""
+    """Returns the rows of a step that have statistics, with the numeric columns."""
     table = data.table("values").select(_NUMBERS)
     kept = np.zeros(table.num_rows, bool) if step is None else column_of(table, "step") == step
     kept &= to_numpy(table["count"].is_valid())
@@ -166,7 +166,7 @@ def read_measured_values(data: RecordingData, step: int | None) -> PlacedValues:
 
 
 def find_notes(data: RecordingData, call_id: Column) -> tuple[Column, tuple[str, ...]]:
-    """Returns the first note on the outputs of each call, as codes and their texts; -1 for none."""
+    """Returns for each call the first note on its outputs, as codes and the texts of these; -1 for none."""
     values = data.table("values").select(["call_id", "op_id", "phase", "note"])
     noted = to_numpy(values["note"].is_valid()) & to_numpy(values["op_id"].is_null())
     values = values.filter(from_numpy(noted))
@@ -174,13 +174,13 @@ def find_notes(data: RecordingData, call_id: Column) -> tuple[Column, tuple[str,
     codes, texts = dictionary_codes(values["note"])
     row = find_rows(call_id, column_of(values, "call_id"))
     notes = np.full(len(call_id), -1, np.int64)
-    known = np.flatnonzero(row >= 0)[::-1]  # of several for one call the first is written last
+    known = np.flatnonzero(row >= 0)[::-1]  # reversed, so that a call's first note is written last
     notes[row[known]] = codes[known]
     return notes, texts
 
 
 def find_first_values(data: RecordingData) -> dict[int, tuple[float, ...]]:
-    """Returns what the first tensor of a call in each step holds: its extremes and its sums."""
+    """Returns the minimum, maximum and sums of the first tensor in each step that a call was given or returned."""
     values = data.table("values")
     rows = np.flatnonzero(to_numpy(values["call_id"].is_valid()))
     steps, first = np.unique(column_of(values, "step")[rows], return_index=True)

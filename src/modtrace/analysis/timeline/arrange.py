@@ -14,11 +14,11 @@ _NEVER_NS = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class Nested:
-    """Spans that nest, in the given order."""
+    """Spans after clipping, so that they nest; they keep the given order."""
 
     start_ns: Column
     end_ns: Column
-    depth: Column  # spans around each, in its lane
+    depth: Column  # the number of spans around each in its lane
 
 
 def nest(parent: Rows, lane: Column, start_ns: Column, end_ns: Column) -> Nested:
@@ -52,9 +52,9 @@ def _clip_to_siblings(rows: Rows, group: Rows, start_ns: Column, end_ns: Column)
 
 
 def find_parents(lane: Column, start_ns: Column, end_ns: Column) -> Rows:
-    """Returns the innermost span of the same lane that contains each span, by times alone; -1 for none."""
+    """Returns the innermost span that contains each span in its lane, judging by times alone; -1 if there is none."""
     parent = np.full(len(lane), -1, np.int64)
-    around: list[tuple[int, int, int]] = []  # lane, end and row of the spans that are open, outermost first
+    around: list[tuple[int, int, int]] = []  # lane, end and row of open spans, outermost first
     columns = (lane.tolist(), start_ns.tolist(), end_ns.tolist())
     for row in np.lexsort((-end_ns, start_ns, lane)).tolist():
         own_lane, start, end = (column[row] for column in columns)
@@ -68,16 +68,16 @@ def find_parents(lane: Column, start_ns: Column, end_ns: Column) -> Rows:
 
 SPAN_KINDS = ("call", "op", "step")
 
-#: Times that were moved by more than this are also given as measured; clocks and hooks account for less.
+#: A time that was moved by more than this is also given as measured; clocks and hooks explain smaller moves.
 _ROUNDING_NS = 1_000
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A group of spans that nest, drawn below each other."""
+    """A row of the timeline, whose spans nest and are drawn below each other."""
 
     kind: str  # one of LANE_KINDS
-    thread: int | None  # counts up in the order the threads were first seen; None for steps and devices
+    thread: int | None  # counts threads as they were first seen; None for steps and devices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,10 +86,10 @@ class Spans:
 
     lane: Rows  # index in the timeline's lanes
     kind: Column  # codes of SPAN_KINDS
-    start_ns: Column  # since the timeline's start
-    duration_ns: Column  # with what modtrace spent measuring values inside
-    depth: Column  # spans around each, in its lane
-    row_id: Column  # of the call, op or step
+    start_ns: Column  # counts from the timeline's start
+    duration_ns: Column  # includes the time that modtrace spent measuring inside
+    depth: Column  # the number of spans around each in its lane
+    row_id: Column  # the id of the call, op or step
     name: Column  # codes of `names`
     names: tuple[str, ...]
     details: tuple[Detail, ...]
@@ -100,12 +100,12 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arranged:
-    """Spans in order, with their lanes."""
+    """The spans of a timeline in order, with their lanes."""
 
     lanes: tuple[Lane, ...]
     spans: Spans
-    start_ns: int  # when the first began
-    place: Rows  # of each row that was given, in the spans
+    start_ns: int  # the start of the first span
+    place: Rows  # the index in the spans of each given row
 
 
 def arrange(rows: SpanRows, kind: Column) -> Arranged:
@@ -155,7 +155,7 @@ def _find_ends(rows: SpanRows) -> Column:
 
 
 def _find_around(rows: SpanRows, lane: Rows, end_ns: Column) -> Rows:
-    """Returns the parent of each span. Those of steps, of optimizers, and on devices are found by times."""
+    """Returns the parent of each span. Parents of steps, optimizers and spans on devices are found by their times."""
     lanes = [LANE_KINDS.index(kind) for kind in (STEPS, OPTIMIZER, DEVICE)]
     by_time = np.isin(rows.lane, lanes) & (rows.parent < 0)
     at = np.flatnonzero(by_time)

@@ -14,7 +14,7 @@ from ..tables.rows import TableRows, read_rows
 from ..tables.values import find_notes
 from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
 
-#: The lane of each code of PHASES.
+#: The kind of lane for each code of PHASES.
 _LANE_OF_PHASE = np.array([LANE_KINDS.index(phase) for phase in PHASES])
 _OUTSIDE = LANE_KINDS.index(OUTSIDE)
 _NEVER_NS = np.iinfo(np.int64).max
@@ -22,18 +22,18 @@ _NEVER_NS = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallRows:
-    """Calls as spans, with the columns that place ops in them."""
+    """Calls as spans, with the columns that are needed to put ops into them."""
 
     spans: SpanRows
-    on_device: SpanRows  # those of which it is known when a device worked on them
+    on_device: SpanRows  # spans of the calls whose device times are known
     call_id: Column
-    origin: Rows  # the forward of a backward, the call that a recompute repeats; -1 for none
+    origin: Rows  # the forward call of a backward, or the call that a recompute repeats; -1 for none
     phase: Column
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpSpans:
-    """Ops as spans; `origin` is, in backward, the op whose node ran."""
+    """Ops as spans; `origin` is the forward op of an op in backward."""
 
     spans: SpanRows
     on_device: SpanRows
@@ -47,7 +47,8 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
     kept = np.isin(calls.call_id, table["call_id"])
     rows = np.flatnonzero(kept)
     parent, thread = _renumber(calls.parent, kept), table["thread"]
-    is_on_thread = thread == np.append(thread, -1)[parent]  # each thread has lanes of its own
+    # A call is drawn inside its parent only if both ran on the same thread, because lanes are of one thread.
+    is_on_thread = thread == np.append(thread, -1)[parent]
     spans = SpanRows(
         name=Detail("name", name[rows], names),
         step=table["step"],
@@ -70,7 +71,7 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
 
 
 def _renumber(refers: Rows, kept: Column) -> Rows:
-    """Returns, for each kept row, the row it refers to, counted among the kept ones; -1 for none."""
+    """Returns for each kept row the row to which it refers, numbered among the kept rows; -1 for none."""
     number = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
     return number[refers[kept]]
 
@@ -139,7 +140,7 @@ def _find_lanes(
     in_time = (start_ns <= call_end_ns) & (end_ns >= take(calls.start_ns, call))
     is_same = (call >= 0) & (thread == take(calls.thread, call))
     inside = is_same & in_time
-    beside = (call >= 0) & ~is_same & (phase >= 0)  # an engine's thread works for calls of another
+    beside = (call >= 0) & ~is_same & (phase >= 0)  # an engine thread works for another one
     lane = np.where(inside, take(calls.lane, call), np.where(beside, _LANE_OF_PHASE[phase], _OUTSIDE))
     return np.where(inside, call, -1), lane
 
@@ -183,7 +184,7 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
 
 
 def _find_open(known: Column, inside: Sequence[SpanRows]) -> tuple[Column, Column]:
-    """Returns the steps that have spans but no recorded end, and the beginning of the first span of each."""
+    """Returns the steps that have spans but no recorded end, and the start of the first span in each."""
     step = np.concatenate([rows.step for rows in inside])
     start_ns = np.concatenate([rows.start_ns for rows in inside])
     rows = np.flatnonzero(~np.isin(step, known))

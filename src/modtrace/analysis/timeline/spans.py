@@ -1,4 +1,4 @@
-"""Spans as measured, with their details; spans of several kinds can be joined."""
+"""Defines spans as measured, with their details, and joins spans of several kinds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ import numpy as np
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from ..tables.columns import Column, Rows, join_columns
 
-# Kinds of lanes.
+# The kinds of lanes.
 STEPS = "steps"
-OUTSIDE = "outside of modules"  # ops without a call, or seen at another time than their call
-DEVICE = "device"  # when devices worked on calls and ops; of no thread
-#: The kinds of lanes, in the order from top to bottom for each thread.
+OUTSIDE = "outside of modules"  # ops without a call, or at another time than their call
+DEVICE = "device"  # spans with device times, which belong to no thread
+#: The kinds of lanes from top to bottom, within each thread.
 LANE_KINDS = (STEPS, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER, OUTSIDE, DEVICE)
 
 
 @dataclass(frozen=True, eq=False)
 class Detail:
-    """A detail of spans, with one value for each; -1, or False, for a span that has none."""
+    """A detail of spans, with one value for each span; -1 or False for a span without."""
 
     name: str
     values: Column
-    dictionary: tuple[str, ...] | None = None  # the values are codes of these
+    dictionary: tuple[str, ...] | None = None  # the texts that the values are codes of
 
     def nothing(self, count: int) -> "Detail":
-        """Returns the same detail for `count` spans that have none."""
+        """Returns the same detail for `count` spans, all without a value."""
         value = False if self.values.dtype == bool else -1
         return Detail(self.name, np.full(count, value), None if self.dictionary is None else ())
 
     def take(self, rows: Rows) -> "Detail":
-        """Returns the detail of some of the spans."""
+        """Returns the detail for a selection of the spans."""
         return Detail(self.name, self.values[rows], self.dictionary)
 
 
@@ -41,13 +41,13 @@ class SpanRows:
 
     name: Detail
     step: Column
-    thread: Column  # -1: the span is of no thread
+    thread: Column  # -1 for a span of no thread
     lane: Column  # codes of LANE_KINDS
     start_ns: Column
     end_ns: Column
-    ended: Column  # False: the end was not seen, and end_ns says nothing
-    parent: Rows  # the span around it; -1 for none
-    row_id: Column  # of the call, op or step
+    ended: Column  # whether the end was seen; if not, `end_ns` has no meaning
+    parent: Rows  # the row of the span around; -1 for none
+    row_id: Column  # the id of the call, op or step
     details: tuple[Detail, ...]
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
 
 
 def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
-    """Returns each detail for the spans of all parts. Spans of parts that lack it have no value."""
+    """Returns each detail for the spans of all parts; spans of parts without it have no value."""
     like = {detail.name: detail for part in parts for detail in part.details}
     by_name = [{detail.name: detail for detail in part.details} for part in parts]
     return [
@@ -103,7 +103,7 @@ def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
 
 
 def _join(details: Sequence[Detail]) -> Detail:
-    """Joins the values of one detail."""
+    """Returns one detail with the concatenated values of several."""
     if details[0].dictionary is None:
         return Detail(details[0].name, np.concatenate([detail.values for detail in details]))
     dictionary: list[str] = []

@@ -18,7 +18,7 @@ from .spans import join_rows
 
 _CALL, _OP, _STEP = (SPAN_KINDS.index(kind) for kind in ("call", "op", "step"))
 
-#: What an arrow leads to from a forward.
+#: The kinds of arrows: from a forward to its backward, and to its recompute.
 FLOW_KINDS = (BACKWARD, RECOMPUTE)
 
 
@@ -27,7 +27,7 @@ class Flows:
     """Arrows from forwards to their backwards and recomputes."""
 
     kind: Column  # codes of FLOW_KINDS
-    source: Rows  # rows of the spans
+    source: Rows  # indices of spans
     target: Rows
 
     def __len__(self) -> int:
@@ -43,14 +43,14 @@ class Timeline:
     run_id: str
     rank: int
     world_size: int
-    start_ns: int  # its time 0 on the clock of the recording
-    start_unix_ns: int | None  # the same as a time of day; None: the recording has no clock anchor
+    start_ns: int  # time 0 of the timeline on the clock of the recording
+    start_unix_ns: int | None  # time 0 as a time of day; None if the recording has no clock anchor
     steps: tuple[int, ...]
-    lanes: tuple[Lane, ...]  # in the order in which they stand below each other
+    lanes: tuple[Lane, ...]  # from top to bottom
     spans: Spans
     flows: Flows
-    lacks_backward: bool  # a training step is shown, and the times of its backward were not recorded
-    lacks_device_times: bool = False  # they were to be recorded, and none is known
+    lacks_backward: bool  # whether a training step is shown whose backward times were not recorded
+    lacks_device_times: bool = False  # whether device times were to be recorded, but none is known
 
 
 def build_timeline(
@@ -58,8 +58,8 @@ def build_timeline(
 ) -> Timeline:
     """Returns the steps, calls and ops of a recording with their times, clipped so that they nest.
 
-    A span is inside that of its call. Times that were measured otherwise, or never ended, are clipped to that. If this
-    moves a time by more than a microsecond, the span has the measured times as its details `measured_start_ns` and
+    A span lies inside the span of its call. Times that were measured otherwise, or that have no end, are clipped. If
+    this moves a time by more than a microsecond, the span has the measured times as details `measured_start_ns` and
     `measured_end_ns`. A span that never ended has the detail `unfinished`.
 
     Args:

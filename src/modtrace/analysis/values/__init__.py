@@ -1,1 +1,1 @@
-"""Measured values: their selection, statistics over steps, histories, and the first that is not finite."""
+"""Selects measured values, and computes their histories, histograms and stacks, and the first that is not finite."""

@@ -14,7 +14,7 @@ from ..tables.columns import column_of
 from .history_statistics import group_rows, merge_tier2_cells
 from .selection import Selection, select_values
 
-#: The bins with two bounds: bin k holds magnitudes from `2**(k - 127)`; what is below is in bin 0, above in bin 255.
+#: The bins with two bounds: bin k holds magnitudes from `2**(k - 127)`; smaller ones are in bin 0, larger in bin 255.
 LOWEST = -126
 
 
@@ -22,11 +22,11 @@ LOWEST = -126
 class Exponents:
     """The fraction of numbers in each bin of magnitudes, with a row for each step or for each site."""
 
-    steps: tuple[int, ...]  # of the rows; the same one in each where they are sites
-    sites: tuple[str, ...]  # of the rows; the same one in each where they are steps
-    shares: Numbers  # [row, bin], of all numbers: see `LOWEST`
-    zero: Numbers  # the part that is zero
-    nonfinite: Numbers  # the part that is NaN or infinite
+    steps: tuple[int, ...]  # the step of each row; all equal if the rows are sites
+    sites: tuple[str, ...]  # the site of each row; all equal if the rows are steps
+    shares: Numbers  # [row, bin], shares in all numbers: see `LOWEST`
+    zero: Numbers  # the share of zeros
+    nonfinite: Numbers  # the share of NaN and infinite elements
     role: str
 
 

@@ -14,21 +14,21 @@ from ..tables.columns import find_rows
 from .history_statistics import count_nonfinite, group_rows, is_measured, to_stat
 from .selection import Selection, select_values
 
-#: The size of an optimizer's update, as a part of the size of the parameter that it found.
+#: The statistic of an update's size relative to that of its parameter before.
 RELATIVE = "relative"
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """One statistic of many sites over steps. All arrays have a row a step and a column a site."""
+    """One statistic of many sites over steps, in arrays with one row a step and one column a site."""
 
-    steps: npt.NDArray[np.int64]  # ascending; those in which one of the sites was measured
-    sites: tuple[str, ...]  # in layer order, also of gradients
+    steps: npt.NDArray[np.int64]  # the steps in which one of the sites was measured, ascending
+    sites: tuple[str, ...]  # in the order of the layers, even for gradients
     values: Numbers  # NaN where `measured` is False, and where the statistic is NaN
     stat: str
     role: str
     measured: npt.NDArray[np.bool_]
-    nonfinite: npt.NDArray[np.bool_]  # where the tensors hold NaN or infinite numbers
+    nonfinite: npt.NDArray[np.bool_]  # where the tensors have NaN or infinite elements
 
     def to_frame(self) -> Any:
         """Returns a `pandas.DataFrame` with one row a step and one column a site.
@@ -81,7 +81,8 @@ def _relative_history(data: RecordingData, selection: Selection) -> History:
     column_of_site = {name: column for column, name in enumerate(parameters.sites)}
     rows = find_rows(parameters.steps, updates.steps).tolist()
     columns = [column_of_site.get(name, -1) for name in updates.sites]
-    padded = np.pad(parameters.values, ((0, 1), (0, 1)), constant_values=np.nan)  # row and column -1
+    # The added row and column are the ones that the index -1 selects.
+    padded = np.pad(parameters.values, ((0, 1), (0, 1)), constant_values=np.nan)
     with np.errstate(all="ignore"):
         values = updates.values / padded[np.ix_(rows, columns)]
     return replace(updates, values=values, stat=RELATIVE)

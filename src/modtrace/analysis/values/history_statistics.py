@@ -22,20 +22,20 @@ from .selection import SelectedValues
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Rows grouped by step and site; a cell holds the rows of one site in one step."""
+    """Rows grouped into cells, each of which holds the rows of one site in one step."""
 
-    rows: Rows  # of all cells, one behind the other
-    first: Rows  # where each cell begins in `rows`
-    step: Rows  # of each cell
+    rows: Rows  # the rows of all cells, concatenated
+    first: Rows  # the index in `rows` at which each cell begins
+    step: Rows  # the step of each cell
     site: Rows
 
     @property
     def single(self) -> Rows:
-        """The first row of each cell."""
+        """The first row of each cell, which is the only one of most."""
         return self.rows[self.first]
 
     def several(self) -> list[tuple[int, Rows]]:
-        """Returns the indices of the cells with more than one row, and their rows."""
+        """Returns the cells with more than one row, by their indices, and their rows."""
         sizes = np.diff(np.append(self.first, len(self.rows)))
         return [
             (cell, self.rows[self.first[cell] : self.first[cell] + sizes[cell]])
@@ -62,19 +62,19 @@ _USER = "user"
 
 
 class Stat(NamedTuple):
-    """A statistic, and how it is computed."""
+    """A statistic of a history, and how to compute it."""
 
     name: str
-    column: str  # it was measured where this column is not null
-    compute: Callable[[SelectedValues, Cells], Numbers]  # raises ValueError if rows of a cell do not merge
-    how: str  # what measures it
+    column: str  # a row has the statistic if this column is not null
+    compute: Callable[[SelectedValues, Cells], Numbers]  # raises ValueError if rows cannot be merged
+    how: str  # the option that has it measured
 
 
 def to_stat(name: str) -> Stat:
     """Returns the statistic with a name.
 
     Raises:
-        ValueError: there is none; the message lists the known names.
+        ValueError: there is no such statistic; the message lists the known names.
     """
     kind, _, argument = str(name).partition(":")
     if name in (*RAW, *DERIVED):
@@ -103,10 +103,10 @@ def stat_names() -> list[str]:
 
 
 def is_measured(stat: Stat, values: ArrowTable) -> Bools:
-    """Returns which rows have a statistic.
+    """Returns which rows have a statistic, and refuses tables without any.
 
     Raises:
-        ValueError: none of them has.
+        ValueError: no row has the statistic.
     """
     measured: Bools = to_numpy(values[stat.column].is_valid())
     if not measured.any():
@@ -117,7 +117,7 @@ def is_measured(stat: Stat, values: ArrowTable) -> Bools:
 
 
 def count_nonfinite(found: SelectedValues, cells: Cells) -> Counts:
-    """Returns how many NaN and infinite numbers each cell has."""
+    """Returns the numbers of NaN and infinite elements in each cell."""
     counts = read_statistics(found.table).nonfinite[cells.rows]
     return np.add.reduceat(counts, cells.first) if len(cells.first) else counts
 
@@ -146,7 +146,7 @@ def _compute_tier2(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     kind, _, argument = name.partition(":")
     if kind == QUANTILE:
         low, high = merged.quantile(float(argument))
-        return np.sqrt(low * high)  # the middle of a power of two; 0 where it may be 0
+        return np.sqrt(low * high)  # the middle of a power of two on a log scale; 0 where the bin includes 0
     if kind == "overflow":
         return merged.overflow_fraction(argument).low
     if kind == "dynamic_range":
@@ -155,11 +155,11 @@ def _compute_tier2(name: str, found: SelectedValues, cells: Cells) -> Numbers:
         numbers: Numbers = getattr(merged, f"{kind}_fraction")(argument)
         return numbers
     column = np.asarray(getattr(merged, kind), np.float64)
-    is_unknown = (column < 0) & (kind in ("zero_count", "argmax"))  # for these -1 stands for not known
+    is_unknown = (column < 0) & (kind in ("zero_count", "argmax"))  # for these statistics -1 means unknown
     return np.where(is_unknown, np.nan, column)
 
 
-# What the user's own functions returned.
+# Statistics by functions of the user.
 
 
 def _compute_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
@@ -195,5 +195,5 @@ def _read_number(value: Any, keys: Sequence[str]) -> float:
             value = value[int(key)] if is_place else None
     try:
         return float(value) if isinstance(value, (int, float)) else math.nan
-    except OverflowError:  # an integer beyond 1.8e308
+    except OverflowError:  # the integer is larger than 1.8e308
         return math.copysign(math.inf, value)

@@ -1,4 +1,4 @@
-"""Finds the first NaN and infinite values."""
+"""Defines the answers about NaN and infinite values, and describes single rows that hold some."""
 
 import math
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ from ..tables.missing_rows import require_rows, say_missing
 from ..tables.placement import NOWHERE, Module, Placer
 from ..tables.values import PlacedValues
 
-#: A hint names at most this many parameters.
+#: The largest number of parameters that a hint names.
 _NAMED = 3
 
-#: What `NonFinite.kind` says: an op made the values, or a tensor that no op of the step had made held them, or
-#: an op returned them that read what was not measured.
+#: The kinds of `NonFinite.kind`: an op made the values; a tensor that no op of the step made held them; an op returned
+#: them after reading tensors that were not measured.
 PRODUCER = "producer"
 SOURCE = "source"
 FIRST_SEEN = "first seen"
 
-#: Causes: numbers that were finite and large.
+#: Causes in which numbers were finite, but too large.
 OVERFLOW = "overflow"
 EXP_OVERFLOW = "exp overflow"
 
-#: In the options of a recording: the triggers that check all that was measured of modules, whatever they do then.
+#: The options of triggers that check all measured tensors of modules, whatever they do when they fire.
 _WATCH_ALL = {repr(NonFiniteTrigger(then=action)) for action in (None, *THEN)}
 
 _COLUMNS = [
@@ -48,8 +48,8 @@ _COLUMNS = [
 class Growth:
     """Numbers that grew in the steps before NaN or infinite values came up."""
 
-    of: str  # parameter, parameter_grad: the largest element of all; else the name of a logged number
-    #: Steps in order with their numbers: the first, some between, the last.
+    of: str  # "parameter" or "parameter_grad" for their largest element; else the name of a scalar
+    #: The first step, some between and the last, each with its number.
     figures: tuple[tuple[int, float], ...]
 
 
@@ -57,58 +57,58 @@ class Growth:
 class Aftermath:
     """The spread of NaN or infinite values to the loss, the gradients and the parameters."""
 
-    #: Whether the loss of that step was not finite; None: it is not known which tensor it is.
+    #: Whether the loss of that step was not finite; None if the loss is not known.
     loss: bool | None
-    gradients: int  # parameters whose gradients were not finite in that step ...
-    measured_gradients: int  # ... of this many
-    #: The first step that used parameters which were not finite; None: none is known.
+    gradients: int  # how many parameters had non-finite gradients in that step
+    measured_gradients: int  # how many parameters' gradients were measured in that step
+    #: The first step that used non-finite parameters; None if none is known.
     parameters_step: int | None
-    last_parameters_step: int | None  # the last step whose parameters were measured; None: there is none
-    skipped: int = 0  # steps without an optimizer at the end of the recording, if that is too often ...
-    trained: int = 0  # ... of this many
+    last_parameters_step: int | None  # the last step whose parameters were measured; None if there is none
+    skipped: int = 0  # how many of the last steps had no optimizer; 0 if few
+    trained: int = 0  # how many steps `skipped` is counted among
 
 
 @dataclass(frozen=True, kw_only=True)
 class NonFinite:
-    """What made NaN or infinite values first, as far as ops were measured; else the first tensor that holds them."""
+    """What made the first NaN or infinite values, if ops were measured; else the first tensor that holds some."""
 
-    #: The name of the root; None if no module owns the parameter, or the op ran outside of modules.
+    #: The name of the root; None if no module owns the parameter, or if the op ran outside of modules.
     root: str | None
-    path: str | None  # of the module, at the place where it was called
-    call: int | None  # which call of the module in the step, from 0; None for a parameter
-    op: str | None = None  # that made the values, or read them first; None where only modules were recorded
-    op_nth: int | None = None  # which op of that name in the call, from 0
-    forward_op: str | None = None  # of an op in backward: the op of the forward whose derivative it computes
-    phase: str | None  # None: between forward, backward and optimizer
-    follows: str | None = None  # the phase that ran last before it in the step; None: none did
+    path: str | None  # the path at which the module was called
+    call: int | None  # the number of the module's call in the step, from 0; None for a parameter
+    op: str | None = None  # the op that made the values, or read them first; None without ops
+    op_nth: int | None = None  # the number of the op among those of its name in the call, from 0
+    forward_op: str | None = None  # for an op in backward, the forward op whose derivative it computes
+    phase: str | None  # None if the op ran between forward, backward and optimizer
+    follows: str | None = None  # the phase that ran before it in the step; None if none did
     step: int
-    micro_batch: int | None = None  # of a step with several backwards: which it belongs to, from 0 ...
-    micro_batches: int = 1  # ... of this many
-    role: str | None  # what the tensor is: output, grad_output, parameter, parameter_grad, op_output, ...
-    slot: str  # where the tensor is in what was returned, given or owned: "[0]", "['logits']", "weight"; "" for all
-    #: producer: an op made them; source: what no op had made held them; first seen: an op returned them, and what made
-    #: them is not known. None where only modules were recorded.
+    micro_batch: int | None = None  # the number of its backward, of several in the step
+    micro_batches: int = 1  # the number of backwards in the step
+    role: str | None  # the role of the tensor: output, grad_output, parameter, parameter_grad, op_output, ...
+    slot: str  # the slot of the tensor: "[0]", "['logits']", "weight"; "" for a single tensor
+    #: "producer": an op made the values; "source": a tensor that no op had made held them; "first seen": an op returned
+    #: them, and what made them is not known. None if only modules were recorded.
     kind: str | None = None
-    #: Of a parameter, also one that an optimizer's op wrote, its path; else what holds them.
+    #: The path of a parameter, even for an op of the optimizer that wrote it; else what held the values.
     source: str | None = None
-    #: FILE:LINE; of an op that the engine runs in backward that of its forward op. None if it is not known.
+    #: FILE:LINE of the op; for an op in backward that the engine runs, of its forward op. None if not known.
     source_line: str | None = None
-    has_lines: bool = False  # such lines were recorded
-    cause: str | None = None  # overflow, fully masked row, ...; None where the numbers do not show one
-    count: int  # NaN and infinite together
+    has_lines: bool = False  # whether source lines were recorded
+    cause: str | None = None  # such as "overflow" or "fully masked row"; None if the numbers show none
+    count: int  # NaN and infinite elements together
     nan_count: int
     inf_count: int
-    #: The infinite ones are all -inf; False too where NaN beside them hides their signs.
+    #: Whether all infinite elements are -inf; False if NaN elements hide the signs.
     are_negative: bool = False
     numel: int
-    first_index: tuple[int, ...] | None = None  # of the first of those elements; None where it is not known
+    first_index: tuple[int, ...] | None = None  # the index of the first non-finite element; None if not known
     inputs: tuple[str, ...] = ()  # each tensor that the op read: its shape, its range, and what made it
-    #: Through which the values went in that phase: the first op of each module in turn.
+    #: The modules through which the values went in that phase, each by its first op.
     chain: tuple[str, ...] = ()
     replaced_by: tuple[str, ...] = ()  # ops that read the values and returned finite ones, such as `where`
-    hint: str | None = None  # what else is known about where the values came from
-    remedy: str | None = None  # what helps against the cause
-    others: int = 0  # further ops and tensors from which such values came in this step, apart from these
+    hint: str | None = None  # more about the origin of the values
+    remedy: str | None = None  # a remedy against the cause
+    others: int = 0  # how many other ops and tensors made such values in this step
     growth: tuple[Growth, ...] = ()  # what grew in the steps before
     after: Aftermath | None = None  # where such values were seen later
 
@@ -117,7 +117,7 @@ class NonFinite:
 class Absorbed:
     """Values that came to no loss, gradient, parameter or returned output."""
 
-    made: tuple[NonFinite, ...]  # by whom, each place once
+    made: tuple[NonFinite, ...]  # what made the values, with one entry a place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +125,13 @@ class Measured:
     """The extent of a recording's measured values."""
 
     tensors: int  # rows of `values` with statistics
-    unmeasured: int  # rows whose note says why they have none; memory that nobody has written to is left out
-    steps: int  # that have rows
-    last_step: int | None  # of them; None: there are none
-    nonfinite: int = 0  # rows with NaN or infinite values, meant or not
-    recorded_steps: int = 0  # measured or not
-    chosen_steps: str | None = None  # START:STOP[:EVERY] of those that were to be recorded; None: all
-    held: str | None = None  # what became of steps that were checked as they ended, and were not written
+    unmeasured: int  # rows with a note in place of statistics, except of memory that was never written
+    steps: int  # the number of steps with rows
+    last_step: int | None  # the last of these steps; None if there are none
+    nonfinite: int = 0  # rows with NaN or infinite values, even intended ones
+    recorded_steps: int = 0  # the number of recorded steps, even without measurements
+    chosen_steps: str | None = None  # START:STOP[:EVERY] of the steps to record; None for all
+    held: str | None = None  # a sentence on steps that were checked as they ended, and not written
 
 
 def count_measured(data: RecordingData) -> Measured:
@@ -156,9 +156,9 @@ def count_measured(data: RecordingData) -> Measured:
 
 
 def _find_held(data: RecordingData) -> str | None:
-    """Returns what became of the steps of a run in which no step was written, as none held such values.
+    """Returns a sentence on the steps of a run that wrote none, because none held NaN or infinite values.
 
-    A recording with `keep_last` checks each step when it ends. None if it did not, or if steps were written.
+    This applies to a recording with `keep_last` that checks each step at its end. None if it did not, or wrote steps.
     """
     meta = data.meta
     watched = bool(meta.options.get("values")) and not _WATCH_ALL.isdisjoint(meta.options.get("triggers", ()))
@@ -168,7 +168,7 @@ def _find_held(data: RecordingData) -> str | None:
 
 
 def describe_row(data: RecordingData, number: int) -> NonFinite:
-    """Returns what is known of the values of one row of `values`, and of the parameters of its module in its step."""
+    """Returns the answer about one row of `values`, with the parameters of its module in its step."""
     value = PlacedValues(data=data, table=data.table("values").select(_COLUMNS).slice(number, 1))
     [row] = value.table.to_pylist()
     sites = data.table("sites").slice(int(value.site[0]), 1).to_pylist() if value.site[0] >= 0 else []
@@ -200,10 +200,10 @@ def describe_row(data: RecordingData, number: int) -> NonFinite:
 
 
 def require_measured(data: RecordingData) -> None:
-    """Refuses a recording in which no tensor has statistics, and none was checked and dropped.
+    """Refuses a recording in which no tensor has statistics, and no step was checked and dropped.
 
     Raises:
-        NothingRecordedError: there is none; the message says why.
+        NothingRecordedError: nothing was measured; the message says why.
     """
     if _find_held(data) is not None:
         return
@@ -218,7 +218,7 @@ def require_measured(data: RecordingData) -> None:
 
 
 def read_first_index(row: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Returns where the first NaN or infinite element is, by dimension, from a row of `values`."""
+    """Returns the index of the first NaN or infinite element from a row of `values`."""
     index, shape = row["first_index"], row["shape"]
     if index is None or index >= math.prod(shape):
         return None
@@ -235,7 +235,7 @@ def describe_counts(nan_count: int, inf_count: int, *, are_negative: bool = Fals
 def _describe_weights(
     module_id: int | None, step: int, data: RecordingData, modules: Mapping[int, Module]
 ) -> str | None:
-    """Returns a sentence that names parameters of the module which were not finite either; None if there are none."""
+    """Returns a sentence on parameters of the module that were not finite either; None if there are none."""
     if module_id is None or module_id not in modules:
         return None
     module, values = modules[module_id], data.table("values")

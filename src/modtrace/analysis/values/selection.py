@@ -21,18 +21,18 @@ from ..tables.missing_rows import explain_none, require_rows, say_missing
 from ..tables.placement import NOWHERE, Placer
 from ..tables.values import PlacedValues
 
-#: Roles of calls, whose slot is a position in the arguments or output. Sites of other roles are named by their slot.
+#: Roles whose slot is a position in the arguments or the output of a call. Other sites are named by their slot.
 _OF_CALLS = frozenset({INPUT, OUTPUT, GRAD_OUTPUT, GRAD_INPUT, OP_OUTPUT})
 
-#: Of a site that was measured in several phases, the first of these is selected: a recompute adds nothing new, and a
-#: parameter's gradient is the one that the optimizer used, not what each backward has added to it.
+#: If a site was measured in several phases, the first of these is selected: a recompute adds nothing new, and a
+#: parameter's gradient is then the one that the optimizer used, not the contribution of each backward.
 _PREFERRED = (OPTIMIZER, FORWARD, BACKWARD, RECOMPUTE)
 
 _SHOWN = 8
 
 
 class Owner(NamedTuple):
-    """Where a site is in the module tree: the name of the root and the path, None in no module; and its slot."""
+    """The owner of a site: the name of its root, its path (None outside of modules), and its slot."""
 
     root: str | None
     path: str | None
@@ -41,20 +41,20 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedValues:
-    """Rows of `values`, and the site of each.
+    """Selected rows of `values`, each with its site.
 
-    Sites are in layer order, also those of gradients: the order in which the forward first calls their modules, outer
-    modules before inner ones. A measurement that a wrapper and the wrapped module share occurs once.
+    Sites are in layer order, even for gradients: the order in which the forward first calls their modules, outer
+    modules before inner ones. A measurement that a wrapper shares with the wrapped module occurs once.
     """
 
     table: ArrowTable
-    site: Rows  # index of `names`
+    site: Rows  # indices of `names`
     names: tuple[str, ...]
-    primary: tuple[bool, ...]  # of each site: whether it is the first slot of its module, or no slot at all
-    owners: tuple[Owner, ...]  # of each site
+    primary: tuple[bool, ...]  # for each site, whether it is the first or only slot of its module
+    owners: tuple[Owner, ...]  # the owner of each site
 
     def filter(self, kept: Bools) -> "SelectedValues":
-        """Returns some of the rows, with the same names."""
+        """Returns a selection of the rows, with all names."""
         return replace(self, table=self.table.filter(from_numpy(kept)), site=self.site[kept])
 
 
@@ -68,12 +68,12 @@ class Selection:
     phase: str | None = None
     call: int | None = None
     steps: Any = None
-    kept: bool = False  # only rows of which a whole tensor was kept
-    counters: bool = True  # False: no states that have one element of every parameter, where there are others
+    kept: bool = False  # whether only rows with a whole tensor are selected
+    counters: bool = True  # False leaves out optimizer states with a single element
 
 
 class _Site(NamedTuple):
-    """The key of a site. Calls of a module are not distinguished."""
+    """The key of a site, which is the same in all calls of a module."""
 
     place: int
     owner: Owner
@@ -161,7 +161,7 @@ class _Places:
         calls = read_all_calls(values.data.table("calls"), placer)
         self.of_row = values.find_places(calls)
         self._names = placer.name_modules()
-        self._started = np.full(len(self._names), np.inf)  # when the forward first called each
+        self._started = np.full(len(self._names), np.inf)  # the time of each place's first forward call
         rows = np.flatnonzero((calls.phase == PHASES.index(FORWARD)) & (calls.place != NOWHERE))
         np.minimum.at(self._started, calls.place[rows], calls.start_ns[rows].astype(np.float64))
 
@@ -172,7 +172,7 @@ class _Places:
         return Owner(root, path, slot)
 
     def rank(self, place: int) -> tuple[float, int]:
-        """Returns a sort key by the first forward call; modules that were never called follow in their own order."""
+        """Returns a sort key by the first forward call; modules that were never called come last in their own order."""
         return (float(self._started[place]), place) if place != NOWHERE else (np.inf, len(self._names))
 
 
@@ -191,7 +191,7 @@ def _find_sites(values: PlacedValues, places: _Places) -> tuple[Rows, list[_Site
 
 
 def _match(paths: PathFilter, distinct: Sequence[_Site], selection: Selection) -> Bools:
-    """Returns, for each site, whether it is selected."""
+    """Returns for each site whether the paths and the selection include it."""
     names = [_paths_of(site, selection.role) for site in distinct]
     known = dict.fromkeys(path for of_site in names for path in of_site)
     missing = [pattern._replace(argument="path") for pattern in unmatched(paths, known)]
@@ -205,7 +205,7 @@ def _match(paths: PathFilter, distinct: Sequence[_Site], selection: Selection) -
 
 
 def _paths_of(site: _Site, role: str) -> list[str]:
-    """Returns the paths that a pattern can match: the module's and the parameter's, also for `weight.exp_avg`."""
+    """Returns the paths that a pattern can match: of the module, of the parameter, and of `weight.exp_avg`."""
     path = site.owner.path or ""
     if role in _OF_CALLS or role == LOSS:
         return [path]
@@ -215,7 +215,7 @@ def _paths_of(site: _Site, role: str) -> list[str]:
 
 
 def _narrow(kept: Bools, values: PlacedValues, selection: Selection) -> Bools:
-    """Returns which rows have the selected slot, call, phase and steps."""
+    """Returns which rows also have the selected slot, call, phase and steps."""
     columns: tuple[tuple[str, Any, Callable[[], Column]], ...] = (
         ("slot", selection.slot, lambda: np.array(values.slots, object)[values.slot]),
         ("call", selection.call, lambda: values.nth),
@@ -253,7 +253,7 @@ def in_steps(steps: Rows, of: Bools, selection: Selection) -> Bools:
     """Returns which rows are of the selected steps.
 
     Raises:
-        ValueError: none of the rows in `of` is.
+        ValueError: no row in `of` is of a selected step.
     """
     wanted = selection.steps
     if wanted is None:
@@ -278,7 +278,7 @@ def _list(values: Iterable[Any]) -> str:
 
 
 def _is_preferred(values: PlacedValues, rows: Rows, site: Rows) -> Bools:
-    """Returns which rows have the preferred phase of their site, and are of a call or an optimizer, not of an op."""
+    """Returns which rows have their site's preferred phase and belong to a call or an optimizer, not an op."""
     ranks = np.array([_PREFERRED.index(phase) for phase in PHASES] + [len(PHASES)])
     rank = ranks[values.phase[rows]] + (len(ranks) + 1) * (column_of(values.table, "op_id")[rows] >= 0)
     best = np.full(int(site.max(initial=-1)) + 1, np.iinfo(np.int64).max)
@@ -287,9 +287,9 @@ def _is_preferred(values: PlacedValues, rows: Rows, site: Rows) -> Bools:
 
 
 def _take_once(values: PlacedValues, rows: Rows, site: Rows) -> Rows:
-    """Returns the rows without those of wrappers that returned what the wrapped module had returned."""
+    """Returns the rows, without rows of wrappers that only passed on the wrapped module's output."""
     columns = (values.moment[rows], site, values.step[rows])
-    order = np.lexsort(columns)  # stable: the first of those that are alike stays in front
+    order = np.lexsort(columns)  # a stable sort leaves the first of equal rows in front
     first = np.ones(len(rows), bool)
     first[1:] = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
     return rows[np.sort(order[first])]

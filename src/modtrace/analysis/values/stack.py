@@ -19,7 +19,7 @@ from .selection import Selection, select_values
 class Stack:
     """Whole tensors of one shape, stacked."""
 
-    sites: tuple[str, ...]  # in layer order, also of gradients
+    sites: tuple[str, ...]  # in the order of the layers, even for gradients
     values: npt.NDArray[Any]  # [site, ...]; bfloat16 as float32
     step: int
     role: str
@@ -66,7 +66,7 @@ def build_stack(data: RecordingData, step: int | None, selection: Selection) -> 
 
 def _to_numbers(name: str, tensor: RawTensor) -> npt.NDArray[Any]:
     array = tensor.to_numpy()
-    if tensor.dtype == "bfloat16":  # the upper half of a float32
+    if tensor.dtype == "bfloat16":  # bfloat16 is the upper half of a float32
         return (array.astype(np.uint32) << 16).view(np.float32)
     if array.dtype.name != tensor.dtype:
         raise ValueError(

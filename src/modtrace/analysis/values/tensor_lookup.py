@@ -1,4 +1,4 @@
-"""Finds the whole tensors that were kept of a site."""
+"""Finds the whole tensors that were kept at a site."""
 
 import operator
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ def find_tensor(data: RecordingData, site: str | int, step: int | None, selectio
     """Returns the selected tensor; see `Recording.tensor`.
 
     Raises:
-        TypeError, ValueError: none or several are selected; the message says which there are.
-        RecordingError: the tensor was to be kept, but is not there.
+        TypeError, ValueError: no tensor or several are selected; the message lists the candidates.
+        RecordingError: the tensor should have been kept, but is missing.
     """
     rows = _rows_of_site(data, site, selection if step is None else replace(selection, steps=step))
     blobs = rows["blob"].to_pylist()
@@ -32,7 +32,7 @@ def find_tensor(data: RecordingData, site: str | int, step: int | None, selectio
 def find_tensors(
     data: RecordingData, site: str | int, selection: Selection
 ) -> Iterator[tuple[int, RawTensor]]:
-    """Yields each selected tensor with its step, in the order of measuring. Each is read when it is requested.
+    """Yields each selected tensor with its step, in the order of measuring; each is read on request.
 
     Raises:
         TypeError, ValueError: no tensor is selected, or tensors of several sites are selected.
@@ -43,7 +43,7 @@ def find_tensors(
 
 
 def _rows_of_site(data: RecordingData, site: str | int, selection: Selection) -> ArrowTable:
-    """Returns the rows of one site, in one slot."""
+    """Returns the rows of one site that have whole tensors, in one slot."""
     selection = replace(selection, kept=True)
     if not isinstance(site, str):
         return _rows_of_id(kept_values(data), site, selection)
@@ -58,7 +58,7 @@ def _rows_of_site(data: RecordingData, site: str | int, selection: Selection) ->
 
 def _rows_of_id(values: ArrowTable, site: object, selection: Selection) -> ArrowTable:
     try:
-        site_id = operator.index(site)  # type: ignore[arg-type]  # whatever it is
+        site_id = operator.index(site)  # type: ignore[arg-type]  # raises TypeError for other types
     except TypeError:
         raise TypeError(f"tensor({site!r}): give the path of a module or parameter, or a site_id") from None
     ids = column_of(values, "site_id")
@@ -71,7 +71,7 @@ def _rows_of_id(values: ArrowTable, site: object, selection: Selection) -> Arrow
 
 
 def _describe_several(data: RecordingData, rows: ArrowTable, site: str | int) -> str:
-    """Returns a description of what distinguishes the tensors, and of the argument that selects one."""
+    """Returns a sentence on how the tensors differ, and which argument selects one."""
     which = f"tensor({site!r})"
     steps = np.unique(column_of(rows, "step")).tolist()
     if len(steps) > 1:

@@ -23,7 +23,7 @@ from ..tables.columns import (
 from ..tables.placement import ModuleName, Placer
 from ..tables.values import PlacedValues
 
-#: The columns before the statistics: where and when a tensor was seen, and what it is.
+#: The columns before the statistics: where and when a tensor was seen, and its shape and dtype.
 _FRONT = (
     "step", "phase", "root", "path", "call", "type", "role", "slot", "op", "op_nth", "shape", "dtype", "numel",
 )  # fmt: skip
@@ -70,16 +70,16 @@ def _derive(values: ArrowTable) -> dict[str, Any]:
 
 
 def relative_sizes(values: PlacedValues) -> Column:
-    """Returns the L2 norm of each update, divided by that of the parameter before the same optimizer step.
+    """Returns the L2 norm of each update divided by that of its parameter before the optimizer's step.
 
-    It is null for other roles, and if the parameter was not measured.
+    The value is null for other roles, and if the parameter was not measured.
     """
     is_parameter = values.is_of(PARAMETER) & (column_of(values.table, "op_id") < 0)
     updates, parameters = (
         rows_in_order(kept, values.moment) for kept in (values.is_of(UPDATE), is_parameter)
     )
     columns = (values.module, values.slot, values.step)
-    # The n-th optimizer step of a step has its n-th update.
+    # The n-th update in a step belongs to the optimizer's n-th step in it.
     partner, _ = pair_keys(*number_keys(*((column[updates], column[parameters]) for column in columns)))
     updates, parameters = updates[partner >= 0], parameters[partner[partner >= 0]]
     l2 = values.read_stats().l2

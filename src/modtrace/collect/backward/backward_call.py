@@ -20,17 +20,17 @@ class BackwardCall:
     index: int
     context: CallContext
     parent: "BackwardCall | None"  # the call around it
-    first: int  # its nodes have numbers from here ...
-    last: int  # ... to before here
+    first: int  # the number of the call's first node ...
+    last: int  # ... and the number after that of its last node
     inputs: Flat
     outputs: Flat
-    passed: Flat  # outputs that the call did not make
-    #: The gradients of the inputs, then of what it has passed on, as far as they have been collected.
+    passed: Flat  # outputs that existed before the call
+    #: The gradients collected so far: of the inputs, then of outputs that existed before the call.
     gradients: list[torch.Tensor | None] | None = None
-    taken_at: int = -1  # the node whose arriving gradients are those of all inputs
-    is_passthrough: bool = False  # no node is its own
-    is_open: bool = False  # its backward runs
-    is_silent: bool = False  # ... and listeners do not receive it, because it is a scope and not a module
+    taken_at: int = -1  # the node at which the arriving gradients are those of all inputs; -1 for none
+    is_passthrough: bool = False  # whether the call has no autograd node of its own
+    is_open: bool = False  # whether the call's backward runs
+    is_silent: bool = False  # whether listeners do not receive it, as it is a scope and not a module
 
     @property
     def forward(self) -> CallRef:
@@ -52,7 +52,7 @@ class BackwardCall:
 
     @property
     def module(self) -> nn.Module | None:
-        """The module; None if it is dead."""
+        """The module; None if it has been freed."""
         return self.context.module
 
     def inputs_by_slot(self, gradients: Any) -> dict[str, torch.Tensor | None]:
@@ -73,7 +73,7 @@ def calls_of(segment: Segment) -> list[BackwardCall]:
     enter = structure.enter_event.tolist()
     seqs = np.asarray(segment.seqs)
     first = seqs[structure.enter_event].tolist()
-    # The number of the first node after each call; for a running call a number above all others.
+    # The number of the node after each call; for a running call, a number above all others.
     last = np.append(seqs, np.iinfo(np.int64).max)[np.minimum(structure.exit_event, len(seqs))].tolist()
     contexts = segment.log.all_contexts
     calls: list[BackwardCall] = []

@@ -21,7 +21,7 @@ class BackwardListener(Protocol):
     def call_began(self, call: BackwardCall, received: Any, number: int) -> None:
         """Receives the beginning of a call's backward.
 
-        `number` is that of its first node, which receives `received`.
+        `number` is that of the call's first node, at which the gradients `received` arrive.
         """
 
     def call_ended(self, call: BackwardCall, gradients: Any) -> None:
@@ -40,8 +40,8 @@ class CallEvents:
         self._listeners = listeners
         self._graph = graph
         self._open: list[BackwardCall] = []
-        self.raised: BaseException | None = None  # by a user's hook
-        self._calls = cache(calls_of)  # of each segment, when it is first needed
+        self.raised: BaseException | None = None  # the exception that a user's hook raised
+        self._calls = cache(calls_of)  # the calls of each segment, read on first use
         self._segments = [
             span for span in spans if isinstance(span, Segment) and span.call_tensors is not None
         ]
@@ -53,8 +53,8 @@ class CallEvents:
         """Reports the calls that end and begin when the engine goes on to a node of another call.
 
         Args:
-            segment: the segment of the call; None for nodes outside of any module or of another backward, and at the
-                end of the run.
+            segment: the segment of the call; None for nodes outside of modules or of another backward, and at the run's
+                end.
             number: the number of the node; -1 if there is none.
             arriving: the gradients that arrive at the node.
         """

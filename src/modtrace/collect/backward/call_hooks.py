@@ -15,7 +15,7 @@ from .call_events import BackwardListener, CallEvents
 from .graph_walk import begins_at_leaf, root_nodes
 from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_calls, find_changes, read_graph
 
-#: Returns the logs of the threads that made some nodes of a backward's graph.
+#: A function that returns the log of the thread that made each of some nodes; None where it is not known.
 MakersOf = Callable[[Backward, Sequence[Any]], Sequence[ThreadLog | None]]
 
 
@@ -53,8 +53,8 @@ class CallHooks:
         """Registers a hook on the first node, which places hooks on the nodes where the running call changes.
 
         Args:
-            times: records when the backward of each call begins and ends.
-            additions: distinguishes the engine's sums of gradients from the work of nodes.
+            times: whether to record when the backward of each call begins and ends.
+            additions: whether to distinguish the engine's sums of gradients from the work of nodes.
         """
         outputs = list(outputs)
         roots = root_nodes(outputs)
@@ -71,7 +71,7 @@ class CallHooks:
                 with self._subscribers.guard(None):
                     begins_here = self._place_hooks(roots, outputs, makers_of, listeners)
                 if begins_here:
-                    self._move_on(grad_outputs)  # the node's hooks are running: one placed now would not
+                    self._move_on(grad_outputs)  # its hooks run already, so a new one would not
 
         self._handles = [node.register_prehook(place_hooks) for node in roots]
         self._backward.learns_task = not begins_at_leaf(outputs)
@@ -113,7 +113,7 @@ class CallHooks:
                     self._handles.append(node.register_hook(collect))
                 queue_callback(self._finish)
             self._changes = find_changes(graph, calls, extra)
-            move_on = self._move_on  # one for all nodes: they run in the order of the changes
+            move_on = self._move_on  # one hook for all nodes, as they run in the order of the changes
             self._handles += [
                 node.register_prehook(move_on) for node in self._changes.nodes if node is not first
             ]
@@ -121,7 +121,7 @@ class CallHooks:
             for node, call in find_adding_nodes(graph, outputs, calls):
                 mark = functools.partial(self._mark, node._sequence_nr(), call)
                 self._handles.append(node.register_hook(mark))
-        return any(node is first for node in self._changes.nodes)  # most often the very first
+        return any(node is first for node in self._changes.nodes)  # most often it is the very first
 
     def _mark(self, number: int, call: CallRef | None, grad_inputs: Any, grad_outputs: Any) -> None:
         if not is_dynamo_compiling():
@@ -134,7 +134,7 @@ class CallHooks:
         at = self._next_change
         number = current_node()._sequence_nr()
         numbers = self._changes.numbers
-        if at >= len(numbers) or numbers[at] != number:  # two devices, two queues
+        if at >= len(numbers) or numbers[at] != number:  # two devices run two queues
             at = numbers.index(number)
         self._next_change = at + 1
         segment, index = self._changes.segments[at], self._changes.calls[at]

@@ -21,8 +21,8 @@ from .graph_walk import node_of
 #: Where a gradient arrives in an autograd graph: the numbers of a node and of its output; the `id` for a leaf.
 Key = tuple[int, int]
 
-#: The tensors that need a gradient, in order; for each its slot, and its key's two numbers. Flat, so that
-#: Python's garbage collector visits one object per call, and only once.
+#: Tensors that need a gradient: for each its slot and the two numbers of its key. The tuple is flat, so that the
+#: garbage collector visits one object for each call, and only once.
 Flat = tuple[Any, ...]
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -30,17 +30,17 @@ _PLAIN = (type(None), bool, int, float, str)
 
 @dataclass(eq=False, slots=True)
 class CallTensors:
-    """The tensors of the calls of one segment. Each call's key is the number of the event that it begins with."""
+    """The tensors of the calls of one segment. The key of a call is the number of the event with which it begins."""
 
     inputs: dict[int, Flat] = field(default_factory=dict)
     outputs: dict[int, Flat] = field(default_factory=dict)
-    #: Outputs that the call did not make, because they existed before it.
+    #: By call, the outputs that existed before it.
     passed: dict[int, Flat] = field(default_factory=dict)
-    hooked: set[int] = field(default_factory=set)  # calls with a user's hook on an input
-    #: Leaves that an outermost call has passed on, by `id`.
+    hooked: set[int] = field(default_factory=set)  # calls with a user's hook on one of their inputs
+    #: By `id`, references to the leaves that an outermost call returned.
     leaves: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
-    open_contexts: list[Any] = field(default_factory=list)  # of the calls that run
-    open_events: list[int] = field(default_factory=list)  # which they began with
+    open_contexts: list[Any] = field(default_factory=list)  # the contexts of the running calls
+    open_events: list[int] = field(default_factory=list)  # the events with which the running calls began
 
 
 def slots_of(flat: Flat) -> tuple[str, ...]:
@@ -61,13 +61,13 @@ class CallTensorRecorder(Listener):
 
     def __init__(self, subscribers: Subscribers) -> None:
         self._subscribers = subscribers
-        self._wanted: list[bool] = []  # for each user: whether the outputs of every call are noted
+        self._wanted: list[bool] = []  # for each user, whether it needs the outputs of all calls
 
     def want(self, with_outputs: bool) -> None:
         """Starts recording for one more user.
 
         Args:
-            with_outputs: records the outputs of every call.
+            with_outputs: whether to record the outputs of every call.
         """
         self._wanted.append(with_outputs)
         if len(self._wanted) == 1:
@@ -115,8 +115,8 @@ class CallTensorRecorder(Listener):
             if any_hooked(args):
                 call_tensors.hooked.add(event)
             if kwargs:
-                # No global hook sees them at the begin. A tensor that was written to in place since then has lost the
-                # node that it came from.
+                # No global hook receives keyword arguments when the call begins. A tensor that was written to in place
+                # since has lost its node.
                 given = _made_before(first, _find(kwargs))
                 if given:
                     call_tensors.inputs[event] = call_tensors.inputs.get(event, ()) + given
@@ -142,9 +142,9 @@ class CallTensorRecorder(Listener):
 
 
 def _begin_of(call_tensors: CallTensors, context: Any) -> int:
-    """Returns the event that the innermost call in a context began with; -1 if it began without gradients.
+    """Returns the event with which the innermost call in a context began; -1 if gradients were off then.
 
-    Calls above it on the stack have ended without their hooks, and are dropped.
+    Calls above it on the stack have ended without running their hooks, so they are dropped.
     """
     contexts, events = call_tensors.open_contexts, call_tensors.open_events
     if contexts and contexts[-1] is context:
@@ -158,7 +158,7 @@ def _begin_of(call_tensors: CallTensors, context: Any) -> int:
 
 
 def _made_before(first: int, flat: Flat) -> Flat:
-    """Returns the tensors whose nodes have smaller numbers, and the leaves."""
+    """Returns the tensors whose nodes have numbers below `first`, and the leaves."""
     kept: Flat = ()
     for at, (number, _) in enumerate(keys_of(flat)):
         if number < first or number == ACCUMULATE_SEQUENCE_NR:
@@ -172,7 +172,7 @@ def _find(value: Any) -> Flat:
 
 
 def _one(slot: str, tensor: torch.Tensor) -> Flat:
-    """Returns the entry of one plain tensor. This is the fast way, since most modules take and return one tensor."""
+    """Returns the entry of one plain tensor, which is most often all that a module takes or returns."""
     if has_function_modes():
         with DisableTorchFunction():
             return _key(slot, tensor) if tensor.requires_grad else ()
@@ -182,7 +182,7 @@ def _one(slot: str, tensor: torch.Tensor) -> Flat:
 def _key(slot: str, tensor: torch.Tensor) -> Flat:
     node = node_of(tensor)
     if node is None and is_functorch_tensor(tensor):
-        return ()  # its graph is the transform's
+        return ()  # the graph belongs to the transform
     if node is None:
         return slot, ACCUMULATE_SEQUENCE_NR, id(tensor)
     return slot, node._sequence_nr(), tensor.output_nr

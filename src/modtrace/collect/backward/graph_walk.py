@@ -1,4 +1,4 @@
-"""Walks the graph that a backward runs, at 1.2 us a node, and finds the bases of views that were written to."""
+"""Walks the graph that a backward will run (1.2 us a node), and finds the bases of views that were written to."""
 
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
@@ -12,17 +12,17 @@ from ...torch_internals.tensors import base_of, grad_fn_of
 from ...torch_internals.transforms import is_functorch_tensor
 from ..log.segments import CallRef
 
-#: The nodes to which a node passes gradients, None for none, each with the number of its output.
+#: The next edges of a node: for each, the node (or None) and the number of its output.
 Edges = tuple[tuple[Any, int], ...]
 
-_WRITE_THROUGH_VIEW = "CopySlices"  # the node of the whole base
+_WRITE_THROUGH_VIEW = "CopySlices"  # the name of the node that a write through a view gives to the whole base
 
 
 def node_of(tensor: torch.Tensor) -> Any:
-    """Returns the node that a tensor comes from; None if there is none, or none that can be asked for."""
+    """Returns the node that made a tensor; None if there is none, or if torch cannot say."""
     try:
         node = None if is_functorch_tensor(tensor) else grad_fn_of(tensor)
-    except RuntimeError:  # a view whose base was written to: torch allows it until its gradient is asked for
+    except RuntimeError:  # torch raises for a view whose base was written to
         return None
     if node is not None and is_cut_below(node._sequence_nr()):  # 3 us
         cut_below(node, node.next_functions)
@@ -30,7 +30,7 @@ def node_of(tensor: torch.Tensor) -> Any:
 
 
 def root_nodes(outputs: Any, *, with_leaves: bool = False) -> list[Any]:
-    """Returns the nodes where a backward begins: of tensors, or of the edges that torch takes as well.
+    """Returns the nodes at which a backward begins, given tensors or edges of the graph.
 
     An edge may lead to the node that accumulates the gradient of a leaf; `with_leaves` returns these too.
     """
@@ -45,18 +45,18 @@ def root_nodes(outputs: Any, *, with_leaves: bool = False) -> list[Any]:
 
 
 def begins_at_leaf(outputs: Any) -> bool:
-    """Returns whether a backward may begin at the gradient of a leaf, or of a tensor that cannot be asked for a node.
+    """Returns whether a backward may begin at the gradient of a leaf, or of a tensor whose node torch cannot say.
 
-    No hook of `root_nodes` runs before that one.
+    Hooks on `root_nodes` do not run before the gradient of that leaf.
     """
     given = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
     return any(not root_nodes((output,)) for output in given)
 
 
 def walk_graph(roots: Iterable[Any], known: Container[Any] = ()) -> Iterator[tuple[Any, int, Edges]]:
-    """Yields some nodes and all that lead to them, each once, with its sequence number and its next edges.
+    """Yields the given nodes and all nodes below them, each once, with its sequence number and its next edges.
 
-    Nodes in `known` are left out, with what only they lead to.
+    Nodes in `known` are left out, and so are nodes that only these lead to.
     """
     pending = [(root, root._sequence_nr()) for root in dict.fromkeys(roots) if root not in known]
     seen = {root for root, _ in pending}
@@ -90,9 +90,9 @@ def edges_to_written_bases(node: Any) -> Iterator[tuple[Any, int]]:
 def base_made_in(call: CallRef, tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns the base of a view that the call returns, if the gradient of the view is that of the whole base.
 
-    A ReLU that works in place may come next. Then the view's own node is in no graph any more, and the gradient goes to
-    the node of the base. Linear returns a view for inputs of three and more dimensions (torch 2.13). Returns None
-    unless the call has made the base and the base is no larger than the view.
+    An in-place ReLU may come next. Then the view's own node leaves the graph, and the gradient goes to the node of the
+    base. Linear returns a view for inputs of three and more dimensions (torch 2.13). The result is None unless the call
+    made the base and the base is no larger than the view.
     """
     base = base_of(tensor)
     if base is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
@@ -110,5 +110,5 @@ def will_run(node: Any) -> bool:
         return True
     try:
         return will_engine_execute(node)
-    except RuntimeError:  # of a leaf that `autograd.grad` was asked for (2.13): its hooks run
+    except RuntimeError:  # a leaf that `autograd.grad` was given: its hooks run
         return True

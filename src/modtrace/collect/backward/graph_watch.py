@@ -18,12 +18,12 @@ from .graph_walk import node_of, walk_graph
 
 _METADATA_KEY = "modtrace"
 
-#: An output with more tensors than this is watched at the first ones only.
+#: The number of an output's tensors that are watched, from the first on.
 _MAX_TENSORS = 64
 
 
 class GraphWatch:
-    """A hook before an autograd node. The node's metadata holds the watch too, so that it dies with the node."""
+    """A hook before an autograd node. The node's metadata holds this object too, so that it dies with the node."""
 
     __slots__ = ("__weakref__", "_handle", "_reached", "segment")
 
@@ -38,7 +38,7 @@ class GraphWatch:
         self._handle = node.register_prehook(self)
 
     def remove(self) -> None:
-        """Removes the hook. The graph then holds only this object, which is empty."""
+        """Removes the hook. The graph still holds this object, which is empty then."""
         self.segment = None
         self._reached = None
         if self._handle is not None:
@@ -55,7 +55,7 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
     """Watches the nodes made in a closed segment that lead to the tensors of its output."""
     assert segment.last_seq is not None
     nodes: dict[int, Any] = {}
-    with DisableTorchFunction():  # reading grad_fn is an event for a user's function mode
+    with DisableTorchFunction():  # otherwise a user's function mode would see that grad_fn is read
         for tensor in tensors_in(output):
             node = node_of(tensor)
             if node is not None and segment.first_seq <= node._sequence_nr() < segment.last_seq:
@@ -67,11 +67,11 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
 
 
 class GraphOwners:
-    """The threads whose calls returned what the nodes of a graph lead to. Each node is visited once."""
+    """Finds the threads whose calls returned the outputs that lead to a graph's nodes. Each node is visited once."""
 
     def __init__(self) -> None:
         self._owners: dict[Any, frozenset[ThreadLog]] = {}
-        self.lowest, self.highest = math.inf, -math.inf  # numbers of visited nodes
+        self.lowest, self.highest = math.inf, -math.inf  # the range of the visited nodes' numbers
 
     def below(self, node: Any) -> frozenset[ThreadLog]:
         """Returns the threads of the first watched nodes at or below a node of the graph."""

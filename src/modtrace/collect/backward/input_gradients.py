@@ -1,4 +1,4 @@
-"""Collects the gradients of the inputs of calls while the engine runs, and finds calls that pass gradients on."""
+"""Collects the gradients of calls' inputs while the engine runs, and finds calls that pass gradients on."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from .backward_call import BackwardCall
 from .call_tensors import Key, keys_of
 from .plan import EngineGraph
 
-#: For a gradient that a node sends: its edge, the call that it is for, and its position among the tensors there.
+#: A gradient to collect: the index of the node's edge, the call, and the position among the call's tensors.
 _Sink = tuple[int, BackwardCall, int]
 
 
@@ -29,7 +29,7 @@ def collectors(
     wanted = _wanted(calls)
     if not wanted:
         return
-    fed: dict[Key, int] = {}  # how many edges lead there
+    fed: dict[Key, int] = {}  # the number of edges that lead to each key
     sinks: dict[Any, list[_Sink]] = {}
     for node, number, edge, key in edges_of(graph, with_leaves=any(_is_leaf(key) for key in wanted)):
         receivers = wanted.get(key)
@@ -40,7 +40,7 @@ def collectors(
             is_input = position < call.input_count
             if (is_input and call.first <= number < call.last) or (not is_input and number >= call.last):
                 sinks.setdefault(node, []).append((edge, call, position))
-    if not graph.pruned:  # else the next node may be one whose gradient is asked for, and not run
+    if not graph.pruned:  # in a pruned graph, the next node may not run
         _take_what_arrives(graph, wanted, fed)
     for node, found in sinks.items():
         needed = [sink for sink in found if sink[1].taken_at < 0]
@@ -53,7 +53,7 @@ def input_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[tor
 
     Args:
         number: the number of the node that runs next.
-        arriving: the gradients that arrive there.
+        arriving: the gradients that arrive at that node.
     """
     keys = keys_of(call.inputs)
     if call.taken_at >= 0 and call.taken_at == number:
@@ -62,7 +62,7 @@ def input_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[tor
     own = call.gradients or [None] * len(keys)
     if not call.passed:
         return tuple(own)
-    # The gradient of a tensor that it has passed on also arrives, as a gradient of the same tensor.
+    # The gradient of a passed-on tensor also arrives, and belongs to the same input tensor.
     behind = dict(zip(keys_of(call.passed), passthrough_gradients(call, number, arriving), strict=True))
     return tuple(_sum(own[at], behind.pop(key, None)) for at, key in enumerate(keys))
 
@@ -73,7 +73,7 @@ def passthrough_gradients(call: BackwardCall, number: int, arriving: Any) -> tup
     found = [None] * len(keys) if call.gradients is None else call.gradients[call.input_count :]
     for at, key in enumerate(keys):
         if found[at] is None and call.is_passthrough and key[0] == number:
-            found[at] = arriving[key[1]]  # it is what backward began with, or a user wrapped the node
+            found[at] = arriving[key[1]]  # backward began with this gradient, or a user wrapped the node
     return tuple(found)
 
 
@@ -88,7 +88,7 @@ def _wanted(calls: Iterable[BackwardCall]) -> dict[Key, list[tuple[BackwardCall,
 
 
 def _first_positions(keys: list[Key]) -> dict[Key, int]:
-    """Returns the first position of each key. A tensor that occurs twice has its gradient at the first."""
+    """Returns the first position of each key, because a tensor that occurs twice has its gradient there."""
     if len(keys) == 1:
         return {keys[0]: 0}
     return {key: at for at, key in reversed([*enumerate(keys)])}
@@ -134,7 +134,7 @@ def _collector(sinks: list[_Sink]) -> Callable[[Any, Any], None]:
                 continue
             keys = keys_of(call.inputs + call.passed)
             if _is_leaf(keys[position]) and type(gradient) is torch.Tensor and not torch.is_grad_enabled():
-                with unseen():  # a leaf takes it over only if there is no other reference to it
+                with unseen():  # a leaf takes it over only if no one else has it
                     gradient = gradient.detach()
             if call.gradients is None:
                 call.gradients = [None] * len(keys)
@@ -183,7 +183,7 @@ class _Arrived:
 
     def __init__(self, graph: EngineGraph) -> None:
         self._roots = graph.roots
-        self._fed: dict[Key, int] = {}  # the largest number of a node that feeds it
+        self._fed: dict[Key, int] = {}  # by key, the largest number of a node that leads there
         self._claimed: dict[int, int] = {}
         for _, number, _, key in edges_of(graph, with_leaves=True):
             self._fed.setdefault(key, number)
@@ -192,13 +192,14 @@ class _Arrived:
         """Returns whether a gradient arrives at a tensor that a call passed on, from nodes made after the call.
 
         Args:
-            runs: a node of the enclosing outermost call runs too.
+            runs: whether any node of the surrounding outermost call runs.
         """
         if self._fed.get(key, -1) < call.last:
             return key[0] in self._roots
         if key[0] != ACCUMULATE_SEQUENCE_NR or runs:
             return True
-        # A leaf given to a model of which no node runs: it went through the newest such call before its use.
-        leaf = call.segment.call_tensors.leaves.get(key[1])  # dead: a newer object has this `id`
+        # None of the model's nodes runs, so the leaf's gradient passed the newest call that took the leaf before its
+        # use.
+        leaf = call.segment.call_tensors.leaves.get(key[1])  # a newer object may have its `id`
         lives = leaf is not None and leaf() is not None
         return lives and self._claimed.setdefault(key[1], call.last) == call.last

@@ -1,4 +1,4 @@
-"""Finds the thread that has made an autograd node, and marks the nodes that are made on threads of the engine's own."""
+"""Finds the thread that made an autograd node, and marks nodes that are made on the engine's own threads."""
 
 from typing import Any
 
@@ -20,16 +20,16 @@ from .graph_watch import GraphOwners
 
 
 class NodeThreads:
-    """The threads that have made the nodes of the graphs that run.
+    """Finds the threads that made the nodes of running graphs.
 
-    On the CPU the engine runs nodes on the thread that has begun the backward, which most often has built the graph. On
-    a device it runs them on a thread of its own, whose numbers mean other nodes: those of a reentrant checkpoint's
-    recompute, and of backwards with `create_graph`.
+    On the CPU the engine runs nodes on the thread that began the backward, which most often also built the graph. For a
+    device it uses a thread of its own, on which the same numbers belong to other nodes: those of a reentrant
+    checkpoint's recompute, and of backwards with `create_graph`.
     """
 
     def __init__(self, logs: ThreadLogs) -> None:
         self._logs = logs
-        self._unseen: tuple[int, GraphOwners] | None = None  # of a graph task that no `Backward` describes
+        self._unseen: tuple[int, GraphOwners] | None = None  # graph task and owners
 
     def sole(self, log: ThreadLog, backward: Backward | None) -> ThreadLog | None:
         """Returns the log of the thread that has made all nodes of a graph; None if several may have made some.
@@ -39,7 +39,7 @@ class NodeThreads:
         """
         home = log if backward is None else backward.home
         if backward is not None and backward.log is not home:
-            return None  # a node on a thread of the engine's own has begun it
+            return None  # a node on an engine thread began it
         is_another = any(other.has_built() for other in self._logs.all if other is not home)
         return None if is_another else home
 
@@ -61,7 +61,7 @@ class NodeThreads:
         began_on = backward.log
         own = began_on.span_of(number)
         if isinstance(own, Segment) and backward.outer is not None and own.task == backward.outer.task:
-            return began_on  # what that thread recomputed itself, in the backward around this one
+            return began_on  # that thread recomputed it within the surrounding backward
         known = self._builders(began_on, task, backward, node)
         makers = known or {backward.home, *(other for other in self._logs.all if other.has_built_forward())}
         if number >= backward.home_seq:
@@ -71,12 +71,12 @@ class NodeThreads:
             visited: GraphOwners = backward.owners
             is_inside = backward.remade_from <= visited.lowest and visited.highest < backward.first_seq
             if not known and is_inside and is_custom_function(backward.inside):
-                return began_on  # it runs a backward through nothing but what it has just run again
+                return began_on  # it runs only what it has just recomputed
             makers.add(began_on)
         return _only(makers)
 
     def _builders(self, log: ThreadLog, task: int, backward: Backward | None, node: Any) -> set[ThreadLog]:
-        """Returns the threads of the calls whose outputs stand in the graph at or below a node."""
+        """Returns the threads of the calls whose outputs are at or below a node in the graph."""
         known = set(self._owners_of(task, backward).below(node))
         if backward is not None:
             known |= backward.reached_logs
@@ -93,13 +93,13 @@ class NodeThreads:
             owners: GraphOwners = backward.owners
             return owners
         unseen = self._unseen
-        if unseen is None or unseen[0] != task:  # a backward that C++ code started
+        if unseen is None or unseen[0] != task:  # C++ code started this backward
             unseen = self._unseen = task, GraphOwners()
-            queue_callback(self.forget_unseen)  # not called if the backward raises: then the next one forgets
+            queue_callback(self.forget_unseen)  # not called if the backward raises; then the next one forgets
         return unseen[1]
 
     def forget_unseen(self) -> None:
-        """Forgets the owners of graphs that no `Backward` describes."""
+        """Forgets the owners of graphs that have no `Backward`."""
         self._unseen = None
 
 
@@ -117,9 +117,10 @@ def mark_of(node: Any) -> NodeMark | None:
 
 
 def mark_made_by(backward: Backward, outputs: Any, gradients: Any) -> None:
-    """Marks what a backward has made on threads of the engine's own, as far as its gradients lead to it.
+    """Marks nodes that a backward made on the engine's own threads, as far as they can be reached from its gradients.
 
-    It costs 1.5 us for a node of both graphs. Where several threads may have given a node its number, none is named.
+    It costs 1.5 us for each node of both graphs. A node is not marked if several threads may have made one of its
+    number.
     """
     logs = [log for log in backward.spans if log is not backward.log]
     unclear, made_at_home = NodeMark(None), range(backward.first_seq, sequence_nr())
@@ -144,7 +145,7 @@ def _read(outputs: Any) -> tuple[set[Any], list[torch.Tensor]]:
 
 
 def _nodes_of(values: Any) -> list[Any]:
-    """Returns the nodes of tensors, or of the edges that torch takes as well."""
+    """Returns the nodes of tensors, or of edges of the graph."""
     given = (values,) if isinstance(values, torch.Tensor) else values
     with DisableTorchFunction():
         found = [

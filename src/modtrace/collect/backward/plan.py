@@ -20,13 +20,13 @@ EdgesOfNodes = dict[Any, Edges]
 
 
 class EngineGraph(NamedTuple):
-    """The nodes below the given roots, without those that only accumulate into a parameter."""
+    """The nodes below some roots, except those that only accumulate the gradient of a leaf."""
 
     nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
-    numbers: Ints  # of these nodes
+    numbers: Ints  # the sequence numbers of the nodes
     edges: EdgesOfNodes
-    pruned: bool  # the engine runs only what some inputs need
-    roots: frozenset[int]  # the numbers of those where it begins
+    pruned: bool  # whether the engine runs only nodes that certain inputs need
+    roots: frozenset[int]  # the sequence numbers of the nodes at which the engine begins
 
     def has_any(self, first: int, end: int | None) -> bool:
         """Returns whether any node's number lies in a range; `end` is None if the range has no end yet."""
@@ -46,7 +46,7 @@ class CallChanges(NamedTuple):
     nodes: list[Any]
     numbers: list[int]
     segments: list[Segment | None]
-    calls: list[int]  # by number in their segments; -1: outside
+    calls: list[int]  # indices of the calls in their segments; -1 outside of calls
     is_own: list[bool]  # see `NodeCalls`
 
 
@@ -74,9 +74,9 @@ class NodeCalls(NamedTuple):
     """The calls that the nodes of a graph belong to, in the order of the nodes."""
 
     segments: list[Segment | None]
-    of_segment: Ints  # index of the node's segment
-    call: Ints  # index of the call in its segment; -1: none
-    is_own: npt.NDArray[np.bool_]  # it was made in the forward of its call, and not by a backward through it
+    of_segment: Ints  # the index of each node's segment
+    call: Ints  # the index of each node's call in its segment; -1 for none
+    is_own: npt.NDArray[np.bool_]  # made in the call's forward, not by a later backward
 
 
 def find_calls(graph: EngineGraph, makers: Sequence[ThreadLog | None]) -> NodeCalls:
@@ -132,7 +132,7 @@ def _made_in_segment(
     elsewhere = np.array([segment is not None and segment.log is not maker for segment in segments])[
         of_segment
     ]
-    for at in np.flatnonzero(elsewhere).tolist():  # the number counts on another thread
+    for at in np.flatnonzero(elsewhere).tolist():  # these numbers were given on another thread
         own[at] = maker.has_made_for_forward(int(numbers[at]))
     return own
 
@@ -142,8 +142,8 @@ def find_adding_nodes(
 ) -> Iterator[tuple[Any, CallRef | None]]:
     """Yields the nodes after which the engine adds their gradients to others of the same tensor.
 
-    Each comes with the innermost call that contains the sources of all those gradients; None if there is none, or if it
-    is not known.
+    Each node comes with the innermost call around all sources of those gradients; None if there is none or it is
+    not known.
     """
     fed: dict[Any, CallRef | None] = dict.fromkeys(_fed_at_start(outputs, graph.edges))
     for node, call in zip(graph.nodes, _call_refs(calls), strict=True):
@@ -203,7 +203,7 @@ def calls_of_nodes(owner: ThreadLog, numbers: Ints) -> tuple[list[Segment | None
             of_segment[after:end] = np.where(found < 0, 0, len(segments))
             segments.append(span)
             end = after
-        for at in range(begin, end):  # in no span, in one that still runs, or in one around it
+        for at in range(begin, end):  # the node is in no span, in a running one, or in an outer one
             call = owner.call_of(int(numbers[at]))
             if call is not None:
                 segments.append(call.segment)
@@ -212,7 +212,7 @@ def calls_of_nodes(owner: ThreadLog, numbers: Ints) -> tuple[list[Segment | None
 
 
 def _fed_at_start(outputs: list[Any], edges: EdgesOfNodes) -> set[Any]:
-    """Returns the edges that receive a gradient before any node has run, which are those of the outputs themselves."""
+    """Returns the edges that receive a gradient before any node runs: those of the outputs themselves."""
     fed: set[Any] = set()
     leaves = set()
     with DisableTorchFunction():
@@ -223,7 +223,7 @@ def _fed_at_start(outputs: list[Any], edges: EdgesOfNodes) -> set[Any]:
                 fed.add((node, output_nr_of(output)))
             else:
                 leaves.add(id(output))
-    if leaves:  # a leaf among the outputs: what accumulates its gradient may be fed by the graph too
+    if leaves:  # the graph may also lead to the accumulation of a leaf that is an output
         for edge in (edge for below in edges.values() for edge in below if edge[0] is not None):
             if edge[0]._sequence_nr() == ACCUMULATE_SEQUENCE_NR and id(edge[0].variable) in leaves:
                 fed.add(edge)

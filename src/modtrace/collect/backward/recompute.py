@@ -22,7 +22,7 @@ def classify(segment: Segment, log: ThreadLog, backwards: BackwardWatcher, frame
     number = node._sequence_nr()
     checkpoint = checkpoint_being_recomputed(frame)
     if checkpoint is None and not is_custom_function(node):
-        segment.phase = BACKWARD  # a user's hook calls it
+        segment.phase = BACKWARD  # a user's hook calls the module
     owner = backwards.owner(log, segment.task, node) if number != ACCUMULATE_SEQUENCE_NR else None
     region = segment.region = _find_region(Region(segment.task, node, checkpoint, owner), log)
     if owner is not None:
@@ -44,7 +44,7 @@ def _find_region(region: Region, log: ThreadLog) -> Region:
         return last
     while last is not None and (last.task != region.task or last.number <= region.number):
         last = next(before, None)
-    # The engine runs nodes in descending order, so the last one that is higher is the lowest of them.
+    # The engine runs nodes in descending order, so the last node with a higher number is the nearest.
     region.next_number = math.inf if last is None else last.number
     return region
 
@@ -63,7 +63,7 @@ def find_around(segment: Segment, log: ThreadLog, frame: FrameType | None) -> No
         segment.around = call if segment.repeats is None else _around_call(segment.repeats)
         return
     caller = caller_of_module(frame)
-    repeated = running_module(caller)  # whose `forward`, or a function in it, the checkpoint runs again
+    repeated = running_module(caller)  # the checkpoint is of this module, or inside it
     while call is not None:
         if repeated is None and call.named is named:
             segment.around, segment.repeats = _around_call(call), call
@@ -91,7 +91,7 @@ def _rank_in_region(segment: Segment, log: ThreadLog) -> int:
 
 
 def original_of(call: CallRef) -> CallRef | None:
-    """Returns the forward call that a recomputed call repeats; None as long as that is not certain."""
+    """Returns the forward call that a recomputed call repeats; None until that is certain."""
     segment, original = call.segment, call.segment.repeats
     for index in _way_to(call):
         if original is None:
@@ -108,7 +108,7 @@ def original_of(call: CallRef) -> CallRef | None:
 
 
 def _way_to(call: CallRef) -> list[int]:
-    """Returns the indices of the calls from below the outermost one of the segment down to the call itself."""
+    """Returns the indices of the calls around a call, below the segment's outermost call, and of the call itself."""
     way: list[int] = []
     index = call.index
     while index > 0:
@@ -122,7 +122,7 @@ def _children(call: CallRef) -> list[CallRef]:
 
 
 def _is_of(call: CallRef, index: int, segment: Segment | None = None) -> bool:
-    """Returns whether a call has the same module as the call `index` of `segment`, by default its own segment."""
+    """Returns whether a call has the module of the call `index` in `segment`, or in its own segment by default."""
     return call.named is (segment or call.segment).context_of(index).named
 
 

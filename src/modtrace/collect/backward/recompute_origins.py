@@ -1,4 +1,4 @@
-"""Finds the forward calls that recomputed calls have repeated, once their whole region has run."""
+"""Finds the forward calls that recomputed calls repeated, once their whole region has run."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -10,7 +10,7 @@ from ...recording.phase import FORWARD, RECOMPUTE
 from ..log.segments import CallRef, Segment
 from .region import Region, find_all_repeated
 
-#: For each call of a segment, in order: the forward call it repeats, None if that cannot be known.
+#: For each call of a segment, in order, the forward call that it repeats; None if it is not known.
 Origins = list[CallRef | None]
 
 
@@ -43,7 +43,7 @@ def _by_region(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
 
 
 def _tops(group: list[Segment]) -> Origins:
-    """Returns the originals of the outermost calls of one recomputation."""
+    """Returns the forward calls that the outermost calls of one recomputation repeat."""
     region = group[0].region
     wanted = [segment.named.module_id for segment in group]
     if region is None:
@@ -69,7 +69,7 @@ def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]
     if caller is None:
         for span in region.owner.spans:
             is_after = span.first_seq > region.number and span.last_seq is not None
-            # What is recomputed now is not one of them.
+            # The calls that are being recomputed now are left out.
             if isinstance(span, Segment) and is_after and span.region is not region:
                 yield CallRef(span, 0)
         return
@@ -91,7 +91,7 @@ def _around(first: Segment, wanted: list[int]) -> Iterator[Origins | None]:
     if inner is None or inner.segment.last_seq is None:
         return
     caller: CallRef | None = inner
-    inside: int | None = None  # the child of `caller` in which the node was made
+    inside: int | None = None  # the child of `caller` whose forward made the node
     while caller is not None:
         segment = caller.segment
         structure = segment.structure()
@@ -111,7 +111,7 @@ def _around(first: Segment, wanted: list[int]) -> Iterator[Origins | None]:
 def _align(calls: list[CallRef], wanted: list[int], at: int) -> Origins | None:
     """Returns consecutive calls whose modules are `wanted`, or None if there are none among `calls`.
 
-    They include the call at position `at`, if possible as the last one.
+    The result includes the call at position `at`, if possible as the last one.
     """
     modules = [call.named.module_id for call in calls]
     for last in range(at, min(at + len(wanted), len(calls))):
@@ -133,7 +133,7 @@ def _align_segments(segment: Segment, wanted: list[int]) -> Origins | None:
 
 
 def _inside(segment: Segment, top: CallRef | None) -> Origins:
-    """Returns the originals of all calls of a segment.
+    """Returns the forward calls that all calls of a segment repeat, below the repeated call `top`.
 
     The k-th call of a module below a parent repeats the k-th call of that module below the parent's original.
     """
@@ -149,7 +149,7 @@ def _inside(segment: Segment, top: CallRef | None) -> Origins:
 
 
 def _places(segment: Segment) -> Iterator[tuple[int, int, int]]:
-    """Yields of each call its parent, its module, and its rank among the module's calls there."""
+    """Yields for each call its parent, its module, and its rank among the calls of that module below the parent."""
     contexts: Any = segment.log.all_contexts
     entered = segment.contexts[segment.structure().enter_event].tolist()
     ranks: dict[tuple[int, int], int] = {}

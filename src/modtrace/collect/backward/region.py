@@ -1,4 +1,4 @@
-"""Describes a region that a backward runs again, and finds the calls in the forward of a custom Function."""
+"""Describes a region that a backward runs again, and finds the calls that a custom Function made in its forward."""
 
 import math
 from collections.abc import Container, Iterator, Sequence
@@ -21,16 +21,16 @@ class Region:
 
     def __init__(self, task: int, node: Any, checkpoint: Any, owner: ThreadLog | None) -> None:
         self.task = task
-        self.number = node._sequence_nr()  # of the node whose backward asks for it
+        self.number = node._sequence_nr()  # the node's backward runs the region again
         self.key = id(checkpoint)
-        #: The node is itself the region: a reentrant checkpoint, or another custom Function.
+        #: Whether the node is itself the region: a reentrant checkpoint, or another custom Function.
         self.custom = checkpoint is None and is_custom_function(node)
         self.is_function = self.custom and not is_reentrant_checkpoint(node)
-        self.next_number: float = math.inf  # of the next such node that runs modules in its backward
+        self.next_number: float = math.inf  # the number of the next such node whose backward runs modules
         self.owner = owner
 
     def same_as(self, other: "Region") -> bool:
-        """Returns whether both are the same recomputation."""
+        """Returns whether two regions are the same recomputation."""
         return (self.task, self.number, self.key) == (other.task, other.number, other.key)
 
 
@@ -86,7 +86,7 @@ def _calls_inside(region: Region, caller: CallRef) -> Iterator[CallRef]:
 
 
 def _outermost_calls(region: Region) -> Iterator[CallRef]:
-    """Yields the calls that ran in no other call, except those that this or an earlier backward ran again."""
+    """Yields the outermost calls, except those that this or an earlier backward ran again."""
     for span in region.owner.spans if region.owner is not None else ():
         if isinstance(span, Segment) and span.task != region.task:
             for index in np.flatnonzero(_entered_in(region, span)).tolist():

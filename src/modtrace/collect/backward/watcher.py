@@ -1,4 +1,4 @@
-"""Wraps the Python entry of the autograd engine, and knows which backwards are running."""
+"""Wraps the Python entry of the autograd engine, and tracks which backwards are running."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ from .graph_walk import root_nodes
 from .graph_watch import GraphWatch
 from .node_threads import NodeThreads, mark_made_by, mark_of
 
-#: Closes the segments of a log above one that were left without their hooks.
+#: A function that closes the segments of a log above a given one, which were left without running their hooks.
 CloseDownTo = Callable[[ThreadLog, Segment | None], None]
 
 
 class BackwardWatcher:
-    """Wraps the entry of the autograd engine for one tracker, and knows which backwards are running."""
+    """Wraps the entry of the autograd engine for one tracker, and tracks which backwards are running."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class BackwardWatcher:
         log = backward.log
         log.backward = backward
         backward.outputs = outputs
-        log.context = self._logs.outside  # modules that run now do not run inside the open call
+        log.context = self._logs.outside  # modules that the backward runs are not inside the open call
         self._running.append(backward)
         self.threads.forget_unseen()
         with self._subscribers.guard(None):
@@ -140,7 +140,7 @@ class BackwardWatcher:
             notify_all(self._subscribers.backward_ended, backward)
 
     def _close_elsewhere(self, backward: Backward) -> None:
-        """Closes the calls that an interrupt has left on threads of the engine's own."""
+        """Closes calls that an interrupt has left open on the engine's own threads."""
         for log in self._logs.all:
             if log is not backward.log and log.segment is not None and log.task == backward.task >= 0:
                 self._close_down_to(log, log.suspended[-1][2] if log.suspended else None)
@@ -163,8 +163,8 @@ class BackwardWatcher:
         if log.backward is not None and log.backward.task < 0:
             log.backward.task = task
             return log.backward
-        # This is a thread of the engine's own, which has no log of the backward. One that has not run any node yet
-        # does not know its task.
+        # This is one of the engine's own threads, which has no log of the backward. A backward that has not run a node
+        # yet does not know its task.
         unknown = [running for running in self._running if running.task < 0]
         if len(unknown) > 1:
             node = current_node()
@@ -192,7 +192,7 @@ class BackwardWatcher:
         return self.caller(backward)
 
     def caller(self, backward: Backward) -> CallRef | None:
-        """Returns the call whose node runs a backward in its own; None if there is none, or if it is not known."""
+        """Returns the call in whose backward a node runs this backward; None if there is none or it is not known."""
         node, outer = backward.inside, backward.outer
         number = ACCUMULATE_SEQUENCE_NR if node is None else node._sequence_nr()
         if outer is None or number == ACCUMULATE_SEQUENCE_NR:
@@ -207,8 +207,8 @@ class BackwardWatcher:
     def makers(self, backward: Backward, nodes: Sequence[Any]) -> Sequence[ThreadLog | None]:
         """Returns the log of the thread that made each node of a graph that runs; None where that cannot be known.
 
-        The nodes are in the order in which they run. Those without a mark count as made where the first of them was:
-        no output of a call stands below the nodes of its inside.
+        The nodes are in the order in which they run. Unmarked nodes are attributed to the thread that made the first
+        unmarked one, because no output of a call is below the nodes made inside it.
         """
         sole = self.threads.sole(backward.log, backward)
         if sole is not None:
@@ -219,17 +219,17 @@ class BackwardWatcher:
         return [owner if mark is None else mark.log for mark in marks]
 
     def follow_on(self, log: ThreadLog, backward: Backward) -> None:
-        """Opens a span for the nodes that a backward makes (`create_graph`) on a thread of the engine's own."""
+        """Opens a span for nodes that a backward makes (`create_graph`) on one of the engine's own threads."""
         if not backward.create_graph or log is backward.log or log in backward.spans:
             return
         span = log.open_gradient_span(backward, log.known_until())
         log.mark = log.mark or NodeMark(log)
-        if backward.segment is not None:  # what it makes is work of the module whose forward asks for it
+        if backward.segment is not None:  # its nodes belong to the module whose forward called it
             span.asked_by = CallRef(backward.segment, backward.segment.open_calls.innermost)
         queue_callback(functools.partial(self._end_span, log, span, marks=backward.marks_made))
 
     def _end_span(self, log: ThreadLog, span: BackwardSpan, *, marks: bool) -> None:
-        if self._logs.current is log:  # the last node may have run elsewhere
+        if self._logs.current is log:  # another thread may have run the last node
             span.last_seq = sequence_nr()
             if not marks:
                 log.unmarked_seq = span.last_seq

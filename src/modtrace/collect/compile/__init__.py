@@ -1,1 +1,1 @@
-"""Hooks and taps that also run inside code compiled by `torch.compile`."""
+"""Hooks and taps that also work inside of code compiled by `torch.compile`."""

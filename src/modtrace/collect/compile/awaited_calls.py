@@ -5,12 +5,12 @@ from typing import Any
 
 from ..log.segments import InsideCall
 
-#: At this number of calls whose gradients may come, those whose graphs are dead are forgotten.
+#: When this many calls are kept, those whose graphs are dead are forgotten.
 _PRUNE_AT = 64
 
 
 class AwaitedCalls:
-    """Calls inside of compiled code whose gradients may come. Compiled code can carry a number for each."""
+    """Calls inside of compiled code whose gradients may still come, by numbers that compiled code can carry."""
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[InsideCall, Any]] = {}
@@ -18,7 +18,7 @@ class AwaitedCalls:
         self._prune_at = _PRUNE_AT
 
     def add(self, call: InsideCall, kept: Any = None) -> int:
-        """Returns the number of a call, and keeps what is needed with its gradients."""
+        """Keeps a call together with what its gradients will need, and returns its number."""
         if len(self._calls) >= self._prune_at:
             self._prune()
         number = next(self._numbers)
@@ -31,7 +31,7 @@ class AwaitedCalls:
 
     def _prune(self) -> None:
         """Forgets calls whose gradients cannot come any more."""
-        known = list(self._calls.items())  # another thread may add calls meanwhile
+        known = list(self._calls.items())  # a copy, as another thread may add calls
         segments = {call.segment for _, (call, _) in known}
         dead = {segment for segment in segments if segment.is_closed and not segment.has_graph()}
         for number, (call, _) in known:

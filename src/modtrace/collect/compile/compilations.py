@@ -30,47 +30,48 @@ from .compiled_ops import CompiledOpRecorder
 
 @dataclass(eq=False)
 class _Compilation:
-    """A compilation, with what its record does not have."""
+    """A compilation, with facts that Dynamo's record lacks."""
 
     record: CompileRecord
-    call: CallRef | None = None  # that it held up, until it is written
-    breaks: list[str] | None = None  # None: not known, for Dynamo did not announce it
-    forward: "_Compilation | None" = None  # of a backward: that of its forward
+    call: CallRef | None = None  # the call that waited for it; dropped when it is written
+    breaks: list[str] | None = None  # None if unknown, because Dynamo did not announce it
+    forward: "_Compilation | None" = None  # for a compilation of a backward, that of its forward
     module_id: int | None = None
-    step: int | None = None  # once it is placed; before, the next step after it, if that has ended
-    has_calls: bool = False  # the rows of the step's calls are written
+    step: int | None = None  # its step; while it is unplaced, the next step after it that has ended
+    has_calls: bool = False  # whether rows of the step's calls are written
 
 
 class CompilationRecorder(Listener):
-    """Reads Dynamo's own records, and adds to each the module whose call was running.
+    """Reads Dynamo's records of compilations, and adds to each the module whose call was running.
 
-    Dynamo calls us at the end of each compilation, on the thread that waits for it, and keeps its record only after
-    that. It keeps the last ones alone, so they are read each time. What it did not announce, such as a function that
-    was to be compiled once too often, is found by its time in the calls of its step.
+    Dynamo calls us at the end of each compilation, on the thread that waits for it, and stores its record only
+    afterwards. It stores only the last ones, so they are read each time. A compilation that Dynamo did not announce,
+    such as one beyond the limit for a function, is assigned to a call of its step by its time.
     """
 
     def __init__(self, sink: Sink, reporter: FailureReporter) -> None:
         self._sink = sink
         self._reporter = reporter
-        self._tracker: ScopeTracker | None = None  # while it records
-        self._lock = threading.RLock()  # over what follows; no other lock is taken while it is held
+        self._tracker: ScopeTracker | None = None  # set while it records
+        self._lock = threading.RLock()  # guards the following; no lock is taken inside
         self._last: Any = None  # the newest record that was read
-        self._last_break: Any = None  # the newest graph break
-        self._announced: dict[tuple[str, bool], tuple[CallRef | None, list[str]]] = {}  # not read yet
-        self._of_graph: dict[str, _Compilation] = {}  # forwards by compile id
-        self._functions: dict[str, str] = {}  # by the number of the function
-        self._ids: dict[str, int] = {}  # compilation_id of forwards by compile id
+        self._last_break: Any = None  # the newest graph break that was read
+        #: What ran at each compilation that Dynamo has announced, until its record is read.
+        self._announced: dict[tuple[str, bool], tuple[CallRef | None, list[str]]] = {}
+        self._of_graph: dict[str, _Compilation] = {}  # compilations of forwards by compile id
+        self._functions: dict[str, str] = {}  # names of functions by their numbers
+        self._ids: dict[str, int] = {}  # compilation_ids of forwards by compile id
         self._ops: CompiledOpRecorder | None = None
-        self._unplaced: list[_Compilation] = []  # their steps have not ended
-        self._placed: list[_Compilation] = []  # not written yet
+        self._unplaced: list[_Compilation] = []  # compilations whose steps have not ended
+        self._placed: list[_Compilation] = []  # compilations that are not written yet
         self._written = 0
-        self._failure: Exception | None = None  # not reported yet
+        self._failure: Exception | None = None  # an error that is not reported yet
 
     def start(self, tracker: ScopeTracker, runs: RunListener | None) -> None:
         """Starts listening. What was compiled before is not recorded.
 
         Args:
-            runs: if ops are recorded, which records those inside too: receives each run of compiled code.
+            runs: receives each run of compiled code, if ops are recorded.
         """
         try:
             self._last = next(reversed(last_compilations()), None)
@@ -113,7 +114,7 @@ class CompilationRecorder(Listener):
         self._watch()
 
     def _ended(self, event: Any) -> None:
-        """Takes note of a compilation that ends on this thread; Dynamo calls it."""
+        """Notes a compilation that ends on this thread, when Dynamo calls it."""
         if self._tracker is None:
             return
         try:
@@ -132,7 +133,7 @@ class CompilationRecorder(Listener):
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Ends this after an internal error, which is reported later: Dynamo does not expect an exception here."""
+        """Stops recording after an internal error, which is reported later, as Dynamo expects no exception here."""
         self._leave()
         self._failure = error
 
@@ -142,7 +143,7 @@ class CompilationRecorder(Listener):
             self._reporter.compilations_failed(failure)
 
     def _read(self) -> None:
-        """Reads the records that are new."""
+        """Reads the new records of Dynamo."""
         kept = last_compilations()
         if not kept or kept[-1] is self._last:
             return
@@ -166,7 +167,7 @@ class CompilationRecorder(Listener):
         return made
 
     def settle(self, step: Step, *, has_calls: bool) -> None:
-        """Assigns to a step that has ended what was compiled in it. Callers hold the lock over the tracker's events.
+        """Assigns compilations to the step that has just ended. Callers hold the lock over the tracker's events.
 
         Args:
             step: the step; it still has its segments.
@@ -183,7 +184,7 @@ class CompilationRecorder(Listener):
                 self._unplaced = [compilation for compilation in self._unplaced if compilation not in in_step]
                 for compilation in in_step:
                     compilation.step, compilation.has_calls = step.number, has_calls
-                for compilation in self._unplaced:  # a step that began before and is still open comes before
+                for compilation in self._unplaced:  # an open step that began earlier takes precedence
                     if compilation.step is None and compilation.record.start_ns < step.start_ns:
                         compilation.step = step.number
                 self._placed += in_step
@@ -192,7 +193,7 @@ class CompilationRecorder(Listener):
         self._report()
 
     def write(self) -> None:
-        """Writes what is placed; after `stop()` also what was compiled in no step. Callers hold the sink's lock."""
+        """Writes compilations of ended steps; after `stop()` also those in no step. Callers hold the sink's lock."""
         with self._lock:
             if self._tracker is None:
                 for compilation in self._unplaced:
@@ -215,7 +216,7 @@ class CompilationRecorder(Listener):
             row.module_id = None if row.call is None else row.call.named.module_id
         call_ids = [row.call.call_id if row.has_calls and row.call is not None else None for row in rows]
         for row in rows:
-            row.call = None  # which holds all calls around it
+            row.call = None  # a call keeps all surrounding calls alive
         records = [row.record for row in rows]
         ids = list(range(self._written, self._written + len(rows)))
         self._ids.update(
@@ -240,13 +241,13 @@ class CompilationRecorder(Listener):
 
 
 def _behind(last: Any, kept: Sequence[Any]) -> Sequence[Any]:
-    """Returns what was added behind `last`: all if Dynamo has forgotten that, as it does in `torch._dynamo.reset()`."""
+    """Returns the entries after `last`; all if Dynamo has forgotten that one, as after `torch._dynamo.reset()`."""
     seen = next((at for at in reversed(range(len(kept))) if kept[at] is last), -1)
     return kept[seen + 1 :]
 
 
 def _find_call(step: Step, record: CompileRecord) -> CallRef | None:
-    """Returns the innermost call that ran when a compilation began; None if calls of two threads did, or none."""
+    """Returns the innermost call that ran when a compilation began; None if calls ran on two threads, or no call."""
     now_ns = record.start_ns
     if record.is_backward or not step.start_ns <= now_ns <= step.end_ns:
         return None

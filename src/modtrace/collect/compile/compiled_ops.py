@@ -1,4 +1,4 @@
-"""Records the ops inside of what torch.compile compiles, with their modules and the kernels made of them."""
+"""Records the ops inside of compiled code, with their modules and the kernels that were made of them."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -13,37 +13,37 @@ from ...torch_internals.compiled_graphs import CompiledGraph, CompilerWatch, Gra
 from ...torch_internals.dynamo import is_compile_wrapper
 from ..scopes.tracker import ScopeTracker
 
-#: Columns that are as the graph has them.
+#: Columns whose values are taken from the graph unchanged.
 _SHARED = [field.name for field in fields(GraphOp) if field.name != "module"]
 
 
 class CompiledOpRecorder:
-    """Takes the graphs that compilers were given, and writes them once their compilations have rows."""
+    """Takes the graphs that compilers received, and writes them once their compilations have rows."""
 
     def __init__(
         self, tracker: ScopeTracker, runs: RunListener, sink: Sink, failed: Callable[[Exception], None]
     ) -> None:
-        """Creates a recorder that takes nothing before `watch()`."""
+        """Creates a recorder, which takes no graphs before `watch()`."""
         self.begins, self.ended = runs.begins, runs.ended
         self._tracker = tracker
         self._sink = sink
         self._failed = failed
         self._watch = CompilerWatch(self)
-        self._lock = threading.Lock()  # over what follows
-        #: What `_find_modules` has returned, by compile id.
+        self._lock = threading.Lock()  # guards the following attributes
+        #: The results of `_find_modules` by compile id.
         self._modules: dict[str, dict[int | str, int]] = {}
         self._waiting: list[CompiledGraph] = []
 
     def watch(self) -> None:
-        """Begins to take graphs if the program has called `torch.compile` since."""
+        """Starts taking graphs as soon as the program has called `torch.compile`."""
         self._watch.start()
 
     def stop(self) -> None:
-        """Takes no more graphs."""
+        """Stops taking graphs."""
         self._watch.stop()
 
     def compiled(self, graph: CompiledGraph) -> None:
-        """Takes a graph. It is called on the thread that waits for the compiler."""
+        """Takes a graph, on the thread that waits for the compiler."""
         try:
             with self._lock:
                 if not graph.is_backward:
@@ -53,7 +53,7 @@ class CompiledOpRecorder:
             self._failed(error)
 
     def _find_modules(self) -> dict[int | str, int]:
-        """Returns the module_ids of the compiled module and of those inside of it, by `id` and by path."""
+        """Returns the module_ids of the compiled module and of modules inside it, both by `id` and by path."""
         segment = self._tracker.logs.current.segment
         module = None if segment is None else segment.context_of(segment.open_calls.innermost).module
         if module is not None and is_compile_wrapper(module):

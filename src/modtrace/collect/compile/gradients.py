@@ -39,22 +39,22 @@ class Awaited:
         self.place = place
         self.event = event
         ids = [id(tensor) for tensor in tensors]
-        #: For each tensor, the position where it occurs first.
+        #: For each tensor, the position of its first occurrence.
         self.firsts = [ids.index(number) for number in ids]
         self.expected: set[int] = set()
-        self.arrived: dict[int, dict[int, torch.Tensor | None]] = {}  # by backward
+        self.arrived: dict[int, dict[int, torch.Tensor | None]] = {}  # keyed by backward
         self.before: Awaited | None = None
         self.paths: dict[int, _Path] = {}
 
     def tensors(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Returns the tensors that get a gradient, at their positions; None for the others and for repetitions."""
+        """Returns the tensors that get a gradient at their positions, and None for others and for repetitions."""
         return [
             tensor if self.firsts[number] == number and gets_gradient(tensor) else None
             for number, tensor in enumerate(tensors)
         ]
 
     def listen(self, tensor: torch.Tensor | None, number: int, path: "_Path | None" = None) -> "list[_Entry]":
-        """Registers for the gradient of a tensor and returns the node's entries; returns [] for None and for a leaf."""
+        """Registers for a tensor's gradient, and returns the entries of its node; [] for None and for a leaf."""
         if tensor is None or tensor.grad_fn is None:
             return []
         entries = _entries_of(tensor)
@@ -128,12 +128,12 @@ class AwaitedInputs(Awaited):
         return returned
 
     def _lead_others(self, past: "list[_Entry]", along: "list[_Entry]") -> None:
-        """Moves other entries on a view, such as those of this module's parts, to where the gradient arrives now."""
+        """Moves further entries on a view, such as those of the module's parts, to where the gradient arrives now."""
         along += [entry for entry in past if entry.awaited is not self]
         past[:] = [entry for entry in past if entry.awaited is self]
 
     def _is_below(self, node: Any, output: int) -> bool:
-        """Returns whether this node, or one of the next few below it, belongs to a view of ours.
+        """Returns whether this node, or one of the next few below it, belongs to a view that we made.
 
         Some hooks make views of views.
         """
@@ -147,32 +147,32 @@ class AwaitedInputs(Awaited):
         return False
 
 
-#: At most this many blocks and hooks of the user on one module are searched.
+#: The largest number of blocks, and of user hooks, that are searched on one module.
 _MAX_HOOKS = 8
 
 
 class _Path(IntEnum):
     """The way by which the gradient of an input arrives."""
 
-    VIEW = 0  # from the view that the module got
+    VIEW = 0  # from the view that the module was given
     BASE = 1  # from the base of the view, which the module changed in place
     CALLER = 2  # from the caller's tensor, which the module returned unchanged
 
 
 class _Entry(NamedTuple):
-    """A registration for one gradient: the call, the tensor's number in it, and the way by which it arrives."""
+    """A registration for one gradient: the call, the tensor's position in it, and the way by which it arrives."""
 
     awaited: Awaited
     number: int
     path: _Path
 
     def is_due(self) -> bool:
-        """Returns whether the gradient arrives by this way."""
+        """Returns whether the gradient arrives by the entry's way."""
         return self.awaited.paths.get(self.number, _Path.VIEW) is self.path
 
 
 def _entries_of(tensor: torch.Tensor) -> list[_Entry]:
-    """Returns the entries for the gradient of a tensor that is not a leaf; entries appended to the list get it too."""
+    """Returns the entries for the gradient of a tensor that is no leaf; entries appended later receive it, too."""
     node: Any = tensor.grad_fn
     output = tensor.output_nr
     entries: list[_Entry] | None = node.metadata.get((_KEY, output))
@@ -188,7 +188,7 @@ def _listen_at(tensor: torch.Tensor, entries: list[_Entry]) -> None:
     output = tensor.output_nr
 
     def run(gradient: torch.Tensor | None) -> None:
-        # In reverse: a module comes before its parts, and what uses a tensor before what made it.
+        # In reverse, because a module precedes its parts, and the user of a tensor its maker.
         for entry in reversed(entries):
             if entry.is_due():
                 entry.awaited.arrive(entry.number, gradient)
@@ -197,7 +197,8 @@ def _listen_at(tensor: torch.Tensor, entries: list[_Entry]) -> None:
         cut_below(node, node.next_functions)
         node.register_prehook(lambda gradients: run(gradients[output]))
     else:
-        # AOTAutograd ends its backward at the inputs of the graph, whose nodes do not run: to it they are no leaves.
+        # AOTAutograd ends its backward at the graph's inputs, whose nodes do not run, so a hook on the tensor is
+        # needed.
         tensor.register_hook(run)  # type: ignore[no-untyped-call]
 
 
@@ -205,7 +206,7 @@ _Ref: TypeAlias = Callable[[], torch.Tensor | None]
 
 
 class _View(NamedTuple):
-    """A view that a module got, the tensor it is a view of, and the entries on both."""
+    """A view that a module was given, the tensor that it views, and the entries on both."""
 
     made: _Ref
     caller: _Ref

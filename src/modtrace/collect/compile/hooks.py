@@ -1,4 +1,4 @@
-"""Runs hooks of the user at module boundaries, in eager and in compiled code."""
+"""Runs the user's hooks at module boundaries, in eager and in compiled code."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -119,14 +119,14 @@ def _submodules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-# The hooks. Dynamo traces through them.
+# The hooks, through which Dynamo traces.
 
 
 def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) -> None:
     """Registers our hooks on a module until the stack is closed.
 
-    The module's number is held in a tensor, which compiled code takes as an input. So the layers of a model, and later
-    blocks, share the code with hooks, as they share the code without.
+    A tensor holds the module's number, so that compiled code takes it as an input. Thus the layers of a model, and
+    later blocks, share the code with hooks as they share the code without.
     """
     with unseen(), torch.inference_mode(False):
         place = torch.tensor([session.number, index], device="cpu")
@@ -179,20 +179,20 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
 
 
 def _is_traced_without_hooks() -> bool:
-    """Returns whether something else than Dynamo traces the call for a compiler, or something exports it."""
+    """Returns whether something other than Dynamo traces the call for a compiler, or exports the model."""
     if is_dynamo_compiling():
         return torch.compiler.is_exporting()
     return torch.compiler.is_compiling() or tracing_state() is not None
 
 
-# What the hooks do. In compiled code these calls are nodes of Dynamo's graph; AOTAutograd runs them when it traces,
-# and what is left in its graph are the views and the calls of the op. So all here is plain Python in each case.
+# The work of the hooks. In compiled code these calls are nodes of Dynamo's graph. AOTAutograd runs them when it traces,
+# and keeps only the views and the op's calls in its graph, so everything here is plain Python.
 
 _Events: TypeAlias = tuple[bool, ...]
 
 
-#: The calls that are running, innermost last: their inputs, or None if these await no gradient. By the `id` of the
-#: module's place, which cannot be read while this is traced, and by thread.
+#: The running calls, innermost last, by the `id` of the module's number tensor (which cannot be read while it is
+#: traced) and by thread. Each holds its inputs, or None if these await no gradient.
 _running: dict[tuple[int, int], list["AwaitedInputs | None"]] = {}
 
 
@@ -207,7 +207,7 @@ def _leave_in_graph(place: torch.Tensor, events: _Events, inputs: int, *found: A
 def _enter(
     place: torch.Tensor, events: _Events, in_tuples: Sequence[bool], found: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Reports a call's inputs; returns the tensors that the module gets in place of them."""
+    """Reports a call's inputs, and returns the tensors that the module is given in their place."""
     if events[HookEvent.PRE_FW]:
         report(place, HookEvent.PRE_FW, found, [])
     if not events[HookEvent.POST_BW]:
@@ -224,7 +224,7 @@ def _enter(
 def _leave(
     place: torch.Tensor, events: _Events, given: list[torch.Tensor], found: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Reports a call's inputs and outputs; returns the tensors that the module returns in place of the outputs."""
+    """Reports a call's inputs and outputs, and returns the tensors that the module returns in place of the outputs."""
     if events[HookEvent.POST_FW]:
         report(place, HookEvent.POST_FW, given, found)
     inputs = _end_call(place) if events[HookEvent.POST_BW] else None
@@ -249,7 +249,7 @@ def _end_call(place: torch.Tensor) -> "AwaitedInputs | None":
 
 @cache
 def _prepare_torch() -> None:
-    """Creates the op, and keeps Dynamo out of the functions that are nodes of its graph or run in eager code."""
+    """Creates the op, and keeps Dynamo out of functions that are nodes of its graph or run in eager code."""
     hook_op()
     keep_out_of_dynamo(_enter, _leave, find_in_graph, with_fresh)
     keep_gradients_out_of_dynamo()

@@ -16,7 +16,7 @@ from ..structures.rebuild import make_dataclass, make_dict, make_list, make_tupl
 #: The greatest depth of nesting that is searched, since a list may contain itself.
 _MAX_DEPTH = 32
 
-# Lines of a layout: a tensor, what is neither a tensor nor a container, or a container's class with its names.
+# The kinds of lines in a layout: a tensor, another value, or a container's class with the names of its entries.
 TENSOR = "tensor"
 OTHER = "other"
 SEPARATOR = "\t"
@@ -32,10 +32,10 @@ def find_in_graph(
     slot: str = "",
     layout: list[str] | None = None,
 ) -> None:
-    """Appends the tensors in a value to `found`, and to `in_tuples` whether only tuples are around each.
+    """Appends the tensors in a value to `found`, and to `in_tuples` whether each is only inside of tuples.
 
-    It searches tuples, lists, dicts and dataclasses. `slots` receives their slots, in the words of `find_slots`; `slot`
-    is that of the value. `layout` receives the lines that `build_from_layout` reads.
+    It searches tuples, lists, dicts and dataclasses. `slots` receives their slots in the form of `find_slots`, below
+    the value's own `slot`. `layout` receives the lines that `build_from_layout` reads.
     """
     if isinstance(value, torch.Tensor):
         found.append(value)
@@ -62,7 +62,8 @@ def _layout_of(value: Any, names: list[str]) -> str:
 
 def _parts_of(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        fields = getattr(type(value), "__dataclass_fields__", ())  # a ModelOutput of transformers is both
+        # A ModelOutput of transformers is both a dict and a dataclass.
+        fields = getattr(type(value), "__dataclass_fields__", ())
         return [
             (f".{key}" if key in fields else f"[{key!r}]".replace("\n", " "), part)
             for key, part in value.items()
@@ -88,10 +89,10 @@ def with_fresh(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
 
 
 def build_from_layout(layout: Iterator[str], tensors: Iterator[torch.Tensor]) -> Any:
-    """Returns what a module has returned inside of compiled code, from the lines that `find_in_graph` has left of it.
+    """Returns the output of a module inside of compiled code, rebuilt from the lines that `find_in_graph` wrote.
 
-    What is neither a tensor nor a container becomes None. A class that its module does not have under its name becomes
-    a plain tuple or dict.
+    Values other than tensors and containers become None. A class that its module does not have under its name is
+    replaced by a plain tuple or dict.
     """
     line = next(layout)
     if line == TENSOR:

@@ -1,4 +1,4 @@
-"""The one op that compiled code calls where a module begins and ends. It runs the user's hooks."""
+"""Defines the one op that compiled code calls at the beginning and end of modules. It runs the user's hooks."""
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -18,14 +18,14 @@ class HookEvent(IntEnum):
     POST_BW = 3
 
 
-#: The blocks that are open. All other code refers to a session by number, so that compiled code and autograd graphs
-#: that outlive a block hold none of the user's functions.
+#: The open blocks. All other code refers to a session by its number, so that compiled code and autograd graphs, which
+#: may outlive a block, hold none of the user's functions.
 _sessions: dict[int, "Session"] = {}
 _numbers = count()
 
 
 class Session:
-    """One block of hooks: the paths of its modules, and the user's functions."""
+    """One open block of hooks: the paths of its modules and the user's functions."""
 
     def __init__(self, paths: list[str], hooks: Sequence[Callable[..., object] | None]) -> None:
         self.number = next(_numbers)
@@ -47,7 +47,7 @@ def report(
 ) -> None:
     """Calls the user's hook.
 
-    While Dynamo traces, when no tensor is a plain one, the hook is called later, when the traced code runs.
+    While Dynamo traces, tensors are not plain, and the hook is called only when the traced code runs.
     """
     if type(place) is torch.Tensor:
         _run(place, event, first, second)
@@ -73,7 +73,7 @@ def _run(
 
 @cache
 def hook_op() -> Callable[..., None]:
-    """Returns the op. It has an effect: torch would drop an op that changes and returns nothing."""
+    """Returns the op. It is declared to have an effect, because torch drops ops that change and return nothing."""
 
     def call_hook(
         first: list[torch.Tensor | None], second: list[torch.Tensor | None], place: torch.Tensor, event: int

@@ -11,10 +11,10 @@ from ...torch_internals.patches import MISSING, replace
 
 
 class _Stale:
-    """A module with a `forward` of ours."""
+    """A module that has a `forward` attribute set by us."""
 
     def __init__(self, module: nn.Module, forward: FunctionType) -> None:
-        self.blocks = 0  # that need it; each holds the module
+        self.blocks = 0  # the number of blocks that need it, each of which holds the module
         own = MethodType(forward, module)
         self._patches = ExitStack()
         replace(module, "forward", own, self._patches)
@@ -26,8 +26,8 @@ class _Stale:
         self._patches.close()
 
 
-_stale: dict[int, _Stale] = {}  # by the `id` of the module
-_while_stale = ExitStack()  # is closed when no module has one
+_stale: dict[int, _Stale] = {}  # keyed by the `id` of the module
+_while_stale = ExitStack()  # closed when no module has one
 
 
 def make_stale(module: nn.Module, stack: ExitStack) -> None:

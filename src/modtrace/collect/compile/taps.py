@@ -1,4 +1,4 @@
-"""Taps on what modules return inside of compiled code, and on the gradients of that."""
+"""Taps the outputs of modules inside of compiled code, and the gradients of these outputs."""
 
 import threading
 import weakref
@@ -32,55 +32,55 @@ from .stale import make_stale
 
 
 class TappedOutput(NamedTuple):
-    """The tensors that a module has returned, perhaps none: then it is counted."""
+    """The tensors that a module returned; a module that returned none is still counted."""
 
     tensors: Sequence[torch.Tensor]
     slots: Sequence[str]
-    layout: Sequence[str]  # of what they were in
-    #: The module, and the number of its call, that has returned the same tensors right before.
+    layout: Sequence[str]  # describes the containers of the tensors
+    #: The module and the number of the call that returned the same tensors just before; None if none did.
     same_as: tuple[int, int] | None
 
 
 class TapReceiver(Protocol):
-    """Receives the tensors while compiled code runs. Modules are numbered in the order in which they were tapped."""
+    """Receives tensors while compiled code runs. Modules are numbered in the order in which they were tapped."""
 
     def tapped(self, index: int, found: TappedOutput) -> int:
-        """Receives what a module has returned.
+        """Receives the output of a module.
 
         Returns:
-            the number of the call, with which its gradients come; -1 if they are not wanted.
+            the number of the call, which its gradients will carry; -1 if they are not wanted.
         """
 
     def tapped_gradient(
         self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
     ) -> None:
-        """Receives the gradient of a tensor that a module has returned in a call.
+        """Receives the gradient of a module's output in a call.
 
-        If `is_same`, it is the gradient that the receiver was given right before.
+        If `is_same`, the gradient is the one that the receiver was given just before.
         """
 
     def left_out(self) -> None:
         """Is called after modules inside of `torch.cond`, `torch.vmap` and the like were traced without taps."""
 
 
-#: The receivers of open recordings. Compiled code, which may outlive a recording, knows the number alone.
+#: The receivers of open recordings by number. Compiled code may outlive a recording, so it knows only the number.
 _receivers: dict[int, TapReceiver] = {}
 _numbers = count()
 
 
 class Taps:
-    """The taps of one receiver. Modules are distinguished by the order in which they were tapped."""
+    """The taps of one receiver. Modules are identified by the order in which they were tapped."""
 
     def __init__(self, receiver: TapReceiver) -> None:
         _prepare_torch()
-        self.number = next(_numbers)  # of all taps, in this process
+        self.number = next(_numbers)  # unique among all taps of this process
         self._stack = ExitStack()
         self._tapped = 0
         _receivers[self.number] = receiver
         _cached_graphs().start()
 
     def tap(self, module: nn.Module) -> None:
-        """Taps what a module returns in compiled code. In eager code nothing is tapped."""
+        """Taps the outputs of a module in compiled code; in eager code nothing is tapped."""
         with unseen(), torch.inference_mode(False):
             place = torch.tensor([self.number, self._tapped], device="cpu")
         self._tapped += 1
@@ -98,9 +98,9 @@ class Taps:
 
 
 class _Hook:
-    """A forward hook. Dynamo traces through it; the module's place becomes an input of the compiled code.
+    """A forward hook through which Dynamo traces. The module's number becomes an input of the compiled code.
 
-    A copy of a tapped model, in memory or in a file, has a hook that does nothing.
+    A copy of a tapped model, in memory or in a file, gets a hook that does nothing.
     """
 
     def __init__(self, place: torch.Tensor) -> None:
@@ -132,19 +132,19 @@ def _no_hook_in_file() -> Callable[..., None]:
 
 
 def no_hook(module: nn.Module, args: Any, output: Any) -> None:
-    """Does nothing, in copies of a tapped model."""
+    """Does nothing, in place of the hook in copies of a tapped model."""
 
 
 class _TappedLast(threading.local):
-    """What a compiler has tapped last on this thread, in whatever it traces. A module often returns what a part did."""
+    """The last tap in any compiler's trace on this thread, as a module often returns what its last part returned."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[Any, int | None]] = []  # references to the tensors, and their versions
+        self.found: list[tuple[Any, int | None]] = []  # references to the tensors, with their versions
         self.call: Any = lambda: None
         self.waiting: Sequence[list[tuple[torch.Tensor, str]]] = []
 
     def find(self, found: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Returns the call whose tensors these are, if they have not been written to since."""
+        """Returns the call that returned these tensors, if they were not written to since."""
         before = [(ref(), version) for ref, version in self.found]
         now = [(tensor, version_of(tensor)) for tensor in found]
         is_same = len(before) == len(now) and all(
@@ -160,7 +160,7 @@ _last = _TappedLast()
 def _tap_in_graph(
     place: torch.Tensor, slots: str, layout: str, *found: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Taps tensors. This is a node of Dynamo's graph; what AOTAutograd traces of it are the two ops."""
+    """Taps tensors. It is a node of Dynamo's graph, in which AOTAutograd traces only the two ops."""
     if any(map(is_batched_tensor, found)):
         _report_left_out()
         return found
@@ -183,13 +183,13 @@ def _tap_in_graph(
 def _tap_gradient(
     op: Callable[..., None], waiting: Sequence[tuple[torch.Tensor, str]], gradient: torch.Tensor
 ) -> None:
-    calls, slots = zip(*reversed(waiting), strict=True)  # that of a module before its parts'
+    calls, slots = zip(*reversed(waiting), strict=True)  # a module precedes its parts
     op(gradient, list(calls), "\n".join(slots))
 
 
 @cache
 def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
-    """Returns the op that a module's call ends with, and the op that its gradients are given to."""
+    """Returns the op that ends the call of a module, and the op that receives its gradients."""
 
     def tap_returned(
         found: list[torch.Tensor],
@@ -208,7 +208,7 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
                 call = receiver.tapped(
                     index, TappedOutput(found, slots.split("\n"), layout.split("\n"), same)
                 )
-            # Between compiled ops Python is cold in the caches: this takes 38 us, and `torch.tensor` 92.
+            # Between compiled ops Python is cold in the caches, so this takes 38 us; `torch.tensor` would take 92 us.
             return torch.frombuffer(array("q", (number, index, call)), dtype=torch.int64)
 
     def tap_gradient(gradient: torch.Tensor, calls: list[torch.Tensor], slots: str) -> None:
@@ -240,7 +240,7 @@ def tap_ops() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
 
 @cache
 def _cached_graphs() -> CachedGraphs:
-    """Returns the patch by which compilers keep graphs with taps in their caches."""
+    """Returns the patch with which compilers keep graphs with taps in their caches."""
     return CachedGraphs(_tap_in_graph, sha256(Path(__file__).read_bytes()).hexdigest())
 
 

@@ -1,11 +1,11 @@
 """Formulas for the floating-point operations of convolutions, given shapes.
 
-Padding counts as data, as in `conv_flop_count` of torch.utils.flop_counter. That file (2.13) has most of the forward
-formulas. This one has those that it lacks or gets wrong:
+Padding counts as data, as in `conv_flop_count` of torch.utils.flop_counter. That file (2.13) has most forward formulas;
+this one has those that are missing or wrong there:
 
 - `convolution_backward`: for the gradient of a grouped weight, torch pairs every channel of the input with every
   channel of the output, which is `groups` times too many. With 4 groups its count is 2.5 times ours; with 8, 4.5 times.
-- `cudnn_convolution`: torch takes `benchmark` for `transposed`, which other convolutions have at this position.
+- `cudnn_convolution`: torch reads the argument `benchmark` as `transposed`, which other convolutions have there.
 - `_slow_conv2d_forward`: torch's formula fails because it expects more arguments than the operator has.
 """
 
@@ -54,7 +54,7 @@ _TRANSPOSED = """
     _mps_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d
 """
 
-#: By the operator's name, without its overload, or with it where it has arguments of its own.
+#: Formulas by the operator's name, without its overload unless the overload has its own arguments.
 CONVOLUTIONS: Mapping[str, Formula] = {
     **named(partial(_direct, 1), _DIRECT),
     **named(_transposed, _TRANSPOSED),

@@ -9,7 +9,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-#: Of an operator's arguments and outputs, with a `torch.Size` for each tensor, its floating-point operations.
+#: A function of an operator's arguments and outputs, with a `torch.Size` for each tensor, that returns its FLOPs.
 Formula = Callable[[Sequence[Any], Sequence[Any]], int | None]
 
 
@@ -43,7 +43,7 @@ def _sum_of_products(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def _rank_one(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Counts a multiply-add for each element of `addr`; `outer` multiplies element by element, which counts as 0."""
+    """Counts a multiply-add for each element of `addr`; `outer` counts as 0, as it multiplies element by element."""
     return 2 * elements(outputs[0])
 
 
@@ -114,8 +114,8 @@ _PRODUCTS_OF_FIRST = """
     quantized::linear_dynamic_fp16 quantized::int4mm_packed_weight_cpu quantized::linear_relu_dynamic_fp16
 """
 
-#: By the operator's name, without its overload, or with it. torch's own formulas (2.13) of `bmm`, `addmm` and `baddbmm`
-#: fail for the overload `dtype`: they take its last argument for the shape of the output.
+#: Formulas by the operator's name, with or without its overload. For the overload `dtype` of `bmm`, `addmm` and
+#: `baddbmm`, torch's own formulas (2.13) fail, as they take its last argument for the shape of the output.
 PRODUCTS: Mapping[str, Formula] = {
     **named(partial(_product, 0), _PRODUCTS_OF_FIRST),
     **named(partial(_product, 1), "addmm.dtype baddbmm.dtype addmv _addmm_activation"),

@@ -31,9 +31,10 @@ def _attention_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def _attention_by_position(lengths: int, args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
-    """The same where heads come behind positions, as kernels have them (native/transformers/cuda/attention.cu).
+    """Counts attention where heads come after positions, as in kernels (native/transformers/cuda/attention.cu).
 
-    None where sequences are packed into one: their lengths are then numbers in tensors at `lengths`, which are gone.
+    Returns None if sequences are packed into one, as their lengths are values of the tensors at `lengths`, which are
+    gone.
     """
     query, key, value = args[:3]
     is_packed = any(args[lengths : lengths + 2])
@@ -41,7 +42,7 @@ def _attention_by_position(lengths: int, args: Sequence[Any], outputs: Sequence[
 
 
 def _attention_by_position_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
-    """The same of its backward."""
+    """Counts the backward of attention where heads come after positions."""
     grad_output, query, key, value = args[:4]
     if any(args[6:8]):
         return None
@@ -77,9 +78,9 @@ def _encoder_layer(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 def _recurrent(first_weight: int, args: Sequence[Any], outputs: Sequence[Any], times: int = 1) -> int:
     """Counts a recurrent layer: every row (one time step of one example) is multiplied by two matrices.
 
-    They lead from the input and from the hidden state to the gates. For T time steps, B examples, I inputs, H hidden
-    units and G gates (LSTM 4, GRU 3, RNN 1) the count is 2*T*B*G*H*(I + H). A backward computes the gradients of rows
-    and matrices: `times=2`. (native/mkldnn/RNN.cpp, native/RNN.cpp)
+    The matrices lead from the input and from the hidden state to the gates. For T time steps, B examples, I inputs, H
+    hidden units and G gates (LSTM 4, GRU 3, RNN 1) the count is 2*T*B*G*H*(I + H). A backward computes the gradients of
+    rows and of matrices, so `times` is 2. (native/mkldnn/RNN.cpp, native/RNN.cpp)
     """
     from_input, from_hidden = args[first_weight : first_weight + 2]
     return times * 2 * elements(args[0][:-1]) * (elements(from_input) + elements(from_hidden))
@@ -122,7 +123,7 @@ _GATES = """
     _thnn_differentiable_gru_cell_backward
 """
 
-#: By the operator's name, without its overload, or with it where it has arguments of its own.
+#: Formulas by the operator's name, without its overload unless the overload has its own arguments.
 LAYERS: Mapping[str, Formula] = {
     **named(_attention, _ATTENTION),
     **named(_attention_backward, _ATTENTION_BACKWARD),

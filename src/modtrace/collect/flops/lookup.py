@@ -21,12 +21,12 @@ from .formulas import PRODUCTS, Formula
 from .layer_formulas import LAYERS
 from .replay import REPLAYED, in_each, replay
 
-#: Our formulas, by the name of an operator or of one of its overloads.
+#: Our formulas by the name of an operator or of one of its overloads.
 FORMULAS: Mapping[str, Formula] = {**PRODUCTS, **LAYERS, **CONVOLUTIONS}
 
 
 def count_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> int | None:
-    """Returns the floating-point operations of a call of an operator; 0 if it does only what is not counted.
+    """Returns the floating-point operations of an operator's call; 0 if it only does work that is not counted.
 
     Padding, masked scores, and zeros of a sparse operand of a dense product (`aten.mm`) count as data.
 
@@ -43,7 +43,7 @@ def count_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outpu
     try:
         flops = _count(func, args, kwargs, outputs)
         return None if flops is None else int(flops)
-    except Exception:  # a formula of the user's, or a shape that ours does not expect
+    except Exception:  # a user's formula failed, or ours did not expect the shapes
         return None
 
 
@@ -100,17 +100,17 @@ def _call_registered(
     formula: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any
 ) -> Any:
     """Calls a formula of torch's registry, which takes shapes or, with `get_raw=True`, tensors."""
-    if getattr(formula, "__code__", None) is not _WRAPPER_CODE:  # it takes tensors
+    if getattr(formula, "__code__", None) is not _WRAPPER_CODE:  # the formula takes tensors
         args, kwargs, outputs = _as_shaped(args), _as_shaped(kwargs), _as_shaped(outputs)
     return formula(*args, **kwargs, out_val=outputs)
 
 
-#: Every formula that is given shapes is wrapped by one function of torch's, so that all have its code.
+#: torch wraps all formulas that take shapes by one function, so all have its code.
 _WRAPPER_CODE = getattr(flop_counter, "shape_wrapper")(_is_torchs).__code__  # noqa: B009 (untyped)
 
 
 class _Shaped:
-    """Replaces a tensor that no longer exists. A formula that reads more than its shape raises."""
+    """Stands in for a tensor that no longer exists. A formula that reads more than its shape raises an error."""
 
     def __init__(self, shape: torch.Size) -> None:
         self.shape = shape
@@ -132,7 +132,7 @@ def _as_shaped(value: Any) -> Any:
     return in_each(_as_shaped, value)
 
 
-#: PyTorch's own namespaces. What operators of other namespaces do is not known.
+#: PyTorch's own namespaces; operators of other libraries have unknown costs.
 _NAMESPACES = frozenset(
     {
         *("aten", "prim", "prims", "inductor", "inductor_prims", "static_runtime", "export", "sparse"),
@@ -143,7 +143,7 @@ _NAMESPACES = frozenset(
     }
 )
 
-#: One of these between underscores names a product, a factorisation or an FFT.
+#: Words in a name, between underscores, that mean a product, a factorisation or an FFT.
 _WORD = re.compile(
     r"""(?:^|_)(?:
     mm|bmm|addmm|baddbmm|addbmm|smm|hspmm|sspaddmm|spmm|mv|addmv|gemm|matmul|dot|vdot|einsum|q?linear|bilinear
@@ -155,17 +155,17 @@ _WORD = re.compile(
     re.VERBOSE,
 )
 
-#: One of these names an operator that only prepares or queries the data of a product, or has a similar name.
+#: Words in the names of operators that only prepare or query data of a product, or are named similarly.
 _HARMLESS = re.compile(
     r"(?:^|_)(?:reorder|prepack|unpack|pack|convert|flatten|quantize|check|use|erf|slice|i?fftshift|r?fftfreq)(?=_|$)"
 )
 
 
 def is_unknown(name: str) -> bool:
-    """Returns whether the FLOPs of an operator that has no formula are unknown, rather than none.
+    """Returns whether the FLOPs of an operator without formula are unknown, rather than 0.
 
-    They are unknown for all operators of other libraries, and in torch for those whose name has a word of a product or
-    of linear algebra (`aten::linalg_svd.U`).
+    They are unknown for operators of other libraries, and for those of torch whose name has a word that stands for a
+    product or for linear algebra (`aten::linalg_svd.U`).
     """
     namespace, _, rest = name.partition("::")
     base = rest.partition(".")[0]

@@ -12,7 +12,7 @@ import torch
 from ...torch_internals.modes import UnwrappedMode, unseen
 from ...torch_internals.transforms import outside_transforms
 
-#: Composite operators that may run no product, some or many.
+#: Composite operators whose number of products depends on their arguments.
 REPLAYED = frozenset(
     {
         "aten::cdist",
@@ -34,7 +34,7 @@ Count = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], int | None]
 
 
 def replay(count: Count, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """Returns the sum of `count` over the parts of a composite operator; None if it is None for a part.
+    """Returns the sum of `count` over the parts of a composite operator; None if it is unknown for one part.
 
     It uses no memory, draws no random number, and is seen by no mode but ours. An einsum takes about 0.5 ms.
     """
@@ -45,7 +45,7 @@ def replay(count: Count, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 class _Adder(UnwrappedMode):
-    """Adds up the counts of the operators that run inside."""
+    """Sums the counts of the operators that run in it."""
 
     def __init__(self, count: Count) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # the same

@@ -17,7 +17,7 @@ from ...recording.options.path_filter import (
 
 Leaf: TypeAlias = type[nn.Module] | str | re.Pattern[str]
 
-#: Takes a module and its path, and returns whether it is a leaf.
+#: A rule: takes a module and its path, and returns whether the module is a leaf.
 LeafRule: TypeAlias = Callable[[nn.Module, str], bool]
 
 Leaves: TypeAlias = Leaf | Sequence[Leaf] | LeafRule | None
@@ -25,9 +25,9 @@ Leaves: TypeAlias = Leaf | Sequence[Leaf] | LeafRule | None
 
 @dataclass(frozen=True)
 class LeafChoice:
-    """The leaves that a user chose."""
+    """The user's choice of leaves."""
 
-    beside_fx: bool = True  # modules that are leaves by torch.fx's own rule are leaves too
+    beside_fx: bool = True  # whether leaves by torch.fx's own rule are leaves as well
     classes: tuple[type[nn.Module], ...] = ()
     patterns: tuple[PathPattern, ...] = ()
     rule: LeafRule | None = None
@@ -36,7 +36,7 @@ class LeafChoice:
         """Returns whether the user wants a module to be a leaf.
 
         Args:
-            path: the path under which it is called, which is passed to the user's rule.
+            path: the path under which the module is called, which the user's rule receives.
             names: all paths of the module. A pattern may match any of them.
         """
         if self.rule is not None:
@@ -47,7 +47,7 @@ class LeafChoice:
         """Checks that each pattern matches one of a model's paths.
 
         Raises:
-            ValueError: a pattern matches none; the message lists the nearest paths.
+            ValueError: a pattern matches no path; the message lists the nearest paths.
         """
         found = [pattern for pattern in self.patterns if not any(map(pattern.matches, paths))]
         if found:
@@ -55,7 +55,7 @@ class LeafChoice:
 
 
 def to_leaf_choice(leaves: Leaves) -> LeafChoice:
-    """Converts what a user gave as `leaves`.
+    """Converts the argument `leaves` of the user.
 
     Raises:
         TypeError: an entry is not a module class, a pattern or a rule.

@@ -56,7 +56,7 @@ class ModulePathTracer(torch.fx.Tracer):
 
     node_to_originating_module: NodeNames
     node_to_call: NodeNames
-    _failure: tuple[Exception, str] | None  # what was raised inside a module, and that module's path
+    _failure: tuple[Exception, str] | None  # an error raised inside a module, and the module's path
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ModulePathTracer(torch.fx.Tracer):
         depth = len(self.module_stack)
         try:
             return super().call_module(m, run, args, kwargs)
-        except Exception:  # torch.fx (2.13) stays inside of the module then, and a caller that goes on fails
+        except Exception:  # torch.fx (2.13) then remains inside the module, so a caller that continues fails
             while len(self.module_stack) > depth:
                 self.module_stack.popitem()
             raise
@@ -141,7 +141,7 @@ class ModulePathTracer(torch.fx.Tracer):
         name: str | None = None,
         type_expr: Any | None = None,
     ) -> Node:
-        """Makes a node, as torch.fx does, and records where it comes from."""
+        """Makes a node, as torch.fx does, and records the module that it comes from."""
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         if kind != "output":
             call = self._next_call(str(target)) if kind == "call_module" else self._running
@@ -150,14 +150,14 @@ class ModulePathTracer(torch.fx.Tracer):
         return node
 
     def _begin(self, paths: dict[str, list[str]]) -> None:
-        """Resets the tracer. Results that the user has taken from it stay as they are."""
+        """Resets the tracer. Results that the user already has stay as they are."""
         self.node_to_originating_module = NodeNames()
         self.node_to_call = NodeNames()
         self._paths = paths
-        self._calls = Counter({"": 1})  # by target; the root's own call is the one that is traced
+        self._calls = Counter({"": 1})  # by target; the traced call is the root's first
         self._running = _Call("", 0)
         self._failure = None
-        # torch.fx (2.13) makes these once per tracer, and leaves them as they are at an exception
+        # torch.fx (2.13) makes these only once, and keeps them after an exception
         self.module_stack = OrderedDict()
         self.num_calls = {}
         self.node_name_to_scope = {}

@@ -1,4 +1,4 @@
-"""The backward of each call as columns. It lasts from the call's first autograd node to the next node outside of it."""
+"""Records the backward of each call as columns: from the call's first autograd node to the next node outside of it."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ class BackwardCalls:
 
     def __init__(self) -> None:
         self.segment: list[Segment] = []
-        self.index: list[int] = []  # of the forward call in its segment
+        self.index: list[int] = []  # index of the forward call in its segment
         self.start_ns: list[int] = []
         self.end_ns: list[int] = []
-        #: The events of a device at the beginnings and ends, where times of devices are taken.
+        #: The device events at the beginnings and ends, if device times are taken.
         self.began: list[Any] = []
         self.ended: list[Any] = []
-        self.above: list[int] = []  # row of the call around it, -1 if there is none here
-        self._open: list[int] = []  # rows, outermost first
-        self._is_open: set[tuple[Segment, int]] = set()  # their calls
+        self.above: list[int] = []  # the row of the surrounding call; -1 if it has no row here
+        self._open: list[int] = []  # rows of the open calls, outermost first
+        self._is_open: set[tuple[Segment, int]] = set()  # the open calls
         self._parents: dict[Segment, list[int]] = {}
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class BackwardCalls:
 
         Args:
             segment: the segment of the call; None for nodes outside of any module.
-            on_device: the event that a device reaches then, if it was recorded.
+            on_device: the device event that was recorded for this moment; None if there is none.
         """
         entered: list[int] = []
         if segment is None:

@@ -26,21 +26,21 @@ class CallContext(dict[int, "CallContext"]):
     )  # fmt: skip
 
     def __init__(self, named: NamedModule | None, above: Optional["CallContext"], index: int) -> None:
-        self.ref: Callable[[], nn.Module | None] = lambda: None  # the module that was called here last
-        self.key = -1  # id of the module; -1 for an outermost context, so that leaving it takes the slow way
+        self.ref: Callable[[], nn.Module | None] = lambda: None  # the module that was called last
+        self.key = -1  # the module's id; -1 for an outermost context, so that leaving it takes the slow path
         self.outermost = -1
         self.named = named
         self.above = above
         self.index = index
-        self.codes: set[CodeType] = set()  # functions that were seen to run ops inside of its calls
-        self.compiled = False  # its calls run as compiled regions
-        self.is_scope = False  # it is code that the user named, not a module
-        #: The root and path below its caller, if the module has others too.
+        self.codes: set[CodeType] = set()  # the functions that were seen to run ops in its calls
+        self.compiled = False  # whether its calls run as compiled regions
+        self.is_scope = False  # whether it is code that the user named, and not a module
+        #: The root and path of the module below its caller, if it has several; None otherwise.
         self.seen_as: tuple[NamedModule, str] | None = None
-        #: What was around it when it was first outermost outside of a backward.
+        #: The context around it when it was first an outermost call outside of a backward.
         self.owners: tuple[NamedModule, ...] | None = None
 
-    __hash__ = object.__hash__  # type: ignore[assignment]  # contexts are compared by identity, whatever is below them
+    __hash__ = object.__hash__  # type: ignore[assignment]  # compared by identity
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -64,7 +64,7 @@ class CallContext(dict[int, "CallContext"]):
 
     @property
     def module(self) -> nn.Module | None:
-        """The module; None if it is dead, or if the context is that of a named scope."""
+        """The module; None if it was freed, or if the context is that of a named scope."""
         return None if self.named is None else self.named.module
 
     def upwards(self) -> Iterator["CallContext"]:
@@ -80,10 +80,10 @@ class ContextTree:
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
-        self.contexts: list[CallContext] = []  # by number
+        self.contexts: list[CallContext] = []  # all contexts by their numbers
         self.outside = CallContext(None, None, -1)
         self._outermost: dict[int, CallContext] = {}
-        self._of_module: dict[int, list[CallContext]] = {}  # by module_id
+        self._of_module: dict[int, list[CallContext]] = {}  # the contexts of each module, by module_id
 
     def find(self, module: nn.Module, above: CallContext | None, frame: FrameType | None) -> CallContext:
         """Returns the context of a module below `above` (None if it is outermost), and creates it at the first call."""
@@ -109,13 +109,13 @@ class ContextTree:
         return known
 
     def contexts_of(self, named: NamedModule) -> list[CallContext]:
-        """Returns the contexts that a module was called in."""
+        """Returns all contexts in which a module was called."""
         module = named.module
         contexts = () if module is None else self._of_module.get(named.module_id, ())
         return [context for context in contexts if context.ref() is module]
 
     def _take(self, key: int, named: NamedModule, above: CallContext | None) -> CallContext:
-        """Returns a new context, or that of a dead module with the same name."""
+        """Returns a new context, or the context of a freed module with the same name."""
         holder = self._outermost if above is None else above
         contexts = self._of_module.setdefault(named.module_id, [])
         context = next(
@@ -134,7 +134,7 @@ class ContextTree:
 
 
 def _seen_below(above: CallContext, module: nn.Module) -> tuple[NamedModule, str] | None:
-    """Returns the root and the path of a module as registered below its caller; None if it is not registered there."""
+    """Returns root and path of a module as registered below its caller; None if it is not registered there."""
     caller = above.module
     if caller is not None:
         for below, _, path, _ in walk(caller, above.path, ""):

@@ -1,4 +1,4 @@
-"""Compares the clock of a device with that of the host, and converts times from one to the other."""
+"""Compares the clock of a device with the host's clock, and converts times between them."""
 
 import time
 from collections import deque
@@ -9,19 +9,19 @@ import numpy.typing as npt
 
 from ...torch_internals.device_events import TorchEvents
 
-#: At most this many comparisons are kept: the last hour of a recording in memory.
+#: The largest number of comparisons that are kept, which covers the last hour of a recording in memory.
 _KEPT = 4096
 
-#: The shortest of this many comparisons counts: between two lines of Python another thread may run.
+#: The number of attempts for a comparison, of which the shortest counts, as another thread may run in between.
 _TRIES = 3
 
-#: How long the first comparison may wait for what the device does already, and every later one.
+#: How long the first comparison, and each later one, may wait for work that the device already has.
 _FIRST_PATIENCE_NS, _PATIENCE_NS = 1_000_000_000, 200_000
 
-#: A later comparison that took longer is less exact than what is known: clocks drift by at most 20 us a second.
+#: Comparisons that took longer than this are ignored, as clocks drift by at most 20 us a second.
 _LONGEST_NS = 100_000
 
-#: Comparisons are at least this far apart, so that the error of one is a small part of what lies between two.
+#: The shortest time between comparisons, which keeps their errors small relative to it.
 _APART_NS = 100_000_000
 
 _SPINS = 50
@@ -29,7 +29,7 @@ _SPINS = 50
 
 class _Comparison(NamedTuple):
     event: Any
-    before_ns: int  # the event passed between these two times of the host
+    before_ns: int  # the event passed between these two host times
     after_ns: int
 
     @property
@@ -38,32 +38,32 @@ class _Comparison(NamedTuple):
 
 
 class DeviceClock:
-    """The clock of one device: nanoseconds since a first event, and what they are on the clock of the host.
+    """The clock of one device, in nanoseconds since a first event, with its relation to the host's clock.
 
-    An event is recorded on a stream on which nothing else runs, and has passed some 10 us later, whatever other streams
-    do. Half of that is the error of a time on the host's clock. Between two comparisons the clocks are taken to drift
-    evenly, so a conversion changes no order. CUDA gives the time between two events as a float of 32 bits, so times are
-    counted from the last of these events.
+    An event recorded on a stream without other work passes about 10 us later, whatever other streams do. Half of that
+    is the error of a converted time. Between two comparisons the clocks are assumed to drift evenly, so a conversion
+    keeps the order of times. CUDA gives the time between two events as a 32-bit float, so times are counted from the
+    last compared event.
     """
 
     def __init__(self, events: TorchEvents, device: int) -> None:
-        """Compares the clocks for the first time, which waits at most a second for what the device does already."""
+        """Compares the clocks for the first time, which waits at most a second for work that the device already has."""
         self.device = device
         self._events = events
         self._reference: Any = None
         self._reference_ns = 0.0
         self._spare: list[Any] = []
-        self._known: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # times of the device, and of the host
+        self._known: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # pairs of device time and host time
         self._compared_ns = 0
         self._take(self._compare(_FIRST_PATIENCE_NS), longest_ns=_FIRST_PATIENCE_NS)
-        if self._reference is None:  # it will pass before all that is read
+        if self._reference is None:  # it will pass before every event that is read
             self._reference = self._spare.pop()
 
     def compare(self) -> None:
-        """Compares the clocks again, unless that was done just now. 50 us; it never waits for work of the program.
+        """Compares the clocks again, unless that was done just now. It takes 50 us, and never waits for the program.
 
-        It changes nothing if the device does not answer at once, as where `CUDA_DEVICE_MAX_CONNECTIONS` lets all
-        streams share one queue.
+        Nothing changes if the device does not answer at once, as when `CUDA_DEVICE_MAX_CONNECTIONS` makes all streams
+        share one queue.
         """
         if time.perf_counter_ns() - self._compared_ns >= _APART_NS:
             self._take(self._compare(_PATIENCE_NS), longest_ns=_LONGEST_NS)
@@ -77,16 +77,16 @@ class DeviceClock:
         return self._reference_ns + self._events.elapsed_ns(self._reference, event)
 
     def to_host(self, times_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Returns what times of the device are on the clock of the host; NaN if the clocks could not be compared."""
+        """Returns device times as host times; NaN if the clocks could not be compared."""
         if not self._known:
             return np.full(len(times_ns), np.nan)
         device, host = np.array(self._known).T
-        # Before the first comparison and after the last one both clocks run at one speed.
+        # Outside of the known comparisons, both clocks are assumed to run at the same speed.
         converted: npt.NDArray[np.float64] = times_ns + np.interp(times_ns, device, host - device)
         return converted
 
     def _compare(self, patience_ns: int) -> list[_Comparison]:
-        """Returns comparisons; none if the device has not answered."""
+        """Returns new comparisons; none if the device did not answer in time."""
         found: list[_Comparison] = []
         while len(found) < _TRIES:
             spare = self._spare.pop() if self._spare else None
@@ -109,7 +109,7 @@ class DeviceClock:
         return False
 
     def _take(self, found: list[_Comparison], *, longest_ns: int) -> None:
-        """Counts times from the event of the best comparison, and keeps its times."""
+        """Adds the best comparison, and counts device times from its event."""
         self._compared_ns = time.perf_counter_ns()
         found.sort(key=lambda comparison: comparison.length_ns)
         self._spare += [comparison.event for comparison in found[1:]]

@@ -1,4 +1,4 @@
-"""Takes the times at which a device reaches the beginning and the end of calls, backwards, optimizer steps and ops."""
+"""Records when a device reaches the beginnings and ends of calls, backwards, optimizer steps and ops."""
 
 import threading
 import time
@@ -18,65 +18,65 @@ from .device_clock import DeviceClock
 from .listeners import Listener, Subscribers
 from .thread_log import ThreadLog
 
-#: At most this many events of one device wait. What follows has no times.
+#: The largest number of events of a device that may wait; later calls have no times.
 _MOST_EVENTS = 65_536
 
-#: Where this many events exist, those that have passed are read before another one is made.
+#: When this many events exist, passed events are read before another one is made.
 _MANY_EVENTS = 8_192
 
-#: The times of a step are given up when the device has passed no event for this long.
+#: A step's times are given up if the device has passed no event for this long.
 _PATIENCE_S = 10.0
 
 
 class DeviceEvent:
-    """An event that was recorded on a stream, and its time once that is read."""
+    """An event recorded on a stream, and its time once it was read."""
 
     __slots__ = ("clock", "event", "stream", "time_ns")
 
     def __init__(self, clock: DeviceClock, event: Any, stream: int) -> None:
         self.clock = clock
         self.stream = stream
-        self.event = event  # None: it has been read, and is used again
-        self.time_ns = np.nan  # on the clock of the device; NaN: not known
+        self.event = event  # None once it was read, as events are reused
+        self.time_ns = np.nan  # on the clock of the device; NaN until it is known
 
 
 class SegmentEvents:
-    """The events of the calls of one segment."""
+    """The device events of the calls of one segment."""
 
     __slots__ = ("by_event", "open")
 
     def __init__(self) -> None:
-        self.by_event: dict[int, DeviceEvent] = {}  # by the number of the event in the segment's log
-        self.open: list[tuple[CallContext, DeviceEvent | None]] = []  # of the calls that run
+        self.by_event: dict[int, DeviceEvent] = {}  # keyed by the number of the log event in the segment
+        self.open: list[tuple[CallContext, DeviceEvent | None]] = []  # running calls, with their first events
 
 
 class _DeviceQueues:
-    """The events of one device: those that are free, and those that it has not passed, in their order."""
+    """The events of one device: the free ones, and those waiting to be passed, in order."""
 
     def __init__(self, clock: DeviceClock) -> None:
         self.clock = clock
         self.free: list[Any] = []
         self.made = 0
-        #: By thread and stream, for each of which a device passes events in the order in which they were recorded.
+        #: Waiting events by thread and stream; each device passes those of one stream in order.
         self.waiting: dict[tuple[int, int], deque[DeviceEvent]] = {}
 
 
 class DeviceTimes(Listener):
-    """Records events while a user wants times of devices. Nothing here waits for a device but `read`.
+    """Records device events while a user wants device times. Only `read` waits for a device.
 
-    An event is recorded right before the first kernel of a call is issued, and another one behind the last one, each on
-    the current stream of the device that the call works on. A call takes 8 us for both on a shared 2-core machine with
+    One event is recorded just before the first kernel of a call is issued, and another after its last one, both on the
+    current stream of the device that the call works on. Both together take 8 us a call on a shared 2-core machine with
     events that do nothing; those of CUDA add 2 to 4 us (estimated: no GPU has run it).
     """
 
     def __init__(self, subscribers: Subscribers) -> None:
         self.is_on = False
         self._subscribers = subscribers
-        self.failure: Exception | None = None  # since it happened, no times are taken
+        self.failure: Exception | None = None  # the error after which no times are taken
         self._users: set[object] = set()
         self._events = TorchEvents()
-        self._queues: dict[int, _DeviceQueues] = {}  # by device
-        self._optimizers: dict[int, list[DeviceEvent | None]] = {}  # by thread: of the last one's step
+        self._queues: dict[int, _DeviceQueues] = {}  # keyed by device
+        self._optimizers: dict[int, list[DeviceEvent | None]] = {}  # by thread: of the last optimizer step
         self._opening = threading.Lock()
         self._reading = threading.Lock()
 
@@ -87,13 +87,13 @@ class DeviceTimes(Listener):
             keep_out_of_dynamo(DeviceTimes.entering, DeviceTimes.leaving)
             graph_captures.watch(self)
             graph_captures.add(self)
-            # What other listeners measure is not the call's.
+            # Times exclude what other listeners do.
             self._subscribers.add(self, "entering", "before_optimizer")
             self._subscribers.add(self, "leaving", "after_optimizer", first=True)
         self.is_on = self.failure is None
 
     def stop(self, user: object) -> None:
-        """Takes no more times for a user; what was taken can still be read."""
+        """Stops taking times for a user; recorded events can still be read."""
         was_used = bool(self._users)
         self._users.discard(user)
         if was_used and not self._users:
@@ -102,13 +102,13 @@ class DeviceTimes(Listener):
             self._subscribers.remove(self)
             graph_captures.unwatch(self)
 
-    # Recording. These methods never raise.
+    # Recording; these methods never raise.
 
     def record(self, device: int) -> DeviceEvent | None:
         """Records an event on the current stream of a device.
 
         Returns:
-            the event. None: `device` is -1, a CUDA graph is being captured, or too many events wait.
+            the event; None if `device` is -1, a CUDA graph is being captured, or too many events wait.
         """
         if device < 0 or not self.is_on or graph_captures.may_be_open:
             return None
@@ -119,12 +119,12 @@ class DeviceTimes(Listener):
             return None
 
     def record_for(self, values: Iterable[object]) -> DeviceEvent | None:
-        """Records an event on the current stream of the first device that has one of the values."""
+        """Records an event on the current stream of the first device on which one of the values lies."""
         if not self.is_on or not self._events.is_in_use():
             return None
         try:
             device = self._events.device_of(values)
-        except Exception:  # raised by a class of the user's
+        except Exception:  # a user's class may raise
             return None
         return self.record(device)
 
@@ -134,7 +134,7 @@ class DeviceTimes(Listener):
         if queues is None or stream is None:
             return None
         try:
-            event = queues.free.pop()  # atomic
+            event = queues.free.pop()  # an atomic operation
         except IndexError:
             event = self._new_event(queues, stream)
         else:
@@ -150,21 +150,21 @@ class DeviceTimes(Listener):
         return recorded
 
     def _open(self, device: int) -> _DeviceQueues | None:
-        """Returns the queues of a device that is met for the first time; None while a graph is captured."""
+        """Returns the queues of a device that is new; None while a graph is captured."""
         with self._opening, graph_captures.device_work() as is_allowed:
             if is_allowed and device not in self._queues:
                 self._queues[device] = _DeviceQueues(DeviceClock(self._events, device))
         return self._queues.get(device)
 
     def _new_event(self, queues: _DeviceQueues, stream: int) -> Any:
-        """Returns an event that was recorded just now; None if there are too many."""
+        """Returns a newly recorded event; None if there are too many."""
         event = None
         if queues.made >= _MANY_EVENTS:
             self._read_passed()
             event = queues.free.pop() if queues.free else None
         if event is None and queues.made >= _MOST_EVENTS:
             return None
-        with graph_captures.device_work() as is_allowed:  # one is made
+        with graph_captures.device_work() as is_allowed:  # an event is created
             if not is_allowed:
                 return None
             queues.made += event is None
@@ -173,7 +173,7 @@ class DeviceTimes(Listener):
     def _fail(self, error: Exception) -> None:
         self.failure, self.is_on = self.failure or error, False
 
-    # Modules and optimizers.
+    # Events of modules and optimizers.
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         segment = log.segment
@@ -184,7 +184,7 @@ class DeviceTimes(Listener):
             events = segment.device_events = SegmentEvents()
         try:
             device = self._device_of_call(events, module, args)
-        except Exception:  # raised by a class of the user's
+        except Exception:  # a user's class may raise
             device = -1
         recorded = self.record(device)
         events.open.append((log.context, recorded))
@@ -198,13 +198,13 @@ class DeviceTimes(Listener):
         if events is None or log.context.outermost != id(module):
             return
         is_own = False
-        while events.open and not is_own:  # calls whose hook never ran have no end
+        while events.open and not is_own:  # calls whose exit hook never ran have no end
             context, began = events.open.pop()
             is_own = context is log.context
         if is_own and began is not None:
             ended = self.record(began.clock.device)
             if ended is not None:
-                events.by_event[len(log.contexts)] = ended  # the next event is the call's exit
+                events.by_event[len(log.contexts)] = ended  # the call's exit will be the next event
 
     def _device_of_call(self, events: SegmentEvents, module: nn.Module, args: Any) -> int:
         """Returns the index of the device of a call: that of its first argument, its parameters, or its caller."""
@@ -231,7 +231,7 @@ class DeviceTimes(Listener):
         began, ended, *_ = [*self._optimizers.get(threading.get_ident(), []), None, None]
         return began, ended
 
-    # Reading.
+    # Reading events.
 
     def read(self, wanted: Iterable[DeviceEvent]) -> None:
         """Waits until devices have passed some events, and reads their times. It is never called during a step.
@@ -244,7 +244,7 @@ class DeviceTimes(Listener):
         while self.failure is None:
             if self._read_passed() or not until_s:
                 until_s = time.monotonic() + _PATIENCE_S
-            while waiting and waiting[-1].event is None:  # the last are the last to pass
+            while waiting and waiting[-1].event is None:  # events pass in order, so the last one decides
                 waiting.pop()
             if not waiting or graph_captures.may_be_open or time.monotonic() > until_s:
                 break
@@ -253,7 +253,7 @@ class DeviceTimes(Listener):
         self._compare(clocks)
 
     def fetch(self) -> None:
-        """Reads what has passed, because a capture begins; before one, torch waits until devices have no work left."""
+        """Reads passed events because a capture begins; torch waits before it until devices are idle."""
         self._read_passed()
 
     def _compare(self, clocks: Iterable[DeviceClock]) -> None:
@@ -269,10 +269,10 @@ class DeviceTimes(Listener):
                 self._reading.release()
 
     def _read_passed(self) -> int:
-        """Reads the events that devices have passed, unless another thread does; it never waits for a device.
+        """Reads the events that devices have passed, unless another thread is reading; it never waits.
 
         Returns:
-            how many it has read.
+            how many events were read.
         """
         read = 0
         if self.failure is not None or not self._reading.acquire(blocking=False):
@@ -288,7 +288,7 @@ class DeviceTimes(Listener):
         return read
 
     def _read_queue(self, waiting: deque[DeviceEvent], queues: _DeviceQueues) -> int:
-        # If the newest has passed, all have: to ask is 1 us.
+        # One query takes 1 us, and if the newest event has passed, all have.
         count = len(waiting)
         have_passed = count > 0 and self._events.has_passed(waiting[count - 1].event)
         for number in range(count):
@@ -305,9 +305,9 @@ class DeviceTimes(Listener):
 def times_between(
     began: Sequence[DeviceEvent | None], ended: Sequence[DeviceEvent | None]
 ) -> npt.NDArray[np.float64]:
-    """Returns `[2, rows]`: the times of events on the clock of the host; NaN where one is not known.
+    """Returns `[2, rows]`: beginnings and ends as host times; NaN where one is not known.
 
-    The end of what has begun on another stream is not known.
+    The end is not known if it was recorded on another stream than the beginning.
     """
     times = np.array([_to_host(began), _to_host(ended)])
     strays = [

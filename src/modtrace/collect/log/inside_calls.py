@@ -1,4 +1,4 @@
-"""Counts the calls of modules in compiled code, where hooks see none."""
+"""Counts calls of modules inside of compiled code, which hooks do not see."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 
 class InsideCalls:
-    """The calls inside of compiled code in one segment, as far as they were tapped.
+    """The tapped calls inside of compiled code of one segment.
 
-    Each recording and each tracker has a set of taps with a number of its own (`taps` below), which counts alone. A
-    module has as many calls as the set that saw most of them.
+    Each recording and each tracker has its own set of taps (`taps` below), and counts separately. The number of a
+    module's calls is the highest count of any set.
     """
 
     __slots__ = ("_begun", "_places")
 
     def __init__(self) -> None:
-        #: By module_id and taps, of each call, at its end: how many calls that hooks see had begun. It never falls.
+        #: By module_id and taps, for each call: how many calls that hooks see had begun at its end. It never falls.
         self._begun: dict[int, dict[int, list[int]]] = {}
-        #: By the index of the seen call around them, taps and module_id: the indices of calls in those lists.
+        #: By index of the surrounding call that hooks see, taps and module_id: the positions of calls in those lists.
         self._places: dict[tuple[int, int, int], list[int]] = {}
 
     def __bool__(self) -> bool:
@@ -27,7 +27,7 @@ class InsideCalls:
         """Adds a call that has ended inside of the call `seen`.
 
         Returns:
-            the number of calls that the same taps saw before it of the same module inside of the call `seen`.
+            the number of earlier calls of the module inside `seen`, by the same taps.
         """
         known = self._begun.setdefault(module_id, {}).setdefault(taps, [])
         places = self._places.setdefault((seen, taps, module_id), [])
@@ -36,19 +36,19 @@ class InsideCalls:
         return len(places) - 1
 
     def find(self, seen: int, taps: int, module_id: int, nth: int) -> tuple[int, int] | None:
-        """Returns which of the calls of its module inside a call is, and how many calls that hooks see had begun.
+        """Returns the call's number among those of its module, and how many calls that hooks see had begun.
 
-        None if these taps have not seen it.
+        None if these taps did not see the call.
         """
         places = self._places.get((seen, taps, module_id), ())
         return (places[nth], self._begun[module_id][taps][places[nth]]) if nth < len(places) else None
 
     def count_before(self, module_id: int, seen: int) -> int:
-        """Returns how many calls of a module had ended inside when the call `seen` began, before which `seen` did."""
+        """Returns how many inside calls of a module had ended when the call `seen` began."""
         return bisect_right(self._most(module_id), seen)
 
     def counts(self) -> Counter[int]:
-        """Returns how many calls of each module are known, by module_id."""
+        """Returns the number of known calls of each module, by module_id."""
         return Counter({module_id: len(self._most(module_id)) for module_id in list(self._begun)})
 
     def _most(self, module_id: int) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""The events that a tracker passes to its listeners, and the guard around our own work for them."""
+"""Defines the events that a tracker passes to its listeners, and the guard around our own work for them."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,22 +16,22 @@ from .thread_log import Backward, ThreadLog
 class Listener:
     """Receives the events of a tracker. Only the methods that a listener overrides are called."""
 
-    wants_backward_events = False  # when each call's backward begins and ends
-    wants_additions = False  # when the engine adds up gradients
+    wants_backward_events = False  # True to receive the beginning and end of each call's backward
+    wants_additions = False  # True to receive when the engine adds gradients
 
-    # Outermost calls, backwards and optimizer steps.
+    # Events of outermost calls, backwards and optimizer steps.
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         """Receives an outermost call that begins.
 
-        `in_step` is True if it belongs to what runs already and starts no new step.
+        `in_step` is True if the call belongs to what is running, and so cannot start a step.
         """
 
     def segment_closed(self, segment: Segment) -> None:
         """Receives an outermost call that has ended."""
 
     def segment_dropped(self, segment: Segment) -> None:
-        """Receives an outermost call that an interrupt kept from beginning. Some listeners may not know the segment."""
+        """Receives an outermost call that an interrupt kept from beginning; the listener may not know the segment."""
 
     def backward_began(self, backward: Backward) -> None:
         """Receives a backward that begins, while its graph is whole."""
@@ -45,7 +45,7 @@ class Listener:
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         """Receives the end of an optimizer's step that raised no exception."""
 
-    # Tensors. These methods never raise, unless the tracker is strict.
+    # Events with tensors. These methods never raise, unless the tracker is strict.
 
     def returned(self, log: ThreadLog, context: CallContext, output: Any) -> None:
         """Receives the output that a call has returned. The call's exit is the newest event of the thread's log."""
@@ -60,15 +60,15 @@ class Listener:
         """
 
     def closure_ended(self, optimizer: Any) -> None:
-        """Receives the optimizer whose closure has returned for the first time in this step.
+        """Receives an optimizer whose closure has returned for the first time in this step.
 
-        The optimizer has changed nothing yet. It may raise `NonFiniteError`, which keeps it from that.
+        The optimizer has changed nothing yet. The method may raise `NonFiniteError` to prevent it from doing so.
         """
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """Receives an optimizer that has stepped, unless another optimizer has called it."""
 
-    # Every call. These methods may raise what a user's hook raises.
+    # Events of every call. These methods may raise what a user's hook raises.
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         """Receives a call that begins, with its positional arguments."""
@@ -81,7 +81,7 @@ class Listener:
         If an exception ended it (`raised`), `output` is None and `kwargs` may be empty.
         """
 
-    # The tracker itself.
+    # Events of the tracker itself.
 
     def failed(self, error: Exception, where: str) -> None:
         """Receives the internal error after which the tracker has stopped; `where` is a module path."""
@@ -96,18 +96,18 @@ _EVENTS = tuple(name for name, value in vars(Listener).items() if callable(value
 
 
 class Subscribers:
-    """The listeners of one tracker, and the guard around all our own work outside of the hot path.
+    """The listeners of one tracker, with the guard around all our work outside of the hot path.
 
-    It has a list of bound methods for each event. If no listener overrides an event, the list is empty, and the hot
-    path only finds that out. The list objects never change, because the hooks hold them.
+    For each event there is a list of bound methods, empty if no listener overrides the event, which is all that the hot
+    path needs to check. The list objects never change, because the hooks hold them.
     """
 
     def __init__(self, names: ModuleNames, remove_hooks: Callable[[], None]) -> None:
         self._names = names
         self._remove_hooks = remove_hooks
         self.has_failed = False
-        self._failing = threading.RLock()  # held while it fails, and while a user is added
-        #: Those for whom the tracker runs, and whether each wants internal errors raised.
+        self._failing = threading.RLock()  # held while tracking fails, or a user is added
+        #: The listeners for which the tracker runs, and whether each wants internal errors raised.
         self.users: dict[Listener, bool] = {}
         self.segment_opened: list[Callable[[Segment, bool], None]] = []
         self.segment_closed: list[Callable[[Segment], None]] = []
@@ -127,7 +127,7 @@ class Subscribers:
         self.forked: list[Callable[[], None]] = []
 
     def add_user(self, user: Listener, *, strict: bool) -> bool:
-        """Adds a listener for whom the tracker runs. Returns False, and adds nothing, if the tracking has failed."""
+        """Adds a listener for which the tracker runs. Returns False, and adds nothing, if tracking has failed."""
         with self._failing:
             if self.has_failed:
                 return False
@@ -139,11 +139,11 @@ class Subscribers:
         """Calls the methods that a listener overrides from now on.
 
         Args:
-            events: only these; none: all.
-            without: none of these.
-            first: before those of the listeners that are there.
+            events: the only events to receive; all if none is given.
+            without: events not to receive.
+            first: whether to call the listener before the present ones.
         """
-        # The ends before the begins: another thread may run meanwhile, and an end alone is one of what ran before.
+        # Ends are added before beginnings, as another thread may run in between and a lone end is harmless.
         for event in reversed(events or _EVENTS):
             if event not in without and getattr(type(listener), event) is not getattr(Listener, event):
                 listed = getattr(self, event)
@@ -164,7 +164,7 @@ class Subscribers:
     @property
     def strict(self) -> bool:
         """True if internal errors are raised into the user's run."""
-        return any(list(self.users.values()))  # a list: other threads add users
+        return any(list(self.users.values()))  # a copy, as other threads may add users
 
     def guard(self, module: nn.Module | None) -> "_Guard":
         """Returns a context manager for our own work outside of the hot path.
@@ -185,13 +185,13 @@ class Subscribers:
 
 
 def notify_all(listeners: Sequence[Callable[_P, None]], *args: _P.args, **kwargs: _P.kwargs) -> None:
-    """Calls the listeners of one event. Each may add another one, or remove itself."""
+    """Calls the listeners of one event. A listener may add or remove listeners meanwhile."""
     for listener in tuple(listeners):
         listener(*args, **kwargs)
 
 
 class _Guard:
-    """Keeps internal errors from the run, but not a stop that the user asked for.
+    """Keeps internal errors out of the run, but lets a stop that the user requested pass.
 
     It is a class because `contextmanager` takes 1.5 us and this takes 0.3 us.
     """

@@ -1,4 +1,4 @@
-"""Finds how calls are nested: in closed segments all at once, in a running one event by event."""
+"""Finds how calls are nested: at once for closed segments, event by event for a running one."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ Ints = npt.NDArray[np.int64]
 class Structure(NamedTuple):
     """The nesting of the calls of one or more whole segments."""
 
-    enter_event: Ints  # by call
-    exit_event: Ints  # by call
-    parent: Ints  # by call; -1: outermost
-    scope_after: Ints  # by event: the call that runs after it; -1: none
+    enter_event: Ints  # the enter event of each call
+    exit_event: Ints  # the exit event of each call
+    parent: Ints  # the parent of each call; -1 for an outermost call
+    scope_after: Ints  # the call that runs after each event; -1 for none
 
 
 def structure_of(contexts: Ints) -> Structure:
@@ -26,9 +26,9 @@ def structure_of(contexts: Ints) -> Structure:
     """
     entered = contexts >= 0
     depth = np.cumsum(np.where(entered, 1, -1))
-    level = depth + ~entered  # of the call that the event begins or ends, from 1
+    level = depth + ~entered  # the level of the call that the event begins or ends, from 1
     small = np.int16 if len(level) and level.max() < 2**15 else np.int64
-    by_level = np.argsort(level.astype(small), kind="stable")  # int16: a radix sort
+    by_level = np.argsort(level.astype(small), kind="stable")  # numpy sorts int16 by radix
     number = np.cumsum(entered) - 1
     enter_event = np.flatnonzero(entered)
     exit_event = np.empty_like(enter_event)
@@ -65,11 +65,11 @@ class OpenCalls:
     __slots__ = ("after", "children", "context", "innermost", "parent")
 
     def __init__(self) -> None:
-        self.after: list[int] = []  # by event: the call that runs after it; -1: none
-        self.context: list[int] = []  # by call: the number of its context
-        self.parent: list[int] = []  # by call
-        self.children: list[list[int]] = []  # by call
-        self.innermost = -1  # the innermost open call
+        self.after: list[int] = []  # by event, the call that runs after it; -1 for none
+        self.context: list[int] = []  # by call, the number of its context
+        self.parent: list[int] = []  # by call, its parent
+        self.children: list[list[int]] = []  # by call, its children
+        self.innermost = -1  # the innermost open call; -1 for none
 
     def follow(self, contexts: list[int]) -> None:
         """Reads the events that were appended since the last call."""

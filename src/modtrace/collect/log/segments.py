@@ -1,4 +1,4 @@
-"""The log of what ran, with one segment for each outermost module call: flat while it runs, structured when read."""
+"""Defines the log of what ran, one segment for each outermost module call: flat while it runs, structured when read."""
 
 import weakref
 from bisect import bisect_left, bisect_right
@@ -14,7 +14,7 @@ from .call_context import CallContext
 from .inside_calls import InsideCalls
 from .nesting import OpenCalls, Structure, structure_of
 
-# What an exit event holds where an enter event holds the number of a context.
+# The codes of exit events, which stand in place of context numbers.
 EXIT = -1
 EXIT_RAISED = -2
 EXIT_UNSEEN = -3
@@ -50,26 +50,26 @@ class CallRef(NamedTuple):
 
     @property
     def counted_as(self) -> int:
-        """What calls of the same module are counted by."""
+        """A key that all calls of the same module share."""
         return self.named.module_id
 
     @property
     def rank(self) -> int:
-        """How many calls of the same module began in the segment before this one."""
+        """The number of calls of the same module that began earlier in the segment."""
         return self.segment.rank_of(self.index)
 
     def in_place_of(self, repeated: "CallRef") -> "CallRef":
-        """Returns the call that this one repeats, if `repeated` is what the call that hooks saw repeats."""
+        """Returns the call that this one repeats, given the call that the surrounding call seen by hooks repeats."""
         return repeated
 
 
 class InsideCall(NamedTuple):
-    """A call inside of compiled code. Hooks saw only the call of the compiled module around it."""
+    """A call inside of compiled code, where hooks see only the surrounding call of the compiled module."""
 
     seen: CallRef
-    taps: int  # that have seen it
+    taps: int  # the number of the set of taps that saw it
     module_id: int
-    nth: int  # of those that the same taps saw of its module inside of the seen call
+    nth: int  # its number among calls of its module that these taps saw inside of the seen call
 
     @property
     def segment(self) -> "Segment":
@@ -88,28 +88,28 @@ class InsideCall(NamedTuple):
 
     @property
     def counted_as(self) -> int:
-        """What calls of the same module are counted by."""
+        """A key that all calls of the same module share."""
         return self.module_id
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """Its place among the calls of its module inside, and how many calls had begun; None if it was not seen."""
+        """The call's number among its module's inside calls, and how many calls had begun; None if it was not seen."""
         return self.segment.inside.find(self.index, self.taps, self.module_id, self.nth)
 
     @property
     def rank(self) -> int:
-        """How many calls of the same module began in the segment before this one, in compiled code or outside of it."""
-        # A call that was not seen, because there were no taps yet, counts as one that begins right after `index`.
+        """The number of calls of the same module that began earlier in the segment, in compiled code or outside."""
+        # A call that was not seen, as there were no taps yet, counts as beginning right after `index`.
         place, begun = self.place or (self.nth, self.index + 1)
         return place + bisect_left(self.segment.indices_of(self.module_id, begun), begun)
 
     def in_place_of(self, repeated: CallRef) -> "InsideCall":
-        """Returns the call that this one repeats, if `repeated` is what the call that hooks saw repeats."""
+        """Returns the call that this one repeats, given the call that the surrounding call seen by hooks repeats."""
         return self._replace(seen=repeated)
 
 
 class Segment:
-    """An outermost module call with everything inside it, on one thread.
+    """An outermost module call, on one thread, with everything inside it.
 
     While it runs, its events are three plain lists that the hooks append to.
     """
@@ -122,34 +122,34 @@ class Segment:
     )  # fmt: skip
 
     def __init__(self, log: "Any", context: CallContext, first_seq: int, task: int, with_grad: bool) -> None:
-        self.log = log  # the thread's
+        self.log = log  # the log of the thread
         self.context = context
-        self.first_seq = first_seq  # autograd nodes made inside have sequence numbers from here ...
-        self.last_seq: int | None = None  # ... to before here; None while it runs
-        self.task = task  # graph task it runs in, -1: none
+        self.first_seq = first_seq  # the sequence number of the first autograd node made inside ...
+        self.last_seq: int | None = None  # ... and of the first one after it; None while the segment runs
+        self.task = task  # the graph task in which it runs; -1 for none
         self.with_grad = with_grad
         self.phase = FORWARD
-        self.trigger: CallRef | None = None  # of a recompute: the call whose backward asked for it
-        self.trigger_seq = -1  # ... and the node
-        self.region: Any = None  # ... and its checkpointed region
-        self.around: CallRef | None = None  # ... the call around the one that it repeats
-        self.repeats: CallRef | None = None  # ... and that one, if it was known at once
-        #: Scopes, and modules with a plain method around it; outermost first.
+        self.trigger: CallRef | None = None  # in a recompute, the call whose backward requested it
+        self.trigger_seq = -1  # the sequence number of the node that requested it
+        self.region: Any = None  # the checkpointed region of that node
+        self.around: CallRef | None = None  # the call around the repeated call
+        self.repeats: CallRef | None = None  # the repeated call, if it was known at once
+        #: Open scopes, and modules with a plain method running, around the segment; outermost first.
         self.owners: tuple[NamedModule, ...] = ()
-        self.outer: Any = None  # the span on the thread that was being logged when it began
+        self.outer: Any = None  # the span that the thread logged to before
         self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, contexts, times
-        self.first_id: int | None = None  # call_id of its first call, given when it closes
-        self.holders = 0  # recorders that have not written its rows yet
-        self.handover: Any = None  # what it was given and has returned, if nothing else ran when it began
-        self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
-        self.call_tensors: Any = None  # the inputs and outputs of its calls, if a listener needs them
-        self.device_events: Any = None  # what a device reached when, if a user wants that
+        self.first_id: int | None = None  # call_id of the first call, assigned when the segment closes
+        self.holders = 0  # the number of recorders that have yet to write its rows
+        self.handover: Any = None  # what it was given and returned, if nothing else ran when it began
+        self.watches: list[weakref.ref[Any]] = []  # references that die with its graph
+        self.call_tensors: Any = None  # inputs and outputs of its calls, if a listener needs them
+        self.device_events: Any = None  # device events of its calls, if a user wants device times
         self.inside = InsideCalls()
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None
-        self._children: list[list[int]] | None = None  # by call, once it is closed
+        self._children: list[list[int]] | None = None  # by call; None while the segment runs
         self._counts: Counter[Any] | None = None
-        #: Ranks by call, and calls by module_id, as far as asked for.
+        #: Ranks by call and calls by module_id, computed as far as they were needed.
         self._ranked: tuple[list[int], dict[int, list[int]]] | None = None
 
     @property
@@ -160,7 +160,7 @@ class Segment:
 
     @property
     def is_stretch(self) -> bool:
-        """True if it is code that the user named and that runs outside of any module."""
+        """True if the segment is code that the user named, outside of any module."""
         return self.context.is_scope and self.named.parent is None
 
     @property
@@ -174,7 +174,7 @@ class Segment:
         return self.last_seq is not None
 
     def close(self, last_seq: int, first_id: int) -> None:
-        """Ends the segment. Every enter event must have its exit event by then."""
+        """Ends the segment; all its calls must have exit events."""
         self.last_seq = last_seq
         self.first_id = first_id
         self._structure = self._open_calls = None
@@ -219,11 +219,11 @@ class Segment:
         return self.first_seq <= sequence_nr and (self.last_seq is None or sequence_nr < self.last_seq)
 
     def is_needed(self) -> bool:
-        """Returns whether the segment's rows are still to be written, or its graph lives and may yet run backward."""
+        """Returns whether rows of the segment are yet to be written, or its graph may yet run backward."""
         return self.holders > 0 or self.has_graph()
 
     def has_graph(self) -> bool:
-        """Returns whether a tensor that the segment returned is part of a graph that lives."""
+        """Returns whether an output tensor of the segment is part of a living graph."""
         return any(watch() is not None for watch in self.watches)
 
     def structure(self, *, keep: bool = True) -> Structure:
@@ -268,13 +268,13 @@ class Segment:
         return contexts
 
     def call_inside(self, taps: int, module_id: int) -> InsideCall:
-        """Counts a call of a module in compiled code inside of the call that runs, which these taps have seen."""
+        """Adds a call of a module inside of compiled code in the running call, as seen by the given taps."""
         seen = CallRef(self, self.open_calls.innermost)
         nth = self.inside.add(seen.index, taps, module_id, len(self.open_calls.context))
         return InsideCall(seen, taps, module_id, nth)
 
     def forward_counts(self) -> Counter[Any]:
-        """Returns how many forward calls each module has in the segment, by `counted_as` of the calls."""
+        """Returns the number of forward calls of each module in the segment, by `counted_as`."""
         if self.phase != FORWARD:
             return Counter()
         if self._counts is not None:
@@ -299,18 +299,18 @@ class Segment:
         return self._children[index]
 
     def rank_of(self, index: int) -> int:
-        """Returns how many calls of the same module began in the segment before the call `index`."""
+        """Returns the number of calls of the same module that began in the segment before the call `index`."""
         rank = self._ranks(index)[0][index]
         if self.inside:
             rank += self.inside.count_before(CallRef(self, index).counted_as, index)
         return rank
 
     def indices_of(self, module_id: int, until: int) -> Sequence[int]:
-        """Returns the indices of a module's calls, ascending; those from `until` on may be missing."""
+        """Returns the ascending indices of a module's calls; those from `until` on may be missing."""
         return self._ranks(until - 1)[1].get(module_id, ())
 
     def _ranks(self, last: int) -> tuple[list[int], dict[int, list[int]]]:
-        """Returns `_ranked`, complete at least for the calls up to `last`."""
+        """Returns `_ranked`, completed at least up to the call `last`."""
         if self._ranked is None:
             self._ranked = [], {}
         ranks, known = self._ranked
@@ -323,12 +323,12 @@ class Segment:
         return self._ranked
 
     def parent_of(self, index: int) -> int:
-        """Returns the call that encloses the call `index`; -1 if there is none in this segment."""
+        """Returns the parent of the call `index`; -1 for an outermost call."""
         return self.open_calls.parent[index] if self.last_seq is None else int(self.structure().parent[index])
 
 
 class BackwardSpan:
-    """The sequence numbers of the nodes that one backward made (`create_graph`), with the call that each belongs to."""
+    """The numbers of the nodes that one backward makes (`create_graph`), with the call to which each belongs."""
 
     __slots__ = ("asked_by", "first_seq", "last_seq", "outer", "seqs", "targets")
 
@@ -336,9 +336,9 @@ class BackwardSpan:
         self.first_seq = first_seq
         self.last_seq: int | None = None
         self.outer = outer
-        #: The call whose forward began the backward, if these are numbers of another thread: its nodes are the call's.
+        #: The call whose forward began the backward on another thread; all nodes of the span belong to it.
         self.asked_by: CallRef | None = None
-        self.seqs: list[int] = []  # rising; filled only where backward events are taken
+        self.seqs: list[int] = []  # ascending; empty unless backward events are taken
         self.targets: list[CallRef | None] = []
 
     def call_at(self, sequence_nr: int) -> CallRef | None:
@@ -351,5 +351,5 @@ class BackwardSpan:
         return self.first_seq <= sequence_nr and (self.last_seq is None or sequence_nr < self.last_seq)
 
     def is_needed(self) -> bool:
-        """Returns False. Spans are dropped by age alone, because no hook runs when the graph of a gradient dies."""
+        """Returns False: spans are dropped by age alone, because no hook runs when a gradient's graph is freed."""
         return False

@@ -1,4 +1,4 @@
-"""Finds the calls that prepared the data of a step: modules without parameters that run before its model."""
+"""Finds calls that prepared the data of a step: modules without parameters that ran before the model."""
 
 import weakref
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ Storages = tuple["weakref.ref[Any]", ...]
 
 
 class Handover:
-    """The storages that an outermost call was given and has returned."""
+    """The storages of an outermost call's arguments and output."""
 
     __slots__ = ("given", "in_loader", "made")
 
     def __init__(self, frame: FrameType | None, *, has_parameters: bool, is_after_data: bool) -> None:
-        """Reads the arguments of the call (5 us), but only if the outermost call before it may have prepared them."""
+        """Reads the call's arguments (5 us), but only if the outermost call before may have prepared them."""
         self.in_loader = not has_parameters and is_in_data_loader(frame)
         self.given: Storages = ()
         if is_after_data and not self.in_loader:
@@ -29,14 +29,14 @@ class Handover:
         self.made: Storages = ()
 
     def returned(self, output: Any) -> None:
-        """Records what the call has returned."""
+        """Adds the storages of the call's output."""
         self.made = _storages_of(output)
 
 
 def find_data_calls(segments: Sequence[Segment], after_ns: int, root: Segment) -> int:
-    """Returns the position in `segments` from which on all calls have prepared what a root is given now.
+    """Returns the position in `segments` from which all calls prepared the arguments of `root`.
 
-    Such calls run in a data loader, or return what the root or the next of them is given.
+    Such a call ran in a data loader, or returned an argument of the root or of the next such call.
 
     Args:
         segments: earlier outermost calls, in order.
@@ -63,7 +63,7 @@ def _storages_of(value: Any) -> Storages:
             try:
                 if slot.tensor is not None:
                     found.append(weakref.ref(slot.tensor.untyped_storage()))
-            except Exception:  # it has none: sparse, of a transform, a subclass that raises
+            except Exception:  # sparse tensors, transforms and subclasses may have no storage
                 continue
     return tuple(found)
 

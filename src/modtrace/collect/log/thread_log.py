@@ -1,4 +1,4 @@
-"""The logs of threads, and the facts of the backwards that run on them."""
+"""Defines the logs of threads, and the facts about the backwards that run on them."""
 
 import threading
 import time
@@ -17,13 +17,13 @@ from .backward_calls import BackwardCalls
 from .call_context import CallContext, ContextTree
 from .segments import BackwardSpan, CallRef, Segment
 
-#: Segments and spans that nothing holds are kept this long, for graphs that no output leads to (a stashed loss).
+#: The number of spans kept although nothing refers to them, for graphs that no output leads to (a stored loss).
 _UNWATCHED_KEPT = 16
 
-#: A backward and its outputs: what `_engine_run_backward` takes after them, in order.
+#: The positions of two arguments of `_engine_run_backward`, counted without the outputs, which come first.
 _CREATE_GRAPH, _INPUTS = 2, 3
 
-#: The context of code whose modules are not followed; see `ThreadLog.aside`.
+#: The context of code in which module calls are not logged; see `ThreadLog.aside`.
 ASIDE = CallContext(None, None, -1)
 
 _first_seq = attrgetter("first_seq")
@@ -31,9 +31,9 @@ _first_seq = attrgetter("first_seq")
 
 @dataclass(eq=False, slots=True)
 class ThreadLog:
-    """The calls that run on one thread, and the segments whose graphs may still run backward."""
+    """The calls that run on one thread, and its segments whose graphs may still run backward."""
 
-    all_contexts: list[CallContext]  # the tracker's, by number
+    all_contexts: list[CallContext]  # the tracker's contexts by number
     outside: CallContext
     context: CallContext
     number: int
@@ -44,30 +44,30 @@ class ThreadLog:
     contexts: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
     suspended: list[tuple[CallContext, int, Segment]] = field(default_factory=list)
-    spans: list[Segment | BackwardSpan] = field(default_factory=list)  # by first_seq
+    spans: list[Segment | BackwardSpan] = field(default_factory=list)  # sorted by first_seq
     prune_at: int = 2 * _UNWATCHED_KEPT
-    #: Nodes with smaller numbers may belong to calls that are not known any more.
+    #: Nodes with smaller numbers may belong to calls that were forgotten.
     forgotten_seq: int = field(default_factory=sequence_nr)
-    #: Of nodes that backwards make (`create_graph`), if this is a thread of the engine's own and has made some.
+    #: The mark of nodes that backwards made here for `create_graph`, if this is one of the engine's own threads.
     mark: "NodeMark | None" = None
-    unmarked_seq: int = 0  # such nodes that have no mark have smaller numbers than this one
-    #: The last node that ran a backward in its own: its graph task, and its number ...
+    unmarked_seq: int = 0  # on such a thread, unmarked nodes have numbers below this
+    #: The last node whose backward ran another backward: its graph task, and its number.
     nested_in: tuple[int, int] = (-1, -1)
-    nested_from: int = 0  # ... from which number on it may have made what that backward runs ...
-    nested_end: int = 0  # ... and the number that came next when the backward had ended
+    nested_from: int = 0  # the number of the first node that it may have made for that backward
+    nested_end: int = 0  # the next number when that backward had ended
     backward: "Backward | None" = None
-    hooked: CallRef | None = None  # for which call a user's backward hook runs ...
-    hooked_task: int = -1  # ... and in which graph task
-    given_kwargs: dict[str, Any] | None = None  # of a call that is being opened without a hook
-    pinned: list[CallContext] = field(default_factory=list)  # of the calls that were opened without a hook
-    #: Open scopes that no module is around, outermost first.
+    hooked: CallRef | None = None  # the call for which a user's backward hook runs
+    hooked_task: int = -1  # the graph task in which that hook runs
+    given_kwargs: dict[str, Any] | None = None  # keyword arguments of a call that is opened without a hook
+    pinned: list[CallContext] = field(default_factory=list)  # calls that were opened without a hook
+    #: Open scopes outside of any module, outermost first.
     scopes: list[CallContext] = field(default_factory=list)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Returns a context manager in which module calls on this thread are not logged.
+        """Returns a context manager inside which module calls on this thread are not logged.
 
-        It is for calls that are not part of the run.
+        It is for our own calls, which are not part of the run.
         """
         context, self.context = self.context, ASIDE
         try:
@@ -77,7 +77,7 @@ class ThreadLog:
 
     @property
     def is_in_stretch(self) -> bool:
-        """True if code that the user named runs, with no module around it or inside it."""
+        """True if code that the user named runs outside of any module, and no module runs in it."""
         return bool(self.scopes) and self.context is self.scopes[-1]
 
     @property
@@ -107,7 +107,7 @@ class ThreadLog:
         self._use(segment, segment.context, segment.task)
 
     def pop(self) -> None:
-        """Makes the hooks append to the segment that the last one interrupted, if there is one."""
+        """Makes the hooks append to the interrupted segment again, if there is one."""
         if self.suspended:
             context, task, segment = self.suspended.pop()
             self._use(segment, context, task)
@@ -132,17 +132,17 @@ class ThreadLog:
         return None if span is None else span.call_at(sequence)
 
     def has_built_forward(self) -> bool:
-        """Returns whether a graph that calls on this thread have built, outside of backwards, may run yet."""
+        """Returns whether a graph that this thread's calls built outside of backwards may still run."""
         return any(isinstance(span, Segment) and span.task < 0 for span in self.spans)
 
     def has_built(self) -> bool:
-        """Returns whether a graph that runs outside of this thread's own backwards may hold nodes of this thread."""
+        """Returns whether a graph that runs outside of this thread's backwards may have nodes of this thread."""
         return self.mark is not None or any(
             not isinstance(span, Segment) or span.task < 0 for span in self.spans
         )
 
     def has_made_for_forward(self, sequence: int) -> bool:
-        """Returns whether a backward that a forward has begun made the node with this number on this thread."""
+        """Returns whether a backward that was begun in a forward made the node on this thread."""
         span = self.span_of(sequence)
         return isinstance(span, BackwardSpan) and span.asked_by is not None
 
@@ -153,22 +153,22 @@ class ThreadLog:
         return span
 
     def known_until(self) -> int:
-        """Returns the number that came next at the last moment at which what the thread made was known."""
+        """Returns the node number that came next when it was last known what this thread made."""
         last = self.spans[-1] if self.spans else None
         return max(self.nested_end, 0 if last is None else last.last_seq or last.first_seq)
 
     def begin_nested(self, node: tuple[int, int]) -> int:
-        """Returns the number from which on a node that begins a backward may have made what that backward runs.
+        """Returns the first number of the nodes that a node may have made for the backward that it begins.
 
         Args:
-            node: its graph task, and its number.
+            node: the node's graph task and number.
         """
         if self.nested_in != node:
             self.nested_in, self.nested_from = node, self.nested_end
         return self.nested_from
 
     def is_needed(self) -> bool:
-        """Returns whether the thread lives, or a graph that it built may yet run backward."""
+        """Returns whether the thread lives, or a graph that it built may still run backward."""
         return self.life() is not None or any(span.is_needed() for span in self.spans)
 
     def prune(self) -> None:
@@ -183,11 +183,11 @@ class ThreadLog:
                 else:
                     self.forgotten_seq = max(self.forgotten_seq, span.last_seq or 0)
             self.spans = kept
-            self.prune_at = 2 * len(self.spans)  # so that each span pays little for the search
+            self.prune_at = 2 * len(self.spans)  # so the search costs little for each span
 
 
 class NodeMark:
-    """What the metadata of a node holds: the log of the thread that has made it; None if it is not known any more."""
+    """The mark in a node's metadata: the log of the thread that made the node; None once it is forgotten."""
 
     __slots__ = ("log",)
 
@@ -208,14 +208,14 @@ class ThreadLogs:
         self._tree = tree
         self.outside = tree.outside
         self.all: list[ThreadLog] = []
-        self.threads = threading.local()  # not a subclass, which takes twice as long to read from
+        self.threads = threading.local()  # a subclass would take twice as long to read from
         self._threads_seen = 0
-        self._started_on = (-1, -1)  # thread, and the number that its next node has
+        self._started_on = (-1, -1)  # a thread, and the number of the next node on it
         self._next_id = 0
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Records that every node which this thread makes from now on is known."""
+        """Records that all nodes that this thread makes from now on are known."""
         self._started_on = (threading.get_ident(), sequence_nr())
 
     @property
@@ -231,7 +231,7 @@ class ThreadLogs:
                 )
                 thread, number = self._started_on
                 if thread == threading.get_ident():
-                    log.forgotten_seq = number  # what has been made since is known
+                    log.forgotten_seq = number  # nodes that were made since are known
                 self._threads_seen += 1
                 self.all = [other for other in self.all if other.is_needed()] + [log]
         return log
@@ -252,39 +252,39 @@ class Backward:
     ) -> None:
         self.log = log
         self.calls: BackwardCalls = BackwardCalls()
-        #: The one that runs this one in a node; the program may have begun it on another thread.
+        #: The backward that runs this one in a node, maybe begun on another thread.
         self.outer = outer
         self.outer_of_thread = log.backward
         self.outer_call = -1 if self.outer is None else self.outer.calls.innermost
-        #: The thread that waits for it, and for those around it: on a device their nodes run on another one.
+        #: The thread that waits for this and all surrounding backwards; a device runs their nodes on another one.
         self.home: ThreadLog = log if self.outer is None else self.outer.home
-        self.task = -1  # learnt from the first of our hooks that runs in it ...
-        self.learns_task = False  # ... which is one that runs before the first of its nodes
-        self.accumulate = bool(kwargs.get("accumulate_grad", True))  # backward(), not autograd.grad()
+        self.task = -1  # -1 until the first of our hooks runs in it ...
+        self.learns_task = False  # ... and whether that hook runs before the first node
+        self.accumulate = bool(kwargs.get("accumulate_grad", True))  # False for autograd.grad()
         self.create_graph = bool(args[_CREATE_GRAPH]) if len(args) > _CREATE_GRAPH else False
         self.is_pruned = bool(args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs", ()))
-        self.outputs: Any = None  # what it began with, while it runs
-        self.reached: dict[Segment, None] = {}  # in order
+        self.outputs: Any = None  # the tensors that it begins with, while it runs
+        self.reached: dict[Segment, None] = {}  # the segments that it has reached, in order
         self.reached_logs: set[ThreadLog] = set()
-        self.owners: Any = None  # of the nodes of its graph, while it runs and they are needed
-        self.first_id = -1  # call_id of the first of its calls, given at the end
+        self.owners: Any = None  # the owners of its graph's nodes, if needed while it runs
+        self.first_id = -1  # call_id of its first call, assigned at its end
         self.first_seq = sequence_nr()
-        #: What has been made before on the thread that waits has smaller numbers.
+        #: Nodes that the waiting thread made before have smaller numbers.
         self.home_seq: int = self.first_seq if self.outer is None else self.outer.home_seq
-        self.inside = current_node()  # the node that runs this backward in its own: a reentrant checkpoint
-        #: That node, or what ran in it, may have made nodes from this number on.
+        self.inside = current_node()  # the node that runs this backward: a reentrant checkpoint
+        #: The first number of nodes that this node, or what ran in it, may have made.
         self.remade_from = self._remade_from()
         self.start_ns = time.perf_counter_ns()
         self.end_ns = -1
-        self.raised: frozenset[int] = frozenset()  # rows of `calls` that an exception ended
-        self.spans: dict[ThreadLog, BackwardSpan] = {}  # of what it makes, by thread
-        self.marks_made = False  # nodes that it makes on threads of the engine's own are marked with those
-        self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
+        self.raised: frozenset[int] = frozenset()  # rows of `calls` that ended with an exception
+        self.spans: dict[ThreadLog, BackwardSpan] = {}  # by thread, the nodes that it makes
+        self.marks_made = False  # whether nodes made on the engine's own threads are marked
+        self.segment = log.segment  # the module call that began it, as by autograd.grad
         self.context = log.context
-        #: Hooks distinguish the engine's sums of gradients from the work of nodes.
+        #: Whether hooks distinguish the engine's sums of gradients from the work of nodes.
         self.marks_additions = False
-        self.adding_for = -1  # the number of the node that has just done its own work ...
-        #: ... and the innermost call that holds all calls whose gradients meet there.
+        self.adding_for = -1  # the number of the node that has just finished its own work
+        #: The innermost call around all calls whose gradients are added there.
         self.adding_in: CallRef | None = None
 
     def _remade_from(self) -> int:
@@ -295,15 +295,15 @@ class Backward:
         return max(began, outer.first_seq) if outer.log is log else began
 
     def may_have_remade(self, number: int) -> bool:
-        """Returns whether the node with this number may have been made where the backward was begun, in a node."""
+        """Returns whether the node may have been made in the surrounding node that began this backward."""
         return self.remade_from <= number < self.first_seq
 
     def is_adding(self, number: int) -> bool | None:
-        """Returns whether the node's own work is done and the engine sums gradients; None if that is not watched."""
+        """Returns whether a node's work is done and the engine adds gradients; None if this is not watched."""
         return self.adding_for == number if self.marks_additions else None
 
     def end(self, raised: bool, on_device: Any = None) -> None:
-        """Ends the backward, and the calls that are open in it; `on_device` is the event that a device reaches then."""
+        """Ends the backward and its open calls; `on_device` is the device event that was recorded for this moment."""
         self.inside = None
         self.end_ns = time.perf_counter_ns()
         self.raised = self.calls.open if raised else frozenset()

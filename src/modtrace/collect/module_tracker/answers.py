@@ -1,4 +1,4 @@
-"""The answers of a tracker about one moment on one thread. Names and numbers are found on request."""
+"""Defines a tracker's answers about one moment on one thread. Names and numbers are found on request."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ from .stack_names import NamedStack, StackNames
 class Call(NamedTuple):
     """One execution of a module: in backward, the forward call; in a recompute, the call that is repeated."""
 
-    name: str  #: as in `parents`: `Mod.c.0`
-    path: str  #: as in `state_dict`: `c.0`; a root is `""`
+    name: str  #: the name as in `parents`: `Mod.c.0`
+    path: str  #: the path as in `state_dict`: `c.0`; a root has `""`
     nth: int | None  #: the number of earlier calls of the module in its step; None: not known
-    step: int | None  #: the step that it belongs to, counted from 0 by the rules of docs/vocabulary.md
-    compiled: bool  #: it runs code of `torch.compile`, so what is inside is not seen
+    step: int | None  #: the number of its step, counted from 0 by the rules of docs/vocabulary.md
+    compiled: bool  #: whether it runs code of `torch.compile`, inside which calls are not seen
 
 
 class Where:
@@ -31,11 +31,11 @@ class Where:
         self._names = names
         self._steps = steps
         self._stack: NamedStack | None = None
-        #: `forward`, `backward`, `recompute`, `optimizer`; None outside of all of them.
+        #: `forward`, `backward`, `recompute` or `optimizer`; None outside of all phases.
         self.phase: str | None = found.phase
-        #: False if a backward node runs and it is not known which call made it.
+        #: False if a backward node runs whose call is not known.
         self.known: bool = found.known
-        #: True while the engine sums gradients of one tensor; None if that is not known (without `additions=True`).
+        #: True while the engine adds gradients of one tensor; None if this is not known (without `additions=True`).
         self.accumulation: bool | None = found.accumulation
 
     @property
@@ -67,7 +67,7 @@ class Where:
 
     @property
     def compiled(self) -> bool:
-        """True if what runs is inside code of `torch.compile`, where modules are not seen."""
+        """True if code of `torch.compile` runs, inside which modules are not seen."""
         call = self._call
         return call is not None and any(context.compiled for context in call.context.upwards())
 

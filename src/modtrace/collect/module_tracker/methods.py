@@ -23,7 +23,7 @@ class Methods:
 
     def __init__(self) -> None:
         self._wraps: list[_Wrap] = []
-        self._scopes: NamedScopes | None = None  # while they are wrapped
+        self._scopes: NamedScopes | None = None  # set while the methods are wrapped
 
     def add(self, module: nn.Module, names: tuple[str, ...]) -> "Handle":
         """Follows more methods.
@@ -69,7 +69,7 @@ class Handle:
         self._remove = remove
 
     def remove(self) -> None:
-        """Removes them. A second call does nothing."""
+        """Removes all of these methods or hooks. A second call does nothing."""
         self._remove()
 
 
@@ -105,7 +105,7 @@ class _Wrap:
         self._wrapper.add(self)
 
     def stop(self) -> None:
-        """Stops following the method."""
+        """Stops following the method, which is restored if no other tracker follows it."""
         self.scopes = None
         wrapper, self._wrapper = self._wrapper, None
         if wrapper is not None:
@@ -142,7 +142,7 @@ class _Wrapper:
     def __init__(self, holder: Any, name: str) -> None:
         self._holder = holder
         self._name = name
-        self._followed: dict[int, list[_Wrap]] = {}  # by `id` of the module
+        self._followed: dict[int, list[_Wrap]] = {}  # the trackers' wraps by `id` of the module
         function = getattr(holder, name)
         followed = self
 
@@ -165,7 +165,7 @@ class _Wrapper:
         before = vars(holder).get(name, MISSING)
         self._patches = ExitStack()
         replace(holder, name, call, self._patches)
-        self._end: Callable[[], None] | None = None  # that copies of the module are made without the wrapper
+        self._end: Callable[[], None] | None = None  # no longer leaves the wrapper out of copies
         if isinstance(holder, nn.Module):
             self._end = leave_out_of_copies(holder, attributes=[Attribute(name, call, before)])
         _wrappers[id(holder), name] = self

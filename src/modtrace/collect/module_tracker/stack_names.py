@@ -1,4 +1,4 @@
-"""Names what runs as PyTorch's trackers do (`Mod.c.0`), and as `state_dict` does (`c.0`)."""
+"""Names what runs both as PyTorch's trackers do (`Mod.c.0`) and as `state_dict` does (`c.0`)."""
 
 from typing import NamedTuple
 
@@ -14,20 +14,20 @@ from ..names.wrappers import class_name, free_name, unwrapped
 
 
 class NamedStack(NamedTuple):
-    """What runs, outermost first."""
+    """The names of the running modules, outermost first."""
 
     names: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
 
 
-#: A module, the root that its path is from, and the path.
+#: A module, the root from which its path is counted, and the path.
 _Level = tuple[NamedModule, NamedModule, str]
 
 
 class RootLabels:
     """The labels that one tracker gives to roots: the user's names or the names of classes.
 
-    They outlive `with` blocks.
+    The labels stay the same from one `with` block to the next.
     """
 
     def __init__(self, chosen: list[tuple[str | None, nn.Module]]) -> None:
@@ -77,7 +77,7 @@ class StackNames:
         self._revision = -1
 
     def of(self, context: CallContext, segment: Segment) -> NamedStack:
-        """Returns what runs in a context of a segment."""
+        """Returns the names of the modules that run in a context of a segment."""
         if self._revision != self._names.revision:
             self._revision = self._names.revision
             self._known = {}
@@ -89,7 +89,7 @@ class StackNames:
         return known
 
     def known(self, module: nn.Module) -> str | None:
-        """Returns the name of a module; None if the module is not known."""
+        """Returns the name of a module; None if the module has not run."""
         named = self._names.get(module)
         return None if named is None else self.name_of(named)
 
@@ -98,7 +98,7 @@ class StackNames:
         return self._names.parameter_name(parameter)
 
     def of_parameter(self, parameter: torch.Tensor) -> NamedStack | None:
-        """Returns the modules that hold a parameter, as far as they are common to all their calls.
+        """Returns the modules that hold a parameter, as far as all their calls have them in common.
 
         Returns None if no module holds it.
         """
@@ -108,7 +108,7 @@ class StackNames:
             return None
         contexts = [context for owner in owners for context in self._tree.contexts_of(owner.module)]
         stacks = [self._name(levels) for levels in map(_levels_outside, contexts) if levels is not None]
-        if not stacks:  # it has not run: its weights may be used without it
+        if not stacks:  # the module has not run, but its weights may be used elsewhere
             stacks = [NamedStack((self.name_of(owner.module),), (owner.module.path,)) for owner in owners]
         first, *others = stacks
         common = [at for at, name in enumerate(first.names) if all(name in other.names for other in others)]
@@ -124,7 +124,7 @@ class StackNames:
         last: NamedModule | None = None
         for named, root, path in levels:
             name = join(self._labels.label(root), path)
-            # A wrapper and what it wraps are shown as one.
+            # A wrapper and its wrapped module have one name.
             if not names or names[-1] != name or named is last:
                 names.append(name)
                 paths.append(path)
@@ -143,7 +143,7 @@ def _chain(context: CallContext) -> list[CallContext]:
 
 
 def _levels(context: CallContext, segment: Segment) -> list[_Level]:
-    """Returns what runs in a context of a segment, outermost first."""
+    """Returns the modules that run in a context of a segment, outermost first."""
     own = _chain(context)
     around = segment.around
     if around is None:
@@ -155,7 +155,7 @@ def _levels(context: CallContext, segment: Segment) -> list[_Level]:
 
 
 def _levels_outside(context: CallContext) -> list[_Level] | None:
-    """Returns what runs in a context outside of any backward; None if the module was only recomputed in it."""
+    """Returns the modules in a context outside of any backward; None if the module was only recomputed there."""
     own = _chain(context)
     if own[0].owners is None:
         return None

@@ -1,4 +1,4 @@
-"""The tracker for users: which modules run in which phase, and hooks around each of them."""
+"""Defines the tracker for users: which modules run in which phase, with hooks around each of them."""
 
 import sys
 import threading
@@ -27,7 +27,7 @@ from .methods import Handle, Methods
 from .stack_names import RootLabels, StackNames
 from .user_hooks import POST_BW, POST_FW, PRE_BW, PRE_FW, Hook, UserHooks
 
-#: What `parents` always holds.
+#: The name that `parents` always contains.
 GLOBAL = "Global"
 
 
@@ -66,10 +66,10 @@ class ModuleTracker:
         self._methods = Methods()
         self._listener = _Listener(additions)
         self._depth = 0
-        self._tracker: ScopeTracker | None = None  # while it is entered, and has not failed
-        self._scopes: NamedScopes | None = None  # while it is entered
+        self._tracker: ScopeTracker | None = None  # set while the tracker is entered and has not failed
+        self._scopes: NamedScopes | None = None  # set while the tracker is entered
         names = ModuleNames()
-        #: Of the tracker's contexts, or, while it is not entered, of the last ones.
+        #: The names in the tracker's contexts; after leaving, those of the last block.
         self._names = StackNames(names, ContextTree(names), self._labels)
 
     def __enter__(self) -> "ModuleTracker":
@@ -111,7 +111,7 @@ class ModuleTracker:
         process.release(self._listener)
         self._listener.tracker = None
 
-    # What runs.
+    # Answers about what runs.
 
     @property
     def parents(self) -> set[str]:
@@ -161,7 +161,7 @@ class ModuleTracker:
         """Returns the name of a module; None if neither it nor a module in which it is registered has run."""
         return self._names.known(module)
 
-    # Hooks.
+    # Hooks of the user.
 
     def register_user_hooks(
         self,
@@ -214,10 +214,10 @@ class ModuleTracker:
         """Removes every user hook."""
         self._hooks.clear()
 
-    #: Hooks on the submodules of one model, which need no tracker that is entered.
+    #: Hooks on the submodules of one model, for which no tracker has to be entered.
     compile_safe_hooks = staticmethod(compile_safe_hooks)
 
-    # Code that runs no hook.
+    # Code for which torch runs no hook.
 
     def scope(self, name: str, module: nn.Module | None = None) -> "NamedScope":
         """Names the code in a `with` block, such as a loss, or a method of a module other than `forward`.
@@ -286,7 +286,7 @@ class NamedScope:
         self._tracker = tracker
         self._name = name
         self._module = module
-        self._entered: dict[int, list[tuple[NamedScopes, OpenScope | None]]] = {}  # by thread
+        self._entered: dict[int, list[tuple[NamedScopes, OpenScope | None]]] = {}  # the open scopes by thread
 
     def __enter__(self) -> "NamedScope":
         if is_dynamo_compiling():
@@ -314,7 +314,7 @@ class _Listener(Listener):
 
     def __init__(self, additions: bool) -> None:
         self.wants_additions = additions
-        self.tracker: ModuleTracker | None = None  # while it is entered
+        self.tracker: ModuleTracker | None = None  # set while the tracker is entered
 
     def failed(self, error: Exception, where: str) -> None:
         if self.tracker is not None:

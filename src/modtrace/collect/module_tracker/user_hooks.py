@@ -21,7 +21,7 @@ class Hook(NamedTuple):
     call: Callable[..., Any]
     with_kwargs: bool
     with_slots: bool
-    alone: bool  # the only one of its kind, as in PyTorch's ModTracker
+    alone: bool  # whether it must be the only one of its kind, as in PyTorch's ModTracker
 
 
 class UserHooks(Listener):
@@ -30,8 +30,8 @@ class UserHooks(Listener):
     def __init__(self) -> None:
         self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
         self._tracker: ScopeTracker | None = None
-        self._events: set[str] = set()  # to which it has subscribed
-        #: Whether outputs are recorded for it; None: it receives no backward.
+        self._events: set[str] = set()  # the events to which the hooks are subscribed
+        #: Whether outputs of calls are recorded for the hooks; None if they receive no backward.
         self._outputs: bool | None = None
 
     def add(self, hooks: dict[str, Hook]) -> None:
@@ -100,7 +100,7 @@ class UserHooks(Listener):
         if had_outputs is not None:
             tracker.call_tensors.unwant(had_outputs)
 
-    # Events. Exceptions of the user's hooks reach the user.
+    # Event handlers. Exceptions of the user's hooks reach the user.
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         if log.context.outermost != id(module):

@@ -1,4 +1,4 @@
-"""Reads what a user gives as a model, and checks what the user says about its modules."""
+"""Reads the user's argument for the model, and checks names that the user gives for its modules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from .walk import descendants
 
 
 def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
-    """Returns the roots in what the user gave as model, each with the name that the user gave it.
+    """Returns the roots in the user's argument for the model, each with the name that the user gave it.
 
     Args:
         model: None, a module, a mapping from names to modules, or a list or tuple of modules.
@@ -30,7 +30,7 @@ def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
 
 
 def check_patterns(chosen: PathFilter, model: object) -> None:
-    """Checks that every pattern matches a module or parameter in what the user gave as model.
+    """Checks that every pattern matches a module or parameter in the user's model.
 
     A pattern with a bracket may match an unregistered module, `head.(Linear#0)`, which is seen only when it runs.
 
@@ -49,10 +49,10 @@ def check_patterns(chosen: PathFilter, model: object) -> None:
 
 
 def check_types(types: Any, model: object) -> None:
-    """Checks that every class that is given by name is the class of a module in what the user gave as model.
+    """Checks that every class given by name is the class of a module in the user's model.
 
     Raises:
-        ValueError: there is no such module; the message lists the nearest names.
+        ValueError: no module has such a class; the message lists the nearest names.
     """
     if not any(isinstance(kind, str) for kind in types):
         return

@@ -1,4 +1,4 @@
-"""Gives every module that runs a path as in `state_dict`, no matter when the module is first seen."""
+"""Gives every module that runs a path as in `state_dict`, whenever the module is first seen."""
 
 import threading
 import weakref
@@ -15,7 +15,7 @@ from ..identity_map import IdentityMap
 from .walk import MAX_PATHS, count_elements, descendants, parameter_of, walk
 from .wrappers import class_name, free_name, is_wrapped
 
-#: The type of what is no module but a stretch of code that the user has named.
+#: The type that is shown for code that the user named, which is no module.
 SCOPE = "scope"
 
 
@@ -37,7 +37,7 @@ class NamedModule:
         self.raw_path = ""
         self.aliases: list[str] = []
         self.name: str | None = None
-        self.given = False  # a root that the user named: it stays one
+        self.given = False  # whether the user named it as a root, which it then remains
         self.unregistered = False
         self.parameters: int | None = None
         self.buffers: int | None = None
@@ -50,7 +50,7 @@ class NamedModule:
 
     @property
     def module(self) -> nn.Module | None:
-        """The module; None if it does not exist any more."""
+        """The module; None if it was freed."""
         return None if self.ref is None else self.ref()
 
     def row(self) -> dict[str, Any]:
@@ -78,26 +78,26 @@ class ParameterOwner(NamedTuple):
     def holds(self, parameter: torch.Tensor) -> bool:
         """Returns whether the module still holds the parameter.
 
-        A weak reference to the parameter would do, but it makes `torch.utils.swap_tensors` fail.
+        A weak reference to the parameter would make `torch.utils.swap_tensors` fail.
         """
         module = self.module.module
         return module is not None and parameter_of(module, self.name) is parameter
 
 
 class ModuleNames:
-    """The names of all modules seen so far. It holds modules weakly; the name and id of a dead module stay."""
+    """The names of all modules seen so far. Modules are referenced weakly; a freed module's name and id remain."""
 
     def __init__(self) -> None:
-        self.modules: list[NamedModule] = []  # by module_id
+        self.modules: list[NamedModule] = []  # indexed by module_id
         self._named: IdentityMap[nn.Module, NamedModule] = IdentityMap()
-        #: Counts changes of rows. What was derived from names is valid until it changes.
+        #: Counts the changes of rows. Anything derived from names is valid while it stays the same.
         self.revision = 0
-        self._changed: dict[int, int] = {}  # module_id -> revision of its last change
-        self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
-        self.owners_revision = 0  # how often they were searched: a parameter may have another owner since
+        self._changed: dict[int, int] = {}  # from module_id to the revision of its last change
+        self._owners: dict[int, list[ParameterOwner]] = {}  # keyed by the `id` of the parameter
+        self.owners_revision = 0  # counts the searches for owners, as a parameter may get another owner
         self._lock = threading.RLock()
-        self._by_hooks: dict[int, NamedModule] = {}  # by the `id` of the dictionary of a module's own hooks
-        self._hooks_at = -1  # the revision that it is of
+        self._by_hooks: dict[int, NamedModule] = {}  # keyed by the `id` of a module's dictionary of hooks
+        self._hooks_at = -1  # the revision for which `_by_hooks` is valid
         self._scopes: dict[tuple[NamedModule | None, str], NamedModule] = {}
 
     def add_root(self, module: nn.Module, name: str | None = None) -> NamedModule:
@@ -133,7 +133,7 @@ class ModuleNames:
             return self._find_late(module, caller) or self._name_unregistered(module, caller)
 
     def add_scope(self, name: str, owner: NamedModule | None) -> NamedModule:
-        """Names a stretch of code inside the module `owner`, or outside of all modules if that is None."""
+        """Names code inside the module `owner`, or outside of all modules if that is None."""
         with self._lock:
             known = self._scopes.get((owner, name))
             if known is None:
@@ -147,7 +147,7 @@ class ModuleNames:
             return known
 
     def owners_in(self, frame: FrameType | None, named: NamedModule) -> list[NamedModule]:
-        """Returns the modules that contain a module and whose plain methods run in these frames, outermost first."""
+        """Returns the modules that contain `named` and whose plain methods run in these frames, outermost first."""
         owners: dict[NamedModule, None] = {}
         for owner in map(module_of_method, frames(frame)):
             known = None if owner is None else self._named.get(owner) or self._original_of(owner)
@@ -164,7 +164,7 @@ class ModuleNames:
         """Returns the modules that hold a parameter. A tied parameter has several.
 
         Args:
-            learn: searches all modules again first (1 us for each parameter).
+            learn: whether to search all modules again first (1 us for each parameter).
         """
         if learn:
             with self._lock:
@@ -173,7 +173,7 @@ class ModuleNames:
         return [owner for owner in owners if owner.holds(parameter)]
 
     def paths(self) -> list[str]:
-        """Returns the paths of all modules seen, with their aliases, and of their parameters and buffers."""
+        """Returns the paths and aliases of all modules seen, and the paths of their parameters and buffers."""
         with self._lock:
             self._learn_parameters()
             owners = [owner for owners in self._owners.values() for owner in owners]
@@ -189,7 +189,7 @@ class ModuleNames:
             changed = [number for number, when in self._changed.items() if when > revision]
             return self.revision, [self.modules[number].row() for number in sorted(changed)]
 
-    # Finding.
+    # Finding modules.
 
     def _find_at_outside(self, module: nn.Module, frame: FrameType | None) -> NamedModule:
         owner = _outermost_owner(module, frame)
@@ -208,7 +208,7 @@ class ModuleNames:
         """Names a module that was registered after its root was walked. Returns None if it is not registered."""
         for ancestor in dict.fromkeys((caller, caller.root)):
             if ancestor is not caller and self._dead_slot(module, caller) is not None:
-                return None  # each forward makes one: no use in walking the whole root for it
+                return None  # made anew in each forward, so walking the whole root would be wasted
             owner = ancestor.module
             if owner is not None and any(descendant is module for descendant in descendants(owner)):
                 self._register_below(owner, ancestor)
@@ -231,9 +231,9 @@ class ModuleNames:
 
     @staticmethod
     def _dead_slot(module: nn.Module, caller: NamedModule) -> NamedModule | None:
-        """Returns the name of a dead unregistered module of the same class.
+        """Returns the name of a freed unregistered module of the same class.
 
-        A forward that makes such a module in each call gives the same name to each of them.
+        If each forward makes such a module, all of them thus get the same name.
         """
         slots = caller.slots.get(class_name(module), ())
         return next((slot for slot in slots if slot.module is None), None)
@@ -241,7 +241,7 @@ class ModuleNames:
     def _rewrap(self, module: nn.Module) -> NamedModule | None:
         """Returns the name of a wrapper of the same class around the same module.
 
-        It is for a loop that calls `torch.compile(model)` in each step.
+        A loop that calls `torch.compile(model)` in each step needs this.
         """
         inner = next((inner for part, inner in module._modules.items() if is_wrapped(module, part)), None)
         known = None if inner is None else self._named.get(inner)
@@ -252,9 +252,9 @@ class ModuleNames:
         return None
 
     def _revive_root(self, module: nn.Module) -> NamedModule | None:
-        """Returns the name of a dead root without parameters.
+        """Returns the name of a freed root without parameters.
 
-        It is for a criterion that a loop makes in each step.
+        A loop that makes a criterion in each step needs this.
         """
         if module._modules or module._parameters:
             return None
@@ -266,19 +266,19 @@ class ModuleNames:
         return None
 
     def _original_of(self, module: nn.Module) -> NamedModule | None:
-        """Returns the module that a replica of DataParallel is a copy of; None if the module is no replica."""
+        """Returns the module of which a DataParallel replica is a copy; None if the module is no replica."""
         if not is_replica(module):
             return None
         if self._hooks_at != self.revision:
             held = ((named, named.module) for named in self.modules)
             self._by_hooks = {id_of_hooks(alive): named for named, alive in held if alive is not None}
             self._hooks_at = self.revision
-        original = self._by_hooks.get(id_of_hooks(module))  # a replica shares them with its original
+        original = self._by_hooks.get(id_of_hooks(module))  # a replica shares it with its original
         if original is not None:
             self._named[module] = original
         return original
 
-    # Registering.
+    # Registering modules.
 
     def _register_root(self, module: nn.Module) -> NamedModule:
         root = self._named.get(module) or self._new(module)
@@ -299,7 +299,7 @@ class ModuleNames:
             elif named is named_top or (named.given and path):
                 continue
             elif named.root is not named_top.root or named.unregistered:
-                if named.root is named or named.unregistered:  # met before its root was
+                if named.root is named or named.unregistered:  # it was seen before its root was
                     self._move(named, named_parent, path, raw_path)
             elif path != named.path:
                 aliases.setdefault(named, []).append(path)
@@ -311,14 +311,14 @@ class ModuleNames:
         self._count(top, named_top)
 
     def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
-        """Gives a module its parent and path. No module below it has a name yet."""
+        """Sets the parent and path of a module. No module below it has a name yet."""
         named.parent, named.root, named.name = parent, parent.root, None
         named.path, named.raw_path = path, raw_path
         self._touch(named)
 
     def _move(self, top: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
-        """Gives a module that was seen before its root its parent and path, and renames all modules below it."""
-        if top.given:  # a wrapper of it is met: that is now the root that the user gave
+        """Sets the parent and path of a module that was seen before its root, and renames all modules below."""
+        if top.given:  # a wrapper of it was found, which becomes the root that the user gave
             parent.root.given, parent.root.name, top.given = True, top.name, False
             self._touch(parent.root)
         old_path, old_raw = top.path, top.raw_path
@@ -336,7 +336,7 @@ class ModuleNames:
         root = named_top.root.module
         counts = count_elements(top)
         if root is not None and root is not top and not named_top.unregistered:
-            counts.update(count_elements(root))  # what was met late counts for those above it
+            counts.update(count_elements(root))  # modules that were seen late count for those above
         for key, (parameters, buffers) in counts.items():
             named = self._named.of_id(key)
             if named is not None and (named.parameters, named.buffers) != (parameters, buffers):

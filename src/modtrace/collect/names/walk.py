@@ -10,7 +10,7 @@ from ...recording.module_path import join
 from ...torch_internals.modes import unseen
 from .wrappers import is_wrapped
 
-#: Of a module registered under very many paths (nested sharing), this many are walked.
+#: The largest number of paths of one module that are walked, as nested sharing may multiply them.
 MAX_PATHS = 64
 
 
@@ -78,7 +78,7 @@ def count_elements(top: nn.Module) -> dict[int, tuple[int, int]]:
     """
     parameters: dict[int, dict[int, int]] = {}
     buffers: dict[int, dict[int, int]] = {}
-    with unseen():  # `numel` is an event for a function mode, and a node for torch.jit.trace
+    with unseen():  # a function mode would see `numel`, and torch.jit.trace would record it
         for module in _children_first(top):
             key = id(module)
             parameters[key] = _sizes(module._parameters.values())
@@ -113,6 +113,6 @@ def _sizes(tensors: Iterable[Any]) -> dict[int, int]:
         if tensor is not None:
             try:
                 sizes[id(tensor)] = int(tensor.numel())
-            except Exception:  # an uninitialised lazy parameter has no size yet; a subclass may refuse
+            except Exception:  # an uninitialised lazy parameter has no size yet, and a subclass may refuse
                 sizes[id(tensor)] = 0
     return sizes

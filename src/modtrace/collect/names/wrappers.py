@@ -1,32 +1,32 @@
-"""Knows wrappers around models, whose parts are left out of paths: a compiled model is named as the model."""
+"""Knows wrappers around models, whose parts are left out of paths, so that a compiled model is named as the model."""
 
 from collections.abc import Container, Mapping
 from itertools import chain, count
 
 from torch import nn
 
-#: The part under which `torch.compile(model)` registers the model.
+#: The attribute under which `torch.compile(model)` registers the model.
 COMPILED_PART = "_orig_mod"
 
-#: Parts of raw paths that come from wrappers and are never in the paths of the wrapped model, and the classes of the
-#: wrappers; None: a part of that name always comes from a wrapper. A new one is a row here, and one in the test.
+#: Parts of raw paths that come from wrappers, and the classes of these wrappers; None if the part always comes from a
+#: wrapper. To add one, add a row here and one in the test.
 WRAPPERS: Mapping[str, frozenset[str] | None] = {
     COMPILED_PART: None,
-    "_checkpoint_wrapped_module": None,  # checkpoint_wrapper of torch.distributed
+    "_checkpoint_wrapped_module": None,  # set by checkpoint_wrapper of torch.distributed
     "_fsdp_wrapped_module": None,
-    "_export_root": None,  # while torch.export traces
+    "_export_root": None,  # present while torch.export traces
     "module": frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"}),
 }
 
 
 def is_wrapped(parent: nn.Module, part: str) -> bool:
-    """Returns whether what is registered as `part` in a module is what this module wraps."""
+    """Returns whether the submodule `part` of a module is what the module wraps."""
     classes = WRAPPERS.get(part, frozenset())
     return classes is None or type(parent).__name__ in classes
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Returns what is inside the wrappers, such as the model in a compiled or a distributed one."""
+    """Returns the module inside of all wrappers, such as the model in a compiled or distributed one."""
     inner: nn.Module | None = module
     while inner is not None:
         module = inner
@@ -35,7 +35,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def class_name(module: nn.Module) -> str:
-    """Returns the name of the class of a module. FSDP2 puts a class of its own in its place, which is passed over."""
+    """Returns the name of a module's class. The class that FSDP2 puts in its place is skipped."""
     kind = type(module)
     if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
         kind = next((base for base in kind.__bases__ if base.__name__ != "FSDPModule"), kind)

@@ -21,7 +21,7 @@ from .launch import Launch, find_launch
 #: Libraries whose versions are stored if the run has imported them.
 _LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "accelerate", "deepspeed")
 
-#: The scripts that a notebook's cells run in: of Jupyter, and of Google Colab.
+#: The scripts that run a notebook's cells, in Jupyter and in Google Colab.
 _KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 
 
@@ -30,7 +30,7 @@ def describe_run(options: dict[str, Any], launch: Launch | None = None) -> RunMe
 
     Args:
         options: the arguments of `record()`, as JSON values.
-        launch: the place of this process in its run; None finds it.
+        launch: the place of this process in its run; None to find it.
     """
     launch = launch or find_launch()
     versions = {"python": platform.python_version(), "modtrace": _own_version()}
@@ -59,9 +59,9 @@ def describe_run(options: dict[str, Any], launch: Launch | None = None) -> RunMe
 
 
 def _command() -> tuple[str, ...]:
-    """Returns the command line; of a notebook its path, if Jupyter gives it, and not the command line of the kernel."""
+    """Returns the command line; in a notebook its path, if Jupyter tells it, rather than the command of the kernel."""
     if os.path.basename("".join(sys.argv[:1])) in _KERNELS:
-        notebook = os.environ.get("JPY_SESSION_NAME")  # of jupyter_server 2
+        notebook = os.environ.get("JPY_SESSION_NAME")  # set by jupyter_server 2
         return (notebook,) if notebook else ()
     return tuple(sys.argv)
 
@@ -69,12 +69,12 @@ def _command() -> tuple[str, ...]:
 def _own_version() -> str:
     try:
         return metadata.version("modtrace")
-    except metadata.PackageNotFoundError:  # run from its sources
+    except metadata.PackageNotFoundError:  # modtrace runs from its sources
         return ""
 
 
 def _device() -> str:
-    """Returns the name of the accelerator. CUDA is not initialized if the process has not used it."""
+    """Returns the name of the accelerator; CUDA is not initialized for this."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.get_device_name()
     return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
@@ -83,7 +83,7 @@ def _device() -> str:
 def _git_commit() -> str | None:
     """Returns the commit that is checked out around the working directory.
 
-    It reads files; running git would take 4 ms.
+    It reads git's files, because running git would take 4 ms.
     """
     here = Path.cwd()
     for folder in (here, *here.parents):
@@ -96,7 +96,7 @@ def _git_commit() -> str | None:
 
 
 def _git_folder(place: Path) -> Path:
-    """Returns the folder of git's data. In a linked worktree a file names it."""
+    """Returns the folder of git's data, to which a linked worktree only has a path."""
     return place if place.is_dir() else place.parent / place.read_text().split(":", 1)[1].strip()
 
 
@@ -117,9 +117,9 @@ def _head_of(folder: Path) -> str | None:
     return None
 
 
-#: What each setting is called, as a program would set it, and how it is read.
+#: The settings by the names under which a program sets them, each with a function that reads it.
 _READERS: Mapping[str, Callable[[], Any]] = {
-    "seed": torch.initial_seed,  # of the last torch.manual_seed()
+    "seed": torch.initial_seed,  # the seed of the last torch.manual_seed()
     "float32_matmul_precision": torch.get_float32_matmul_precision,
     "default_dtype": lambda: str(torch.get_default_dtype()).removeprefix("torch."),
     "deterministic_debug_mode": lambda: ("default", "warn", "error")[torch.get_deterministic_debug_mode()],
@@ -146,12 +146,12 @@ _READERS: Mapping[str, Callable[[], Any]] = {
 
 
 def read_flags() -> dict[str, Any]:
-    """Returns each setting as a JSON value; None where this torch has none. No device is initialized."""
+    """Returns each setting as a JSON value; None where this version of torch lacks it. No device is initialized."""
     return {name: _read(reader) for name, reader in _READERS.items()}
 
 
 def _read(reader: Callable[[], Any]) -> Any:
-    with suppress(AttributeError, RuntimeError):  # an older torch; or tf32 was set in another way
+    with suppress(AttributeError, RuntimeError):  # torch is older, or tf32 was set in another way
         return reader()
     return None
 

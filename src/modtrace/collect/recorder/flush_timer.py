@@ -1,4 +1,4 @@
-"""Decides when ended steps are written. A thread writes them if no other step ends."""
+"""Decides when ended steps are written; a thread writes them if no other step ends in time."""
 
 import math
 import threading
@@ -8,14 +8,15 @@ from concurrent.futures import Future, wait
 
 from ...recording.failure_reporter import start_thread
 
-#: The end of a step writes if nothing was written for this long. Otherwise the thread writes, this long after it. What
-#: is written survives the process. Rows in memory do not: there steps wait for longer, and are written together.
+#: A step that ends writes if nothing was written for this long; otherwise the thread writes after this time. What is
+#: written to disk survives the process; a recording in memory does not, so there steps wait longer and are written
+#: together.
 FLUSH_TO_DISK_S, FLUSH_TO_MEMORY_S = 0.1, 1.0
 
-#: ... or when this many measurements wait; they and their unfinished rows take 1 MB.
+#: The number of waiting measurements at which steps are written at once; with unfinished rows they take 1 MB.
 _FLUSH_SAMPLES = 2048
 
-#: A caller that waits for the thread checks at this interval that it is still alive.
+#: The interval at which a caller that waits for the thread checks that it is alive.
 _LOOK_AFTER_S = 1.0
 
 
@@ -32,8 +33,8 @@ class FlushTimer:
         """Creates a timer, which does not run yet.
 
         Args:
-            flush: writes the steps that wait, and calls `taken`.
-            after_s: how long steps wait.
+            flush: writes the waiting steps, and calls `taken`.
+            after_s: how long steps may wait.
             locks: the locks that functions passed to `run` acquire.
         """
         self._after_s = after_s
@@ -42,19 +43,19 @@ class FlushTimer:
         self._wake = threading.Event()
         self._hurry = threading.Event()
         self._stopping = False
-        self._waiting_since_s: float | None = None  # the end of the first step that waits
+        self._waiting_since_s: float | None = None  # when the first waiting step ended; None if none waits
         self._taken_s = -math.inf
         self._thread: threading.Thread | None = None
         self._asked: list[tuple[Callable[[], None], Future[None]]] = []
 
     @property
     def is_due(self) -> bool:
-        """True if the last write was so long ago that the next step that ends must be written at once."""
+        """True if the last write was so long ago that the next step must be written as soon as it ends."""
         return time.monotonic() - self._taken_s >= self._after_s
 
     @property
     def has_thread(self) -> bool:
-        """False if the system had none: then only the end of a step writes."""
+        """False if no thread could be started, so that only the ends of steps write."""
         return self._thread is not None
 
     def start(self) -> None:
@@ -64,7 +65,7 @@ class FlushTimer:
         )
 
     def count_waiting(self, samples: int) -> None:
-        """Records that steps wait to be written, with the number of their measurements and ops."""
+        """Records that steps wait to be written, with their number of measurements and ops."""
         if self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()
             self._wake.set()
@@ -72,7 +73,7 @@ class FlushTimer:
             self._hurry.set()
 
     def taken(self) -> None:
-        """Records that a thread is writing all that waited."""
+        """Records that everything that waited is being written."""
         self._taken_s = time.monotonic()
         self._waiting_since_s = None
         self._hurry.clear()
@@ -80,7 +81,7 @@ class FlushTimer:
     def run(self, write: Callable[[], None]) -> None:
         """Runs a function on the thread and waits for it. Ctrl-C interrupts the wait, never the function.
 
-        It runs on the caller's thread if the timer has none, or if no signal can interrupt that one.
+        It runs on the caller's thread if there is no other, or if no signal can interrupt the caller's.
 
         Raises:
             Exception: what the function raises.
@@ -102,13 +103,13 @@ class FlushTimer:
 
     def _must_run_here(self) -> bool:
         if threading.current_thread() is not threading.main_thread():
-            return True  # Python runs the handlers of signals on the main thread alone
-        # A handler may call `rec.dump()` while we hold a lock, for which the thread would wait for ever. RLock shows
-        # who holds it by a method that threading.Condition calls too (CPython 3.10 to 3.14).
+            return True  # Python runs signal handlers only on the main thread
+        # A handler may call `rec.dump()` while we hold a lock, for which the thread would wait forever. RLock tells its
+        # owner only by a method that threading.Condition also calls (CPython 3.10 to 3.14).
         return any(lock._is_owned() for lock in self._locks)  # type: ignore[attr-defined]
 
     def stop(self) -> None:
-        """Stops the thread, and waits until it has ended."""
+        """Stops the thread, and waits for its end."""
         self._stopping = True
         self._wake.set()
         self._hurry.set()
@@ -129,14 +130,14 @@ class FlushTimer:
             write, done = self._asked.pop(0)
             try:
                 done.set_result(write())
-            except BaseException as error:  # the caller raises it, as if it had run the function
+            except BaseException as error:  # raised again by the caller
                 done.set_exception(error)
 
     def _flush_what_waits(self) -> None:
         while not self._stopping and (since_s := self._waiting_since_s) is not None:
             left_s = since_s + self._after_s - time.monotonic()
             if left_s > 0 and not self._hurry.wait(left_s):
-                continue  # a step's end may have written meanwhile, and others may wait since
+                continue  # a step's end may have written meanwhile, and other steps may wait
             if self._asked:
                 self._run_what_was_asked()
                 continue

@@ -13,26 +13,26 @@ from ...recording.process import name_process, process_start_ns
 
 
 class Launch(NamedTuple):
-    """The place of a process in the run that a launcher has started."""
+    """The place of this process in the run that a launcher started."""
 
     rank: int = 0
     world_size: int = 1
-    #: The same for all ranks of a launch, and perhaps for a later one; "" for a process by itself.
+    #: The launch's name, which its ranks share, and perhaps those of a later launch; "" for a single process.
     name: str = ""
-    run_id: str = ""  # an id that the launcher uses once; "" without one
+    run_id: str = ""  # an id that the launcher uses only once; "" if it has none
     attempt: int = 0  # how often torchrun has restarted the ranks
-    has_others: bool = False  # other ranks may wait for this one
+    has_others: bool = False  # whether other ranks may wait for this one
 
 
 class _Launcher(NamedTuple):
-    """The variables that a launcher sets for each rank: its number, how many there are, and the id of the job."""
+    """The variables in which a launcher tells a rank its number, the number of ranks, and the id of the job."""
 
     rank: str
-    world_size: tuple[str, ...]  # the first that is set
-    job: tuple[str, ...]  # all that are set
+    world_size: tuple[str, ...]  # names of variables, of which the first that is set counts
+    job: tuple[str, ...]  # names of variables, of which all that are set count
 
 
-#: mpirun comes before Slurm, because it passes on the variables of the batch script that it runs in.
+#: The known launchers. mpirun precedes Slurm, because it passes on the variables of its batch script.
 _LAUNCHERS = (
     _Launcher("RANK", ("WORLD_SIZE",), ()),
     _Launcher(
@@ -48,8 +48,8 @@ _LAUNCHERS = (
 def find_launch() -> Launch:
     """Returns the place of this process in its run.
 
-    A process that multiprocessing has started inherits the variables of the one that has started it, so only `RANK` is
-    read there. If nothing is known of it, it may be a rank nevertheless: then its launch is named by its parent.
+    A process started by multiprocessing inherits the variables of its parent, so only `RANK` is read there. If that is
+    missing, the process may still be a rank, and its launch is named after the parent.
     """
     is_child = multiprocessing.parent_process() is not None
     known = _LAUNCHERS[:1] if is_child else _LAUNCHERS
@@ -66,15 +66,15 @@ def find_launch() -> Launch:
 
 
 def warn_of_no_start(error: Exception, launch: Launch | None) -> str | None:
-    """Warns that a recording could not begin and the run goes on without: of an internal error, or one of a rank.
+    """Warns that a recording could not begin and the run continues without it, after an internal error or in a rank.
 
-    A rank that ended would leave the others waiting for it, so it goes on even where the user could mend the error.
+    A rank that ended would leave others waiting for it, so it continues even after an error that the user could fix.
 
     Args:
-        launch: the place of this process in its run, if it has been found.
+        launch: the place of this process in its run; None if it is not known.
 
     Returns:
-        a mark; None, without a warning, if the error is to be raised.
+        a mark; None, without a warning, if the error should be raised.
     """
     if not isinstance(error, ModtraceError):
         text = "modtrace met an internal error when it began to record; the run goes on, unrecorded"
@@ -93,7 +93,7 @@ def warn_of_no_start(error: Exception, launch: Launch | None) -> str | None:
 
 
 def agent_start_ns() -> int | None:
-    """Returns when the agent of torchrun that has started this process was started itself; None without torchrun."""
+    """Returns when the torchrun agent that started this process was started itself; None without torchrun."""
     return process_start_ns(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
@@ -111,12 +111,12 @@ def _named(launcher: _Launcher | None, rank: int, world_size: int | None) -> Lau
     )
 
 
-#: What torchrun takes for the id if none was given.
+#: The id that torchrun uses if none was given.
 _NO_ID = "none"
 
 
 def _name(launcher: _Launcher | None, world_size: int | None) -> str:
-    """Returns the id of the launch, or what comes nearest to one: the address at which its ranks meet."""
+    """Returns the id of the launch, or else the address at which its ranks meet."""
     elastic = os.environ.get("TORCHELASTIC_RUN_ID", _NO_ID)
     if elastic != _NO_ID:
         return f"torchrun {elastic}"

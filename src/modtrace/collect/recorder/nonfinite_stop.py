@@ -1,4 +1,4 @@
-"""Stops a run by `NonFiniteError` before an optimizer uses values that are not finite."""
+"""Stops a run with `NonFiniteError` before an optimizer uses values that are not finite."""
 
 import threading
 import warnings
@@ -29,16 +29,16 @@ _TRACED = (
 
 
 class OpenStep(NamedTuple):
-    """The rows of a step that has not ended, and in which something is not finite."""
+    """The rows of an open step that has values that are not finite."""
 
     number: int
     rows: Rows
-    #: What was measured for the optimizer that begins, and would go if it does not end.
+    #: Tensors measured for the optimizer that begins, which are lost unless it ends.
     keep: Callable[[], None]
 
 
 class NonFiniteStop(Listener):
-    """Checks each step when its optimizer begins. What is found when a step has ended is raised by the next call."""
+    """Checks each step when its optimizer begins. A finding in an ended step is raised by the next call of a module."""
 
     def __init__(
         self,
@@ -47,32 +47,32 @@ class NonFiniteStop(Listener):
         read_open: Callable[[], OpenStep | None],
         numbers: Callable[[None], Sequence[int]],
     ) -> None:
-        """Creates a listener, which receives nothing before `start()`, and nothing at all unless a trigger asks for it.
+        """Creates a listener, which receives nothing before `start()`, and never anything unless a trigger needs it.
 
         Args:
-            flight_recorder: the sink, if it checks triggers.
-            writing: the lock over the sink.
-            read_open: reads the open step; None if all that was measured in it is finite.
-            numbers: returns the numbers that the step of the running optimizer may have.
+            flight_recorder: the sink, if it checks triggers; None otherwise.
+            writing: the lock of the sink.
+            read_open: reads the open step; returns None if all measured values in it are finite.
+            numbers: returns the possible numbers of the running optimizer's step.
         """
         self._numbers = numbers
         self._flight_recorder = flight_recorder
         self._writing = writing
         self._read_open = read_open
-        self._subscribers: Subscribers | None = None  # while it listens
+        self._subscribers: Subscribers | None = None  # set while it listens
         self._unseen = UnseenSteps(
             compiled=self._compiled_step,
             traced=self._step_was_traced,
             skipped=lambda _: self._may_skip(lambda: True),
         )
-        self._used_in: int | None = None  # the last step in which an optimizer was given a closure
+        self._used_in: int | None = None  # the last step in which an optimizer had a closure
         self._has_warned = False
         self._stopped_in: int | None = None  # the last step in which the run was stopped
-        self._found: TriggerFinding | None = None  # in a step that has ended, to be raised
-        self._raised: weakref.ref[NonFiniteError] | None = None  # it holds frames, and these hold tensors
+        self._found: TriggerFinding | None = None  # a finding in an ended step that is yet to be raised
+        self._raised: weakref.ref[NonFiniteError] | None = None  # weak: it holds frames and tensors
 
     def start(self, subscribers: Subscribers) -> None:
-        """Starts listening, behind those that measure what an optimizer will use."""
+        """Starts listening, after the listeners that measure what an optimizer will use."""
         if self._flight_recorder is not None and self._flight_recorder.finds_origin:
             self._subscribers = subscribers
             subscribers.add(self, "before_optimizer", "closure_ended", "after_optimizer", "backward_began")
@@ -86,14 +86,14 @@ class NonFiniteStop(Listener):
             self._unseen.stop()
 
     def has_raised(self, error: BaseException | None) -> bool:
-        """Returns whether an error is the last one that was raised here."""
+        """Returns whether an error is the last one that this object raised."""
         return error is not None and self._raised is not None and self._raised() is error
 
     def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
-        """Raises if the step has made values that are not finite. What a closure computes is seen when it has ended."""
+        """Raises if the step has values that are not finite. With a closure, this is checked after the closure."""
         if self._flight_recorder is None:
             return
-        # A GradScaler leaves it to a fused optimizer to skip.
+        # A fused optimizer skips the step itself if a GradScaler tells it to.
         found_inf = getattr(optimizer, "found_inf", None)
         is_skipping = (lambda: False) if found_inf is None else partial(_is_true, found_inf)
         self._may_skip(is_skipping)
@@ -101,7 +101,7 @@ class NonFiniteStop(Listener):
             self._check_open()
 
     def closure_ended(self, optimizer: Any) -> None:
-        """Raises if the closure has made values that are not finite."""
+        """Raises if the closure computed values that are not finite."""
         self._check_open()
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
@@ -121,11 +121,11 @@ class NonFiniteStop(Listener):
             self._raise(step.number, finding, "" if step.number == self._used_in else _NOT_STEPPED)
 
     def backward_began(self, backward: Backward) -> None:
-        """Watches compiled code too, if the compiler was imported since."""
+        """Also hooks compiled code, if the compiler was imported since."""
         self._unseen.start()
 
     def _compiled_step(self, optimizer: Any, has_closure: bool) -> None:
-        """Does what the hook of an optimizer does when it begins, which compiled code leaves out."""
+        """Does the work of the hook before an optimizer, which compiled code does not run."""
         if self._subscribers is not None:
             with self._subscribers.guard(None):
                 notify_all(self._subscribers.before_optimizer, optimizer, has_closure)
@@ -145,17 +145,17 @@ class NonFiniteStop(Listener):
             self._flight_recorder.may_skip(number, is_skipping)
 
     def check_ended(self) -> None:
-        """Takes what was found in steps that have ended, for the next call of a module to raise."""
+        """Takes the findings in ended steps, which the next call of a module will raise."""
         if self._take_found() and self._subscribers is not None:
             self._subscribers.remove(self, "entering")
             self._subscribers.add(self, "entering")
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
-        """Raises what was found in a step that has ended."""
+        """Raises a finding in an ended step."""
         self.raise_found()
 
     def raise_found(self) -> None:
-        """Raises what was found in a step that has ended, once."""
+        """Raises a finding in an ended step, only once."""
         self._take_found()
         found, self._found = self._found, None
         if self._subscribers is not None:

@@ -1,4 +1,4 @@
-"""Collects the steps that have ended until they are written."""
+"""Collects ended steps until they are written."""
 
 import threading
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
 from .row_writer import free_step
 
-#: This many events of devices take as much memory as a measurement.
+#: This many device events take as much memory as one measurement.
 _EVENTS_OF_SAMPLE = 8
 
 
 class ReadySteps:
-    """The steps to record that have ended and are not written yet.
+    """The ended steps that are to be recorded and are not written yet.
 
     Callers of `settle` and `take` hold the lock over the events of the tracker.
     """
@@ -30,15 +30,15 @@ class ReadySteps:
         lock: threading.RLock,
     ) -> None:
         self.steps: list[Step] = []
-        self.samples = 0  # their measurements and ops
-        self.ended = 0  # steps so far, those that are not selected included
+        self.samples = 0  # the number of their measurements and ops
+        self.ended = 0  # the number of all ended steps, selected or not
         self._finder = finder
         self._reporter = reporter
         self._selected = selected
         self._lock = lock
 
     def numbers_of(self, step: Step | None) -> Sequence[int]:
-        """Returns the possible numbers of a step that are to be recorded; None is the step of the running optimizer."""
+        """Returns the possible numbers of a step that are selected; None stands for the running optimizer's step."""
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
         if self._selected == ALL_STEPS:
@@ -50,7 +50,7 @@ class ReadySteps:
         return self._selected == ALL_STEPS or bool(self.numbers_of(step))
 
     def settle(self, values: ValueRecorder, compilations: CompilationRecorder) -> None:
-        """Takes the steps that have ended since this was last called, with their values and compilations."""
+        """Takes the steps that have ended since the last call, with their values and compilations."""
         ended = self._finder.take_ended()
         if not ended:
             return
@@ -64,7 +64,7 @@ class ReadySteps:
                 compilations.settle(step, has_calls=step.number in self._selected)
                 self._add(step)
         except BaseException as error:
-            if not isinstance(error, Exception):  # raised by the handler of a signal
+            if not isinstance(error, Exception):  # a signal handler raised it
                 self._reporter.interrupted(error, first)
             raise
 
@@ -78,6 +78,6 @@ class ReadySteps:
             free_step(step)
 
     def take(self) -> list[Step]:
-        """Removes and returns the steps."""
+        """Removes and returns all collected steps."""
         steps, self.steps, self.samples = self.steps, [], 0
         return steps

@@ -1,4 +1,4 @@
-"""Records calls, steps and scalars into a sink: what `modtrace.record` keeps running."""
+"""Records calls, steps and scalars into a sink: the object behind `modtrace.record`."""
 
 import atexit
 import threading
@@ -36,7 +36,7 @@ from .trigger_signals import SignalWatch
 
 
 class Recorder(Listener):
-    """Makes one recording. It listens to the process's scope tracker while it is entered."""
+    """Makes one recording, as a listener of the process's scope tracker from `start` to `stop`."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Recorder(Listener):
         values: Sequence[Capture] = (),
         ops: Ops | None = None,
         strict: bool = False,
-        inside: bool = False,  # measures modules inside of compiled code too
+        inside: bool = False,  # whether modules inside of compiled code are measured
         flight_recorder: "StepHolder | None" = None,  # the sink, if it checks triggers
-        flush_after_s: float = FLUSH_TO_DISK_S,  # how long steps wait to be written
+        flush_after_s: float = FLUSH_TO_DISK_S,  # how long ended steps may wait to be written
     ) -> None:
         """Creates a recorder, which records nothing before `start()`."""
         self.wants_backward_events = backward_times or ops is not None
@@ -62,9 +62,9 @@ class Recorder(Listener):
         self._strict = strict
         self._tracker: ScopeTracker | None = None
         self._finder = StepFinder()
-        self._lock = threading.RLock()  # over the events of the tracker
-        self._writing = threading.RLock()  # over the sink; taken before the other
-        self._active = self._is_forked = False  # a forked child records nothing, and takes no lock
+        self._lock = threading.RLock()  # guards the events of the tracker
+        self._writing = threading.RLock()  # guards the sink; taken before `_lock`
+        self._active = self._is_forked = False  # a forked child records nothing and takes no lock
         self._flight_recorder = flight_recorder
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
         sink = self._sink = CheckedSink(sink, self._reporter)
@@ -96,7 +96,7 @@ class Recorder(Listener):
         signals = flight_recorder.signals if flight_recorder else ()
         self._signals = SignalWatch(signals, partial(self.fire, "OnSignal"))
 
-    # The user's side.
+    # Methods for the user's side.
 
     @property
     def steps_ended(self) -> int:
@@ -110,7 +110,7 @@ class Recorder(Listener):
 
     def start(self) -> None:
         """Starts recording."""
-        keep_out_of_dynamo(Recorder.log, Recorder.end_step)  # called in a compiled training step
+        keep_out_of_dynamo(Recorder.log, Recorder.end_step)  # they may be called in a compiled training step
         self._timer.start()
         try:
             self._begin()
@@ -141,7 +141,7 @@ class Recorder(Listener):
         self._writer.compilations.start(self._tracker, None if self._ops is None else self._ops.compiled_runs)
         self._nonfinite.start(self._tracker.subscribers)
         self._signals.start()
-        atexit.register(self.stop)  # for a block that is never left: no thread of ours may outlive Python
+        atexit.register(self.stop)  # for a block that is never left, as our threads must not outlive Python
 
     def _leave(self) -> list[str | None]:
         """Unsubscribes from all events, and returns warnings about what could not be removed."""
@@ -186,7 +186,7 @@ class Recorder(Listener):
             self._nonfinite.raise_found()
 
     def end_step(self) -> None:
-        """Ends the step on the user's request."""
+        """Ends the step at the user's request."""
         if not self._check_active("step()"):
             return
         with self._lock:
@@ -197,10 +197,10 @@ class Recorder(Listener):
         self._nonfinite.raise_found()
 
     def fire(self, kind: str, reason: str, *, with_open: bool = False) -> None:
-        """Writes the held steps, with a note that gives the reason. With `with_open` the open step too.
+        """Writes the held steps with a note that gives the reason; `with_open` includes the open step.
 
         Raises:
-            MisuseError: nothing holds steps.
+            MisuseError: the sink does not hold steps.
         """
         if self._is_forked:
             return
@@ -240,7 +240,7 @@ class Recorder(Listener):
                     if self._flight_recorder is None or force:
                         self._timer.taken()
                     elif ready:
-                        self._timer.count_waiting(0)  # the sink may leave them for later
+                        self._timer.count_waiting(0)  # the sink may have deferred some
                 tracker = self._tracker
                 while tracker is not None and self._flight_recorder is not None and ready:
                     self._writer.write([ready.pop(0)], tracker, self._ops)
@@ -250,7 +250,7 @@ class Recorder(Listener):
                 self.failed(error, "while writing rows")
                 if self._strict:
                     raise
-            except BaseException as error:  # an interrupt: what of them is written is unknown
+            except BaseException as error:  # an interrupt: it is unknown which rows were written
                 self._reporter.interrupted(error, first)
                 raise
 
@@ -263,7 +263,7 @@ class Recorder(Listener):
         return not self._is_forked
 
     def add_op_keeper(self, keeper: OpKeeper) -> None:
-        """Calls a keeper with every op and its tensors from now on. Ops must be recorded."""
+        """Passes every op and its tensors to a keeper from now on. Ops must be recorded."""
         assert self._ops is not None
         self._ops.mode.add_keeper(keeper)
 
@@ -278,7 +278,7 @@ class Recorder(Listener):
                 self._ops.enter_step(last, step, segment)
             self._ready.settle(self._values, self._writer.compilations)
         if self._check_ended() and step.start_ns == now_ns:
-            step.start_ns = time.perf_counter_ns()  # looking at the one before is not its time
+            step.start_ns = time.perf_counter_ns()  # excludes the time for checking the previous step
         if not self._values.is_measuring and self._ops is None:
             return
         with self._lock:
@@ -292,7 +292,7 @@ class Recorder(Listener):
             self._values.close(segment)
             step = self._finder.leave(segment)
             self._take_ops(step)
-            segment.pack()  # arrays, until it is written: lists take four times the memory
+            segment.pack()  # arrays take a quarter of the memory of lists
             if step is not None:
                 step.touch(int(segment.times[-1]))
 
@@ -334,7 +334,7 @@ class Recorder(Listener):
         self._reporter.failed(error, where)
 
     def forked(self) -> None:
-        """Drops the recording, which is the parent's. It takes no lock, whose holder is not in this process."""
+        """Drops the recording, which belongs to the parent. It takes no lock, as its holder may be missing here."""
         self._active, self._is_forked = False, True
         self._nonfinite.stop()
         self._values.abandon()
@@ -342,14 +342,14 @@ class Recorder(Listener):
             self._ops.abandon()
         self._sink.abandon()
 
-    # Writing.
+    # Writing of rows.
 
     def _flush_late(self) -> None:
-        """Writes ended steps on the timer's thread; a flight recorder has them already, and flushes its files."""
+        """Writes ended steps, on the timer's thread. A flight recorder already has them, and only flushes its files."""
         self.flush(force=self._flight_recorder is not None)
 
     def _check_ended(self) -> bool:
-        """Checks triggers against steps that have ended, or writes these. Returns whether that may have taken time."""
+        """Checks triggers on ended steps, or else writes these. Returns whether this may have taken time."""
         if self._flight_recorder is None:
             return bool(self._ready.steps) and self._write_if_due()
         if has_ended := bool(self._ready.steps):
@@ -359,7 +359,7 @@ class Recorder(Listener):
         return has_ended
 
     def _read_open(self) -> OpenStep | None:
-        """Returns the step whose optimizer begins, if it is recorded and something in it is not finite."""
+        """Returns the step whose optimizer begins, if it is recorded and has values that are not finite."""
         with self._lock:
             self._take_ops(self._finder.current)
             step = self._finder.current
@@ -371,12 +371,13 @@ class Recorder(Listener):
         return OpenStep(number, rows, keep) if rows else None
 
     def _write_if_due(self) -> bool:
-        """Writes the steps that have ended, or leaves them to the timer. Returns whether it has written.
+        """Writes the ended steps, or leaves them to the timer. Returns whether it wrote.
 
-        It does not wait for another thread that is writing, which may wait for a disk. Ops are left to the timer: a
-        tensor that replaced a parameter between two steps gets its name in the next call of its root, and the op that
-        made it belongs to the earlier step. So are values that come from a device. Where the timer has no thread they
-        are written here: nothing may grow until the end of the run. This takes 0.9 % of a step of the reference GPT.
+        It does not wait for a thread that is writing, which may wait for a disk. Ops are left to the timer, because a
+        tensor that replaced a parameter between two steps gets its name in the next call of its root, while the op that
+        made it belongs to the earlier step. Values that come from a device are left to it, too. If the timer has no
+        thread, all are written here, since nothing may grow until the run ends. This takes 0.9 % of a step of the
+        reference GPT.
         """
         waits = self._values.waits_for_devices, self._writer.scalars.has_met_device, self._takes_device_times
         may_write = not self._timer.has_thread or (self._ops is None and not any(waits))
@@ -390,6 +391,6 @@ class Recorder(Listener):
         return False
 
     def _take_ops(self, step: Step | None) -> None:
-        """Assigns the ops that have run since this was last called: to `step`, or to the next step if it is None."""
+        """Assigns the ops since the last call to `step`, or to the next step if it is None."""
         if self._ops is not None:
             self._ops.take(step)

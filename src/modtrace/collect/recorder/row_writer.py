@@ -22,7 +22,7 @@ from ..steps.step import Step
 from ..values.measured import are_finite
 from ..values.recorder import ValueRecorder, free_values
 
-#: Batches of rows, each with its table.
+#: Batches of rows, each with the name of its table.
 Rows = list[tuple[str, dict[str, Any]]]
 
 
@@ -37,19 +37,19 @@ class StepHolder(Protocol):
         """The number of steps that wait for a trigger."""
 
     def request_step(self) -> None:
-        """Marks the step whose rows come next to be written, with the held steps before it."""
+        """Requests that the next step's rows are written, with the held steps before it."""
 
     def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
-        """Writes the held steps. `coming` are steps that belong to them and have not ended."""
+        """Writes the held steps, and `coming`: steps that belong to them and have not ended."""
 
     @property
     def finds_origin(self) -> bool:
         """True if a trigger asks what made non-finite values."""
 
     def may_skip(self, step: int, is_skipping: Callable[[], bool | None]) -> None:
-        """Records that an optimizer is called in a step; whether it skips its update is asked when the step is judged.
+        """Records that an optimizer is called in a step; `is_skipping` is asked when the step is judged.
 
-        `is_skipping` returns None where nobody can know; see `triggers/watch.py`.
+        `is_skipping` returns None if it is not known whether the optimizer skips its update; see `triggers/watch.py`.
         """
 
     @property
@@ -57,10 +57,10 @@ class StepHolder(Protocol):
         """True if a trigger may stop the run."""
 
     def take_stops(self) -> Sequence[TriggerFinding]:
-        """Returns the findings in ended steps that should stop the run. Each is returned once."""
+        """Returns the findings in ended steps for which the run should stop, each once."""
 
     def find_in_open(self, batches: Rows) -> NonFiniteFinding | None:
-        """Returns what made NaN or infinite values in a step whose optimizer is about to step, from its rows."""
+        """Returns what made NaN or infinite values in the open step of a beginning optimizer, from the step's rows."""
 
 
 class RowWriter:
@@ -91,11 +91,11 @@ class RowWriter:
     def write(
         self, steps: list[Step], tracker: ScopeTracker, ops: OpRecorder | None, *, force: bool = False
     ) -> None:
-        """Writes the rows of some steps, and of all modules that were seen since the last call.
+        """Writes the rows of some steps, and of all modules seen since the last call.
 
         Args:
-            steps: ended steps, whose data are freed.
-            force: flushes the sink, also if there are no steps.
+            steps: the ended steps, whose data are then freed.
+            force: whether to flush the sink even if there are no steps.
         """
         if self._with_device_times:
             self._read_device_times(steps, tracker.device_times)
@@ -122,9 +122,9 @@ class RowWriter:
             self._sink.end_step(time.perf_counter_ns(), force=True)
 
     def open_rows(self, step: Step, number: int, tracker: ScopeTracker, ops: OpRecorder | None) -> Rows:
-        """Returns the rows of a step that has not ended, and writes the modules and sites that they refer to.
+        """Returns the rows of an open step, and writes the modules and sites that these refer to.
 
-        Returns none if all that was measured in it is finite. No tensor is read for that.
+        The result is empty if all measured values are finite, which is checked without reading tensors.
         """
         step = replace(step, number=number, values=self._values.measured_in(step))
         if are_finite(step.measured()):
@@ -138,7 +138,7 @@ class RowWriter:
     def _read_calls(
         self, steps: list[Step], tracker: ScopeTracker
     ) -> tuple[list[dict[str, Any]], Sequence[int]]:
-        """Returns the rows of calls, the steps of optimizers last, and the ids of these."""
+        """Returns the rows of calls, with optimizer steps last, and the ids of the optimizer steps."""
         batches = call_columns(steps, self._memory, with_backward=self._with_backward)
         optimizer_count = sum(len(step.optimizer_steps) for step in steps)
         first_id = tracker.logs.take_ids(optimizer_count)
@@ -151,7 +151,7 @@ class RowWriter:
         return batches, optimizer_ids
 
     def _read_device_times(self, steps: list[Step], device_times: DeviceTimes) -> None:
-        """Waits until devices have done what was issued in some steps."""
+        """Waits until devices have finished what was issued in these steps, and reads the times."""
         device_times.read(event for step in steps for event in device_events(step))
         if device_times.failure is not None:
             why = describe_error(device_times.failure)
@@ -164,7 +164,7 @@ class RowWriter:
 
 
 def free_step(step: Step) -> None:
-    """Frees the data of a step that is written or not wanted."""
+    """Frees the data of a step that was written or is not wanted."""
     free_values([step])
     free_scalars([step])
     step.ops, step.saved = [], []

@@ -1,4 +1,4 @@
-"""The recordings that run in this process: each has a path of its own; those that nobody can stop are ended."""
+"""Tracks the recordings that run in this process: each has its own path, and abandoned ones are ended."""
 
 import os
 import threading
@@ -15,9 +15,9 @@ from .recorder import Recorder
 class Running:
     """A recording that runs, or is about to."""
 
-    owner: weakref.ref[object]  # the user's `LiveRecording`
-    real_path: str | None  # where it is written; None: in memory
-    recorder: Recorder | None = None  # None: it has not begun
+    owner: weakref.ref[object]  # refers to the user's `LiveRecording`
+    real_path: str | None  # the path of the folder; None for a recording in memory
+    recorder: Recorder | None = None  # None if it has not begun
 
 
 _running: list[Running] = []
@@ -25,7 +25,7 @@ _changing = threading.Lock()
 
 
 def _forget_in_fork() -> None:
-    """Forgets the recordings, which belong to the parent process, and a lock that one of its threads may hold."""
+    """Forgets the recordings, which belong to the parent, and replaces the lock, which one of its threads may hold."""
     global _changing
     _running.clear()
     _changing = threading.Lock()
@@ -36,10 +36,10 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 
 def claim(owner: object, path: Path | None) -> Running:
-    """Adds the recording of `owner`, until `release`.
+    """Registers the recording of `owner`, until `release`.
 
     Raises:
-        MisuseError: another one writes to the path.
+        MisuseError: another recording writes to the path.
     """
     _end_forgotten()
     running = Running(weakref.ref(owner), None if path is None else os.path.realpath(path))
@@ -54,14 +54,14 @@ def claim(owner: object, path: Path | None) -> Running:
 
 
 def release(running: Running) -> None:
-    """Removes what `claim` has added."""
+    """Removes a recording that `claim` registered."""
     with _changing:
         if running in _running:
             _running.remove(running)
 
 
 def warn_if_any_is_held() -> None:
-    """Warns the caller of our caller if a recording runs that the user can stop."""
+    """Warns the user, two callers up, if a recording runs that the user can still stop."""
     if any(running.owner() is not None for running in _running):
         warnings.warn(
             "another recording is still running: both record from now on, and its stop() ends it",
@@ -71,16 +71,16 @@ def warn_if_any_is_held() -> None:
 
 
 def _end_forgotten() -> None:
-    """Ends those whose object is gone, as when a cell of a notebook is run again.
+    """Ends recordings whose `LiveRecording` is gone, as when a notebook cell is run again.
 
-    The object's death itself does not end them: Python's garbage collector may run in the middle of our hooks.
+    They are not ended when that object is freed, as the garbage collector may run in the middle of our hooks.
     """
     for forgotten in [running for running in _running if running.owner() is None]:
         release(forgotten)
         if forgotten.recorder is not None:
             try:
                 forgotten.recorder.stop()
-            except Exception as error:  # the recording that is about to begin is another
+            except Exception as error:  # this does not concern the recording that is about to begin
                 forgotten.recorder.failed(error, "when recording ended")
             warnings.warn(
                 "a recording was still running that nothing refers to any more: it has been ended",

@@ -13,7 +13,7 @@ from ...errors import MisuseError
 from ...recording.failure_reporter import start_thread
 from ...recording.triggers.trigger_kinds import OnSignal
 
-#: A signal is acted on at most this long after it arrived, or when a step ends.
+#: The longest time after which an arrived signal is acted on, if no step ends before.
 _ACT_EVERY_S = 0.5
 
 
@@ -28,7 +28,7 @@ class SignalWatch:
         """
         self._triggers = triggers
         self._fire = fire
-        #: Appending to it is atomic, and is all that a handler does.
+        #: Signals that have arrived. A handler only appends to it, which is atomic.
         self._came: deque[str] = deque()
         self._former: dict[signal.Signals, Any] = {}
         self._ours: dict[signal.Signals, Any] = {}
@@ -40,7 +40,7 @@ class SignalWatch:
         """Installs the handlers.
 
         Raises:
-            MisuseError: this is not the main thread, the only one in which Python handles signals.
+            MisuseError: this is not the main thread, on which alone Python handles signals.
         """
         if not self._triggers:
             return
@@ -58,7 +58,7 @@ class SignalWatch:
         )
 
     def stop(self) -> str | None:
-        """Restores the former handlers unless others have replaced ours. Returns a warning if that is impossible."""
+        """Restores the former handlers, unless others have replaced ours. Returns a warning if this is impossible."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -81,7 +81,7 @@ class SignalWatch:
         while self._came:
             try:
                 name = self._came.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took it
                 return
             self._fire(name)
 
@@ -90,22 +90,22 @@ class SignalWatch:
             self.act()
 
     def _handle(self, trigger: OnSignal, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._pid and not self._stopping.is_set():  # not in a fork
+        if os.getpid() == self._pid and not self._stopping.is_set():  # False in a fork, or after the end
             self._came.append(trigger.name)
         former = self._former.get(trigger.number)
         if callable(former):
             former(number, frame)
         elif former == signal.SIG_DFL and not trigger.is_harmless:
-            raise SystemExit(128 + number)  # as a shell reports it
+            raise SystemExit(128 + number)  # the exit status that a shell reports
 
 
 def _in_use(number: signal.Signals, handler: Any) -> Any:
-    """Returns the handler behind those of ended recordings, which may end in another order than they began."""
+    """Returns the handler to use, skipping those of ended recordings, which may end in any order."""
     while (watch := _watch_of(handler)) is not None and watch._stopping.is_set():
         handler = watch._former.get(number)
     return handler
 
 
 def _watch_of(handler: Any) -> SignalWatch | None:
-    watch = getattr(getattr(handler, "func", None), "__self__", None)  # it is a `partial` then
+    watch = getattr(getattr(handler, "func", None), "__self__", None)  # our handlers are `partial` objects
     return watch if isinstance(watch, SignalWatch) else None

@@ -1,1 +1,1 @@
-"""Tracks module calls by hooks around every forward, and knows which call runs now on each thread."""
+"""Tracks module calls by hooks around every forward, and knows which call is running on each thread."""

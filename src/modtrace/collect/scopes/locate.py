@@ -1,4 +1,4 @@
-"""Finds what runs now on the current thread: forward, backward, recompute or an optimizer."""
+"""Finds out what is running on the current thread: forward, backward, recompute or an optimizer."""
 
 import sys
 from collections.abc import Callable
@@ -31,11 +31,11 @@ class Location(NamedTuple):
     call: CallRef | None
     phase: str | None
     known: bool = True
-    parameter: torch.Tensor | None = None  # whose gradient is being accumulated
-    accumulation: bool | None = None  # the engine adds gradients that meet; None: not known without events
-    nested_in: CallRef | None = None  # ... of a leaf in a backward that a node of this call runs
-    met_in: CallRef | None = None  # ... those of different calls: the innermost one that holds them all
-    numbered_by: int | None = None  # the thread that gave the running node its number
+    parameter: torch.Tensor | None = None  # the parameter whose gradient is being accumulated
+    accumulation: bool | None = None  # whether the engine is adding gradients; None if unknown
+    nested_in: CallRef | None = None  # for a leaf in a backward that a node runs, the call of that node
+    met_in: CallRef | None = None  # for gradients of different calls, the innermost call around them all
+    numbered_by: int | None = None  # the number of the thread that made the running node
 
 
 NOWHERE = Location(None, None)
@@ -75,7 +75,7 @@ def _locate_in_backward(
     node = current_node()
     backward = backwards.running(log, task)
     if backward is not None and optimizers.stepping_since(sys._getframe(2)) > backward.start_ns:
-        return Location(None, OPTIMIZER)  # in a hook after the gradient of a parameter has been accumulated
+        return Location(None, OPTIMIZER)  # in a hook after the accumulation of a parameter's gradient
     if node is None:
         return Location(None, BACKWARD)
     number = node._sequence_nr()

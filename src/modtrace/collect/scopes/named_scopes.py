@@ -1,4 +1,4 @@
-"""Logs code that the user has named, and methods for which torch runs no hook, as calls."""
+"""Logs code that the user named, and methods for which torch runs no hook, as calls."""
 
 from types import FrameType
 from typing import Any
@@ -14,7 +14,7 @@ from .tracker import ScopeTracker
 
 
 class OpenScope:
-    """A scope that is open, with the contexts of the calls that were opened for it, outermost first."""
+    """An open scope, with the contexts of the calls that were opened for it, outermost first."""
 
     __slots__ = ("args", "contexts", "kwargs", "log", "module")
 
@@ -36,7 +36,7 @@ class NamedScopes:
 
     def __init__(self, tracker: ScopeTracker) -> None:
         self._tracker = tracker
-        self.is_stopped = False  # nothing is opened or closed any more
+        self.is_stopped = False  # after this, nothing is opened or closed
 
     def enter(
         self, name: str, module: nn.Module | None, frame: FrameType | None, args: Any = (), kwargs: Any = None
@@ -48,7 +48,7 @@ class NamedScopes:
         scope = OpenScope(tracker.logs.current, module, args, kwargs or {})
         try:
             self._enter(scope, name, frame)
-        except BaseException:  # an interrupt, or a user's hook
+        except BaseException:  # an interrupt, or an error of a user's hook
             self.leave(scope, None, raised=True)
             raise
         return scope
@@ -92,7 +92,7 @@ class NamedScopes:
         return scope
 
     def leave(self, scope: OpenScope | None, output: Any, *, raised: bool) -> None:
-        """Ends a scope. `output` is what the code returned, if that is known."""
+        """Ends a scope. `output` is the code's result, if it is known."""
         if scope is not None and not self.is_stopped:
             for context in reversed(scope.contexts):
                 self._leave_context(scope, context, output, raised)
@@ -131,7 +131,7 @@ class NamedScopes:
             if is_open and not context.is_scope and scope.module is not None:
                 leaving = tracker.subscribers.leaving
                 notify_all(leaving, log, scope.module, scope.args, scope.kwargs, output, raised)
-        except BaseException:  # a user's hook
+        except BaseException:  # an error of a user's hook
             output, raised = None, True
             raise
         finally:
@@ -141,7 +141,7 @@ class NamedScopes:
                     tracker.leave(log, output, raised=raised)
 
     def _owner(self) -> NamedModule | None:
-        """Returns the module whose call a new scope is inside of, also in recompute; None outside of all modules."""
+        """Returns the module in whose call a new scope is, even in a recompute; None outside of all modules."""
         log = self._tracker.logs.current
         if log.context.named is not None:
             return None if log.is_in_stretch else log.context.named

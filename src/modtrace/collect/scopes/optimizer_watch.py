@@ -22,7 +22,7 @@ class OptimizerWatch:
     def __init__(self, subscribers: Subscribers, logs: ThreadLogs) -> None:
         self._subscribers = subscribers
         self._logs = logs
-        #: By thread: when each optimizer that runs began, outermost first.
+        #: By thread, the start times of the running optimizers, outermost first.
         self._starts: dict[int, list[int]] = {}
         self._handles: list[Any] = []
 
@@ -41,23 +41,23 @@ class OptimizerWatch:
         self._handles = []
 
     def has_begun(self) -> bool:
-        """Returns whether an optimizer has begun to step on this thread and may not have ended. This takes 0.1 us."""
+        """Returns whether an optimizer's step began on this thread and may still run; this takes 0.1 us."""
         return bool(self._starts) and bool(self._starts.get(threading.get_ident()))
 
     def is_stepping(self, frame: FrameType | None) -> bool:
         """Returns whether an optimizer steps on this thread; `frame` is the innermost frame of the thread."""
         starts = self._starts.get(threading.get_ident())
         if starts and not is_in_optimizer_step(frame):
-            starts.clear()  # the last one raised: its post hook did not run
+            starts.clear()  # the last optimizer raised, so its post hook did not run
         return bool(starts)
 
     def stepping_since(self, frame: FrameType | None) -> int:
-        """Returns when the innermost optimizer that steps on this thread began, in ns; -1 if none does."""
+        """Returns the start time in ns of the innermost optimizer step on this thread; -1 if there is none."""
         starts = self._starts.get(threading.get_ident())
         return starts[-1] if starts and self.is_stepping(frame) else -1
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments with which the optimizer goes on; None stands for those that it was given."""
+        """Returns the arguments with which the optimizer continues; None keeps the original ones."""
         if is_dynamo_compiling():
             note_traced_step()
             return None

@@ -1,4 +1,4 @@
-"""The one tracker of the process, which all recorders share."""
+"""Holds the one tracker of the process, which all recorders share."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ def acquire(user: Listener, *, strict: bool = False) -> ScopeTracker:
 
     Args:
         user: the listener, for whom the tracker runs until `release(user)`.
-        strict: internal errors are raised.
+        strict: whether to raise internal errors.
     """
     global _current, _fork_handler_registered
     with _current_lock:
@@ -56,7 +56,7 @@ def current() -> ScopeTracker | None:
 
 
 def _leave_to_parent() -> None:
-    """Ends the tracking in a forked child such as a DataLoader's worker; the recording is the parent's."""
+    """Ends the tracking in a forked child, such as a DataLoader's worker, since the recording is the parent's."""
     global _current
     graph_captures.abandon()
     tracker, _current = current(), None

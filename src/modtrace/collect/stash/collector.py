@@ -1,4 +1,4 @@
-"""Makes the stashes of one tracker: of outputs when calls end, and of gradients when they arrive."""
+"""Makes the stashes of one tracker: of outputs when calls end, of gradients when they arrive."""
 
 import weakref
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Registered(NamedTuple):
 
 
 class StashCollector(Listener):
-    """Listens to the process's tracker while a module is registered.
+    """Makes stashes while a module is registered, as a listener of the process's tracker.
 
     Exceptions of the stash function propagate to the caller of the module or of `backward()`.
     """
@@ -40,19 +40,19 @@ class StashCollector(Listener):
     def __init__(
         self, stash: StashFn, stashes: Callable[[], list[Stash]], *, strict: bool, inside: bool
     ) -> None:
-        """Stashes nothing before a module is registered.
+        """Creates a collector, which stashes nothing before a module is registered.
 
         Args:
-            stashes: returns the list where stashes are kept.
-            inside: stashes what modules return inside of compiled code too.
+            stashes: returns the list to which stashes are added.
+            inside: whether outputs of modules inside of compiled code are stashed.
         """
         self.steps = StashSteps()
         self._stash = stash
         self._stashes = stashes
         self._strict = strict
         self._is_inside_wanted = inside
-        self._registered: dict[int, list[Registered]] = {}  # by `id` of the module
-        self._tracker: ScopeTracker | None = None  # while it listens
+        self._registered: dict[int, list[Registered]] = {}  # keyed by the `id` of the module
+        self._tracker: ScopeTracker | None = None  # set while it listens
         self._gradients: OutputGradients | None = None
         self._inside: InsideOutputs | None = None
 
@@ -62,7 +62,7 @@ class StashCollector(Listener):
         return [registered for listed in self._registered.values() for registered in listed]
 
     def register(self, module: nn.Module, name: str, grad: bool) -> None:
-        """Stashes what a module returns from now on."""
+        """Stashes the outputs of a module from now on."""
         if self._tracker is None and not self._registered:
             self._start()
         registered = Registered(weakref.ref(module), type(module), name, grad)
@@ -116,7 +116,7 @@ class StashCollector(Listener):
             gradients.stop()
             tracker.subscribers.remove(gradients)
 
-    # Stashes.
+    # Making stashes.
 
     def leaving(
         self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any, raised: bool
@@ -179,7 +179,7 @@ class StashCollector(Listener):
     def _label(self, stash: Stash, event: Event, call: CallRef | InsideCall) -> None:
         if stash.phase is None:
             stash.step, stash.phase, stash.call = event.step, event.phase, event.call
-        if (stash.step, stash.call) == (event.step, event.call):  # the user's function may have set its own
+        if (stash.step, stash.call) == (event.step, event.call):  # the user may have set others
             self.steps.follow(stash, call)
 
     # Events of the process's tracker.

@@ -1,4 +1,4 @@
-"""Waits for the gradients of what each call returned, and passes them on once a backward has brought all of them."""
+"""Collects the gradients of each call's output, and passes them on once a backward has brought all of them."""
 
 import itertools
 import threading
@@ -21,7 +21,7 @@ from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree
 
-#: In place of a watch's number: the gradient comes from inside of compiled code, and it is not known whether it will.
+#: In place of a watch's number: the gradient comes from inside of compiled code, if at all.
 COMES_PERHAPS = -1
 
 
@@ -30,33 +30,33 @@ class Returned:
     """The output of one call, without its tensors."""
 
     call: CallRef | InsideCall
-    registered: Any  # passed on with the gradients
+    registered: Any  # the caller's object, passed on with the gradients
     tree: GradientTree
-    watches: tuple[int, ...]  # the number of each watched tensor, without repeats
-    #: By index in `watches`: the number of the watch on the tensor's base.
+    watches: tuple[int, ...]  # the number of the watch of each tensor, without repeats
+    #: By index in `watches`, for a view: the number of the watch on its base.
     bases: dict[int, int] = field(default_factory=dict)
-    #: By index in `watches`, where there is a base: the graph task that brought the last gradient.
+    #: By index in `watches`, for a view: the graph task in which its last gradient came.
     arrived: dict[int, int] = field(default_factory=dict)
 
 
 class Arriving:
-    """The gradients for one call in one backward, as far as they have arrived."""
+    """The gradients of one call that have arrived in one backward."""
 
     __slots__ = ("gradients", "position", "returned", "waiting")
 
     def __init__(self, returned: Returned, waiting: set[int], position: int) -> None:
         self.returned = returned
         self.gradients: list[Any] = [None] * len(returned.watches)
-        self.waiting = waiting  # indices of gradients that have not arrived
-        self.position = position  # among the stashes, when its first gradient arrived
+        self.waiting = waiting  # the indices of gradients that have not arrived
+        self.position = position  # its position among the stashes
 
 
 class Entry(NamedTuple):
     """A gradient that a call waits for."""
 
     returned: Returned
-    place: int  # index among its gradients
-    shape: torch.Size | None = None  # of a view whose base is watched
+    place: int  # the gradient's index in the call
+    shape: torch.Size | None = None  # the view's shape, if its base is watched
 
 
 class Watch(GradientHook):
@@ -65,10 +65,10 @@ class Watch(GradientHook):
     __slots__ = ("entries", "number", "served")
 
     def __init__(self, number: int, receive: "Callable[[Watch, Any], None]") -> None:
-        self.receive, self.handle = receive, None  # as the base class does, without a call of it
+        self.receive, self.handle = receive, None  # set directly, which is faster
         self.number = number
         self.entries: list[Entry] = []  # in the order of the calls
-        self.served = 0  # how many of the entries have received a gradient
+        self.served = 0  # how many entries have received a gradient
 
     def remove(self) -> None:
         """Removes the hook; the graph may keep the empty watch."""
@@ -77,13 +77,13 @@ class Watch(GradientHook):
 
 
 def _ignore(watch: Watch, gradient: Any) -> None:
-    """Receives the gradient of a watch that has been removed while torch went through its hooks."""
+    """Ignores a gradient of a watch that was removed while torch ran its hooks."""
 
 
-#: A leaf may be returned again and again (an input, a parameter): at most this many calls receive its gradient.
+#: The largest number of calls that receive the gradient of one leaf, which may be returned over and over.
 _MAX_CALLS_OF_LEAF = 64
 
-#: Receives the gradients of a call; with a position if other calls were passed on since its first gradient came.
+#: A function that receives the gradients of a call, and a position if other calls were passed on before it.
 Receiver = Callable[[Returned, tuple[Any, ...], Arriving | None], None]
 
 
@@ -91,13 +91,13 @@ class _Run:
     """One run of the engine that may bring gradients."""
 
     def __init__(self, running: set[int] | None, copied: set[int]) -> None:
-        self.running = running  # numbers of the watches whose nodes run in it; None if unknown
+        self.running = running  # numbers of the watches whose nodes run; None if unknown
         self.copied = copied  # numbers of the watches on tensors that were written to through a view
         self.arriving: dict[Returned, Arriving] = {}
 
 
 class OutputGradients(Listener):
-    """Holds the watches of one tracker.
+    """Watches the gradients of outputs for one tracker.
 
     Hooks are on tensors and not on modules: a module's backward hook adds a node to the graph, which changes gradients
     if an output is used twice, and fails if the output is written to in place.
@@ -106,32 +106,32 @@ class OutputGradients(Listener):
     def __init__(self, tracker: ScopeTracker, receiver: Receiver, position: Callable[[], int]) -> None:
         self._tracker = tracker
         self._receiver = receiver
-        self._position = position  # the number of stashes so far
-        self._on_gradient = self._arrived  # bound once: each watch refers to it
-        self._key = object()  # in the metadata of nodes: another tracker has its own
+        self._position = position  # returns the number of stashes so far
+        self._on_gradient = self._arrived  # bound once, as each watch refers to it
+        self._key = object()  # the key in nodes' metadata, different for each tracker
         self._numbers = itertools.count()
         self._watches: IdentityMap[Watch, None] = IdentityMap()
-        self._runs: dict[int, _Run] = {}  # by graph task
-        self._waiting: list[Arriving] = []  # in all runs, in the order in which they began to wait
+        self._runs: dict[int, _Run] = {}  # keyed by graph task
+        self._waiting: list[Arriving] = []  # waiting calls of all runs, in order
         self._lock = threading.RLock()
 
     def wait_for(self, registered: Any, call: CallRef, output: Any) -> None:
-        """Registers for the gradients of an output's tensors, and returns; the receiver gets them in the backward.
+        """Registers for the gradients of an output's tensors, which the receiver gets during the backward.
 
         Args:
-            registered: what the receiver gets with them, unchanged.
+            registered: an object that is passed to the receiver unchanged.
             call: the call that returned the output.
-            output: tensors in any structure. Those that require no gradient are passed over.
+            output: tensors in any structure; those that require no gradient are skipped.
         """
         places: dict[Watch, int] = {}
-        bases: dict[int, tuple[Watch, torch.Size]] = {}  # of views, with their shapes
+        bases: dict[int, tuple[Watch, torch.Size]] = {}  # the bases of views, with the views' shapes
 
         def slot_of(tensor: torch.Tensor) -> int | None:
             watch = self._watch(tensor)
             if watch is None:
                 return None
             place = places.setdefault(watch, len(places))
-            base = base_made_in(call, tensor)  # it may be written to
+            base = base_made_in(call, tensor)  # the base may be written to later
             base_watch = None if base is None else self._watch(base)
             if base_watch is not None:
                 bases[place] = base_watch, tensor.shape
@@ -148,7 +148,7 @@ class OutputGradients(Listener):
                 watch.entries.append(Entry(returned, place, shape))
 
     def arrived_inside(self, returned: Returned, place: int, gradient: torch.Tensor) -> None:
-        """Passes on a gradient that has come from inside of compiled code, where tensors cannot be watched."""
+        """Passes on a gradient from inside of compiled code, where tensors cannot be watched."""
         found: tuple[list[Any], Arriving | None] | None = None
         with self._tracker.subscribers.guard(returned.call.context.module):
             found = self._take(Entry(returned, place), gradient)
@@ -162,14 +162,14 @@ class OutputGradients(Listener):
         self._runs, self._waiting = {}, []
 
     def backward_ended(self, backward: Backward) -> None:
-        """Drops calls that still wait, because an exception ended the backward before their gradients arrived."""
+        """Drops calls that still wait after an exception has ended the backward."""
         with self._lock:
             run = self._runs.pop(backward.task, None)
             for arriving in [] if run is None else run.arriving.values():
                 self._waiting.remove(arriving)
 
     def make_room(self, arriving: Arriving) -> int:
-        """Returns the position of a call that others have overtaken. Calls that began to wait later move up by one."""
+        """Returns the position of a call that others have overtaken; calls that began to wait later move up by one."""
         with self._lock:
             at = self._waiting.index(arriving) if arriving in self._waiting else len(self._waiting)
             position = arriving.position
@@ -177,10 +177,10 @@ class OutputGradients(Listener):
                 waiting.position += 1
             return position
 
-    # Watching.
+    # Watching tensors.
 
     def _watch(self, tensor: torch.Tensor) -> Watch | None:
-        """Returns the watch that receives the gradient of a tensor; None if it gets none, or torch runs no hook."""
+        """Returns the watch of a tensor; None if it gets no gradient, or if torch would run no hook."""
         try:
             if not tensor.requires_grad or is_batched_tensor(tensor):
                 return None
@@ -193,11 +193,11 @@ class OutputGradients(Listener):
                 watch = known[tensor.output_nr] = self._hook(tensor)
                 cut_below(node, node.next_functions)
             return watch
-        except RuntimeError:  # a view whose base was written to: torch refuses hooks on it
+        except RuntimeError:  # torch refuses hooks on a view whose base was written to
             return None
 
     def _watch_leaf(self, tensor: torch.Tensor) -> Watch:
-        """Returns the watch of a leaf. A leaf outlives its graphs, so entries of finished calls are removed."""
+        """Returns the watch of a leaf, without the entries of finished calls, because a leaf outlives its graphs."""
         watch = next(iter(self._watches_of_leaf(tensor)), None)
         if watch is None:
             return self._hook(tensor)
@@ -217,10 +217,10 @@ class OutputGradients(Listener):
         self._watches[watch] = None
         return watch
 
-    # Gradients.
+    # Receiving gradients.
 
     def _arrived(self, watch: Watch, gradient: Any) -> None:
-        """Passes on the gradient of a tensor, first to the call that returned it last, which is the outermost one."""
+        """Passes on the gradient of a tensor, first to the call that returned it last, i.e. the outermost one."""
         entries = tuple(watch.entries)
         watch.served = len(entries)
         for entry in reversed(entries):
@@ -232,14 +232,14 @@ class OutputGradients(Listener):
                 self._pass_on(entry.returned, *found)
 
     def _arrives_at_base(self, entry: Entry, number: int, gradient: Any) -> bool:
-        """Returns whether the gradient of a base is that of its view, because the view was written to."""
+        """Returns whether a base's gradient is that of its view, because the view was written to."""
         if gradient is None or entry.returned.arrived.get(entry.place) == graph_task_id():
             return False
         with self._lock:
             return number in self._run(graph_task_id()).copied
 
     def _take(self, entry: Entry, gradient: Any) -> tuple[list[Any], Arriving | None] | None:
-        """Stores the gradient; returns all gradients of the call if this was the last one."""
+        """Stores a gradient. Returns all gradients of the call if this was the last one."""
         returned, place, shape = entry
         if returned.bases and gradient is not None:
             returned.arrived[place] = graph_task_id()
@@ -260,7 +260,7 @@ class OutputGradients(Listener):
 
     def _pass_on(self, returned: Returned, gradients: list[Any], arriving: Arriving | None) -> None:
         try:
-            # The node may run for another of its outputs.
+            # The node may still run for another of its outputs.
             if any(gradient is not None for gradient in gradients):
                 self._receiver(returned, returned.tree.fill(gradients), arriving)
         finally:
@@ -279,7 +279,7 @@ class OutputGradients(Listener):
 
     @staticmethod
     def _comes(run: _Run, returned: Returned, place: int) -> bool:
-        """Returns whether a run brings the gradient at `place`."""
+        """Returns whether a run will bring the gradient at index `place`."""
         if run.running is None or returned.bases.get(place) in run.copied:
             return True
         return returned.watches[place] == COMES_PERHAPS or returned.watches[place] in run.running
@@ -291,14 +291,14 @@ class OutputGradients(Listener):
         return arriving
 
     def _finish(self, task: int) -> None:
-        """Passes on incomplete calls. The engine has run every node, so no further gradient arrives."""
+        """Passes on incomplete calls, since the engine has run every node and no further gradient can arrive."""
         with self._lock:
             run = self._runs.pop(task, None)
         for arriving in [] if run is None else list(run.arriving.values()):
             self._pass_on(arriving.returned, arriving.gradients, arriving)
 
     def _read_graph(self, outputs: Any) -> _Run:
-        """Finds the watches whose nodes will run, by a walk of the graph (1 us a node)."""
+        """Finds the watches whose nodes will run, by walking the graph (1 us a node)."""
         running: set[int] = set()
         copied: set[int] = set()
         with DisableTorchFunction():

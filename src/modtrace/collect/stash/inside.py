@@ -1,4 +1,4 @@
-"""Receives what modules return inside of compiled code, and the gradients of that, for the stashes of one tracker."""
+"""Receives outputs of modules inside of compiled code, and their gradients, for the stashes of one tracker."""
 
 import warnings
 from collections.abc import Callable
@@ -28,9 +28,9 @@ _IN_BODIES = (
 
 
 class InsideOutputs:
-    """Passes on outputs of tapped modules as those of other calls are: as they were returned, with copied tensors.
+    """Passes on outputs of tapped modules in their original structure, with copies of the tensors.
 
-    Compiled code writes to the memory of a tensor again when it needs the tensor no more.
+    Copies are needed because compiled code reuses a tensor's memory once it no longer needs the tensor.
     """
 
     def __init__(
@@ -39,21 +39,21 @@ class InsideOutputs:
         gradients: OutputGradients,
         returned: Callable[[nn.Module, InsideCall, Any], Any],
     ) -> None:
-        """Taps nothing before `tap()`.
+        """Creates the object, which taps nothing before `tap()`.
 
         Args:
-            returned: receives the outputs; returns who wants their gradients, None if nobody does.
+            returned: receives the outputs, and returns the receiver of their gradients, or None if nobody wants them.
         """
         self._tracker = tracker
         self._gradients = gradients
         self._returned = returned
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
-        self._awaited = AwaitedCalls()  # each with what it has returned, and the slots of that
+        self._awaited = AwaitedCalls()  # each with the layout and the slots of its output
         self._warned: set[str] = set()
 
     def tap(self, module: nn.Module) -> None:
-        """Taps a module, once. It is kept alive until `stop()`."""
+        """Taps a module, if it is not tapped yet, and keeps it alive until `stop()`."""
         if not any(known is module for known in self._modules):
             self._modules.append(module)
             self._taps.tap(module)
@@ -63,10 +63,10 @@ class InsideOutputs:
         self._taps.remove()
         self._modules, self._awaited = [], AwaitedCalls()
 
-    # While compiled code runs. What the user's function raises reaches the caller of the model.
+    # These methods run in compiled code. What the user's function raises reaches the caller of the model.
 
     def tapped(self, index: int, found: TappedOutput) -> int:
-        """Passes on what a module has returned. Returns the number with which its gradients come; -1: not wanted."""
+        """Passes on a module's output. Returns a number for its gradients; -1 if they are not wanted."""
         module = self._modules[index]
         call, output = None, None
         with self._tracker.subscribers.guard(module):
@@ -91,14 +91,14 @@ class InsideOutputs:
     def tapped_gradient(
         self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
     ) -> None:
-        """Passes on the gradient of a tensor that a module has returned."""
+        """Passes on the gradient of a module's output."""
         _, kept = self._awaited.get(call)
         if kept is not None:
             returned, slots = kept
             self._gradients.arrived_inside(returned, slots.index(slot), graph_captures.clone(gradient))
 
     def _count(self, module: nn.Module) -> InsideCall | None:
-        """Returns the call that has ended; None if hooks see it, or if what is compiled is a function."""
+        """Returns the call that has ended; None if hooks see it, or if a plain function was compiled."""
         segment = self._tracker.logs.current.segment
         if segment is None:
             self._warn(_OUTSIDE)
@@ -110,7 +110,7 @@ class InsideOutputs:
         return segment.call_inside(self._taps.number, named.module_id)
 
     def left_out(self) -> None:
-        """Warns of modules that were compiled without taps."""
+        """Warns about modules that were compiled without taps."""
         self._warn(_IN_BODIES)
 
     def _warn(self, text: str) -> None:

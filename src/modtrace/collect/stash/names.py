@@ -17,10 +17,10 @@ from ...recording.options.path_filter import (
     unmatched,
 )
 
-#: One pattern or several.
+#: One pattern, or a list of patterns.
 NamePattern = None | str | re.Pattern[str] | list[str | re.Pattern[str]] | tuple[str | re.Pattern[str], ...]
 
-#: The ways to read a text.
+#: The ways in which a text may be matched.
 MATCHES = ("search", "exact", "glob")
 
 
@@ -30,7 +30,7 @@ def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathF
     Raises:
         TypeError: a pattern is neither a text nor a compiled expression.
         ValueError: `match` is unknown, a list is empty, or a glob cannot be read.
-        re.error: a text that is to be searched is not a regular expression.
+        re.error: a text for `search` is not a valid regular expression.
     """
     if match not in MATCHES:
         raise ValueError(f"match={match!r}: give 'search', 'exact' or 'glob'")
@@ -42,10 +42,10 @@ def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathF
 
 
 def warn_of_unmatched(chosen: PathFilter, names: Collection[str], root: str) -> None:
-    """Warns about patterns of `include` that match no module, and suggests close names."""
+    """Warns about patterns of `include` that match no module, and suggests similar names."""
     for missing in unmatched(PathFilter(chosen.include), names):
         shown = missing.pattern.text
-        given = shown.removeprefix(REGEX_PREFIX)  # which we have added
+        given = shown.removeprefix(REGEX_PREFIX)  # we have added this prefix
         text = describe_unmatched([missing], names, root=root).replace(repr(shown), repr(given), 1)
         warnings.warn(
             f"{text}. Nothing of it is stashed; see `match` of modtrace.track() for how a text is read.",

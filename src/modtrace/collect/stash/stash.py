@@ -1,4 +1,4 @@
-"""A module's output or gradient as an event, the stash that is kept of it, and the functions between them."""
+"""Defines the event of a module's output or gradient, the stash that is kept of it, and functions that make one."""
 
 import warnings
 from collections.abc import Callable
@@ -18,22 +18,22 @@ from ..structures.rebuild import rmap_tensor
 
 @dataclass
 class Event:
-    """An output that a registered module has returned, or the gradients of one."""
+    """The output that a registered module returned, or the gradients of one."""
 
-    name: str  #: under which it is registered
+    name: str  #: the name under which the module is registered
     type: type[nn.Module]
-    grad: bool  #: a gradient
+    grad: bool  #: whether it is about gradients
     value: Any  #: the output as it is, or a tuple of gradients
-    args: tuple[Any, ...]  #: of the call; () for a gradient
-    kwargs: dict[str, Any]  #: of the call; {} for a gradient
-    step: int | None = None  #: as in `Stash`, as far as it is known; so are `phase` and `call`
+    args: tuple[Any, ...]  #: the arguments of the call; () for gradients
+    kwargs: dict[str, Any]  #: the keyword arguments of the call; {} for gradients
+    step: int | None = None  #: the step as in `Stash`, if known; likewise `phase` and `call`
     phase: str | None = None
     call: int | None = None
 
 
 @dataclass
 class Stash:
-    """The values kept of an event.
+    """What is kept of an event.
 
     The value for gradients is a tuple: the gradients of a tuple or list, `(gradient,)` for a tensor, and for any other
     structure a tuple with one entry of the same structure. An entry is None if no gradient arrived.
@@ -43,16 +43,16 @@ class Stash:
     type: type[nn.Module]
     grad: bool
     value: Any
-    #: The step that the forward call belongs to, from 0 since registering; None: not known.
+    #: The step of the forward call, counted from 0 since registering; None if unknown.
     step: int | None = field(default=None, compare=False)
-    #: `forward`, `recompute`, or `backward`: a gradient, or a module that a custom Function's backward runs.
+    #: `forward`, `recompute`, or `backward` (gradients, and modules that run in a custom Function's backward).
     phase: str | None = field(default=None, compare=False)
-    #: The number of earlier forward calls of its module in the step; that of the forward for gradients and recomputes.
+    #: The number of earlier forward calls of the module in the step; gradients and recomputes have the forward's.
     call: int | None = field(default=None, compare=False)
 
     @property
     def first_value(self) -> Any:
-        """The value, or its first element as long as that is a tuple or list with elements."""
+        """The value; if it is a tuple or list, its first element, and so on."""
         value = self.value
         while isinstance(value, (tuple, list)) and value:
             value = value[0]
@@ -66,8 +66,9 @@ StashValueFn = Callable[[torch.Tensor], Any]
 def default_stash_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns a copy of a tensor in CPU memory, detached from its graph; a tensor on the device `meta` stays there.
 
-    The user's modes do not see the copying. Inside `vmap` it is a copy of all examples. It is None, with a warning,
-    while a CUDA graph is captured, which the copying would end; captures on other threads are waited for a while.
+    The user's modes do not see the copying. Inside `vmap` all examples are copied. The result is None, with a warning,
+    while this thread captures a CUDA graph, because copying would end the capture; captures on other threads are waited
+    for a while.
     """
     with unseen(), outside_transforms(), graph_captures.device_work(tensor, waits=True) as is_allowed:
         if not is_allowed:
@@ -85,7 +86,7 @@ def default_stash_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def default_stash(event: Event, stash_value: StashValueFn) -> Stash:
-    """Returns a stash with `stash_value(tensor)` in place of each tensor of an event."""
+    """Returns a stash of an event in which `stash_value(tensor)` replaces each tensor."""
     value = rmap_tensor(event.value, stash_value)
     return Stash(event.name, event.type, event.grad, value, event.step, event.phase, event.call)
 
@@ -94,8 +95,8 @@ def get_stash_fn(stash_value: StashValueFn | None = None, stash: StashFn | None 
     """Returns the function that makes stashes of events.
 
     Args:
-        stash_value: makes what is kept of each tensor; None keeps a copy.
-        stash: makes what is kept of a whole event.
+        stash_value: returns what is kept of each tensor; None keeps a copy.
+        stash: returns what is kept of a whole event.
 
     Raises:
         ValueError: both are given.

@@ -1,4 +1,4 @@
-"""Gives each stash its step and the index of its call in that step, and corrects both when more is known."""
+"""Gives each stash its step and call index, and corrects both when more is known."""
 
 import time
 import weakref
@@ -12,23 +12,23 @@ from ..log.thread_log import Backward
 from ..steps.follower import StepFollower
 from .stash import Stash
 
-#: At this number of segments with stashes, those whose labels are final are dropped.
+#: At this number of segments with stashes, the ones with final labels are dropped.
 _PRUNE_AT = 32
 
 
 class _Labelled(NamedTuple):
-    """A stash of one call. The reference is weak, since users may delete stashes."""
+    """A stash of one call, by a weak reference because users may delete stashes."""
 
     stash: "weakref.ref[Stash]"
     call: CallRef | InsideCall
 
 
 class StashSteps(StepFollower):
-    """Follows the steps, and corrects labels of stashes as long as a backward may join or divide steps."""
+    """Follows the steps, and corrects the labels of stashes while backwards may still join or divide steps."""
 
     def __init__(self, is_backward_running: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
-        self._is_backward_running = is_backward_running  # on any thread
+        self._is_backward_running = is_backward_running  # returns whether one runs on any thread
         self._labelled: dict[Segment, list[_Labelled]] = {}
         self._look_at = _PRUNE_AT
 
@@ -40,7 +40,7 @@ class StashSteps(StepFollower):
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         super().segment_opened(segment, in_step)
         with self._lock:
-            if segment.phase == RECOMPUTE:  # even without stashes: a region is matched as a whole
+            if segment.phase == RECOMPUTE:  # needed without stashes, too: regions match as a whole
                 self._labelled[segment] = []
             if len(self._labelled) > self._look_at:
                 self._settle()
@@ -67,7 +67,7 @@ class StashSteps(StepFollower):
             self._labelled = {}
 
     def _settle(self) -> None:
-        """Updates the labels, and forgets those that are final.
+        """Updates the labels, and forgets stashes whose labels are final.
 
         Recomputes are labelled once their whole region has run.
         """
@@ -95,7 +95,7 @@ class StashSteps(StepFollower):
                 stash.step, stash.call = step, nth
 
     def _count_now(self, call: CallRef | InsideCall) -> tuple[int | None, int | None]:
-        """Counts the call, unless its step has forgotten the segment; then the old label stays."""
+        """Counts the call, unless its step has forgotten its segment, so that the old label stays."""
         if call.segment.phase == FORWARD:
             step = self._find(call.segment)
             if step is None or call.segment not in step.segments:
@@ -103,7 +103,7 @@ class StashSteps(StepFollower):
         return self.count(call)
 
     def _is_final(self, segment: Segment) -> bool:
-        """Returns whether no backward can change the step of the segment any more."""
+        """Returns whether no backward can change the segment's step any more."""
         if not segment.is_closed:
             return False
         step = self._find(segment)

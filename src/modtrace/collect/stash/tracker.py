@@ -55,12 +55,12 @@ class Tracker:
             raise ValueError(f"compiled={compiled!r}: give {' or '.join(COMPILED)}")
         #: All stashes so far, in order.
         self.stashes: list[Stash] = []
-        # A function: users may assign another list.
+        # The collector gets a function, because users may assign another list to `stashes`.
         self._collector = StashCollector(
             stash or get_stash_fn(), lambda: self.stashes, strict=strict, inside=compiled == INSIDE
         )
 
-    # Registering.
+    # Registering modules.
 
     def __enter__(self) -> "Tracker":
         return self
@@ -121,7 +121,7 @@ class Tracker:
         """Stops stashing. All hooks are removed, and the numbers of steps are final."""
         self._collector.stop()
 
-    # What there is.
+    # Access to the stashes.
 
     def clear(self) -> None:
         """Removes all stashes."""
@@ -141,7 +141,7 @@ class Tracker:
         return self.stashes[index]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Makes a copied or pickled tracker hold the stashes and track nothing."""
+        """Makes copies and pickles of a tracker contain only its stashes, without tracking anything."""
         return _with_stashes, (self.stashes,)
 
     def __repr__(self) -> str:
@@ -239,18 +239,18 @@ def _row(stash: Stash, column: str, stat: Callable[[torch.Tensor], Any], where: 
 
 
 def _to_number(found: torch.Tensor) -> Any:
-    """Returns the element of a tensor; None if it is on a GPU and the capture of a CUDA graph does not end."""
+    """Returns the element of a tensor; None if it is on a GPU and a CUDA graph's capture does not end."""
     with graph_captures.device_work(found, waits=True) as is_allowed:
         return found.item() if is_allowed else None
 
 
 def _std(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the standard deviation, also for dtypes that torch.std does not support."""
+    """Returns the standard deviation, even for dtypes that torch.std does not support."""
     tensor = tensor.detach()
     if tensor.dtype not in _WITH_STD:
         tensor = tensor.to(torch.float64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fewer than two numbers: torch warns, and gives NaN
+        warnings.simplefilter("ignore")  # torch warns for fewer than two numbers, and returns NaN
         return torch.std(tensor)
 
 

@@ -1,4 +1,4 @@
-"""Turns what ran in ended steps into the columns of the tables `calls` and `steps`."""
+"""Turns the calls of ended steps into the columns of the tables `calls` and `steps`."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,16 +19,16 @@ Columns = dict[str, Any]
 
 
 class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
-    """The `nth` of calls until their rows are written and no later backward can run through them.
+    """Keeps the `nth` of calls until their rows are written and no later backward can reach them.
 
-    As a dict it has those of the calls that hooks saw, by segment. `number_inside` has those inside of compiled code.
+    As a dict it holds the `nth` of calls that hooks saw, by segment; `number_inside` finds those in compiled code.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        #: By segment, in steps with compiled code: how many calls of each module inside came earlier in the step.
+        #: By segment, in steps with compiled code: the number of earlier calls of each module inside, in the step.
         self._before: dict[Segment, dict[int, int]] = {}
-        self._origins: dict[CallRef, CallRef | None] = {}  # of recomputed calls with compiled code
+        self._origins: dict[CallRef, CallRef | None] = {}  # the calls that recomputed calls repeat
 
     def prune(self) -> None:
         """Forgets segments whose graphs are dead."""
@@ -59,7 +59,7 @@ class NthMemory(dict[Segment, npt.NDArray[np.int32]]):
                 nth[start + index] = before[module_id] + segment.rank_of(index)
 
     def note_origins(self, segment: Segment, origins: Origins) -> None:
-        """Takes note of the forward calls that recomputed ones with compiled code inside repeat."""
+        """Remembers which forward calls are repeated by recomputed calls with compiled code inside."""
         if segment.inside:
             self._origins.update((CallRef(segment, index), origin) for index, origin in enumerate(origins))
 
@@ -78,8 +78,8 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     """Returns the rows of ended steps, in one or more batches of columns.
 
     Args:
-        memory: the `nth` of calls of earlier batches, to which those of these steps are added.
-        with_backward: includes the rows of backward calls, if they were recorded.
+        memory: the `nth` of earlier calls, to which those of these steps are added.
+        with_backward: whether to include the rows of backward calls, if they were recorded.
     """
     numbered = [(step.number, segment) for step in steps for segment in step.segments if segment.is_closed]
     for step in steps:
@@ -113,9 +113,9 @@ def intervals_of(steps: list[Step]) -> Ints:
 
 
 def _overheads(columns: Columns, intervals: Ints) -> Ints:
-    """Returns the time that each call spent measuring on its thread; masked where the call's end is not known.
+    """Returns the time spent measuring in each call, on its thread; masked where the call's end is not known.
 
-    A call's output is measured after its end, and so inside the enclosing call.
+    A call's output is measured after the call has ended, so this time counts for the enclosing call.
     """
     ends = columns["end_ns"]
     overhead = np.zeros(len(ends), np.int64)
@@ -163,7 +163,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     modules = np.array([context.named.module_id for context in segments[0].log.all_contexts], np.int64)
     module_id = modules[entered]
     phase = np.repeat(np.array([PHASE_CODE[segment.phase] for segment in segments], np.int8), counts)
-    # Of a forward call: how many of its module were before it in its step.
+    # For forward calls: the number of earlier calls of the module in the step.
     nth = np.full(len(step), -1, np.int32)
     forward = np.flatnonzero(phase == PHASE_CODE[FORWARD])
     nth[forward] = count_before(step[forward], module_id[forward])
@@ -194,7 +194,7 @@ def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
     """Returns, for each row, the number of earlier rows with the same two numbers."""
     nth = np.zeros(len(one), np.int32)
     if len(one):
-        order = np.lexsort((other, one))  # stable
+        order = np.lexsort((other, one))  # a stable sort
         changes = (np.diff(one[order]) != 0) | (np.diff(other[order]) != 0)
         first = np.concatenate([[True], changes])
         position = np.arange(len(order))

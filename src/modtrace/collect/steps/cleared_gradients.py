@@ -13,14 +13,14 @@ from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import grad_of, version_of
 from ..names.walk import descendants, parameter_of
 
-#: The largest gradient, in elements, whose values are read to see whether it was zeroed (`set_to_none=False`).
+#: The largest gradient, in elements, that is read to see whether it was zeroed (`set_to_none=False`).
 _MAX_ELEMENTS = 65_536
 
 
 class GradientEvidence:
     """A parameter that had a gradient when a backward ended.
 
-    It is found through its module and not by a weak reference, with which `torch.utils.swap_tensors` fails.
+    It refers to the parameter through its module, as a weak reference makes `torch.utils.swap_tensors` fail.
     """
 
     __slots__ = ("_grad_id", "_module", "_name", "_version")
@@ -32,7 +32,7 @@ class GradientEvidence:
         self._version = version_of(grad)
 
     def is_cleared(self) -> bool:
-        """Returns whether the gradient is gone, or has been written to since and is zero now."""
+        """Returns whether the gradient is None, or was written to and is zero now."""
         module = self._module()
         parameter = None if module is None else parameter_of(module, self._name)
         if parameter is None:
@@ -50,7 +50,7 @@ def _is_zero(grad: torch.Tensor) -> bool:
     if type(grad) is not torch.Tensor:
         return False  # a fake tensor cannot be read, a distributed one would communicate
     if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > _MAX_ELEMENTS:
-        return False  # reading would synchronise the device, or cost too much
+        return False  # reading would wait for the device, or take too long
     form, extent = format_of(grad.dtype), extent_of(grad)
     return form is not None and extent is not None and not array_over(extent, form).any()
 
@@ -59,7 +59,7 @@ def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvid
     """Returns, for each root, its first parameter that has a gradient. Roots without one are left out."""
     found = []
     with DisableTorchFunction():
-        for root in {id(root): root for root in roots}.values():  # a dead reference has no hash
+        for root in {id(root): root for root in roots}.values():  # by `id`, as a dead reference has no hash
             module = root() if root is not None else None
             evidence = None if module is None else _evidence_below(module)
             if evidence is not None:
@@ -68,7 +68,7 @@ def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvid
 
 
 def _evidence_below(root: nn.Module) -> GradientEvidence | None:
-    for module in (root, *descendants(root)):  # `modules()` fails where one has no hash
+    for module in (root, *descendants(root)):  # `modules()` fails if a module has no hash
         for name, parameter in module._parameters.items():
             grad = None if parameter is None else grad_of(parameter)
             if grad is not None and not grad.is_inference():

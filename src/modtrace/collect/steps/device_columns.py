@@ -1,4 +1,4 @@
-"""Adds the times of devices to the rows of calls and ops."""
+"""Adds device times to the rows of calls and ops."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -11,7 +11,7 @@ from ..log.device_times import DeviceEvent, times_between
 from ..log.nesting import Ints, depths_of
 from .step import Step
 
-#: The events at the beginning and at the end of a call or an op, by its id.
+#: By id of a call or op, the device events at its beginning and end.
 EventPairs = dict[int, tuple[DeviceEvent | None, DeviceEvent | None]]
 
 _NONE = (None, None)
@@ -30,7 +30,7 @@ def device_events(step: Step) -> Iterator[DeviceEvent]:
 
 
 def count_device_events(step: Step) -> int:
-    """Returns the number of events that were recorded for a step, nearly."""
+    """Returns roughly how many events were recorded for a step."""
     segments = sum(
         len(segment.device_events.by_event) for segment in step.segments if segment.device_events is not None
     )
@@ -54,7 +54,7 @@ def add_device_times(
 
 
 def find_times(ids: Ints, events: Mapping[int, Any]) -> npt.NDArray[np.float64] | None:
-    """Returns `[2, rows]`: when the device began and ended each row; None if nothing was recorded for any."""
+    """Returns `[2, rows]`: the device times at which each row began and ended; None if no event was recorded."""
     pairs = [events.get(number, _NONE) for number in ids.tolist()]
     if all(pair is _NONE for pair in pairs):
         return None
@@ -62,7 +62,7 @@ def find_times(ids: Ints, events: Mapping[int, Any]) -> npt.NDArray[np.float64] 
 
 
 def add_time_columns(columns: dict[str, Any], times: npt.NDArray[np.float64]) -> None:
-    """Adds the columns; null where a time is not known."""
+    """Adds the columns of device times; null where a time is not known."""
     for name, column in zip(("device_start_ns", "device_end_ns"), times, strict=True):
         unknown = np.isnan(column)
         columns[name] = np.ma.masked_array(np.rint(np.where(unknown, 0, column)).astype(np.int64), unknown)
@@ -93,7 +93,7 @@ def _parents(columns: Mapping[str, Any]) -> Ints:
 
 
 def _cover_inner(times: npt.NDArray[np.float64], parent: Ints) -> None:
-    """Extends the times of each call to those of the calls inside it. What is not known stays so."""
+    """Extends each call's times to include the calls inside it; unknown times stay unknown."""
     unknown = np.isnan(times)
     depth = depths_of(parent)
     for level in range(int(depth.max(initial=0)), 0, -1):

@@ -12,10 +12,10 @@ from ..log.thread_log import Backward
 from .step import Step
 from .step_rules import StepFinder
 
-#: At most this many outermost calls of one step are kept singly.
+#: The largest number of outermost calls of one step that are kept one by one.
 _FOLD_AT = 16
 
-#: At this many outermost calls with a known step, those that are not needed any more are dropped.
+#: When this many outermost calls have known steps, those that are no longer needed are dropped.
 _PRUNE_AT = 48
 
 
@@ -23,7 +23,7 @@ class StepFollower(Listener):
     """Follows the steps of a run, and knows the step of each call whose graph is alive."""
 
     def __init__(self) -> None:
-        self._subscribers: Subscribers | None = None  # since it was started
+        self._subscribers: Subscribers | None = None  # set once it is started
         self._finder = StepFinder()
         self._steps: dict[Segment, Step] = {}
         self._prune_at = _PRUNE_AT
@@ -54,7 +54,7 @@ class StepFollower(Listener):
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             step = self._steps[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
-            self._finder.leave(segment)  # the step of what begins inside it is not needed
+            self._finder.leave(segment)  # the step of calls inside it is not needed
             self._finder.take_ended()
             if len(step.segments) > _FOLD_AT:
                 step.fold()
@@ -81,8 +81,8 @@ class StepFollower(Listener):
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:
             step = self._finder.backward_ended(backward)
-            step.backwards.clear()  # no rows are made of them
-            for segment in backward.reached:  # a step may have been joined to another, or divided
+            step.backwards.clear()  # no rows are made from them
+            for segment in backward.reached:  # their steps may have been joined or divided
                 self._replace(segment)
 
     def optimizer_began(self, start_ns: int) -> None:
@@ -96,7 +96,7 @@ class StepFollower(Listener):
     def count(self, call: CallRef | InsideCall) -> tuple[int | None, int | None]:
         """Returns the step of a call, and the number of calls of its module before it in the step; None if not known.
 
-        A recomputed call counts as the one that it repeats.
+        A recomputed call has the numbers of the call that it repeats.
         """
         original: CallRef | InsideCall = call
         if call.segment.phase != FORWARD:

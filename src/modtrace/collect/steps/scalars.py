@@ -1,4 +1,4 @@
-"""Reads the numbers that a user logs with a step; those on a device only when the step is written."""
+"""Reads the numbers that a user logs with a step; numbers on a device are read only when the step is written."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,25 +12,25 @@ from ...torch_internals.modes import unseen
 from ...torch_internals.tensors import kind_of, plain_kinds
 from .step import Step
 
-#: The column with the least number, which is the only one, in a row of `measure.rows`.
+#: The column of the minimum in a row of `measure.rows`, which for one element is its value.
 _MIN = 1
 
 
 class Scalars:
-    """Reads the numbers of one recording."""
+    """Reads the scalars of one recording."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """Creates a reader; `warn` warns of what is left out."""
+        """Creates a reader; `warn` receives a text for each scalar that is left out."""
         self._measurer = Measurer()
         self._warn = warn
 
     @property
     def has_met_device(self) -> bool:
-        """True if numbers were left on a device, for which whoever writes them waits."""
+        """True if numbers were left on a device, so that writing them waits for the device."""
         return self._measurer.has_met_device
 
     def read(self, scalars: Mapping[str, Any]) -> "dict[str, float | Measurement]":
-        """Returns a user's scalars as floats, or as measurements of what lies on a device with kernels of our own.
+        """Returns a user's scalars as floats, or as measurements where they are on a device with our kernels.
 
         A tensor on another device is read at once. It is left out if it cannot be read, after waiting a while for
         captures of CUDA graphs on other threads.
@@ -39,7 +39,7 @@ class Scalars:
             scalars: numbers, or tensors or arrays with one element, by name.
 
         Raises:
-            TypeError: a value is something else, or no float of 64 bits can hold it.
+            TypeError: a value is something else, or does not fit into a 64-bit float.
         """
         found: dict[str, float | Measurement | None] = {}
         try:
@@ -60,13 +60,13 @@ class Scalars:
         with unseen():
             if not self._measurer.has_kernels(value.device) or value.numel() != 1 or value.is_complex():
                 return None
-            if kind_of(value) not in plain_kinds(value.device.type):  # sparse, or one of many inside `vmap`
+            if kind_of(value) not in plain_kinds(value.device.type):  # sparse, or many numbers inside `vmap`
                 return None
             measured = self._measurer.measure(value)
         return None if measured.rows is None else measured
 
     def columns(self, steps: Sequence[Step]) -> dict[str, Any] | None:
-        """Returns the columns of `scalars`, for which it may wait; None if nothing was logged. It frees nothing."""
+        """Returns the columns of `scalars`; None if nothing was logged. It may wait for a device, and frees nothing."""
         rows = [
             (step.number, name, self._value(name, value)) for step in steps for name, value in step.scalars
         ]
@@ -88,7 +88,7 @@ class Scalars:
 
 
 def free_scalars(steps: Sequence[Step]) -> None:
-    """Lets go of what was logged in steps that are written or not wanted."""
+    """Frees the scalars of steps that were written or are not wanted."""
     for step in steps:
         scalars, step.scalars = step.scalars, []
         _free(value for _, value in scalars)
@@ -106,13 +106,13 @@ def _to_float(name: str, value: Any) -> float | None:
             with unseen(), graph_captures.device_work(value, waits=True) as is_allowed:
                 return float(value.detach()) if is_allowed else None
         return float(value)
-    # The text of such an integer may itself be refused (sys.set_int_max_str_digits).
+    # Even the text of such an integer may be refused (sys.set_int_max_str_digits).
     except OverflowError as error:
         raise TypeError(
             f"log({name}=...): the number is too large for a float of 64 bits, which reaches 1.8e308. "
             "Log its logarithm."
         ) from error
-    except Exception as error:  # a user's class may raise any
+    except Exception as error:  # a user's class may raise any exception
         raise TypeError(
             f"log({name}={_shown(value)!r}): a scalar is a number or a tensor with one element, "
             f"not {type(value).__name__}"

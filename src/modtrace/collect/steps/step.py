@@ -14,34 +14,34 @@ from .cleared_gradients import GradientEvidence
 
 @dataclass(eq=False)
 class Step:
-    """One iteration, with all that ran in it."""
+    """One iteration of the loop, with everything that ran in it."""
 
     start_ns: int
-    end_ns: int = 0  # the end of the last thing that ran in it
-    number: int | None = None  # known once nothing before it can change any more
+    end_ns: int = 0  # the end of the last event in the step
+    number: int | None = None  # None until nothing before it can change any more
     segments: list[Segment] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
     optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
-    optimizer_events: list[Any] = field(default_factory=list)  # of a device, as many or none
+    optimizer_events: list[Any] = field(default_factory=list)  # device events of these; as many, or none
     scalars: list[tuple[str, float | Measurement]] = field(default_factory=list)
-    #: module_ids of the outermost modules that began it or joined.
+    #: module_ids of the outermost modules that began the step or joined it.
     entered: set[int] = field(default_factory=set)
     roots: list["weakref.ref[Any]"] = field(default_factory=list)
     is_open: bool = True
     settled: bool = False  # no later backward can join it to the next step
     went_backward: bool = False
-    goes_on: bool = False  # a gradient was taken with a graph of its own (a penalty): more is to come
-    accumulated: bool = False  # a backward() has added to gradients
-    stepped: bool = False  # an optimizer has stepped
+    goes_on: bool = False  # whether a gradient was taken with a graph (a penalty), so that more follows
+    accumulated: bool = False  # whether a backward() has added to gradients
+    stepped: bool = False  # whether an optimizer has stepped
     evidence: list[GradientEvidence] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)  # measured in it, outside of segments
-    ops: list[Any] = field(default_factory=list)  # batches of the ops that ran in it
-    saved: list[Any] = field(default_factory=list)  # what its backwards found kept for them
-    #: Forward calls by `counted_as`, of segments that were dropped.
+    values: list[Any] = field(default_factory=list)  # values measured outside of segments
+    ops: list[Any] = field(default_factory=list)  # batches of ops
+    saved: list[Any] = field(default_factory=list)  # memory that autograd saved for its backwards
+    #: The number of forward calls in dropped segments, by `counted_as`.
     folded: Counter[Any] = field(default_factory=Counter)
-    worked_ns: int = 0  # when its last backward or optimizer's step ended
-    restart: int | None = None  # segments from here on may be the next step's
-    asked_for: int = 0  # 1: written when it ends; 2: so is the step that it may be divided into
+    worked_ns: int = 0  # the end of its last backward or optimizer's step
+    restart: int | None = None  # the index of the first segment that may belong to the next step
+    asked_for: int = 0  # 1: written when it ends; 2: likewise the step split from it
 
     @property
     def kind(self) -> str:
@@ -49,7 +49,7 @@ class Step:
         return "train" if self.went_backward or self.stepped else "eval"
 
     def measured(self) -> Iterator[Any]:
-        """Yields what was measured in it, also of ops."""
+        """Yields everything that was measured in the step, including by ops."""
         yield from self.values
         yield from (batch.measured for batch in self.ops if batch.measured is not None)
 
@@ -73,12 +73,12 @@ class Step:
             self.restart -= dead
 
     def may_be_divided(self) -> bool:
-        """Returns whether calls that run in the step now may later be assigned to the next step."""
+        """Returns whether calls that are running in the step may later be assigned to the next step."""
         last = self.segments[-1].handover if self.segments else None
         return self.restart is not None or (last is not None and last.in_loader)
 
     def touch(self, now_ns: int) -> None:
-        """Moves the end of the step to this time, unless it is later already."""
+        """Moves the end of the step to this time, unless it is later."""
         self.end_ns = max(self.end_ns, now_ns)
 
     def gradients_cleared(self) -> bool:
@@ -99,9 +99,9 @@ class Step:
         self.ops = [batch for batch in self.ops if batch.start_ns < new.start_ns]
 
     def append(self, step: "Step") -> None:
-        """Takes over all that ran in a later step."""
+        """Takes over everything that ran in a later step."""
         self.segments += step.segments
-        step.segments = []  # `StepFollower` looks for the step of such a segment again
+        step.segments = []  # `StepFollower` then searches their step again
         self.backwards += step.backwards
         self.optimizer_steps += step.optimizer_steps
         self.optimizer_events += step.optimizer_events

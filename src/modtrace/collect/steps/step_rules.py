@@ -13,10 +13,10 @@ from ..log.thread_log import Backward
 from .cleared_gradients import evidence_of
 from .step import Step
 
-#: Steps that may wait for a later backward to join them, at most: one for each move of an episode.
+#: The largest number of steps that wait for a backward to join them: one for each move of an episode.
 _MAX_PENDING = 10_000
 
-#: Pairs of models of which it is kept whether they are one, at most.
+#: The largest number of pairs of models for which it is remembered whether they are related.
 _MOST_KNOWN = 256
 
 
@@ -24,14 +24,14 @@ class StepFinder:
     """Assigns what runs to steps, by the rules of the vocabulary (docs/vocabulary.md)."""
 
     def __init__(self) -> None:
-        self.ended = 0  # steps that were returned by `take_ended`
-        self._pending: list[Step] = []  # in the order in which they started
-        self._running: dict[Segment, Step] = {}  # by outermost call
-        self.training: Step | None = None  # the open training step, to which the steps of optimizers belong
+        self.ended = 0  # the number of steps that `take_ended` has returned
+        self._pending: list[Step] = []  # in the order of their start
+        self._running: dict[Segment, Step] = {}  # keyed by outermost call
+        self.training: Step | None = None  # the open training step, to which optimizer steps belong
         self._eval: Step | None = None
         self._manual = False
-        self._trains = False  # a backward has added to gradients
-        #: Whether a module and the roots of a step belong to one model, by their ids.
+        self._trains = False  # whether a backward has added to gradients
+        #: Whether a module and the roots of a step are parts of one model, by their ids.
         self._are_related: dict[tuple[int, frozenset[int]], bool] = {}
         self._optimizer_start: int | None = None
         self._early_scalars: list[tuple[str, float | Measurement]] = []
@@ -48,7 +48,7 @@ class StepFinder:
         """The open step, to which the user's scalars belong."""
         return self.training or self._eval
 
-    # What happens.
+    # Events of the run.
 
     def enter(self, segment: Segment, in_step: bool, now_ns: int) -> Step:
         """Returns the step of an outermost call that begins.
@@ -70,7 +70,7 @@ class StepFinder:
         return step
 
     def leave(self, segment: Segment) -> Step | None:
-        """Returns the step in which an outermost call began that has ended; None if it is not known."""
+        """Returns the step in which an ended outermost call began; None if it is not known."""
         return self._running.pop(segment, None)
 
     def step_around(self, segment: Segment | None) -> Step | None:
@@ -139,20 +139,20 @@ class StepFinder:
         return range(first, last + 1 + (step is not None and step.may_be_divided()))
 
     def _steps_before(self, step: Step | None) -> int:
-        """Returns how many pending steps began before one; all of them for None. The search begins at the end."""
+        """Returns the number of pending steps that began before a step; for None, the number of all."""
         pending = len(self._pending)
         steps = () if step is None else zip(range(pending - 1, -1, -1), reversed(self._pending), strict=True)
         return next((before for before, other in steps if other is step), pending)
 
     def number_of(self, step: Step) -> int:
-        """Returns the number of a step as far as it is known now."""
+        """Returns the number of a step, as far as it can be known now."""
         return step.number if step.number is not None else self.possible_numbers(step)[-1]
 
     def ask_for(self, selected: StepRange) -> list[int]:
-        """Marks the open step to be written when it ends, or the last selected step before it if it is not selected.
+        """Marks the open step to be written when it ends; if it is not selected, the last selected step before.
 
         Returns:
-            the numbers, as far as they are known, of the selected steps up to that one that are yet to end.
+            the possible numbers of the selected steps, up to that step, that have not ended.
         """
         begun = self._pending
         if self.current is not None:
@@ -163,7 +163,7 @@ class StepFinder:
         return [self.number_of(step) for step in chosen]
 
     def step_of(self, segment: Segment) -> Step | None:
-        """Returns the step with a segment, among those that `take_ended` has not returned."""
+        """Returns the step that contains a segment, unless `take_ended` has returned it already."""
         return next((step for step in self._pending if segment in step.segments), None)
 
     def log(self, scalars: dict[str, float | Measurement]) -> None:
@@ -207,7 +207,7 @@ class StepFinder:
         self.ended += len(ended)
         return ended
 
-    # Rules.
+    # The rules of docs/vocabulary.md.
 
     def _begin(self, segment: Segment, now_ns: int) -> Step:
         module_id = segment.named.module_id
@@ -235,7 +235,7 @@ class StepFinder:
         return step
 
     def _is_between(self, step: Step, segment: Segment) -> bool:
-        """Returns whether a call of another model with gradients off lies before the step's optimizer: a teacher's."""
+        """Returns whether a call is of another model, without gradients, before the step's optimizer: a teacher's."""
         if segment.with_grad or step.stepped or self._is_validation(step, segment):
             return False
         key = (segment.named.module_id, frozenset(step.entered))
@@ -248,9 +248,9 @@ class StepFinder:
 
     @staticmethod
     def _is_validation(step: Step, segment: Segment) -> bool:
-        """Returns whether a model is called again behind a backward, with no forward between.
+        """Returns whether a model is called again after a backward, with no forward between.
 
-        Its optimizer was skipped then, and this is a validation.
+        In that case the optimizer was skipped, and the call is a validation.
         """
         for earlier in reversed(step.segments):
             if earlier.with_grad or not step.accumulated or int(earlier.times[0]) < step.worked_ns:
@@ -267,7 +267,7 @@ class StepFinder:
         if not all(self._is_between(step, segment) for segment in between.segments):
             return
         self._pending.remove(between)
-        between.entered.clear()  # its models begin no step
+        between.entered.clear()  # its models do not begin a step
         between.roots.clear()
         self._eval = None
         step.append(between)
@@ -291,7 +291,7 @@ class StepFinder:
         return segment.named.module_id in step.entered and not step.accumulated and not step.goes_on
 
     def _end_without_roots(self) -> None:
-        """Ends a step in which an optimizer has stepped and no root was called: tensors alone are trained."""
+        """Ends a step in which an optimizer stepped without a call of a root, as when tensors are trained directly."""
         step = self.training
         if step is not None and step.stepped and not step.roots and not self._manual:
             self._close(step, settled=True)
@@ -308,7 +308,7 @@ class StepFinder:
         last.end_ns = min(last.end_ns, step.start_ns)
         if not last.segments and not last.entered and self._pending[-2:] == [last, step]:
             self._close(last, settled=True)
-            self._pending.remove(last)  # these calls had opened it: the root's step takes over its number
+            self._pending.remove(last)  # the root's step gets the number of their step
             step.append(last)
 
     def _slot(self, with_grad: bool) -> Step | None:
@@ -333,7 +333,7 @@ class StepFinder:
             self.training = None
         if step is self._eval:
             self._eval = None
-        if settled and step.stepped:  # a backward across an optimizer's step joins nothing
+        if settled and step.stepped:  # a backward across an optimizer's step does not join steps
             for earlier in self._pending:
                 earlier.settled = earlier.settled or not earlier.is_open
 
@@ -370,7 +370,7 @@ class StepFinder:
 
 
 def _is_related(module: Any, roots: Sequence[Any]) -> bool:
-    """Returns whether a module is one of these, or inside of one, or has one inside; True if it is gone."""
+    """Returns whether a module is one of the roots, or inside or around one; True if the module was freed."""
     if module is None:
         return True
     inside = set(map(id, nn.Module.modules(module)))

@@ -1,1 +1,1 @@
-"""Finds the tensors in what modules take and return, and builds such structures again."""
+"""Finds the tensors in arguments and outputs of modules, and rebuilds such structures."""

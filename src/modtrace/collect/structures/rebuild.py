@@ -1,4 +1,4 @@
-"""Takes apart what a module returned, and builds the same structure with something else for each tensor."""
+"""Takes outputs of modules apart, and builds the same structures with other objects in place of tensors."""
 
 import dataclasses
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-#: A container that is nested deeper, or inside itself, stays as it is.
+#: Containers nested more deeply, or inside themselves, are not rebuilt.
 _MAX_DEPTH = 100
 
 
@@ -54,7 +54,7 @@ class GradientTree:
     def fill(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the gradients as torch passes them to a backward hook.
 
-        They are a tuple, which has one entry if the structure is not a tuple or list.
+        The result is a tuple, with one entry if the structure is not a tuple or list.
         """
         return tuple([_fill(tree, gradients) for tree in self._below])
 
@@ -66,7 +66,7 @@ class _Slot(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """A container without its contents."""
+    """A container without its contents, in a gradient tree."""
 
     make: "_Make"
     keys: list[Any]
@@ -74,7 +74,7 @@ class _Branch(NamedTuple):
 
 
 def _grow_member(value: Any, slot_of: Callable[[torch.Tensor], int | None]) -> Any:
-    """Adds an entry of a plain tuple or list. An entry that can have no gradient becomes None, as in torch."""
+    """Adds an entry of a plain tuple or list; an entry without gradients becomes None, as in torch."""
     is_part = isinstance(value, torch.Tensor) or _open(value, ()) is not None
     return _grow(value, slot_of, ()) if is_part else None
 
@@ -84,7 +84,7 @@ def _grow(value: Any, slot_of: Callable[[torch.Tensor], int | None], inside: tup
         return _Slot(slot_of(value))
     parts = _open(value, inside)
     if parts is None:
-        return value if isinstance(value, _KEPT) else None  # nothing that could keep a tensor alive
+        return value if isinstance(value, _KEPT) else None  # other values might keep a tensor alive
     inside = (*inside, id(value))
     keys = [at if isinstance(key, torch.Tensor) else key for at, key in enumerate(parts.keys)]
     return _Branch(parts.make, keys, [_grow(part, slot_of, inside) for part in parts.values])
@@ -98,11 +98,11 @@ def _fill(tree: Any, gradients: Sequence[Any]) -> Any:
     return tree
 
 
-#: Types of values that stay in the gradients of a structure besides the tensors.
+#: Types of values that are kept in the gradient structure, besides tensors.
 _KEPT = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
 
 
-# Containers.
+# Containers and their parts.
 
 _Make = Callable[[Sequence[Any], list[Any]], Any]
 
@@ -110,7 +110,7 @@ _Make = Callable[[Sequence[Any], list[Any]], Any]
 class _Parts(NamedTuple):
     keys: Sequence[Any]
     values: Sequence[Any]
-    make: _Make  # makes the same kind of container from other keys and values; it holds none of them
+    make: _Make  # makes a container of the same kind from other keys and values
 
 
 def _open(value: Any, inside: tuple[int, ...]) -> _Parts | None:
@@ -146,7 +146,7 @@ def make_tuple(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
         return tuple(values)
     try:
         return tuple.__new__(kind, values)
-    except TypeError:  # one made in C, as torch.return_types.max
+    except TypeError:  # C types such as torch.return_types.max raise this
         return kind(values)
 
 
@@ -166,9 +166,9 @@ def make_dataclass(kind: type[Any], items: Sequence[Any], keys: Sequence[Any], v
     """Creates a dataclass without calling `__init__`, which may check its arguments and gets no tensors here.
 
     Args:
-        items: the keys that it has as a dict: a ModelOutput of transformers is both.
+        items: the keys of the object as a dict, since a ModelOutput of transformers is both.
     """
-    made: Any = kind.__new__(kind)  # type: ignore[call-overload]  # mypy takes it for that of `type`
+    made: Any = kind.__new__(kind)  # type: ignore[call-overload]  # mypy takes `__new__` for that of `type`
     for key, value in zip(keys, values, strict=True):
         if key in items:
             (OrderedDict if issubclass(kind, OrderedDict) else dict).__setitem__(made, key, value)

@@ -43,7 +43,7 @@ class BufferTaps(ValueSource):
             self._failed(error, f"the buffers of {segment.named.shown}")
         if measured.sites:
             if self._capture_masks.want(measured.active).lazy:
-                self._settle()  # batch normalization (torch 2.13) does not count its writes to the running averages
+                self._settle()  # batch norm's writes are not counted (torch 2.13)
             measured.intervals += (start_ns, time.perf_counter_ns())
             self._of_segment[segment] = measured
 

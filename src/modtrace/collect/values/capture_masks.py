@@ -15,13 +15,13 @@ from ...recording.role import ROLES
 from ..log.call_context import CallContext
 from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
 
-#: A capture is the bit of its number in `Capture`s.
+#: A set of captures: bit n stands for the n-th `Capture`.
 Mask = int
 
-#: The number of each role.
+#: The code of each role.
 ROLE_CODE = {role: code for code, role in enumerate(ROLES)}
 
-#: The number of bits for a role, in a number that combines it with the captures that want it.
+#: The number of low bits that hold a role's code in a mark; the captures' bits are above.
 ROLE_BITS = (len(ROLES) - 1).bit_length()
 ROLE_CODES = (1 << ROLE_BITS) - 1
 
@@ -46,7 +46,7 @@ class CaptureMasks:
 
         Args:
             captures: the captures; their positions are their bits.
-            fired: returns the last step in which a trigger has fired.
+            fired: returns the last step in which a trigger fired.
             raised: receives the name and the error of a user's function that has raised.
         """
         self.captures = tuple(captures)
@@ -59,7 +59,7 @@ class CaptureMasks:
         self._open_roles = [
             all(_means_everything(capture) for capture in captures if role in capture.roles) for role in ROLES
         ]
-        # A schedule's function is called again for this recording: its answers for another one may be wrong here.
+        # A schedule may answer differently in this recording, so answers from another one are not reused.
         schedules = (capture.schedule for capture in captures)
         self._schedules = [
             schedule.afresh() if isinstance(schedule, StepPredicate) else schedule for schedule in schedules
@@ -72,12 +72,12 @@ class CaptureMasks:
         self._of_op: dict[tuple[str, str | None, int], Mask] = {}
         self._wants: dict[Mask, Want] = {}
         self._reported: set[int] = set()
-        self.parameter_paths: dict[str, None] = {}  # the names of the parameters that were met
+        self.parameter_paths: dict[str, None] = {}  # the names of all parameters seen so far
 
-    # What is wanted at all.
+    # Which tensors are wanted at all.
 
     def of_role(self, role: str) -> Mask:
-        """Returns the captures of a role."""
+        """Returns the captures that want tensors of a role."""
         return self._of_role[ROLE_CODE[role]]
 
     def is_open(self, role: str) -> bool:
@@ -86,11 +86,11 @@ class CaptureMasks:
 
     @property
     def in_micro_batches(self) -> Mask:
-        """The captures that want what each backward adds to a gradient."""
+        """The captures that want what each backward adds to a parameter's gradient."""
         return _to_mask(capture.micro_batches for capture in self.captures)
 
     def want(self, mask: Mask) -> Want:
-        """Returns the sum of what the captures of a mask want of a tensor."""
+        """Returns what the captures of a mask want of a tensor, taken together."""
         found = self._wants.get(mask)
         if found is None:
             found = Want(stats=0)
@@ -98,17 +98,17 @@ class CaptureMasks:
                 found |= _want_of(capture)
             if found.stats < 2:
                 found = found._replace(channel_dim=USUAL.channel_dim)
-            found = self._wants[mask] = USUAL if found == USUAL else found  # so that `is` compares
+            found = self._wants[mask] = USUAL if found == USUAL else found  # for comparing with `is`
         return found
 
     def chosen(self, mask: Mask) -> list[Capture]:
         """Returns the captures of a mask as objects."""
         return [capture for at, capture in enumerate(self.captures) if mask >> at & 1]
 
-    # When.
+    # In which steps they are wanted.
 
     def in_steps(self, numbers: Sequence[int]) -> Mask:
-        """Returns the captures that want any of these steps. A running step has several possible numbers."""
+        """Returns the captures that want any of these steps; a running step has several possible numbers."""
         if self._is_always:
             return self._all if numbers else 0
         mask = 0
@@ -132,13 +132,13 @@ class CaptureMasks:
                 self._report(at, f"steps, asked for step {schedule.raised_at},", schedule.error)
         return mask
 
-    # Which.
+    # At which modules, parameters and ops they are wanted.
 
     def of_context(self, context: CallContext, code: int) -> Mask:
         """Returns the captures that want a module's tensors of a role, given by its code. This takes 0.1 us."""
         if self._open_roles[code]:
             return self._of_role[code]
-        if self._contexts_at != self._names.revision:  # a name learnt late may select what was not selected
+        if self._contexts_at != self._names.revision:  # a name learnt late may match a pattern
             self._of_context, self._contexts_at = {}, self._names.revision
         known = self._of_context.get(context)
         if known is None:
@@ -164,11 +164,11 @@ class CaptureMasks:
         return self._all if self._is_open else self._select(name, (name,), None)
 
     def of_op(self, name: str, path: str | None, named: NamedModule | None, role: str) -> Mask:
-        """Returns the captures that want what an op returns or reads; `path` is None if it ran in no module."""
+        """Returns the captures that want tensors of an op; `path` is None if the op ran outside of modules."""
         mask = self._of_role[ROLE_CODE[role]]
         if not mask or self.is_open(role):
             return mask
-        key = (name, path, -1 if named is None else named.module_id)  # two roots have the same paths
+        key = (name, path, -1 if named is None else named.module_id)  # two roots may have the same paths
         known = self._of_op.get(key)
         if known is None:
             module = None if named is None else named.module
@@ -198,7 +198,7 @@ class CaptureMasks:
     def _report(self, at: int, what: str, error: Exception) -> None:
         if at not in self._reported:
             self._reported.add(at)
-            with suppress(Warning):  # a filter of the user's makes errors of warnings
+            with suppress(Warning):  # the user's warning filter may turn warnings into errors
                 self._raised(f"Capture: the function {what}", error)
 
 
@@ -216,7 +216,7 @@ def _want_of(capture: Capture) -> Want:
 
 
 def _paths_of(context: CallContext) -> tuple[str, ...]:
-    """Returns all paths of a shared module that are as near to its caller as the path that is shown."""
+    """Returns the equally near paths of a shared module, of which only one is shown as the path of its caller."""
     shown, named, above = context.path, context.named, context.above
     if named is None or context.seen_as is not None:
         return (shown,)
@@ -227,7 +227,7 @@ def _paths_of(context: CallContext) -> tuple[str, ...]:
 
 
 def _to_mask(chosen: Iterable[bool]) -> Mask:
-    """Returns the mask of those captures for which there is True."""
+    """Returns the mask of the captures for whose positions `chosen` is True."""
     return sum(1 << at for at, is_chosen in enumerate(chosen) if is_chosen)
 
 

@@ -1,4 +1,4 @@
-"""Measures what the taps of `collect/compile/taps.py` pass on: outputs inside of compiled code, and their gradients."""
+"""Measures outputs and gradients inside of compiled code, which the taps of `collect/compile/taps.py` pass on."""
 
 import sys
 import time
@@ -42,9 +42,9 @@ _OUTPUT, _GRAD_OUTPUT = ROLE_CODE[OUTPUT], ROLE_CODE[GRAD_OUTPUT]
 
 
 class CompiledTaps(ValueSource):
-    """Measures what modules inside of compiled code return, and the gradients of that.
+    """Measures the outputs of modules inside of compiled code, and their gradients.
 
-    What a region as a whole returns is measured outside of it, as that of any module.
+    The output of a region as a whole is measured outside of it, like that of any module.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class CompiledTaps(ValueSource):
         roots: Iterable[nn.Module],
         warn: Callable[[str], None],
     ) -> None:
-        """Taps the modules of the roots. Those of other models are tapped when the model is called first.
+        """Taps the modules of the roots. Modules of other models are tapped when the model is first called.
 
         Args:
             warn: warns the user, once for each text.
@@ -64,9 +64,10 @@ class CompiledTaps(ValueSource):
         self._warn = warn
         self._taps = Taps(self)
         self._modules: list[nn.Module] = []
-        self._known: set[int] = set()  # their ids
-        self._awaited = AwaitedCalls()  # each with the captures that may want its step
-        #: What was measured last, of which module and call; and the gradient that was. Often a part returns the same.
+        self._known: set[int] = set()  # ids of the tapped modules
+        self._awaited = AwaitedCalls()  # calls that await gradients, each with captures
+        #: The last measurement with its module and call, and that of a gradient, as a part often returns the same
+        #: tensor.
         self._samples: Sequence[Measurement | None] = ()
         self._samples_of: tuple[int, int] | None = None
         self._gradient: Measurement | None = None
@@ -109,10 +110,10 @@ class CompiledTaps(ValueSource):
         self._running, self._of_backward, self._modules = {}, {}, []
         self._awaited = AwaitedCalls()
 
-    # While compiled code runs.
+    # These methods are called while compiled code runs.
 
     def tapped(self, index: int, found: TappedOutput) -> int:
-        """Measures what a module has returned. Returns the number of the call; -1 if nothing is wanted."""
+        """Measures the output of a module. Returns a number for the call, or -1 if no capture wants its tensors."""
         path = ""
         try:
             log = self._tracker.logs.current
@@ -146,7 +147,7 @@ class CompiledTaps(ValueSource):
     def tapped_gradient(
         self, index: int, call: int, slot: str, gradient: torch.Tensor, is_same: bool
     ) -> None:
-        """Measures the gradient of a tensor that a module has returned."""
+        """Measures the gradient of a module's output."""
         path, known, self._gradient = "", self._gradient if is_same else None, None
         try:
             named, (of_call, active) = self._named(index), self._awaited.get(call)
@@ -171,7 +172,7 @@ class CompiledTaps(ValueSource):
         self._warn(_IN_BODIES)
 
     def _named(self, index: int) -> NamedModule | None:
-        """Returns the names of a module; None if nothing is measured any more."""
+        """Returns the names of a module; None if measuring has stopped."""
         is_known = not self._is_abandoned and index < len(self._modules)
         return self._tracker.names.get(self._modules[index]) if is_known else None
 
@@ -188,13 +189,13 @@ class CompiledTaps(ValueSource):
         mark: int,
         known: Measurement | None,
     ) -> Measurement | None:
-        """Measures a tensor, unless the measurement of the same tensor is known. Returns what serves for the next."""
+        """Measures a tensor, unless `known` is its measurement. Returns the measurement for the same tensor."""
         want = self._capture_masks.want(mark >> ROLE_BITS)
         sample = known if want is USUAL else None
         if sample is None:
             name = name_of_tensor(named.path, mark, slot) if want.tensors or want.lazy else ""
             with DisableTorchFunction():
-                # Compiled code writes to this memory again, when it needs the tensor no more.
+                # Compiled code reuses this memory as soon as it no longer needs the tensor.
                 sample = self._measurer.measure_wanted(
                     graph_captures.clone(tensor) if want.lazy else tensor, want, name
                 )
@@ -203,7 +204,7 @@ class CompiledTaps(ValueSource):
 
 
 def _explain(error: BaseException | None) -> None:
-    """Adds a note to the error of a backend, which may have refused an op of ours. Python has notes since 3.11."""
+    """Adds a note to a backend's error, which our op may have caused. Python supports notes since 3.11."""
     add_note: Any = getattr(error, "add_note", None)
     if add_note is not None and is_backend_failure(error):
         add_note(
@@ -213,5 +214,5 @@ def _explain(error: BaseException | None) -> None:
 
 
 def _is_wrapped(named: NamedModule, region: NamedModule | None) -> bool:
-    """Returns whether a module is the compiled one itself, in its wrappers: it is measured outside."""
+    """Returns whether a module is the compiled one or one of its wrappers, which are measured outside."""
     return region is not None and named.root is region.root and named.path == region.path

@@ -1,4 +1,4 @@
-"""Turns results beyond the usual statistics into columns of the `values` table."""
+"""Turns measurements beyond the usual statistics into columns of the table `values`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ _Rows = list[tuple[int, Extra]]
 
 
 def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) -> dict[str, Any]:
-    """Returns the columns that hold anything. An entry is None if the row's captures do not want it or it failed.
+    """Returns the columns with any value. A row has no value if its captures do not want it or measuring it failed.
 
-    Results on other devices are read, which waits for the devices. A row without extra results takes 0.05 us; one with
+    Reading results on a device waits for the device. A row without extra results takes 0.05 us; one with
     tier 2, hash and sketch takes 2.5 us, and 4.5 us more for the conversion to Arrow.
 
     Args:
         extras: the extra results of each row's tensor; rows may share them.
-        wants: what the captures want of each row in its step. Other results are not written.
+        wants: what each row's captures want in its step; other results are left out.
     """
     groups = _rows_by_want(extras, wants)
     read_results(extra for _, rows in groups for _, extra in rows)
@@ -40,9 +40,9 @@ def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) 
 def extra_notes(
     notes: Sequence[str | None], extras: Sequence[Extra | None], wants: Sequence[Want | None]
 ) -> list[str | None]:
-    """Returns the notes of the rows joined by "; " with those of the extra results, each note once.
+    """Returns each row's notes joined with those of its extra results by "; ", each note once.
 
-    Results on other devices are read, which may fail.
+    Reading results on a device may fail.
     """
     joined = list(notes)
     read_results(extra for extra in extras if extra is not None)
@@ -74,7 +74,7 @@ def _concerns(note: ExtraNote, want: Want) -> bool:
     return wanted and (note.of != "user" or any(function is note.about for function in want.functions))
 
 
-# What is written in each column: whether a row has it, and what it is.
+# For each column, whether a row has a value, and which.
 
 
 def _is_second_tier(want: Want) -> bool:
@@ -82,13 +82,13 @@ def _is_second_tier(want: Want) -> bool:
 
 
 def _hash(extra: Extra, want: Want) -> bytes | None:
-    return None if extra.hash is None else hash_to_bytes(int(extra.hash) % 2**64)  # of a device it is signed
+    return None if extra.hash is None else hash_to_bytes(int(extra.hash) % 2**64)  # devices give a signed one
 
 
 def _user(extra: Extra, want: Want) -> str | None:
-    """Returns the result of the user's function.
+    """Returns the result of the user's function, as JSON text.
 
-    For several functions it is a list, with null for one that has raised.
+    For several functions it is a list, with null for each that raised an error.
     """
     found = {id(function): value for function, value in extra.user}
     if len(want.functions) > 1:

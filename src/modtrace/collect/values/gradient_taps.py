@@ -1,4 +1,4 @@
-"""Hooks on the tensors of calls, which can be removed when a step ends and registered again for a later backward."""
+"""Defines hooks on the tensors of calls: a step's end removes them, a later backward registers them again."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,8 +18,8 @@ from .capture_masks import ROLE_BITS, Mask
 class GradientTap(GradientHook):
     """A hook on a tensor, with the sites under which its gradient is stored.
 
-    While the segment runs, the tap also shows whether a tensor is the one that was measured. When the step has ended,
-    the hook is removed. The graph still refers to the tap, and a later backward registers the hook again.
+    While the segment runs, the tap also shows whether a tensor was already measured. The hook is removed when the step
+    has ended, but the graph keeps the tap, so a later backward can register the hook again.
     """
 
     __slots__ = (
@@ -29,28 +29,28 @@ class GradientTap(GradientHook):
     output_nr: int
 
     def __init__(self, segment: Segment, measure: "Callable[[GradientTap, Any], None]") -> None:
-        self.receive, self.handle = measure, None  # as the base class does, without a call of it
+        self.receive, self.handle = measure, None  # as the base class does, but faster
         self.segment = segment
-        #: The exit of the call that returned the tensor first, or the entry of one that was given it.
+        #: The event of the site: the exit of the call that first returned the tensor, or the entry of one that took it.
         self.event = -1
         self.slot = ""
-        self.mark = 0  # what its gradient is at that site, and for which captures; see `mark_of`
-        #: Of the calls that returned it on, or were given it.
+        self.mark = 0  # the gradient's role at the site and the captures that want it; see `mark_of`
+        #: The sites of further calls that returned the tensor or took it.
         self.more: list[tuple[int, str, int]] | None = None
-        self.path = ""  # of the first site, where whole tensors are kept
-        self.output: Measurement | None = None  # of the tensor itself, if it is wanted
+        self.path = ""  # the name under which whole tensors of the first site are kept
+        self.output: Measurement | None = None  # the measurement of the tensor itself, if a capture wants it
         self.ref: weakref.ref[torch.Tensor] | None = None
         self.version: int | None = None
-        self.task = -1  # the graph task in which its gradient came last
+        self.task = -1  # the graph task in which the last gradient came
 
     def is_of(self, tensor: torch.Tensor, version: int | None) -> bool:
-        """Returns whether this is the tensor that was measured, with no write to it since."""
+        """Returns whether the tap is on this tensor, and the tensor was not written to since."""
         return (
             version is not None and self.version == version and self.ref is not None and self.ref() is tensor
         )
 
     def add_site(self, event: int, slot: str, mark: int) -> None:
-        """Adds the site of another call that returned the same tensor, or was given it."""
+        """Adds the site of another call that returned the same tensor, or took it."""
         if self.more is None:
             self.more = []
         self.more.append((event, slot, mark))
@@ -69,22 +69,22 @@ class GradientTap(GradientHook):
         return mask
 
     def hook(self, tensor: torch.Tensor) -> None:
-        """Registers the hook, which receives the gradient of the tensor from now on."""
+        """Registers the hook, so that it receives the gradient of the tensor from now on."""
         self.handle = add_hook(tensor, self)
         node = node_of(tensor)
         if node is not None:
             self.output_nr = output_nr_of(tensor)
             known = node.metadata.get(_METADATA_KEY, ())
-            # The same node may be returned for ever.
+            # A list of sites would grow without end if the program returned one node forever.
             node.metadata[_METADATA_KEY] = [*(ref for ref in known if ref() is not None), weakref.ref(self)]
 
     def call_with_all(self, gradients: Any) -> None:
-        """Serves as a hook of the node, which receives the gradients of all its outputs."""
+        """Handles the gradients of all outputs of a node, as a hook of the node."""
         self(gradients[self.output_nr])
 
 
 class BaseTap(GradientTap):
-    """A hook on the base of a view. If the view was written to, its gradient arrives at the base alone."""
+    """A hook on the base of a view: if the view was written to, the gradient arrives only at its base."""
 
     __slots__ = ("shape", "view")
 
@@ -93,7 +93,7 @@ class BaseTap(GradientTap):
     ) -> None:
         super().__init__(view.segment, measure)
         self.view = view
-        self.shape = shape  # the view's
+        self.shape = shape  # the shape of the view
 
     def __call__(self, gradient: Any) -> None:
         if not is_dynamo_compiling() and self.view.task != graph_task_id():

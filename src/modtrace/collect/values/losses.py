@@ -1,4 +1,4 @@
-"""Measures the losses of a backward when it begins: the roots that have one element."""
+"""Measures the losses of a backward when it begins: the tensors of one element that it begins with."""
 
 import time
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ from .source import Measuring, ValueSource
 class LossTaps(ValueSource):
     """Measures the roots of each backward of the program, of which a loss is the last that the forward has computed.
 
-    A root with more elements is the output of a module, as in a stage of a pipeline, and is measured there. A backward
-    that runs in a node of another one, as that of a reentrant checkpoint, has no losses. A loss takes less time than
-    the output of a module.
+    A loss is the last root that the forward computed. A root with more elements is the output of a module, as in a
+    stage of a pipeline, and is measured there. A backward inside a node of another one, as in a reentrant checkpoint,
+    has no losses. Measuring a loss takes less time than measuring the output of a module.
     """
 
     def __init__(self, measuring: Measuring) -> None:
@@ -33,7 +33,7 @@ class LossTaps(ValueSource):
         keep_out_of_dynamo(LossTaps.backward_opened)
 
     def backward_opened(self, backward: Backward, active: Mask) -> None:
-        """Measures the losses. The phase is that of what has computed them, so that they stand before gradients."""
+        """Measures the losses. Their phase is that of the computation before, so that they precede gradients."""
         active &= self._wanted
         if not active or backward.outer is not None or self._is_abandoned:
             return
@@ -61,7 +61,7 @@ class LossTaps(ValueSource):
 
 
 def _slots_of(outputs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors that a backward begins with; others of its roots may be edges of the graph."""
+    """Yields the tensors that a backward begins with, and their slots; other roots may be edges of the graph."""
     roots = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     for at, root in enumerate(roots):
         if isinstance(root, torch.Tensor):
@@ -69,10 +69,10 @@ def _slots_of(outputs: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _has_one_element(root: torch.Tensor) -> bool:
-    """Returns whether a root is a single number; what `vmap` shows as one is one for each example."""
+    """Returns whether a root is a single number; inside of `vmap` a tensor that looks so is one number per example."""
     try:
         while is_functorch_tensor(root):
             root = wrapped_by_functorch(root)
         return root.numel() == 1
-    except Exception:  # a subclass of the user's
+    except Exception:  # a tensor subclass of the user may raise
         return False

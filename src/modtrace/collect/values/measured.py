@@ -1,4 +1,4 @@
-"""Holds measurements until their step is written, in few objects, because the garbage collector visits each."""
+"""Holds measurements until their step is written, in few objects to spare the garbage collector, which visits each."""
 
 import time
 import weakref
@@ -20,27 +20,28 @@ from ..log.segments import Segment
 from .capture_masks import ROLE_CODE, ROLE_CODES, Mask
 from .gradient_taps import GradientTap
 
-#: Measurements with their sites, `width` entries for each: a tuple for each would be one more object.
+#: Measurements and their sites in one flat list, `width` entries for each; a tuple for each would be one more object.
 Sites = list[Any]
 
 
 class MeasuredOutputs:
     """The measurements of the arguments and outputs of one segment's calls."""
 
-    width = 4  # measurement, event, slot and mark
+    width = 4  # the number of entries: measurement, event, slot and mark
 
     __slots__ = ("active", "intervals", "known", "marks", "segment", "sites", "taps", "thread")
 
     def __init__(self, segment: Segment, active: Mask, marks: "dict[int, tuple[int, int]]") -> None:
         self.segment = segment
-        #: The marks of tensors and of their gradients, by the role code of the tensors, where every call has the same.
+        #: By role code of the tensors, the marks of tensors and their gradients, where these are the same for every
+        #: call.
         self.marks = marks
-        self.active = active  # the captures that may want its step
+        self.active = active  # the captures that may want the segment's step
         self.thread: int = segment.log.number
         self.sites: Sites = []
-        self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
-        self.known: dict[int, GradientTap] = {}  # by id of the tensor; only while the segment runs
-        self.taps: list[GradientTap] = []  # with a hook
+        self.intervals: list[int] = []  # when measuring took place: start_ns, end_ns, start_ns, ...
+        self.known: dict[int, GradientTap] = {}  # by id of the tensor, while the segment runs
+        self.taps: list[GradientTap] = []  # all taps with a hook
 
     def close(self) -> None:
         """Drops the references to tensors, since the segment has ended."""
@@ -67,7 +68,7 @@ class SeenCall:
         """Returns the base of a view that the call returns; see `base_made_in`."""
         if self.grad_mark & ROLE_CODES != ROLE_CODE[GRAD_OUTPUT] or base_of(tensor) is None:
             return None
-        call = self.measured.segment.call_after(self.event - 1)  # the one that has just ended
+        call = self.measured.segment.call_after(self.event - 1)  # the call that has just ended
         return None if call is None else base_made_in(call, tensor)
 
 
@@ -79,7 +80,7 @@ def name_of_tensor(path: str, mark: int, slot: str) -> str:
 class MeasuredGradients:
     """The measurements of the gradients that one backward computed."""
 
-    width = 2  # measurement and tap
+    width = 2  # the number of entries: measurement and tap
 
     __slots__ = ("handles", "intervals", "last", "sites", "thread", "written")
 
@@ -87,11 +88,11 @@ class MeasuredGradients:
         self.thread = thread
         self.sites: Sites = []
         self.intervals: list[int] = []
-        self.handles: list[Any] = []  # of taps that were hooked in again for this backward
-        #: The gradient that was measured last, its version and its measurement: one object, because a backward on two
+        self.handles: list[Any] = []  # handles of hooks that were registered again for this backward
+        #: The last measured gradient with its version and its measurement, in one object because a backward on two
         #: devices runs on two threads.
         self.last: tuple[weakref.ref[torch.Tensor], int | None, Measurement] | None = None
-        self.written: set[GradientTap] | None = None  # see `written_bases`; None: not computed yet
+        self.written: set[GradientTap] | None = None  # see `written_bases`; None until they are computed
 
     def close(self) -> None:
         """Drops references and removes hooks, since the backward has ended."""
@@ -101,7 +102,7 @@ class MeasuredGradients:
         self.handles = []
 
     def find(self, gradient: torch.Tensor, version: int | None) -> Measurement | None:
-        """Returns the last measurement if it is that of this tensor, with no write to it since."""
+        """Returns the last measurement if it is of this tensor, and the tensor was not written to since."""
         last = self.last
         if last is None or version is None or version != last[1] or last[0]() is not gradient:
             return None
@@ -109,7 +110,7 @@ class MeasuredGradients:
 
 
 class _MeasuredInPhase:
-    """Measurements of one phase, of no call of a segment."""
+    """The measurements of one phase that belong to no call of a segment."""
 
     width = 5
 
@@ -118,7 +119,7 @@ class _MeasuredInPhase:
     def __init__(self, thread: int, phase: str, active: Mask) -> None:
         self.thread = thread
         self.phase = phase
-        self.active = active  # the captures that may want its step
+        self.active = active  # the captures that may want the step
         self.sites: Sites = []
         self.intervals: list[int] = []
 
@@ -126,16 +127,16 @@ class _MeasuredInPhase:
 class MeasuredInside(_MeasuredInPhase):
     """The measurements inside of compiled code, in one segment or in one backward.
 
-    A site is a measurement, its module (`NamedModule`), the call (`InsideCall`; None: forgotten), slot and mark.
+    An entry consists of a measurement, its module (`NamedModule`), call (`InsideCall` or None), slot and mark.
     """
 
     __slots__ = ()
 
 
 class MeasuredParameters(_MeasuredInPhase):
-    """The measurements of parameters and what belongs to them, or of buffers, at one moment.
+    """The measurements, at one moment, of parameters, of their gradients, states and updates, or of buffers.
 
-    A site is a measurement, role, slot, owner (`NamedModule`; None: no module) and the captures that want it.
+    An entry consists of a measurement, role, slot, owner (`NamedModule`, or None without a module) and captures.
     """
 
     __slots__ = ()
@@ -155,12 +156,12 @@ class HasSites(Protocol):
     """Holds measurements, each with its site."""
 
     sites: Sites
-    width: int  # entries of a site, the measurement first
+    width: int  # the number of entries for each site, the first of which is the measurement
     intervals: list[int]
 
 
 def columns_of(sites: Sites, width: int) -> list[list[Any]]:
-    """Returns the sites as columns. Another thread may be adding to them."""
+    """Returns the sites as columns, even while another thread adds sites."""
     kept = sites[:]
     return [kept[at::width] for at in range(width)]
 
@@ -179,19 +180,19 @@ def free_rows(measured: Iterable[HasSites]) -> None:
 
 
 def are_finite(measured: Iterable[HasSites]) -> bool:
-    """Returns whether no measured tensor holds NaN or infinities. It reads the counts of each, and no tensor."""
+    """Returns whether no measured tensor has NaN or infinite elements, according to the counts that were measured."""
     return not any(rows.read(numbers)[:, COUNTS].any() for rows, numbers in _rows_of(measured))
 
 
 def _rows_of(measured: Iterable[HasSites]) -> Iterator[tuple[Rows, list[int]]]:
-    """Yields the rows of some measurements, each once."""
+    """Yields the row slots that some measurements use, each once."""
     samples = list(dict.fromkeys(chain.from_iterable(some.sites[:: some.width] for some in measured)))
     for rows, here in group_by_rows(samples):
         yield rows, list(dict.fromkeys(samples[at].row for at in here))
 
 
 def group_by_rows(samples: Sequence[Measurement]) -> Iterator[tuple[Rows, Sequence[int]]]:
-    """Yields which samples have their numbers in the rows of one device. Most are all on one."""
+    """Yields the samples whose numbers are on one device, device by device; most often all are on one."""
     owners = [sample.rows for sample in samples]
     for rows in dict.fromkeys(owners):
         if rows is not None:

@@ -39,14 +39,14 @@ class MicroBatchTaps(ValueSource):
     def __init__(self, measuring: Measuring) -> None:
         super().__init__(measuring)
         self._wanted = self._capture_masks.in_micro_batches
-        self._on_gradient = self._measure_gradient  # bound once: each hook refers to it
-        self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
-        #: By the call, with the captures that want it.
+        self._on_gradient = self._measure_gradient  # bound once, because each hook refers to it
+        self._hooks: dict[int, _GradientHook] = {}  # keyed by the `id` of the parameter
+        #: By segment, the ids of the hooked parameters, with the captures that may want the step.
         self._needed: IdentityMap[Segment, tuple[set[int], Mask]] = IdentityMap()
-        #: Of ended steps, whose graphs may live. A run that never goes backward must not gather them.
+        #: Segments of ended steps whose graphs may live. Their number is limited for runs that never go backward.
         self._left: IdentityMap[Segment, Mask] = IdentityMap()
-        self._resumed: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
-        self._is_leaving = False  # some step has ended, but not the backward in it
+        self._resumed: dict[Backward, set[int]] = {}  # ids hooked again for a running backward
+        self._is_leaving = False  # whether a step has ended while the backward in it still runs
         self._of_backward: dict[Backward | None, MeasuredParameters] = {}
         keep_out_of_dynamo(MicroBatchTaps._measure_gradient)
         keep_out_of_dynamo(GradientHook.__call__, with_callees=False)
@@ -65,14 +65,14 @@ class MicroBatchTaps(ValueSource):
             self._left[segment] = needed[1]
 
     def backward_began(self, backward: Backward) -> None:
-        """Hooks the parameters of earlier steps whose graphs live: a generator is trained after its critic."""
+        """Hooks parameters of earlier steps whose graphs live, as when a generator is trained after its critic."""
         for segment, _ in self._left.items():
             if self._is_abandoned or not segment.has_graph():
                 self._left.pop(segment)
         living = list(self._left.items())
         if not living:
             return
-        # The program may keep the graph of every step.
+        # The program may keep the graphs of all steps, so each module is searched only once.
         of_module: dict[NamedModule, tuple[Segment, Mask]] = {}
         for segment, active in living:
             _, others = of_module.get(segment.named, (segment, 0))
@@ -100,8 +100,8 @@ class MicroBatchTaps(ValueSource):
         free_rows(self._of_backward.values())
         self._of_backward = {}
 
-    # Hooks. A tensor hook, not one of its AccumulateGrad node: to keep that node alive, it would have to be held,
-    # and `torch.utils.swap_tensors` (`Module.to`) refuses a parameter whose node lives.
+    # These are hooks on tensors, not on AccumulateGrad nodes. A hook on such a node needs the node to be held, and
+    # `torch.utils.swap_tensors` (`Module.to`) refuses a parameter with a living node.
 
     def _hook_those_of(self, segment: Segment, active: Mask) -> set[int]:
         """Registers hooks on the parameters of the called module, and returns their ids."""
@@ -115,7 +115,7 @@ class MicroBatchTaps(ValueSource):
         return set()
 
     def _hook_below(self, top: nn.Module, active: Mask) -> set[int]:
-        """Registers hooks on the parameters that have none yet, and returns the ids of all parameters with a hook."""
+        """Registers hooks on the parameters without one, and returns the ids of all parameters that have one then."""
         hooked: set[int] = set()
         has_learnt = False
         for module in (top, *descendants(top)):
@@ -125,7 +125,7 @@ class MicroBatchTaps(ValueSource):
                 hooked.add(id(parameter))
                 known = self._hooks.get(id(parameter))
                 if known is not None and not known.is_on(parameter):
-                    known.remove()  # else torch would take it for hooked
+                    known.remove()  # otherwise torch would consider the tensor as hooked
                     known = None
                 if known is not None:
                     known.active |= active
@@ -143,7 +143,7 @@ class MicroBatchTaps(ValueSource):
             hook.insides = insides_of(parameter)
             try:
                 hook.handle = add_hook(parameter, hook)
-            except Exception:  # of a subclass of the user's: its micro-batches have no rows
+            except Exception:  # a user's subclass raised: the parameter has no micro-batches
                 return
             hook.was_first = is_first or hook.stands_behind_ours()
             self._hooks[id(parameter)] = hook
@@ -163,12 +163,12 @@ class MicroBatchTaps(ValueSource):
         try:
             backward = self._tracker.backwards.running(log, graph_task_id())
             if backward is not None and not backward.accumulate:
-                return  # `autograd.grad` hands it out: it is added to nothing
+                return  # `autograd.grad` returns the gradient without adding it
             mask = wanted_by(hook.sites, hook.active)
             with DisableTorchFunction():
                 found = self._measure(gradient, mask, name_of(hook.sites, PARAMETER_GRAD))
             measured = self._of_backward.get(backward)
-            if measured is None:  # two devices, two threads
+            if measured is None:  # two devices use two threads
                 new = MeasuredParameters(log.number, BACKWARD, hook.active)
                 measured = self._of_backward.setdefault(backward, new)
             store(measured, found, PARAMETER_GRAD, hook.sites, hook.active)
@@ -178,7 +178,7 @@ class MicroBatchTaps(ValueSource):
 
 
 def _can_be_hooked(parameter: torch.Tensor) -> bool:
-    """Returns whether a hook can receive the parameter's gradient. A user's subclass that raises gets no hook."""
+    """Returns whether a hook can receive the parameter's gradient; a user's subclass that raises gets no hook."""
     try:
         insides_of(parameter)
         return requires_grad_of(parameter) and is_leaf(parameter) and not is_uninitialized(parameter)
@@ -194,15 +194,15 @@ class _GradientHook(GradientHook):
     def __init__(
         self, sites: list[ParameterSite], active: Mask, receive: Callable[["_GradientHook", Any], None]
     ) -> None:
-        self.receive, self.handle = receive, None  # without a call: each step makes one for each parameter
+        self.receive, self.handle = receive, None  # set directly: each step makes one for each parameter
         self.sites = sites
         self.active = active  # the captures that may want the step
-        #: Those of the parameter: `swap_tensors` gives it others, without hooks.
+        #: Identifies the parameter's insides, which `swap_tensors` exchanges for others without hooks.
         self.insides: int | None = None
         self.was_first = False  # whether only recorders have ever hooked the parameter
 
     def is_on(self, parameter: torch.Tensor) -> bool:
-        """Returns whether the hook is on this parameter. An earlier parameter may have had the same `id`."""
+        """Returns whether the hook is on this parameter, and not on an earlier one with the same `id`."""
         return self.handle.hooks_dict_ref() is not None and self.insides == insides_of(parameter)
 
     def stands_behind_ours(self) -> bool:
@@ -211,7 +211,7 @@ class _GradientHook(GradientHook):
         return bool(others) and all(isinstance(other, _GradientHook) and other.was_first for other in others)
 
     def remove(self) -> None:
-        """Removes the hook, and leaves the parameter as it was."""
+        """Removes the hook, and leaves the parameter's hooks as they were before."""
         hooks = self.handle.hooks_dict_ref()
         self.handle.remove()
         if not self.was_first or hooks is None or hooks:
@@ -219,6 +219,6 @@ class _GradientHook(GradientHook):
         for site in self.sites:
             module = None if site.owner is None else site.owner.module
             parameter = None if module is None else parameter_of(module, site.slot)
-            if parameter is not None:  # the one it was on, or one that a user has put there
+            if parameter is not None:  # the dict may be one that a user has set since
                 with DisableTorchFunction():
                     forget_removed_hooks(parameter)

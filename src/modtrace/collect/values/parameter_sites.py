@@ -11,7 +11,7 @@ from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
 from .capture_masks import CaptureMasks, Mask
 from .measured import MeasuredParameters
 
-#: Measures a tensor as captures want it; the name is for whole tensors.
+#: A function that measures a tensor as captures want it; its name argument is for whole tensors.
 Measure = Callable[[torch.Tensor, Mask, str], Measurement]
 
 
@@ -19,9 +19,9 @@ class ParameterSite(NamedTuple):
     """One attribute of a module that holds a parameter or a buffer."""
 
     slot: str
-    owner: NamedModule | None  # None: no module that is known
+    owner: NamedModule | None  # None if no known module has it
     path: str
-    mask: Mask  # the captures that select it, in any role
+    mask: Mask  # the captures that want it, in any role
 
 
 class ParameterSites:
@@ -35,8 +35,8 @@ class ParameterSites:
         self._known_at = -1
 
     def of_owners(self, owners: Iterable[ParameterOwner]) -> list[ParameterSite]:
-        """Returns the sites of a tensor that these modules hold, of those that a capture wants."""
-        if self._known_at != self._names.revision:  # a name learnt late may select what was not selected
+        """Returns the sites of a tensor, one for each of these modules, if a capture wants them."""
+        if self._known_at != self._names.revision:  # a name learnt late may match a pattern
             self._owned, self._unowned, self._known_at = {}, {}, self._names.revision
         return [site for site in map(self._of_owner, owners) if site.mask]
 
@@ -56,7 +56,7 @@ class ParameterSites:
 
 
 def wanted_by(sites: Iterable[ParameterSite], wanted: Mask) -> Mask:
-    """Returns those of the `wanted` captures that want one of the sites."""
+    """Returns those of the captures `wanted` that want at least one of the sites."""
     mask = 0
     for site in sites:
         mask |= site.mask
@@ -74,7 +74,7 @@ def store(
     """Stores one measurement under each of its sites.
 
     Args:
-        below: appended to the slots, for something that belongs to a parameter.
+        below: a suffix of the slots, for tensors that belong to a parameter.
     """
     for site in sites:
         mask = site.mask & wanted

@@ -1,4 +1,4 @@
-"""Measures what optimizers change: parameters, with their gradients, updates and optimizer states."""
+"""Measures the tensors that optimizers change: parameters, with their gradients, updates and optimizer states."""
 
 import functools
 import re
@@ -28,10 +28,10 @@ from .source import Measuring, ValueSource
 
 _SCALED = "still scaled by the GradScaler"
 
-#: In slots a key that is a name is written as an attribute: `weight.exp_avg`.
+#: Keys that are identifiers are written in slots like attributes: `weight.exp_avg`.
 _NAMED_KEY = re.compile(r"\['([A-Za-z_]\w*)'\]")
 
-#: A parameter's position in an optimizer: the number of its group, and its own in there.
+#: The position of a parameter in an optimizer: the number of its group, and its number there.
 _Position = tuple[int, int]
 
 
@@ -39,16 +39,16 @@ class ParameterTaps(ValueSource):
     """Measures the parameters of an optimizer around each of its steps."""
 
     def __init__(self, measuring: Measuring, *, active: Callable[[], Mask]) -> None:
-        """Measures nothing before an optimizer steps.
+        """Starts idle, until an optimizer steps.
 
         Args:
-            active: the captures that may want the step to which an optimizer belongs now.
+            active: returns the captures that may want the step to which an optimizer belongs now.
         """
         super().__init__(measuring)
         self._active = active
         self._wanted = {role: self._capture_masks.of_role(role) for role in _OF_OPTIMIZERS}
         self._wanted_of_any = functools.reduce(or_, self._wanted.values())
-        self._stepping: dict[int, _Stepping] = {}  # by thread
+        self._stepping: dict[int, _Stepping] = {}  # by thread, the optimizer step that runs
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
         self._optimizers_seen = 0
         keep_out_of_dynamo(ParameterTaps.before_optimizer, ParameterTaps.after_optimizer)
@@ -62,7 +62,7 @@ class ParameterTaps(ValueSource):
         return [] if stepping is None else [stepping.measured]
 
     def step_ended(self) -> None:
-        self._optimizers.sweep()  # their copies take as much as the parameters
+        self._optimizers.sweep()  # their copies use as much memory as the parameters
 
     def stop(self) -> None:
         """Drops all copies."""
@@ -70,10 +70,10 @@ class ParameterTaps(ValueSource):
         self._stepping = {}
         self._optimizers.clear()
 
-    # Optimizers: the weights that a step used, their gradients after clipping, and what has become of them.
+    # Measuring around an optimizer's step: weights that the step used, clipped gradients, updates and states.
 
     def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
-        """Measures what the step is about to change."""
+        """Measures the parameters before the step changes them, and their gradients."""
         self._settle()
         thread = self._tracker.logs.current.number
         raised = self._stepping.pop(thread, None)
@@ -85,10 +85,10 @@ class ParameterTaps(ValueSource):
                 MeasuredParameters(thread, OPTIMIZER, active), copied={}
             )
             self._measure_all(stepping, optimizer, self._measure_before, has_closure)
-            self._settle()  # a parameter that is to be copied later would be written to now
+            self._settle()  # a parameter whose copy is pending is about to be written to
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
-        """Measures what the step has changed. Gradients that a closure computed exist only now."""
+        """Measures what the step changed, and gradients that a closure computed during it."""
         stepping = self._stepping.get(self._tracker.logs.current.number)
         if stepping is None or self._is_abandoned:
             return
@@ -105,11 +105,12 @@ class ParameterTaps(ValueSource):
         try:
             with ExitStack() as stack:
                 stack.enter_context(DisableTorchFunction())
-                if measured.active & self._wanted[UPDATE]:  # 10 us; copies need it
+                if measured.active & self._wanted[UPDATE]:  # takes 10 us, but copies need it
                     stack.enter_context(unseen())
                     stack.enter_context(torch.inference_mode(False))
                     stack.enter_context(torch.no_grad())
-                # An update is a tensor of its own: together they would take as much memory as the parameters.
+                # Updates are measured one by one, since all of them together would use as much memory as the
+                # parameters.
                 with self._together() if measure_one == self._measure_before else nullcontext():
                     for place, tensor in self._parameters_of(optimizer, measured.active):
                         measure_one(stepping, optimizer, place, tensor, has_closure)
@@ -118,12 +119,12 @@ class ParameterTaps(ValueSource):
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _parameters_of(self, optimizer: Any, active: Mask) -> Iterator[tuple["_Place", torch.Tensor]]:
-        """Yields the parameters that a capture wants, with their places. 0.6 us for each that was there before."""
+        """Yields the parameters that a capture wants, with their places; 0.6 us for each parameter that is known."""
         known, names = self._known(optimizer), self._tracker.names
         given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         key = active, names.revision, names.owners_revision, list(map(id, given))
         if key != known.key or not all(owner.holds(given[at]) for at, owner in known.owners):
-            known.key, known.owners, known.places = None, [], []  # Ctrl-C may come before all are found
+            known.key, known.owners, known.places = None, [], []  # Ctrl-C may interrupt the search
             if self._find_places(known, optimizer, given, active):
                 known.key = key
         for at, place in known.places:
@@ -132,7 +133,7 @@ class ParameterTaps(ValueSource):
     def _find_places(
         self, known: "_Optimizer", optimizer: Any, given: Sequence[torch.Tensor], active: Mask
     ) -> bool:
-        """Finds the places of all parameters. Returns False if no module owns one: one may in the next step."""
+        """Finds the places of all parameters. Returns False if no module owns one, as one may in the next step."""
         groups = enumerate(optimizer.param_groups)
         positions = [(number, at) for number, group in groups for at in range(len(group["params"]))]
         owners_of_all = self._owners_of(given)
@@ -147,12 +148,12 @@ class ParameterTaps(ValueSource):
         return all(owners_of_all)
 
     def _owners_of(self, parameters: Sequence[torch.Tensor]) -> list[list[ParameterOwner]]:
-        """Returns the owners of each parameter. If one has none, others may have more: all are searched for, once."""
+        """Returns the owners of each parameter. If one has none, all modules are searched once more."""
         owners_of = self._tracker.names.owners_of
         found = [owners_of(parameter) for parameter in parameters]
         if all(found):
             return found
-        owners_of(parameters[0], learn=True)  # one that no module owns is never found
+        owners_of(parameters[0], learn=True)  # a parameter that no module owns is never found
         return [owners_of(parameter) for parameter in parameters]
 
     def _place_at(self, position: _Position, sites: list[ParameterSite], active: Mask) -> "_Place":
@@ -208,7 +209,7 @@ class ParameterTaps(ValueSource):
         if found is not None and getattr(optimizer, "grad_scale", None) is not None:
             found.note = found.note or _SCALED
 
-    # Updates: a copy of each parameter from before, whose memory is used again in the next step.
+    # Updates need a copy of each parameter from before; its memory is reused in the next step.
 
     def _before_of(self, optimizer: Any, position: _Position) -> Before:
         return self._known(optimizer).copies.setdefault(position, Before())
@@ -218,7 +219,7 @@ class ParameterTaps(ValueSource):
     ) -> None:
         mask, wanted = place.masks[UPDATE]
         want = self._capture_masks.want(mask)
-        keep = want.lazy or bool(want.functions)  # the user may keep it
+        keep = want.lazy or bool(want.functions)  # the user may keep the copy
         moved = self._before_of(optimizer, place.position).difference(tensor, keep=keep)
         if moved.tensor is None:
             nothing = not_asked_for(tensor)
@@ -229,7 +230,7 @@ class ParameterTaps(ValueSource):
         if found is not None:
             found.shape, found.note = moved.shape, found.note or moved.note
 
-    # What an optimizer keeps of a parameter.
+    # States that an optimizer keeps for a parameter.
 
     def _measure_state(
         self, stepping: "_Stepping", optimizer: Any, place: "_Place", parameter: torch.Tensor
@@ -247,44 +248,44 @@ _OF_OPTIMIZERS = (PARAMETER, PARAMETER_GRAD, UPDATE, OPTIMIZER_STATE)
 
 
 class _Place(NamedTuple):
-    """The place of a parameter in an optimizer, and what is wanted of it."""
+    """A parameter in an optimizer, with its sites and the captures that want it."""
 
     position: _Position
-    #: By role: the captures that want it there, and those that want the role.
+    #: For each role, the captures that want the parameter in it, and those that want the role at all.
     masks: dict[str, tuple[Mask, Mask]]
     sites: list[ParameterSite]
-    names: dict[str, str]  # by role, for whole tensors
+    names: dict[str, str]  # by role, the names of whole tensors
 
 
 class _Optimizer:
-    """The properties of an optimizer that are remembered from step to step."""
+    """What is remembered of an optimizer from step to step."""
 
     def __init__(self, prefix: str) -> None:
-        self.prefix = prefix  # distinguishes its unowned parameters from those of others
+        self.prefix = prefix  # distinguishes unowned parameters of several optimizers
         self.copies: dict[_Position, Before] = {}
-        #: Captures, names and parameters, which are not kept alive, that the rest was found for. None: find it again.
+        #: The captures, names and parameters (by weak references) for which the places are valid; None if none are.
         self.key: tuple[Mask, int, int, list[int]] | None = None
-        self.owners: list[tuple[int, ParameterOwner]] = []  # each with the number of its parameter
-        self.places: list[tuple[int, _Place]] = []  # of the parameters that a capture wants
+        self.owners: list[tuple[int, ParameterOwner]] = []  # owners, each with its parameter's number
+        self.places: list[tuple[int, _Place]] = []  # the places of wanted parameters, with their numbers
 
 
 class _Stepping(NamedTuple):
     """An optimizer's step on one thread, while it runs."""
 
     measured: MeasuredParameters
-    copied: dict[_Position, int]  # the parameters that were copied, as their ids: none is held on to
+    copied: dict[_Position, int]  # ids of the copied parameters
 
 
 def _state_of(optimizer: Any, parameter: torch.Tensor) -> list[Slot]:
-    """Returns the tensors that an optimizer keeps for a parameter; none if a wrapper keeps them elsewhere."""
+    """Returns the tensors that an optimizer keeps for a parameter; none if a wrapper stores them elsewhere."""
     try:
         state = getattr(optimizer, "state", None)
         kept = state.get(parameter) if isinstance(state, Mapping) else None
-    except Exception as error:  # a wrapper's own mapping
+    except Exception as error:  # a wrapper may have a mapping of its own
         return [Slot("", None, f"not measured: reading it raised {type(error).__name__}")]
     return [] if kept is None else find_slots(kept)
 
 
-@functools.lru_cache(maxsize=1024)  # texts alone; 10 us for one that is not known
+@functools.lru_cache(maxsize=1024)  # caches texts only; an unknown one takes 10 us
 def _dotted(slot: str) -> str:
     return _NAMED_KEY.sub(r".\1", slot)

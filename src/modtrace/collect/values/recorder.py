@@ -1,4 +1,4 @@
-"""Measures tensors as the captures ask, and writes one row for each."""
+"""Measures tensors as the captures ask, and writes a row of `values` for each."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -48,29 +48,29 @@ class ValueRecorder:
         """Creates a recorder, which measures nothing before `start()`.
 
         Args:
-            sites: the site ids of the recording, which ops use too.
-            numbers: returns the possible numbers of a step that are to be recorded; None stands for the step of the
-                running optimizer.
-            fired: returns the last step in which a trigger has fired.
+            sites: the site ids of the recording, which the op recorder shares.
+            numbers: returns the possible numbers of a step that is recorded; None stands for the running optimizer's
+                step.
+            fired: returns the last step in which a trigger fired.
             inside: also measures modules inside of compiled code.
         """
         self._inside = inside
         self.measurer: CaptureMeasurer | None = None
-        self._sources: tuple[ValueSource, ...] = ()  # while they work
-        #: The sources that the tracker calls, also after measuring has failed.
+        self._sources: tuple[ValueSource, ...] = ()  # empty while not measuring
+        #: All sources that the tracker calls, even after measuring has failed.
         self._listeners: tuple[ValueSource, ...] = ()
-        self._active: dict[Segment, Mask] = {}  # of open segments: the captures that may want their steps
+        self._active: dict[Segment, Mask] = {}  # by open segment, the captures that may want its step
         self._captures = tuple(captures)
         self._sink = sink
         self._sites = sites
         self._reporter = reporter
         self._numbers = numbers
         self._fired = fired
-        self._capture_masks: CaptureMasks | None = None  # what they want, while it is recorded
+        self._capture_masks: CaptureMasks | None = None  # exists while values are recorded
         self._tracker: ScopeTracker | None = None
 
     def start(self, tracker: ScopeTracker, roots: Iterable[nn.Module] = ()) -> None:
-        """Measures what runs in segments that open from now on, if any capture is given; `roots` are known models."""
+        """Measures segments that open from now on, if there are captures; `roots` are the models known so far."""
         graph_captures.watch(self)
         if not self._captures:
             return
@@ -109,7 +109,7 @@ class ValueRecorder:
 
     @property
     def waits_for_devices(self) -> bool:
-        """True if rows of values come from a device, for which whoever writes them waits."""
+        """True if rows of values come from a device, so that writing them waits for the device."""
         return self.measurer is not None and self.measurer.has_met_device
 
     @property
@@ -140,7 +140,7 @@ class ValueRecorder:
 
     def _stop(self, sources: tuple[ValueSource, ...]) -> None:
         for source in sources:
-            source.abandon()  # it stays in the lists of the tracker, which may just be going through them
+            source.abandon()  # the tracker may be iterating over its listeners just now
         for source in sources:
             source.stop()
         self._active.clear()
@@ -162,11 +162,11 @@ class ValueRecorder:
         self._stop(sources)
         self._reporter.values_failed(error, where)
 
-    # What runs. Each is called with the lock over the events of the tracker. `failed` may empty the sources at any
-    # moment, on a thread that does not have the lock.
+    # Events of the run. Each method is called with the lock over the tracker's events. `failed` may empty the sources
+    # at any time, from a thread without that lock.
 
     def open(self, segment: Segment, active: Mask) -> None:
-        """Starts measuring what runs in a segment, for the captures in `active`."""
+        """Starts measuring in a segment, for the captures in `active`."""
         if self._sources and active:
             self._active[segment] = active
             for source in self._sources:
@@ -180,15 +180,15 @@ class ValueRecorder:
                 source.closed(segment, active)
 
     def drop(self, segment: Segment) -> None:
-        """Forgets a segment that has not begun after all."""
+        """Forgets a segment whose outermost call did not begin after all."""
         self._active.pop(segment, None)
         for source in self._sources:
             source.dropped(segment)
 
     def open_backward(self, backward: Backward, step: Step | None) -> None:
-        """Measures the losses of a backward that begins. It is called without the lock.
+        """Measures the losses of a backward that begins; it is called without the lock.
 
-        None stands for a step that begins with the backward.
+        `step` is None if the backward begins a new step.
         """
         if self._sources:
             active = self.captures_for(step)
@@ -196,51 +196,51 @@ class ValueRecorder:
                 source.backward_opened(backward, active)
 
     def take_backward(self, step: Step, backward: Backward | None) -> None:
-        """Assigns the measurements in a backward that has ended to its step.
+        """Assigns the measurements of an ended backward to its step.
 
-        None stands for the backwards that did not pass the wrapped engine entry.
+        `backward` is None for backwards that did not pass the wrapped engine entry.
         """
         _add(step, (source.take_backward(backward) for source in self._sources))
 
     def take_optimizer(self, step: Step, thread: int) -> None:
-        """Assigns the measurements around the optimizer step of a thread to its step."""
+        """Assigns the measurements around a thread's optimizer step to the step."""
         _add(step, (source.take_optimizer(thread) for source in self._sources))
 
     def take_segments(self, step: Step) -> None:
         """Assigns the measurements in the segments of an ended step to it, and releases the hooks on their tensors."""
         for segment in step.segments:
-            self.close(segment)  # another thread may be about to do so
+            self.close(segment)  # another thread may be closing it
         sources = self._sources
         _add(step, (source.take_segment(segment) for source in sources for segment in step.segments))
         for source in sources:
             source.step_ended()
 
     def fetch(self) -> None:
-        """Copies the tensors whose copying was deferred, because a CUDA graph is about to be captured."""
+        """Performs deferred copies of tensors, because a CUDA graph is about to be captured."""
         self.settle_kept()
 
     def settle_kept(self) -> None:
-        """Copies the tensors whose copying was deferred, because a step has ended."""
+        """Performs deferred copies of tensors, because a step has ended."""
         try:
             if self.measurer is not None and self._sources:
                 self.measurer.kept.settle()
         except Exception as error:
             self.failed(error, "while copying whole tensors")
 
-    # Before a step has ended.
+    # Measurements of a step that has not ended.
 
     def measured_in(self, step: Step) -> list[Measured]:
-        """Returns the measurements in an open step, of its optimizer's step too that begins on this thread."""
+        """Returns the measurements in an open step, including those around this thread's optimizer step."""
         thread = -1 if self._tracker is None else self._tracker.logs.current.number
         coming = (source.taken_later(step.segments, thread) for source in self._sources)
         return [*step.values, *chain.from_iterable(coming)]
 
-    # Writing.
+    # Writing rows.
 
     def read_rows(
         self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]
     ) -> list[tuple[str, dict[str, Any]]]:
-        """Returns the rows of steps, which may not have ended, and writes those of new sites."""
+        """Returns the rows of steps, even of open ones, and writes the rows of new sites."""
         masks = self._capture_masks
         columns = None if masks is None else value_columns(steps, self._sites, memory, masks, of_ops)
         new_sites = self._sites.take_new()
@@ -259,7 +259,7 @@ class ValueRecorder:
             free_values(steps)
 
     def mark_unmatched(self) -> str | None:
-        """Marks the patterns that have selected nothing, and returns the mark.
+        """Adds a mark for patterns that have matched nothing, and returns the mark.
 
         Call it when all modules have been seen.
         """

@@ -34,7 +34,7 @@ from .sites import SiteIds
 Columns = dict[str, Any]
 
 
-#: The statistics in a row of `measure.rows`, in its order, and as what they are written.
+#: The statistics that a row of `measure.rows` holds, in its order, and the dtypes of their columns.
 _STATISTICS = (*RAW, "first_index")
 _WHOLE = {"count", "nan_count", "inf_count", "first_index"}
 
@@ -49,10 +49,10 @@ def value_columns(
     """Returns the rows of ended steps; None if there are none. The calls of the steps must have their ids.
 
     Args:
-        memory: the `nth` of earlier calls.
-        capture_masks: finds what is wanted in which step. More may have been measured while the number of a step was
-            not known.
-        more_parts: the rows of what ops returned.
+        memory: finds the `nth` of earlier calls.
+        capture_masks: finds the captures for each step. While the number of a step was not known, tensors may have been
+            measured that no capture wants.
+        more_parts: the rows of outputs of ops.
     """
     calls = _CallsOfSegments(memory)
     parts = [_read(measured, step.number or 0, calls, sites) for step in steps for measured in step.values]
@@ -65,7 +65,7 @@ def value_columns(
     samples = list(chain.from_iterable(part.samples for part in parts))
     step = np.concatenate([np.full(len(part.samples), part.step, np.int32) for part in parts])
     start_ns = np.array([sample.start_ns for sample in samples])
-    order = np.lexsort((start_ns, step))  # stable: sites of one tensor stay
+    order = np.lexsort((start_ns, step))  # a stable sort keeps the sites of one tensor together
     samples = [samples[at] for at in order.tolist()]
     step = step[order]
     named, masks, phase, module_id, nth, call_id, op_id = (
@@ -91,7 +91,7 @@ def value_columns(
 
 
 def _kinds_of(samples: Sequence[Measurement]) -> Columns:
-    """Returns the columns of what many tensors share: their shapes, dtypes and notes."""
+    """Returns the columns that many tensors share: shapes, dtypes and notes."""
     kinds: dict[Any, int] = {}
     codes = [kinds.setdefault((sample.shape, sample.dtype, sample.note), len(kinds)) for sample in samples]
     shapes, dtypes, notes = zip(*kinds, strict=True)
@@ -121,7 +121,7 @@ def _without_repeats(parts: "list[ValuePart]") -> "list[ValuePart]":
 
 
 def _call_sites(part: "ValuePart") -> Iterable[tuple[tuple[Any, ...], bool]]:
-    """Yields (step, module_id, nth, name) of each gradient, and whether its call was a recompute."""
+    """Yields (step, module_id, nth, name) of each gradient, and whether its call is a recompute."""
     sites = zip(
         part.module_id.tolist(), part.nth.tolist(), part.named.tolist(), part.recomputed, strict=False
     )
@@ -136,7 +136,7 @@ def _wanted(part: "ValuePart", active: Mask) -> "ValuePart":
 
 
 def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
-    """Returns the rows at the positions in `here`."""
+    """Returns the rows at these positions."""
     columns: Any = (column[here] for column in part[2:9])
     return ValuePart(part.step, [part.samples[at] for at in here], *columns)
 
@@ -144,7 +144,7 @@ def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
 def _wants(
     extras: Sequence[Extra | None], masks: Ints, steps: npt.NDArray[np.int32], capture_masks: CaptureMasks
 ) -> list[Want | None] | None:
-    """Returns, for each row with extra results, what the captures want in its step; None if no row has any."""
+    """Returns for each row with extra results what the captures want in its step; None if there are no such rows."""
     with_extra = [at for at, extra in enumerate(extras) if extra is not None]
     if not with_extra:
         return None
@@ -160,18 +160,18 @@ def _wants(
 
 
 class ValuePart(NamedTuple):
-    """The rows of one `Measured`, as columns; -1 stands for null."""
+    """The rows of one `Measured` as columns; -1 stands for null."""
 
     step: int
     samples: Sequence[Measurement]
-    named: Ints  # numbers of `SiteIds.names`
-    masks: Ints  # the captures that wanted it when it was measured
+    named: Ints  # indices into `SiteIds.names`
+    masks: Ints  # the captures that wanted the tensor when it was measured
     phase: npt.NDArray[np.int8]
     module_id: Ints
     nth: Ints
     call_id: Ints
     op_id: Ints
-    recomputed: Sequence[bool] = ()  # of gradients: whether a recompute was given the tensor, or returned it
+    recomputed: Sequence[bool] = ()  # for gradients, whether the call is a recompute
 
 
 def _read(measured: Measured, step: int, calls: "_CallsOfSegments", sites: SiteIds) -> ValuePart:
@@ -251,7 +251,7 @@ def _constant(samples: Sequence[Measurement], value: int = -1, kind: Any = np.in
 
 
 class _CallsOfSegments:
-    """Finds the calls that began or ended with given events."""
+    """Finds calls by the events with which they began or ended."""
 
     def __init__(self, memory: NthMemory) -> None:
         self._memory = memory
@@ -285,7 +285,7 @@ class _CallsOfSegments:
 
 
 def _orders(step: npt.NDArray[np.int32], samples: Ints) -> Ints:
-    """Numbers the measurements of each step. The rows of one measurement are adjacent."""
+    """Numbers the measurements of each step. Rows of one measurement share the number and are adjacent."""
     new, first = np.ones(len(step), bool), np.ones(len(step), bool)
     first[1:] = step[1:] != step[:-1]
     new[1:] = (samples[1:] != samples[:-1]) | first[1:]
@@ -295,7 +295,7 @@ def _orders(step: npt.NDArray[np.int32], samples: Ints) -> Ints:
 
 
 def _statistics(samples: Sequence[Measurement]) -> Columns:
-    """Returns the columns of the statistics; null where nothing was measured."""
+    """Returns the columns of statistics; null where a tensor was not measured."""
     table = np.full((len(samples), len(_STATISTICS)), np.nan)
     measured = np.array([sample.rows is not None for sample in samples])
     for rows, here in group_by_rows(samples):
@@ -304,14 +304,14 @@ def _statistics(samples: Sequence[Measurement]) -> Columns:
     empty = numbers["count"] == 0
     finite = (
         numbers["nan_count"] + numbers["inf_count"] == 0
-    )  # the index of the first has not been written then
+    )  # the index of the first non-finite element was not written then
     null = {"min": empty, "max": empty, "first_index": finite | (numbers["first_index"] < 0)}
     columns: Columns = {}
     for name, values in numbers.items():
         missing = ~measured | null.get(name, False)
         if name in _WHOLE:
             values = np.where(missing, 0, values).astype(np.int64)
-        is_count = name in ("nan_count", "inf_count")  # never null: 0 where nothing was measured
+        is_count = name in ("nan_count", "inf_count")  # counts are never null, but 0
         columns[name] = values if is_count else np.ma.masked_array(values, missing)
     return columns
 

@@ -1,4 +1,4 @@
-"""Gives ids to sites, which are referred to by the rows of `values` and by the leaves of ops."""
+"""Assigns ids to sites, to which the rows of `values` and the leaves of ops refer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from ...recording.role import ROLES
 
-SiteName = tuple[str, str, str | None, int]  # role, slot, op and its n-th; None and -1 where no op is meant
+SiteName = tuple[str, str, str | None, int]  # role, slot, op (or None), and the op's number or -1
 
 
 class _Numbers(dict[Any, int]):
-    """Numbers keys in the order in which they are met."""
+    """Numbers keys in the order of their first occurrence."""
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
@@ -24,7 +24,7 @@ class _Numbers(dict[Any, int]):
 
 
 class _NamesInCalls(_Numbers):
-    """The numbers of the names of tensors that modules have, not ops, by role code and slot."""
+    """Numbers the names of modules' tensors, by role code and slot."""
 
     def __init__(self, names: _Numbers) -> None:
         super().__init__()
@@ -40,9 +40,9 @@ class SiteIds:
     """The ids of all sites seen so far. A site has the same id in every step."""
 
     def __init__(self) -> None:
-        self._names = _Numbers()  # by `SiteName`
+        self._names = _Numbers()  # numbers of each `SiteName`
         self._in_calls = _NamesInCalls(self._names)
-        self._sites = _Numbers()  # by module_id, nth and the number of the name; -1 for null
+        self._sites = _Numbers()  # by module_id, nth and number of the name; -1 stands for null
         self._written = 0
 
     def names(self, named: Iterable[SiteName]) -> npt.NDArray[np.int64]:
@@ -50,7 +50,7 @@ class SiteIds:
         return self._names.of(named)
 
     def names_in_calls(self, role_codes: Iterable[int], slots: Iterable[str]) -> npt.NDArray[np.int64]:
-        """Returns the numbers of the names of tensors that modules have, not ops. 0.1 us for each."""
+        """Returns the numbers of the names of modules' tensors; 0.1 us for each."""
         return self._in_calls.of(zip(role_codes, slots, strict=True))
 
     def get(

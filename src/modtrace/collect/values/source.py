@@ -1,4 +1,4 @@
-"""The base class of what measures tensors of one kind: of calls, optimizers, backwards, losses or buffers."""
+"""Defines the base class of value sources, which measure tensors of calls, optimizers, backwards, losses or buffers."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,15 +14,15 @@ from .parameter_sites import Measure, ParameterSites
 
 
 class Measuring(NamedTuple):
-    """What all sources of one recording measure with."""
+    """The functions with which all sources of one recording measure."""
 
     tracker: ScopeTracker
     sites: ParameterSites
     capture_masks: CaptureMasks
-    measure: Measure  # as some captures ask; the name that it is given is for whole tensors
-    settle: Callable[[], None]  # copies what is to be copied before it is written to
-    failed: Callable[[Exception, str], None]  # receives an internal error, and where it was raised
-    together: Callable[[], AbstractContextManager[None]]  # measures all tensors at the end of a block
+    measure: Measure  # measures a tensor for some captures; the name is for whole tensors
+    settle: Callable[[], None]  # copies tensors whose copy was deferred, before they are written to
+    failed: Callable[[Exception, str], None]  # receives an internal error and the place where it was raised
+    together: Callable[[], AbstractContextManager[None]]  # measures all tensors at a block's end
 
 
 class ValueSource(Listener):
@@ -33,27 +33,27 @@ class ValueSource(Listener):
     """
 
     def __init__(self, measuring: Measuring) -> None:
-        """Measures nothing before a segment is opened, a backward begins, or an optimizer steps."""
+        """Starts idle, until a segment is opened, a backward begins or an optimizer steps."""
         self._tracker, self._sites, self._capture_masks = measuring[:3]
         self._measure, self._settle, self._failed, self._together = measuring[3:]
         self._is_abandoned = False
 
     def opened(self, segment: Segment, active: Mask) -> None:
-        """Receives an outermost call that begins. `active` are the captures that may want its step."""
+        """Receives an outermost call that begins, with the captures that may want its step."""
 
     def closed(self, segment: Segment, active: Mask) -> None:
         """Receives an outermost call that has ended."""
 
     def dropped(self, segment: Segment) -> None:
-        """Receives an outermost call that has not begun after all."""
+        """Receives an outermost call that did not begin after all."""
 
     def backward_opened(self, backward: Backward, active: Mask) -> None:
-        """Receives a backward that begins. `active` are the captures that may want its step."""
+        """Receives a backward that begins, with the captures that may want its step."""
 
     def take_backward(self, backward: Backward | None) -> Measured | None:
-        """Returns the measurements in a backward that has ended.
+        """Returns the measurements of an ended backward.
 
-        None stands for the backwards that did not pass the wrapped engine entry.
+        `backward` is None for backwards that did not pass the wrapped engine entry.
         """
 
     def take_optimizer(self, thread: int) -> Measured | None:
@@ -63,7 +63,7 @@ class ValueSource(Listener):
         """Returns the measurements in a segment whose step has ended."""
 
     def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
-        """Returns measurements that will be taken when the step of these segments ends, or the thread's optimizer."""
+        """Returns the measurements that ends of these segments' step, or of the thread's optimizer step, will take."""
         return []
 
     def step_ended(self) -> None:
@@ -74,4 +74,4 @@ class ValueSource(Listener):
         self._is_abandoned = True
 
     def stop(self) -> None:
-        """Removes every hook, and drops all that is held. It is called after `abandon` of all sources."""
+        """Removes every hook, and drops everything that is held. It is called after `abandon` of all sources."""

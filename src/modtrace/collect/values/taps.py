@@ -32,7 +32,7 @@ from .measured import Measured, MeasuredGradients, MeasuredOutputs, SeenCall, na
 from .source import Measuring, ValueSource
 from .whole_tensors import KeptTensors
 
-#: Segments of ended steps that are kept without looking whether their graphs live.
+#: The number of segments of ended steps that are kept without checking whether their graphs live.
 _KEPT_SUSPENDED = 16
 
 _INPUT, _OUTPUT = ROLE_CODE[INPUT], ROLE_CODE[OUTPUT]
@@ -45,17 +45,17 @@ class CallTaps(ValueSource):
     def __init__(self, measuring: Measuring, measurer: "CaptureMeasurer") -> None:
         super().__init__(measuring)
         self._measurer = measurer
-        self._on_gradient = self._measure_gradient  # bound once: a hook for each tensor refers to it
+        self._on_gradient = self._measure_gradient  # bound once, because the hook of each tensor refers to it
         self._running: dict[Segment, MeasuredOutputs] = {}
         self._closed: dict[Segment, MeasuredOutputs] = {}
         self._of_backward: dict[Backward | None, MeasuredGradients] = {}
-        self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # of steps that have ended, hooked still
-        #: Without hooks, in graphs that may live.
+        self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # ended steps, still with hooks
+        #: Segments without hooks, whose graphs may live.
         self._suspended: list[tuple[Segment, list[GradientTap]]] = []
         self._prune_at = _KEPT_SUSPENDED
-        self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # by the captures that may want it
+        self._open_marks: dict[Mask, dict[int, tuple[int, int]]] = {}  # keyed by the captures' mask
         keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient, BaseTap.__call__)
-        # Those of `track()` call the user's functions.
+        # Captures of `track()` call functions of the user.
         keep_out_of_dynamo(GradientHook.__call__, with_callees=False)
 
     def opened(self, segment: Segment, active: Mask) -> None:
@@ -135,8 +135,8 @@ class CallTaps(ValueSource):
             measured = self._of_backward[backward] = MeasuredGradients(backward.log.number)
             measured.handles = handles
 
-    # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
-    # for its gradient. Inputs that a module has returned, and that were not written to since, are not measured again.
+    # Measuring a small output takes 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and the
+    # gradient as much again. An input that a module returned and nothing wrote to since is not measured again.
 
     def returned(self, log: ThreadLog, context: CallContext, output: Any) -> None:
         segment = log.segment
@@ -155,7 +155,7 @@ class CallTaps(ValueSource):
         """Measures the arguments of a call."""
         segment, context = log.segment, log.context
         measured = None if segment is None else self._running.get(segment)
-        if measured is None or context.outermost != id(module):  # a compiler's own module in the running call
+        if measured is None or context.outermost != id(module):  # a compiler's own module
             return
         mark, grad_mark = self._marks(measured, context, _INPUT, _GRAD_INPUT)
         if not (mark or grad_mark):
@@ -170,7 +170,7 @@ class CallTaps(ValueSource):
         self, measured: MeasuredOutputs, context: CallContext, code: int, grad_code: int
     ) -> tuple[int, int]:
         """Returns the marks of a call's tensors and of their gradients; 0 if no capture wants them."""
-        if code in measured.marks:  # those of every call
+        if code in measured.marks:  # the marks are the same for every call
             return measured.marks[code]
         of_context, active = self._capture_masks.of_context, measured.active
         return _marks_of(
@@ -178,7 +178,7 @@ class CallTaps(ValueSource):
         )
 
     def _marks_of_every_call(self, active: Mask) -> dict[int, tuple[int, int]]:
-        """Returns the same by the first role, where the captures want tensors of all modules."""
+        """Returns both marks by the first role's code, if the captures want tensors of all modules."""
         masks = self._capture_masks
         return {
             ROLE_CODE[role]: _marks_of(
@@ -194,10 +194,10 @@ class CallTaps(ValueSource):
     def _measure_values(self, seen: SeenCall, *values: Any) -> None:
         """Measures all tensors in the arguments or outputs of a call, and registers hooks for the wanted gradients."""
         try:
-            # Reading a shape would become part of what `torch.jit.trace` traces.
+            # `torch.jit.trace` would record the reading of a shape.
             with DisableTorchFunction() if tracing_state() is None else unseen():
                 for value in values:
-                    if type(value) is torch.Tensor:  # most modules return one alone
+                    if type(value) is torch.Tensor:  # most modules return a single tensor
                         self._measure_tensor(seen, "", value)
                     else:
                         for slot, tensor, note in find_slots(value):
@@ -221,14 +221,14 @@ class CallTaps(ValueSource):
     def _tap_of(self, tensor: torch.Tensor, measured: MeasuredOutputs) -> GradientTap:
         """Returns the tap of a tensor.
 
-        It is new unless this segment has one and the tensor has not been written to since.
+        A new tap is made unless this segment has one and the tensor was not written to since.
         """
         version = self._measurer.version_of(tensor)
         tap = measured.known.get(id(tensor))
         if tap is None or not tap.is_of(tensor, version):
             tap = measured.known[id(tensor)] = GradientTap(measured.segment, self._on_gradient)
             tap.version = version
-            if type(tensor) is not nn.Parameter:  # with a weak reference `torch.utils.swap_tensors` fails
+            if type(tensor) is not nn.Parameter:  # `torch.utils.swap_tensors` refuses weak references
                 tap.ref = weakref.ref(tensor)
         return tap
 
@@ -249,11 +249,11 @@ class CallTaps(ValueSource):
                     base_tap = BaseTap(tap, tensor.shape, self._on_gradient)
                     base_tap.hook(base)
                     seen.measured.taps.append(base_tap)
-        # A view whose base was written to has no gradient (RuntimeError); a subclass may raise.
+        # A view whose base was written to has no gradient (RuntimeError), and a subclass may raise.
         except Exception:
             return
 
-    # Gradients.
+    # Measuring gradients.
 
     def _measure_gradient(self, tap: GradientTap, gradient: Any) -> None:
         if self._is_abandoned:
@@ -262,7 +262,7 @@ class CallTaps(ValueSource):
         try:
             backward = self._tracker.backwards.running(log, task)
             measured = self._of_backward.get(backward)
-            if measured is None:  # two devices, two threads
+            if measured is None:  # two devices use two threads
                 measured = self._of_backward.setdefault(backward, MeasuredGradients(log.number))
             if isinstance(gradient, torch.Tensor):
                 with DisableTorchFunction():
@@ -277,7 +277,7 @@ class CallTaps(ValueSource):
             self._failed(error, tap.segment.context.path)
 
     def _is_of_view(self, measured: MeasuredGradients, backward: Backward | None, tap: BaseTap) -> bool:
-        """Returns whether the gradient of a base is that of its view, because the view was written to.
+        """Returns whether a base's gradient is that of its view, because the view was written to.
 
         The graph is walked once a backward, at 1 us for each node.
         """
@@ -303,8 +303,8 @@ class CallTaps(ValueSource):
 
 
 def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
-    """Returns the gradient of a base in the shape of its view, unless this would be captured in a CUDA graph."""
-    with unseen(), graph_captures.device_work(gradient) as is_allowed:  # it may be a copy
+    """Returns the gradient of a base in the shape of its view, or as it is while a CUDA graph is captured."""
+    with unseen(), graph_captures.device_work(gradient) as is_allowed:  # reshaping may copy
         return gradient.reshape(tap.shape) if is_allowed else gradient
 
 

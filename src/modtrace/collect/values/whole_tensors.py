@@ -1,4 +1,4 @@
-"""Passes whole tensors to the sink, at once or as late as they are sure to be unchanged."""
+"""Passes whole tensors to the sink: at once, or as late as they are still certain to be unchanged."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -28,10 +28,10 @@ _NO_MEMORY = "not kept: there was no memory for a copy"
 class KeptTensors:
     """The whole tensors of one recorder, until the sink has them.
 
-    A tensor that is kept lazily is held, with its memory, until `settle`. It is put only if torch has counted no write
-    to it or to any view of it by then. Torch does not count writes through `.data`, through numpy or DLPack, by fused
-    optimizers (2.13), by NCCL, or by FSDP2 to its parameters: after one of those, what was written is put. Calling
-    `settle` before optimizers step leaves few such cases.
+    A tensor that is kept lazily is held, with its memory, until `settle`, and is put only if torch has counted no write
+    to it or to a view of it. Torch does not count writes through `.data`, numpy or DLPack, by fused optimizers (2.13),
+    by NCCL, or by FSDP2 to its parameters; after such a write the new contents are put. Calling `settle` before
+    optimizers step leaves few such cases.
     """
 
     def __init__(self, put: Callable[..., str | None] | None) -> None:
@@ -44,9 +44,9 @@ class KeptTensors:
         """
         self._put = put
         self._plain = plain_kinds()
-        self._held: dict[int, _Held] = {}  # by `id` of the extra, which is held too
-        self._lock = threading.Lock()  # for a moment, around what is held
-        self._settling = threading.RLock()  # a thread that waits for it goes on when all is copied
+        self._held: dict[int, _Held] = {}  # keyed by the `id` of the extra, which is held as well
+        self._lock = threading.Lock()  # held briefly, around changes of `_held`
+        self._settling = threading.RLock()  # a thread that waits for it continues when all is copied
         self._is_stopped = False
 
     def keep(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> None:
@@ -66,7 +66,7 @@ class KeptTensors:
             return
         try:
             ready = self._prepare(extra, tensor, name, lazy=lazy)
-        except Exception as error:  # a subclass of the user's, a device without memory
+        except Exception as error:  # a user's subclass, or a device without memory, may raise
             extra.add_note(shortened(f"not kept: {type(error).__name__}"), _BLOB)
             return
         if ready is not None:
@@ -75,8 +75,8 @@ class KeptTensors:
     def settle(self) -> None:
         """Passes all held tensors that are unchanged to the sink. Returns when no other thread does so either.
 
-        It waits for the devices of the tensors. While a CUDA graph is captured, none is held of a device: they were
-        passed on when the capture began. That takes the same lock, so that it must not be held before `device_work`.
+        It waits for the devices of the tensors. While a CUDA graph is captured, no tensor of a device is held, as all
+        were passed on when the capture began. `device_work` takes the same lock, so the lock must not be held before.
         """
         with graph_captures.device_work() as is_allowed, self._settling:
             while (held := self._take()) is not None:
@@ -89,11 +89,11 @@ class KeptTensors:
                 self._held.pop(id(extra), None)
 
     def stop(self) -> None:
-        """Forgets all held tensors, and keeps none from now on. It takes no lock, because this may be a fork."""
+        """Forgets all held tensors, and keeps none from now on. It takes no lock, because the process may be a fork."""
         self._is_stopped = True
         self._held = {}
 
-    # On the way in.
+    # Taking tensors.
 
     def _prepare(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> torch.Tensor | None:
         """Returns the tensor to pass to the sink now; None if it is held, or if there is nothing to pass."""
@@ -107,7 +107,7 @@ class KeptTensors:
             extra.add_note(shortened(plain.note))
             if plain.tensor is None:
                 return None
-            # The same tensor each time, so that its version counts the writes.
+            # One and the same object must be used, because its version counts the writes.
             counts_writes = plain.tensor is tensor and not has_own_dispatch(type(tensor))
             return self._now_or_later(extra, plain.tensor, name, lazy=lazy and counts_writes)
 
@@ -120,7 +120,7 @@ class KeptTensors:
         version = version_of(tensor) if lazy else None
         if version is None and tensor.device.type == "cpu":
             with self._lock:
-                self._held.pop(id(extra), None)  # it was to be put later
+                self._held.pop(id(extra), None)  # it was held for later
             return tensor
         with plain_ops():
             own = tensor.clone() if version is None else tensor.detach()
@@ -129,7 +129,7 @@ class KeptTensors:
             self._held[id(extra)] = held
         return None
 
-    # On the way out.
+    # Passing tensors on.
 
     def _take(self) -> "_Held | None":
         with self._lock:
@@ -142,12 +142,12 @@ class KeptTensors:
                 reason = _CAPTURED
             if reason is None:
                 try:
-                    own = held.tensor.cpu()  # of a CPU tensor itself
+                    own = held.tensor.cpu()  # for a CPU tensor this is the tensor itself
                 except Exception as error:
                     reason = f"not kept: {type(error).__name__}"
             if reason is None:
                 self._write_array(held.extra, own, held.name)
-                reason = held.why_not()  # another thread's tensor may be written to while it is copied
+                reason = held.why_not()  # another thread may write to it during the copy
         if reason is not None:
             held.extra.blob = None
             held.extra.add_note(shortened(reason), _BLOB)
@@ -155,7 +155,7 @@ class KeptTensors:
     def _write_array(self, extra: Extra, tensor: torch.Tensor, name: str) -> None:
         try:
             array, shape = logical_array(tensor), tuple(tensor.shape)
-        except Exception as error:  # a subclass of the user's
+        except Exception as error:  # a user's subclass may raise
             extra.add_note(f"not kept: {type(error).__name__}", _BLOB)
             return
         if array is None:
@@ -177,11 +177,11 @@ class _Held(NamedTuple):
     extra: Extra
     tensor: torch.Tensor
     name: str
-    version: int | None  # None: it is a copy, which no code can write to
-    size_bytes: int  # of its storage
+    version: int | None  # None for a copy, which no code can write to
+    size_bytes: int  # the size of its storage
 
     def why_not(self) -> str | None:
-        """Returns the reason why the tensor has changed; None if it has not, as far as torch knows."""
+        """Returns the reason why the tensor counts as changed; None if torch has seen no write."""
         if self.version is None:
             return None
         if version_of(self.tensor) != self.version:

@@ -1,1 +1,1 @@
-"""Arrow tables and batches: conversion from and to numpy, dictionary codes, and the rules that rows follow."""
+"""Converts Arrow tables and batches from and to numpy, with dictionary codes and the rules that rows follow."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_zeros = pa.py_buffer(b"")  # grows; it is never written to, so the system backs it with hardly any memory
+_zeros = pa.py_buffer(b"")  # shared zeros, replaced by more on demand; hardly any memory backs them
 
 
 def absent_column(field: pa.Field, rows: int) -> pa.Array:
@@ -40,13 +40,13 @@ def _shared_zeros(size_bytes: int) -> pa.Buffer:
 
 
 class Coded(Sequence[Any]):
-    """A column of few different values: `values[codes[row]]` in each row."""
+    """A column of few distinct values: row `row` holds `values[codes[row]]`."""
 
     def __init__(self, values: Sequence[Any], codes: npt.NDArray[np.integer[Any]]) -> None:
         """Holds the column.
 
         Args:
-            values: what its rows hold. The same value may stand there more than once; None is null.
+            values: the values of the rows; a value may occur more than once, and None is null.
             codes: for each row the position of its value.
         """
         self.values, self.codes = values, codes
@@ -61,7 +61,7 @@ class Coded(Sequence[Any]):
 
 
 def from_coded(column: Coded, wanted: pa.DataType) -> pa.Array:
-    """Returns an array of a coded column. It takes as long as the values alone, and 10 ns a row.
+    """Returns an array of a coded column, which takes the time for the values, and 10 ns a row.
 
     Raises:
         ArrowException, ValueError, TypeError, OverflowError: a value is not of the type.
@@ -80,13 +80,13 @@ _ARROW_TYPES = {
 }
 _NUMPY_TYPES = {kind: dtype for dtype, kind in _ARROW_TYPES.items()}
 _TRUTHS, _NUMBERS = (bool, np.bool_), (int, float, np.integer, np.floating)
-_MOST = 2**31 - 1  # the offsets are int32
+_MOST = 2**31 - 1  # offsets are int32
 
 
 def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType | None = None) -> pa.Array:
-    """Returns a copy of a 1-D array of numbers or bools, by default in their own type.
+    """Returns a copy of a 1-D array of numbers or bools, with their own type unless another is wanted.
 
-    It is null where a masked array is masked.
+    The result is null where a masked array is masked.
 
     Raises:
         ArrowInvalid: a value does not fit the type.
@@ -100,7 +100,7 @@ def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType | None = None) -> p
         return pa.array(np.array(data), type=wanted, mask=mask)
     content = _packed(data) if natural == pa.bool_() else np.array(data, order="C")
     missing = 0 if mask is None else np.count_nonzero(mask)
-    valid = pa.py_buffer(_packed(~mask)) if mask is not None and missing else None  # most masks mask nothing
+    valid = pa.py_buffer(_packed(~mask)) if mask is not None and missing else None  # most masks are empty
     array = pa.Array.from_buffers(natural, len(data), [valid, pa.py_buffer(content)], missing)
     return array if natural == wanted else array.cast(wanted)
 
@@ -148,7 +148,7 @@ def from_rows(values: npt.NDArray[Any], wanted: pa.ListType) -> pa.Array:
 
 
 def to_numpy(column: pa.Array | pa.ChunkedArray, *, null: Any = -1) -> npt.NDArray[Any]:
-    """Returns numbers or bools, with `null` in place of nulls. They are not copied unless that is necessary."""
+    """Returns numbers or bools as numpy, with `null` in place of nulls, and without copying if that is possible."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     parts = [_view(chunk, null) for chunk in chunks]
     if len(parts) == 1:
@@ -191,7 +191,7 @@ def _from_lists(values: Sequence[Sequence[Any] | None], wanted: pa.ListType) -> 
     lists = [() if value is None else value for value in values]
     arrays: list[Any] = [value for value in values if isinstance(value, np.ndarray) and value.ndim == 1]
     if arrays and len(arrays) == len(values) - sum(value is None for value in values):
-        flat = from_numpy(np.concatenate(arrays), wanted.value_type)  # 10 ns a number instead of 190
+        flat = from_numpy(np.concatenate(arrays), wanted.value_type)  # 10 ns a number, not 190
     else:
         flat = from_list(list(chain.from_iterable(lists)), wanted.value_type)
     return pa.Array.from_buffers(wanted, len(lists), [_valid(values), _offsets(lists)], children=[flat])

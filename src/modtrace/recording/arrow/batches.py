@@ -15,7 +15,7 @@ _PHASE_TYPE = pa.dictionary(pa.int8(), pa.string())
 
 
 def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Returns one batch of `table` from its columns; see `Sink.write` and `to_columns` for what may be given.
+    """Returns one batch of `table` from its columns; `Sink.write` and `to_columns` describe their form.
 
     Raises:
         ValueError: the columns do not fit the table.
@@ -57,9 +57,9 @@ def to_columns(table: str, columns: Mapping[str, Any], *, with_nulls: bool = Fal
 
 
 def null_misfits(table: str, columns: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns the columns as lists, with None in place of each value that is not of its column's type.
+    """Returns the columns as lists, with None in place of each value that is not of the column's type.
 
-    This is slow: it converts every value alone.
+    This is slow, because each value is converted by itself.
     """
     fitting: dict[str, list[Any]] = {}
     for name, values in columns.items():
@@ -76,7 +76,7 @@ def null_misfits(table: str, columns: Mapping[str, Any]) -> dict[str, list[Any]]
 
 
 class _Wanted(NamedTuple):
-    """A column of a schema, with properties that Arrow would take long to return for every batch."""
+    """A column of a schema, with properties that are slow to read from Arrow for each batch."""
 
     title: str
     type: pa.DataType
@@ -92,7 +92,7 @@ def _wanted_columns(table: str) -> dict[str, _Wanted]:
     }
 
 
-#: What is raised for values that are not of a column's type.
+#: The exceptions that are raised for values of a wrong type.
 _MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
@@ -153,7 +153,7 @@ def _phases(values: Any) -> pa.Array:
         if unknown is not None:
             raise ValueError(f"no phase {unknown!r}; there are: {', '.join(PHASES)}")
         codes = from_list([PHASE_CODE.get(phase, phase) for phase in values], pa.int8())
-    return pa.DictionaryArray.from_arrays(codes, _phase_dictionary())  # raises where a code has no phase
+    return pa.DictionaryArray.from_arrays(codes, _phase_dictionary())  # raises if a code has no phase
 
 
 @cache

@@ -8,13 +8,13 @@ import pyarrow as pa
 from .batches import to_columns
 from .dictionary_codes import TableDictionaries
 
-# Small batches are joined this many at a time, so that a row is copied log64(batches) times, and
-# 100,000 steps of one row leave some dozens of batches behind and not 100,000.
+# The number of small batches that are joined at once, so that a row is copied log64(batches) times, and 100,000 steps
+# of one row leave dozens of batches rather than 100,000.
 _JOINED_AT_ONCE = 64
 
 
 class TableBuffer:
-    """The rows of one table that have not been taken yet."""
+    """The rows of one table that were not taken yet."""
 
     def __init__(self, table: str) -> None:
         self._table = table
@@ -25,7 +25,7 @@ class TableBuffer:
 
     @property
     def entries(self) -> int:
-        """The number of strings in the dictionaries, which stay when rows are taken."""
+        """The number of strings in the dictionaries, which are kept when rows are taken."""
         return len(self._dictionaries)
 
     @property
@@ -34,7 +34,7 @@ class TableBuffer:
         return self._dictionaries.size_bytes
 
     def append(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """Adds rows. Returns them as a batch of the given columns, with codes in place of strings.
+        """Adds rows, and returns them as a batch of the given columns, with codes in place of strings.
 
         Raises:
             ValueError: the columns do not fit the table (`to_columns`). Nothing has been added.
@@ -42,7 +42,7 @@ class TableBuffer:
         coded = self._dictionaries.encode(to_columns(self._table, columns))
         if coded.num_rows:
             self.rows += coded.num_rows
-            self.size_bytes += coded.get_total_buffer_size()  # nbytes takes 40 us, this 1
+            self.size_bytes += coded.get_total_buffer_size()  # 1 us, while nbytes takes 40 us
             self._add(coded, level=0)
         return coded
 
@@ -72,7 +72,7 @@ class TableBuffer:
             self._add(joined, level + 1)
 
     def _join(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Returns one batch of all rows. A column that some batches lack has the values of an absent column there."""
+        """Returns all rows as one batch. A column that some batches lack has its default values there."""
         if len(batches) == 1:
             return batches[0]
         [joined] = pa.Table.from_batches(self._dictionaries.align(batches)).combine_chunks().to_batches()

@@ -1,4 +1,4 @@
-"""A sink in front of another one, which writes only rows that readers accept."""
+"""Puts a sink in front of another one that passes on only rows that readers accept."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +18,10 @@ class CheckedSink:
     """A `Sink` that checks the rows of a collector once, before they are held, kept or written."""
 
     def __init__(self, sink: Sink, reporter: FailureReporter) -> None:
-        """Creates a sink in front of `sink`; `reporter` receives what breaks a rule."""
+        """Creates a sink in front of `sink`; `reporter` receives texts about values that break a rule."""
         self._sink = sink
         self._reporter = reporter
-        # All but rows goes to the other sink unchecked.
+        # Everything except rows goes to the other sink unchecked.
         self.put_tensor, self.end_step = sink.put_tensor, sink.end_step
         self.mark, self.note, self.close, self.abandon = sink.mark, sink.note, sink.close, sink.abandon
 
@@ -40,9 +40,9 @@ class CheckedSink:
 
 
 def check_rows(table: str, columns: Mapping[str, Any]) -> tuple[dict[str, pa.Array], list[str]]:
-    """Returns the columns with nulls in place of values that break a rule, and what was wrong, one text a rule.
+    """Returns the columns with nulls in place of values that break a rule, and a text for each broken rule.
 
-    Where the column may not be null, the row is left out. All else is unchanged.
+    If the column may not be null, the whole row is left out.
 
     Raises:
         ValueError: the columns are not those of the table, or of different lengths.
@@ -62,7 +62,7 @@ def check_rows(table: str, columns: Mapping[str, Any]) -> tuple[dict[str, pa.Arr
     ):
         used = _only_used(converted[bad.column])
         if used is not converted[bad.column]:
-            converted[bad.column] = used  # a word of its dictionary was wrong, which no row may have
+            converted[bad.column] = used  # the bad word was only in the dictionary, not in a row
             continue
         row = int(np.argmax(bad.rows))
         faults.append(f"{table}.{bad.column} of row {row} {bad.describe(row)}")
@@ -81,7 +81,7 @@ def _without(table: str, given: Mapping[str, pa.Array], bad: BadRows) -> dict[st
 
 
 def _only_used(column: pa.Array) -> pa.Array:
-    """Returns the column without words in its dictionary that no row has, for these would be written too.
+    """Returns the column without dictionary words that no row uses, because these would be written as well.
 
     The dictionary of a phase is always that of all phases.
     """

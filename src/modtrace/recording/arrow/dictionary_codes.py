@@ -67,7 +67,7 @@ class _Dictionary:
         self.is_nullable = column.nullable
         self._codes: dict[Any, int] = {}
         self._code_type = column.type.index_type
-        self._array = from_strings([])  # of all strings, made when asked for
+        self._array = from_strings([])  # all strings, as an array that is made on request
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -94,7 +94,7 @@ class _Dictionary:
 
 
 def _fill(coded: pa.RecordBatch, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Returns the columns of a coded batch in the given fields; those that it lacks are absent columns."""
+    """Returns the columns of a coded batch for the given fields; missing ones have default values."""
     columns = dict(zip(coded.schema.names, coded.columns, strict=True))
     for field in fields:
         if field.name not in columns:
@@ -104,7 +104,7 @@ def _fill(coded: pa.RecordBatch, fields: Sequence[pa.Field]) -> list[pa.Array]:
 
 
 def share_dictionaries(table: pa.Table) -> pa.Table:
-    """Returns the table with one dictionary a column.
+    """Returns the table with one dictionary for each dictionary column.
 
     Nothing is copied if each chunk's dictionary is a prefix of the last chunk's.
     """

@@ -14,11 +14,11 @@ from .arrays import to_numpy
 
 #: Sums and differences of two numbers below this limit fit into 64 bits.
 _INTEGERS_END = 2**62
-_ALLOWED = {"phase": PHASES, "role": ("", *ROLES)}  # "": the column was not given
-_MAGNITUDES = 256  # of a histogram
-_FEW = 8_192  # numbers, which numpy copies
+_ALLOWED = {"phase": PHASES, "role": ("", *ROLES)}  # "" for a column that was not given
+_MAGNITUDES = 256  # the number of bins of a histogram
+_FEW = 8_192  # a number of elements that numpy copies quickly
 
-#: Lists in which -1 stands for what is not known; no other list holds a negative number.
+#: Lists in which -1 means unknown; other lists have no negative numbers.
 _UNKNOWN_INSIDE = {
     ("tensors", "shape"),  # of a nested tensor
     ("tensors", "stride"),
@@ -27,8 +27,8 @@ _UNKNOWN_INSIDE = {
     ("compiled_runs", "returned"),
 }
 
-#: Tables with nested rows: the id column, the column that refers to the enclosing row, and which of several rows with
-#: one id counts: the first or, for modules, the last.
+#: Tables with nested rows: the id column, the column that refers to the enclosing row, and the row that counts if
+#: several have the same id: the first or, for modules, the last.
 _TREES = {"calls": ("call_id", "parent_call_id", 0), "modules": ("module_id", "parent_id", -1)}
 
 
@@ -37,7 +37,7 @@ class BadRows(NamedTuple):
 
     column: str
     rows: npt.NDArray[np.bool_]
-    describe: Callable[[int], str]  # what is wrong in one of the rows, as a predicate
+    describe: Callable[[int], str]  # says what is wrong with a row, as a predicate
 
 
 class Fault(NamedTuple):
@@ -51,7 +51,7 @@ class Fault(NamedTuple):
 def find_fault(name: str, table: pa.Table) -> Fault | None:
     """Returns a row that breaks a rule; None if there is none.
 
-    An id that no row has breaks no rule, because a killed run lacks the last rows of some tables.
+    A reference to an id that no row has breaks no rule, because a killed run lacks the last rows of some tables.
 
     Args:
         name: the name of the table.
@@ -73,7 +73,7 @@ def find_bad_rows(
     Args:
         name: the name of the table.
         table: the rows. Columns of the schema may be missing.
-        ends: the least and the largest number of each column of integers, if they are known.
+        ends: the minimum and maximum of each integer column, if they are known.
     """
     for field in table.schema:
         column = table[field.name]
@@ -91,16 +91,16 @@ def find_bad_rows(
 
 
 def _find_wild_integers(name: str, column: pa.ChunkedArray, least: int, largest: int) -> Iterator[BadRows]:
-    """Finds counts, numbers and times that are negative, by the least and the largest one."""
+    """Finds counts, numbers and times that are negative, judging by the minimum and maximum."""
     if least < 0 or largest >= _INTEGERS_END:
         wild = _mask(pc.or_(pc.less(column, 0), pc.greater_equal(column, _INTEGERS_END)))
         yield BadRows(name, wild, lambda row: f"is {column[row].as_py()}, and it is from 0 to 2**62")
 
 
 def _ends_of(column: pa.ChunkedArray) -> tuple[int, int]:
-    """Returns the least and the largest number, 0 in place of nulls and of none.
+    """Returns the minimum and the maximum, where nulls count as 0; (0, 0) if there are no rows.
 
-    Arrow releases Python's interpreter lock in each call, and a training that computes in Python gives it back 5 ms
+    Arrow releases Python's interpreter lock in each call, and a training that computes in Python returns it only 5 ms
     later; numpy keeps the lock for few numbers.
     """
     if len(column) > _FEW:
@@ -111,7 +111,7 @@ def _ends_of(column: pa.ChunkedArray) -> tuple[int, int]:
 
 
 def _find_unknown_texts(name: str, column: pa.ChunkedArray) -> Iterator[BadRows]:
-    """Finds words that the column may not have; also one that stands in a dictionary alone, for the first row."""
+    """Finds words that the column may not have; one that occurs only in a dictionary is attributed to the first row."""
     known = _ALLOWED[name]
     texts = dict.fromkeys(text for chunk in column.chunks for text in chunk.dictionary.to_pylist())
     unknown = [text for text in texts if text not in known]
@@ -124,7 +124,7 @@ def _find_unknown_texts(name: str, column: pa.ChunkedArray) -> Iterator[BadRows]
 
 
 def _find_bad_lists(name: str, column: pa.ChunkedArray, least: int) -> Iterator[BadRows]:
-    """Finds lists that contain null or too small sizes and counts, and histograms without all of their magnitudes."""
+    """Finds lists with nulls or too small sizes and counts, and histograms that lack bins."""
     if column.null_count == len(column):
         return
     inside = pc.list_flatten(column)
@@ -149,13 +149,13 @@ def _rows_of(lists: pa.ChunkedArray, inside: pa.ChunkedArray) -> npt.NDArray[np.
 def _find_circles(table: pa.Table, id_column: str, around: str, counts: int) -> Iterator[BadRows]:
     """Finds the rows from which a chain of nested rows leads into a circle."""
     ids, outer = to_numpy(table[id_column]), to_numpy(table[around])
-    if not (outer >= ids).any():  # ids become smaller along every chain, as those of most calls do
+    if not (outer >= ids).any():  # ids decrease along every chain, as those of most calls do
         return
     order = np.argsort(ids, kind="stable")
     side: Literal["left", "right"] = "right" if counts else "left"
     at = np.clip(np.searchsorted(ids[order], outer, side) + counts, 0, len(ids) - 1)
     above = np.where(ids[order[at]] == outer, order[at], -1)
-    for _ in range(len(ids).bit_length()):  # after n times those that are 2**n above
+    for _ in range(len(ids).bit_length()):  # after n rounds, each row refers 2**n rows up
         above = np.where(above >= 0, above[above], -1)
     if (above >= 0).any():
         yield BadRows(around, above >= 0, lambda row: f"leads from {id_column} {ids[row]} into a circle")
@@ -169,22 +169,23 @@ def _mask(is_bad: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-#: For fewer rows no threads are started, which takes half a millisecond. 10,000,000 rows take 0.7 s in one.
+#: The number of rows from which threads are started, which takes half a millisecond; 10,000,000 rows take 0.7 s in one
+#: thread.
 _FEWEST_ROWS = 100_000
 
 
 def map_in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item], rows: int) -> list[_Result]:
-    """Returns what a function returns for each item. Where no thread can be started, it is called in this one.
+    """Returns the results of a function for all items, computed in threads, or in this one if none can be started.
 
     Args:
-        function: spends its time in Arrow. It must not raise.
-        items: what it is called with.
+        function: a function that spends its time in Arrow and never raises.
+        items: the arguments for the calls.
         rows: the number of rows in all of them.
     """
     if rows < _FEWEST_ROWS:
         return [function(item) for item in items]
     try:
-        # Inside of `try`, because the first import of it fails while the interpreter ends.
+        # inside of `try`, because its first import fails while the interpreter ends
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(pa.cpu_count()) as pool:

@@ -18,19 +18,19 @@ from ..raw_tensor import RawTensor
 from ..schema import schema, schemas
 from .tensors import TensorMemory
 
-#: Small tables that are needed to understand all others.
+#: Small tables without which the others cannot be understood.
 NEVER_DROPPED = frozenset({"modules", "sites", "scalars", "steps", "compilations", "compiled_ops"})
 
 _SEALED_ROWS = 8192
-_SEALED_PART_OF_MAX = 64  # a sealed batch is about this part of max_bytes at most: it is dropped as a whole
+_SEALED_PART_OF_MAX = 64  # a sealed batch is dropped as a whole, so it takes about this part of max_bytes
 
 
 class MemoryRecording:
     """A recording without files: a `Sink`, and the `RecordingData` of what was written to it.
 
     If the rows take more than `max_bytes`, whole batches are dropped, those of the oldest steps first, and a mark says
-    so. What is needed to understand the rest (`NEVER_DROPPED`) is kept. Whole tensors have a bound of their own, that
-    of `tensors`; the oldest are dropped.
+    so. The tables in `NEVER_DROPPED` are kept. Whole tensors have a bound of their own, in `tensors`, above which the
+    oldest are dropped.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class MemoryRecording:
         self._meta = meta if meta is not None else RunMeta()
         self._max_bytes = max_bytes
         self._tables = {name: _MemoryTable(name, max_bytes // _SEALED_PART_OF_MAX) for name in schemas()}
-        self._last_step = -1  # the latest that a row named
-        self._step = 0  # of rows that name none (tensors, uses)
-        self._dropped: dict[str, int] = {}  # table -> last step of which rows were dropped
+        self._last_step = -1  # the latest step in a row
+        self._step = 0  # the step for rows without a step (tensors, uses)
+        self._dropped: dict[str, int] = {}  # by table, the last step of which rows were dropped
         self._tensors = TensorMemory((tensors or TensorOptions()).max_bytes)
         self._marks: list[str] = list(self._meta.marks)
         self._closed = False
@@ -140,7 +140,7 @@ class MemoryRecording:
         self._meta = replace(self._meta, notes=(*self._meta.notes, note))
 
     def close(self) -> None:
-        """Ends the recording. What it holds can still be read."""
+        """Ends the recording, whose contents can still be read."""
         self._closed = True
 
     def abandon(self) -> None:
@@ -150,7 +150,7 @@ class MemoryRecording:
         self._tables = {name: _MemoryTable(name, 0) for name in schemas()}
 
     def _drop_oldest(self) -> bool:
-        """Drops the batch whose rows are of the oldest steps. Returns False if there is none to drop."""
+        """Drops the batch with the oldest steps. Returns False if there is none to drop."""
         droppable = [name for name, table in self._tables.items() if name not in NEVER_DROPPED and table.rows]
         if not droppable:
             return False
@@ -160,7 +160,7 @@ class MemoryRecording:
 
 
 class _Sealed(NamedTuple):
-    """A batch to which no more rows are added."""
+    """A batch that gets no more rows."""
 
     batch: pa.RecordBatch
     size_bytes: int
@@ -178,7 +178,7 @@ class _MemoryTable:
         self._sealed_size_bytes = 0
         self._open = TableBuffer(name)
         self._open_last_step = 0
-        self._read: pa.Table | None = None  # made when asked for, and dropped when rows come or go
+        self._read: pa.Table | None = None  # made on request, and dropped when rows are added or dropped
         self.rows = 0
 
     @property
@@ -222,7 +222,7 @@ class _MemoryTable:
         if not self._open.rows:
             return
         batch = self._open.peek()
-        # Without the memory that absent columns share.
+        # Memory that absent columns share does not count.
         size_bytes = self._open.size_bytes + self._open.dictionaries_size_bytes
         self._open = TableBuffer(self._name)
         self._sealed.append(_Sealed(batch, size_bytes, self._open_last_step))

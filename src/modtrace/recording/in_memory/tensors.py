@@ -13,7 +13,7 @@ from ..raw_tensor import RawTensor, check_raw, copy_raw
 #: Used in place of the file's name in references to tensors in memory.
 IN_MEMORY = "memory"
 
-_LEAST_BYTES = 512  # what a tensor takes beside its elements, about
+_LEAST_BYTES = 512  # roughly what a tensor takes besides its elements
 
 
 class TensorMemory:

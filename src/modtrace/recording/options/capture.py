@@ -17,13 +17,13 @@ STATS = "stats"
 #: The roles that `Capture(include=...)` selects, and any other capture that chooses among modules.
 _ROLES_OF_MODULES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
 
-#: The roles that `Capture()` selects: a loss is of no module.
+#: The roles that `Capture()` selects if it does not choose among modules, as a loss belongs to no module.
 DEFAULT_ROLES = (*_ROLES_OF_MODULES, LOSS)
 
 #: The largest sample of one tensor.
 _MOST_SAMPLES = 65_536
 
-_MOST_CAPTURES = 40  # each is a bit
+_MOST_CAPTURES = 40  # each capture is one bit of a mask
 
 #: Selects modules and parameters: see `Capture`.
 Patterns = str | re.Pattern[str] | Sequence[str | re.Pattern[str]] | None
@@ -32,7 +32,7 @@ Patterns = str | re.Pattern[str] | Sequence[str | re.Pattern[str]] | None
 Steps = str | range | slice | Sequence[int] | Callable[[int], bool] | None
 
 
-#: What is measured of compiled code: what a region as a whole returns, or also what the modules inside of it return.
+#: What is measured of compiled code: only the output of a region as a whole, or also outputs of the modules inside.
 COMPILED = BOUNDARY, INSIDE = ("boundary", "inside")
 
 
@@ -125,7 +125,7 @@ class Capture:
         if not isinstance(self.sample, Integral) or not 0 <= self.sample <= _MOST_SAMPLES:
             raise ValueError(f"sample={self.sample!r}: give a number of values, at most {_MOST_SAMPLES:,}")
         for name in ("stats", "channel_dim", "on_trigger", "sample"):
-            self._set(name, int(getattr(self, name)))  # numpy's are no JSON
+            self._set(name, int(getattr(self, name)))  # numpy numbers cannot be written as JSON
 
     def _check_switches(self) -> None:
         if not (isinstance(self.tensors, (bool, str)) and self.tensors in (True, False, "lazy")):
@@ -150,7 +150,7 @@ class Capture:
 
     @property
     def measures_all(self) -> bool:
-        """Whether it measures all that ops return, in every step."""
+        """Whether the capture measures all outputs of ops, in every step."""
         is_always = self.steps is None and not self.on_trigger and self.stats > 0
         return is_always and OP_OUTPUT in self.roles and not self.ops and self.means_all_modules
 
@@ -161,7 +161,7 @@ class Capture:
 
     @property
     def wants_ops(self) -> bool:
-        """True if the capture selects what ops return or read."""
+        """True if the capture selects tensors that ops return or read."""
         return not OP_ROLES.isdisjoint(self.roles)
 
     def to_json(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Capture:
 def to_captures(
     values: object, include: object = None, exclude: object = None, *, ops: bool
 ) -> tuple[Capture, ...]:
-    """Returns the captures that `record(values=..., include=..., exclude=...)` means; none for `values=None`.
+    """Returns the captures for the arguments `record(values=..., include=..., exclude=...)`; none for `values=None`.
 
     Args:
         values: `"stats"`, a capture, or several captures.
@@ -196,7 +196,7 @@ def to_captures(
         ops: whether ops are recorded.
 
     Raises:
-        TypeError, ValueError: `values` is something else, or asks for what is not recorded.
+        TypeError, ValueError: `values` is something else, or requires something that is not recorded.
     """
     if values is None:
         if include is not None or exclude is not None:
@@ -227,7 +227,7 @@ def to_captures(
 
 
 def to_json(captures: Sequence[Capture]) -> dict[str, Any]:
-    """Returns the description of captures for meta.json. For `"stats"` it is the arguments of `record()`."""
+    """Returns the description of captures for meta.json; for `"stats"`, the arguments of `record()`."""
     if not captures:
         return {"values": None}
     first, *others = captures
@@ -250,7 +250,7 @@ def _one(given: object, ops: bool) -> Capture:
         )
     if ops or not given.wants_ops:
         return given
-    if set(given.roles) == set(ROLES):  # "all": the roles that are recorded
+    if set(given.roles) == set(ROLES):  # "all" stands for the roles that are recorded
         return replace(given, roles=[role for role in ROLES if role not in OP_ROLES])
     role = next(role for role in given.roles if role in OP_ROLES)
     raise ValueError(

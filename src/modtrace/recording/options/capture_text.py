@@ -6,7 +6,7 @@ from typing import Any
 from ..suggestions import did_you_mean
 from .capture import STATS, Capture
 
-#: What can be said, and how it is read.
+#: The names that may occur in the text, and the function that reads the value of each.
 _FLAGS = ("hash", "sketch", "micro_batches", "tensors")
 _NUMBERS = ("stats", "sample", "on_trigger", "channel_dim")
 _LISTS = ("roles", "types", "ops", "include", "exclude")

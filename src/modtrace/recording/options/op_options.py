@@ -1,4 +1,4 @@
-"""The options of `record(ops=...)`: what is recorded of ops besides that they ran."""
+"""The options of `record(ops=...)`: what is recorded about ops, besides that they ran."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Ops:
 
 
 def to_ops(given: object) -> Ops | None:
-    """Returns what `ops=` means; None if no ops are recorded.
+    """Returns the options for the argument `ops=`; None if no ops are recorded.
 
     Raises:
         ValueError: `given` is neither a bool nor `Ops`.

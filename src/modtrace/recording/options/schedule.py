@@ -1,7 +1,7 @@
-"""Selects steps by a range, a list, or a function of the user's."""
+"""Selects steps by a range, a list, or a function of the user."""
 
 from collections.abc import Callable, Collection
-from numbers import Integral  # numpy's too
+from numbers import Integral  # includes numpy's integers
 from typing import Any, NamedTuple, Protocol
 
 
@@ -29,7 +29,7 @@ ALL_STEPS = StepRange()
 
 
 def to_step_range(steps: object) -> StepRange:
-    """Returns the range of steps for what a user gave.
+    """Returns the range of steps for the user's argument.
 
     Args:
         steps: None for all; `"START:STOP"` or `"START:STOP:EVERY"`, where each part may be empty; a `range` or a
@@ -104,8 +104,8 @@ class StepPredicate:
     def __init__(self, choose: Callable[[int], Any]) -> None:
         self._choose = choose
         self._known: dict[int, bool] = {}
-        self.error: Exception | None = None  # the first error that it has raised
-        self.raised_at = -1  # the step for which it was raised
+        self.error: Exception | None = None  # the first error that the function raised
+        self.raised_at = -1  # the step for which it raised that error
 
     def afresh(self) -> "StepPredicate":
         """Returns a schedule with the same function and without cached answers."""
@@ -117,7 +117,7 @@ class StepPredicate:
         if known is None:
             known = self._choose_step(number)
             if len(self._known) >= _REMEMBERED:
-                self._known.pop(next(iter(self._known)), None)  # another thread may have been faster
+                self._known.pop(next(iter(self._known)), None)  # another thread may have removed it
             self._known[number] = known
         return known
 
@@ -133,12 +133,12 @@ class StepPredicate:
         return f"function {getattr(self._choose, '__qualname__', repr(self._choose))}"
 
 
-#: How many answers are cached. A step is looked up repeatedly until its rows are written.
+#: The number of answers that are cached, because a step is looked up until its rows are written.
 _REMEMBERED = 4096
 
 
 def to_schedule(steps: object) -> Schedule:
-    """Returns the schedule for what a user gave.
+    """Returns the schedule for the user's argument.
 
     Args:
         steps: None for all; `"START:STOP[:EVERY]"`, a range or a slice; a list, tuple or set of numbers; a function

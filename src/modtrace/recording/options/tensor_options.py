@@ -18,8 +18,8 @@ class TensorOptions:
     """
 
     max_bytes: int = 256 * 2**20
-    when_full: WhenFull = "block"  # in a folder; in memory the oldest go
-    shard_bytes: int = 2**30  # a file of the folder that has so much is followed by another
+    when_full: WhenFull = "block"  # for a folder; in memory the oldest are dropped
+    shard_bytes: int = 2**30  # a file of the folder with this many bytes is followed by another
 
     def __post_init__(self) -> None:
         _check("max_bytes", self.max_bytes)

@@ -1,4 +1,4 @@
-"""Computes the band of numbers in the last steps, by median and median absolute deviation, for many series at once."""
+"""Computes bands from the last steps' numbers, by median and median absolute deviation, for many series at once."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,10 +9,10 @@ import numpy.typing as npt
 _Numbers = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
 
-#: The standard deviation of normally distributed numbers over their median absolute deviation.
+#: The ratio of standard deviation and median absolute deviation for normally distributed numbers.
 _PER_MAD = 1.4826
 
-#: The deviation counts as at least this fraction of the median, so that small changes of a constant are not outside.
+#: The deviation is at least this fraction of the median, so that small changes of a constant are not outside.
 _LEAST_PART = 1e-3
 
 
@@ -21,8 +21,8 @@ class Band(NamedTuple):
 
     is_outside: npt.NDArray[np.bool_]
     middle: _Numbers
-    width: _Numbers  # to either side
-    steps: _Counts  # how many steps it is computed from
+    width: _Numbers  # half of the band's width
+    steps: _Counts  # the number of steps from which it is computed
 
 
 class StepBand:
@@ -35,8 +35,8 @@ class StepBand:
         self._factor = factor
         self._at_least = at_least
         self._rows: dict[object, int] = {}
-        self._last = np.full((0, window), np.inf)  # infinite: no number yet
-        self._count = np.zeros(0, np.int64)  # of all numbers so far
+        self._last = np.full((0, window), np.inf)  # infinite where there is no number yet
+        self._count = np.zeros(0, np.int64)  # how many numbers each series had so far
 
     def rows_of(self, keys: Sequence[object]) -> _Counts:
         """Returns the row of each series. A new key gets a new row."""
@@ -49,9 +49,9 @@ class StepBand:
         return rows
 
     def judge(self, rows: _Counts, values: _Numbers) -> Band:
-        """Returns the band of each number, and whether the number is outside.
+        """Returns the band of each number, and whether the number is outside of it.
 
-        No number is outside before there are `at_least` earlier ones.
+        No number is outside before its series has `at_least` earlier numbers.
         """
         count = np.minimum(self._count[rows], self._last.shape[1])
         last = self._last[rows]
@@ -59,11 +59,11 @@ class StepBand:
         with np.errstate(invalid="ignore", over="ignore"):
             deviation = _median(np.abs(last - middle[:, None]), count)
             width = self._factor * np.maximum(_PER_MAD * deviation, _LEAST_PART * np.abs(middle))
-            is_inside = np.abs(values - middle) <= width  # False for NaN
+            is_inside = np.abs(values - middle) <= width  # NaN is not inside
         return Band(~is_inside & (count >= self._at_least), middle, width, count)
 
     def add(self, rows: _Counts, values: _Numbers) -> None:
-        """Adds the numbers of a step. Those that are not finite are ignored."""
+        """Adds the numbers of a step, ignoring those that are not finite."""
         finite = np.isfinite(values)
         rows = rows[finite]
         self._last[rows, self._count[rows] % self._last.shape[1]] = values[finite]
@@ -76,6 +76,6 @@ def _median(table: _Numbers, count: _Counts) -> _Numbers:
     row = np.arange(len(table))
     low, high = ordered[row, np.maximum(count - 1, 0) // 2], ordered[row, count // 2]
     with np.errstate(over="ignore"):
-        total = low + high  # may be too large, as the halves are not
+        total = low + high  # the sum may overflow where the halves do not
         middle: _Numbers = np.where(np.isfinite(total), total / 2, low / 2 + high / 2)
     return middle

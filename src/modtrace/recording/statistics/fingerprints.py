@@ -19,25 +19,25 @@ import numpy.typing as npt
 HASH_SIZE = 8  # bytes
 SKETCH_SIZE = 64
 
-LANES = 64  # consecutive elements: a block
-BLOCKS = 4096  # consecutive blocks: a chunk
+LANES = 64  # consecutive elements that form a block
+BLOCKS = 4096  # consecutive blocks that form a chunk
 CHUNK = LANES * BLOCKS
-_BLOCKS_PER_GROUP = 16  # blocks that share the signs of their lanes, distributed over the chunk
+_BLOCKS_PER_GROUP = 16  # blocks with the same signs of lanes, distributed over the chunk
 
-WORDS = 65536  # words in a row: the weight of a word is that of its place in the row, times that of the row
+WORDS = 65536  # words in a row: the weight of a word is that of its position, times the row's
 
-#: Below this share of a tensor's norm a distance is mostly the rounding of float32 sums, and too large: say "less than
-#: that", and let the hashes tell whether there is any.
+#: A distance below this share of a tensor's norm is mostly rounding of float32 sums, and too large: report "less than
+#: that", and let the hashes show whether there is any difference.
 SKETCH_FLOOR = 5e-7
 
-#: Means that are less of a distance than this share change its estimate by a thousandth at most.
+#: Differences of means below this share of the distance change its estimate by a thousandth at most.
 _LEAST_OF_MEANS = 0.05
 
 Bits = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 Sketch = npt.NDArray[np.float64]
 
-#: Tags of `mix`, named by what its bits decide.
+#: Tags for `mix`, named after what its bits decide.
 BLOCK_ORDER, BLOCK_SIGN, LANE_SIGNS, CHUNK_SIGNS, CHUNK_SWAP, WORD_WEIGHT, ROW_WEIGHT = range(1, 8)
 MIX_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -49,7 +49,7 @@ def mix(tag: int, numbers: npt.ArrayLike) -> Bits:
     2014).
     """
     first, second, third = map(np.uint64, MIX_FACTORS)
-    with np.errstate(over="ignore"):  # it is modulo 2^64; numpy warns of that for single numbers
+    with np.errstate(over="ignore"):  # it computes modulo 2^64, of which numpy warns for single numbers
         bits = np.asarray(numbers).astype(np.uint64) * first + np.uint64(mix_start(tag))
         bits = (bits ^ bits >> np.uint64(30)) * second
         bits = (bits ^ bits >> np.uint64(27)) * third
@@ -64,7 +64,7 @@ def mix_start(tag: int) -> int:
 def bucket_and_sign(places: npt.ArrayLike) -> tuple[Integers, Integers]:
     """Returns the bucket (of 64) to which each element is added in a sketch, and the sign of the element.
 
-    This is the definition; all other functions are faster ways to compute it.
+    This function is the definition; all others compute the same faster.
 
     Args:
         places: indices into the flat tensor, in row-major order.
@@ -78,7 +78,7 @@ def bucket_and_sign(places: npt.ArrayLike) -> tuple[Integers, Integers]:
 
 
 def hash_weight(places: npt.ArrayLike) -> Bits:
-    """Returns the factors of the words in the sum that is the hash. This is the definition.
+    """Returns the factors of the words in the sum that makes the hash; this function is the definition.
 
     Words are signed 32-bit integers, little-endian: two for an element of 8 bytes, one for 2 elements of 2 bytes or 4
     of 1.
@@ -141,9 +141,9 @@ def sketch_distances(a: Sketch, b: Sketch, counts: Integers, gaps: Sketch) -> Sk
 
     Args:
         a: the sketches of the first tensors, one a row.
-        b: those of the second ones.
+        b: the sketches of the second tensors.
         counts: how many numbers each tensor has.
-        gaps: by how much the means of the second ones are larger; not finite where that is not known.
+        gaps: how much larger the means of the second tensors are; not finite where unknown.
     """
     with np.errstate(all="ignore"):
         apart = b - a
@@ -163,7 +163,7 @@ def sketch_of_ones(count: int) -> Sketch:
     whole, rest = divmod(count, CHUNK)
     total = np.zeros(SKETCH_SIZE)
     sums = _sums_of_ones(BLOCKS * LANES)
-    for start in range(0, whole, BLOCKS):  # a bounded number of chunks at a time bounds the memory
+    for start in range(0, whole, BLOCKS):  # taking a bounded number of chunks at a time bounds the memory
         total += place_chunks(sums, np.arange(start, min(start + BLOCKS, whole))).sum(axis=0)
     if rest:
         total += place_chunks(_sums_of_ones(rest), np.array([whole]))[0]
@@ -179,8 +179,9 @@ def _sums_of_ones(count: int) -> Sketch:
     return fold_rows(rows.astype(np.float64))
 
 
-# The definition as tables. A number in lane l of block q is added, with its sign, to place l of row
-# `block_swaps()[q]`; those rows are folded to 64 sums for the chunk, which get the signs and the buckets of the chunk.
+# The definition as tables. A number in lane l of block q is added, with its sign, at position l of row
+# `block_swaps()[q]`. These rows are folded into 64 sums for the chunk, to which the chunk's signs and buckets are
+# applied.
 
 
 @cache
@@ -212,7 +213,7 @@ def signs_of_lanes() -> Integers:
 
 
 def chunk_signs(chunks: npt.ArrayLike) -> Bits:
-    """Returns the signs of the buckets in each chunk: bit b is 1 if bucket b is negative."""
+    """Returns the signs of the buckets in each of the given chunks: bit b is 1 if bucket b is negative."""
     return mix(CHUNK_SIGNS, chunks)
 
 

@@ -1,23 +1,23 @@
-"""The statistics that are known by name: what each is computed from, and its title in pictures."""
+"""Lists the statistics that have names: from what each is computed, and its title in pictures."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-#: What a statistic is computed from.
+#: The measurements from which a statistic can be computed.
 TIER_1 = "tier 1"
 SUMS = "the sums and counts of tier 2"
 HISTOGRAM = "the histogram or the largest element of tier 2"
 
 
 class Statistic(NamedTuple):
-    """The values that a statistic is computed from, and its title in pictures."""
+    """A statistic: the measurements that it needs, and its title in pictures."""
 
     needs: str
     title: str
 
 
-#: Raw statistics are columns of the `values` table. A derived one is a property of its name, of `StatColumns` or of
-#: `Tier2Columns`.
+#: Raw statistics are columns of the table `values`. Derived ones are properties of `StatColumns` or `Tier2Columns` with
+#: the same name.
 STATISTICS: Mapping[str, Statistic] = {
     "count": Statistic(TIER_1, "count"),
     "min": Statistic(TIER_1, "minimum"),

@@ -1,4 +1,4 @@
-"""Reads the raw statistics of the `values` table, derives others from them and merges them, without torch."""
+"""Reads raw statistics from the table `values`, derives others from them, and merges them, without torch."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -21,16 +21,16 @@ Counts = npt.NDArray[np.int64]
 #: The columns of the `values` table with raw statistics.
 RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 
-#: The note of memory that nobody has written to, as `torch.empty` returns it: it holds no numbers to measure.
+#: The note for memory that was never written, as `torch.empty` returns it, which holds no numbers to measure.
 NOTHING_WRITTEN = "not measured: nothing has been written to it yet"
 
 #: The roles of tensors in which infinities are often intended, such as inputs and buffers.
 _OF_MASKS = frozenset(ROLES).difference(FINITE_ROLES)
 
-#: The statistics that are derived from them.
+#: The statistics that are derived from the raw ones.
 DERIVED = tuple(name for name in names_of(TIER_1) if name not in RAW)
 
-#: Below this, part of a sum of squares or of fourth powers may have been too small for a float64.
+#: Below this, squares or fourth powers may have been too small for a float64, so that a sum lacks them.
 SMALLEST_SUM = 1e-290
 
 
@@ -50,7 +50,7 @@ class Stats:
     """
 
     count: int = 0
-    min: float | None = None  # NaN if a NaN was among them; None if count is 0
+    min: float | None = None  # NaN if one of the numbers is NaN; None if count is 0
     max: float | None = None
     sum: float = 0.0
     sumsq: float = 0.0  # sum of squares
@@ -69,10 +69,10 @@ class Stats:
 class StatColumns:
     """The raw statistics of many tensors, one a row, with derived statistics as columns."""
 
-    count: Counts  # 0 also where nothing was measured
+    count: Counts  # also 0 where nothing was measured
     min: Numbers  # NaN where null
     max: Numbers
-    sum: Numbers  # NaN where nothing was measured; 0 where there were no numbers
+    sum: Numbers  # NaN where nothing was measured; 0 for no numbers
     sumsq: Numbers
     nan_count: Counts
     inf_count: Counts
@@ -99,10 +99,10 @@ class StatColumns:
         n = self.count.astype(np.float64)
         with np.errstate(all="ignore"):
             extent = self.max - self.min
-            mean = np.clip(self.mean, self.min, self.max)  # a sum has the rounding errors of its kernel
+            mean = np.clip(self.mean, self.min, self.max)  # the mean has the rounding errors of its kernel
             lower = extent / n * (extent / 2)
             upper = (self.max - mean) * (mean - self.min)
-            # The lower bound is applied last, because the upper one has the error of the mean.
+            # The lower bound is applied last, because the upper bound has the error of the mean.
             variance = np.maximum(np.minimum(self.sumsq / n - mean * mean, upper), lower)
             std = np.where(extent == 0, 0, np.sqrt(variance * (n / (n - 1))))
         is_known = (np.isfinite(self.sum) & np.isfinite(self.sumsq)) | (extent == 0)
@@ -155,7 +155,7 @@ class StatColumns:
         filled = count > 0
         return Stats(
             count=int(count.sum()),
-            # A zero that is the least or largest has no sign, for which of several there is depends on the order.
+            # A zero as minimum or maximum gets no sign, as the sign would depend on the order.
             min=float(self.min[rows][filled].min()) + 0.0 if filled.any() else None,
             max=float(self.max[rows][filled].max()) + 0.0 if filled.any() else None,
             sum=add_up(self.sum[rows][filled].tolist()),
@@ -166,13 +166,13 @@ class StatColumns:
 
 
 def merge(many: Iterable[Stats]) -> Stats:
-    """Returns the statistics of all numbers together. The order does not matter; without any, the count is 0."""
+    """Returns the merged statistics, in which the order does not matter; without any, the count is 0."""
     return columns_of(list(many)).merge()
 
 
 def read_statistics(values: pa.Table) -> StatColumns:
     """Returns the raw statistics of rows of the `values` table."""
-    count = to_numpy(values["count"])  # -1: not measured
+    count = to_numpy(values["count"])  # -1 where not measured
     numbers = {name: to_numpy(values[name], null=np.nan) for name in ("min", "max", "sum", "sumsq")}
     return StatColumns(
         count=np.maximum(count, 0),
@@ -190,14 +190,14 @@ def nonfinite_rows(values: pa.Table, sites: pa.Table | None = None) -> npt.NDArr
 
     Args:
         values: the table, or some of its rows.
-        sites: the table that says at which sites infinities are often intended, where only NaN count then.
+        sites: the table `sites`, if only NaN should count at sites where infinities are often intended.
     """
     batches = [offset + rows for offset, rows, _ in _scan_nonfinite(values, sites)]
     return np.concatenate(batches) if batches else np.empty(0, np.int64)
 
 
 def holds_nonfinite(values: pa.Table, sites: pa.Table) -> bool:
-    """Returns whether a tensor of a module is not finite, or a NaN is anywhere, which is seldom meant.
+    """Returns whether a tensor of a module is not finite, or any tensor has NaN, which is seldom intended.
 
     Gradients are left out, because they overflow in steps that a GradScaler skips.
     """
@@ -216,7 +216,7 @@ def nonfinite_steps(values: pa.Table, sites: pa.Table | None = None) -> list[int
 def _scan_nonfinite(
     values: pa.Table, sites: pa.Table | None
 ) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]:
-    """Yields, for each batch, the index of its first row, its non-finite rows, and its column step.
+    """Yields for each batch the index of its first row, its non-finite rows, and its column `step`.
 
     Rows of single ops are left out, because infinities there may be intended, such as the `-inf` of a mask.
     """
@@ -249,7 +249,7 @@ def columns_of(many: Sequence[Stats]) -> StatColumns:
 
 
 def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
-    """Returns the quotient without numpy's warnings; it is infinite or NaN where the count is 0."""
+    """Returns the quotients without numpy's warnings; infinite or NaN where the count is 0."""
     with np.errstate(all="ignore"):
         quotient: Numbers = numbers / count
     return quotient
@@ -262,7 +262,7 @@ def add_up(numbers: Sequence[float]) -> float:
         return sum(special)
     try:
         return math.fsum(numbers)
-    except OverflowError:  # maybe only of a partial sum, which depends on the order
+    except OverflowError:  # maybe only a partial sum is too large, which depends on the order
         total = sum(map(Fraction, numbers), Fraction())
     try:
         return float(total)

@@ -1,4 +1,4 @@
-"""Number formats: the limits below and above which they underflow and overflow, and what bytes mean in 8-bit floats."""
+"""Defines number formats: their limits of underflow and overflow, and the meaning of bytes in 8-bit floats."""
 
 import sys
 from functools import cache
@@ -11,11 +11,11 @@ from ..suggestions import did_you_mean
 
 
 class NumberFormat(NamedTuple):
-    """The limits of one format, as magnitudes."""
+    """The limits of one number format, as magnitudes."""
 
-    smallest_subnormal: float  # what is smaller becomes zero, or this
-    smallest_normal: float  # what is smaller has fewer digits
-    largest: float  # finite
+    smallest_subnormal: float  # smaller magnitudes become zero or this number
+    smallest_normal: float  # smaller magnitudes have fewer digits
+    largest: float  # the largest finite number
 
 
 #: IEEE 754-2019 binary32 and binary16; bfloat16, the upper half of a binary32; E4M3 (torch.float8_e4m3fn, which has no
@@ -38,8 +38,8 @@ LARGEST = {
     "float8_e5m2": FORMATS["e5m2"].largest,
 }
 
-#: 8-bit floats with sign, exponent and mantissa: the bits of the exponent, its bias, the bytes without their sign that
-#: are NaN (128 stands for the negative zero of the `fnuz` kinds), and the one that is infinite.
+#: 8-bit floats with sign, exponent and mantissa: the number of exponent bits, the bias, the bytes without sign that are
+#: NaN (128 is the negative zero of the `fnuz` kinds), and the byte that is infinite.
 _SIGNED_BYTES = {
     "float8_e4m3fn": (4, 7, range(127, 128), None),
     "float8_e5m2": (5, 15, range(125, 128), 124),
@@ -54,10 +54,10 @@ FLOAT8 = (*_SIGNED_BYTES, "float8_e8m0fnu")
 @cache
 def float8_table(dtype: str) -> npt.NDArray[np.float64]:
     """Returns the number that each byte means in one of `FLOAT8`."""
-    if dtype not in _SIGNED_BYTES:  # an exponent alone
+    if dtype not in _SIGNED_BYTES:  # a format of only an exponent
         return np.append(np.exp2(np.arange(255) - 127.0), np.nan)
     exponent_bits, bias, nan, inf = _SIGNED_BYTES[dtype]
-    steps = 1 << (7 - exponent_bits)  # of the mantissa
+    steps = 1 << (7 - exponent_bits)  # the number of values of the mantissa
     table = np.empty(256)
     for byte in range(256):
         magnitude = byte & 127

@@ -1,4 +1,4 @@
-"""Chooses the elements of a tensor that a sample holds, which are the same in every step and every run."""
+"""Chooses the elements of a tensor's sample, which are the same in every step and every run."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 def sample_positions(numel: int, k: int) -> npt.NDArray[np.int64]:
     """Returns flat row-major indices of `k` elements, ascending and distinct: one in each of `k` equal parts.
 
-    They depend only on `numel` and `k`. If there are no more than `k` elements, all of them are returned.
+    They depend only on `numel` and `k`. If there are at most `k` elements, all are returned.
     """
     if numel <= k:
         return np.arange(numel)
@@ -20,7 +20,7 @@ def sample_positions(numel: int, k: int) -> npt.NDArray[np.int64]:
 def place_in_parts(part: Any, numel: int, k: int) -> Any:
     """Returns the index of one element of each part; `numel` must be larger than `k`.
 
-    It uses operators only, so that it also works for a tensor on a device, with the same result.
+    It uses only operators, so that it works equally for a tensor on a device.
 
     Args:
         part: 64-bit integers, which wrap around if they overflow.

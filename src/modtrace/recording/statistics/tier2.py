@@ -1,4 +1,4 @@
-"""Reads the columns of tier 2, and derives statistics from sums of magnitudes, zeros and histograms of exponents."""
+"""Reads the columns of tier 2, and derives statistics from sums of magnitudes, zeros and exponent histograms."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from .number_formats import to_format
 
 BINS = 256
 
-#: The columns with sums and counts, each with its value where it was not measured.
+#: The columns of sums and counts, with the value that each has where it was not measured.
 SUM_COLUMNS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
 
-#: The statistics that are derived from them.
+#: The statistics that are derived from tier 2.
 OF_TIER_2 = tuple(name for name in names_of(SUMS) if name not in SUM_COLUMNS)
 
-#: The smallest magnitude of each bin, and behind the last bin the end of its magnitudes.
+#: The smallest magnitude of each bin, followed by the end of the last bin.
 LOWER_EDGES: Numbers = np.array([0.0, *(2.0**exponent for exponent in range(-126, 129))])
 UPPER_EDGES: Numbers = np.array([*LOWER_EDGES[1:], np.inf])
 
 #: The bins that the smallest and the largest float64 would have.
 _FIRST_OF_FLOAT64, _LAST_OF_FLOAT64 = 127 - 1074, 127 + 1023
 
-#: How many rows of histograms are read at a time (8 MB).
+#: The number of histogram rows that are read at once (8 MB).
 _ROWS = 4096
 
 
@@ -44,17 +44,17 @@ class Bounds(NamedTuple):
 class Tier2Columns:
     """The columns of tier 2 of many tensors, one a row, with derived statistics as columns.
 
-    A derived statistic is NaN if it was not measured, is not defined or is not known. Fractions are of all numbers,
+    A derived statistic is NaN if it was not measured, is not defined or is unknown. Fractions are of all numbers,
     including those that are not finite.
     """
 
-    stats: StatColumns  # of the same rows
-    sumabs: Numbers  # NaN where not measured; infinite or NaN where numbers are
+    stats: StatColumns  # the raw statistics of the same rows
+    sumabs: Numbers  # NaN where not measured; infinite or NaN where the numbers are
     zero_count: Counts  # -1 where not measured
     sum4: Numbers
-    argmax: Counts  # flat, row-major; -1 where not measured, where there are no elements, and in merged rows
+    argmax: Counts  # flat, row-major index; -1 where not measured, without elements, and in merged rows
     histogram: Counts  # [measured rows, 256]
-    histogram_row: Counts  # the index of each row's histogram in `histogram`; -1: not measured
+    histogram_row: Counts  # index into `histogram`; -1 where not measured
     channel_max: pa.Array  # list<float>, null where not measured
 
     @property
@@ -75,7 +75,7 @@ class Tier2Columns:
 
     @property
     def kurtosis(self) -> Numbers:
-        """The mean fourth power over the square of the mean square, about zero and not about the mean.
+        """The mean fourth power over the squared mean square, about zero rather than about the mean.
 
         It is 1 if all magnitudes are equal, 3 for normal numbers around zero, and the count if only one number is not
         zero. So it also shows outliers in activations whose mean is far from zero (B. He et al., Understanding and
@@ -83,7 +83,7 @@ class Tier2Columns:
         """
         n, squares = self.stats.count.astype(np.float64), self.stats.sumsq
         with np.errstate(all="ignore"):
-            # Sums have the errors of their kernels.
+            # The sums have the errors of their kernels.
             kurtosis = np.clip(n * (self.sum4 / squares / squares), 1, n)
             is_known = np.isfinite(squares) & np.isfinite(self.sum4) & (self.sum4 > SMALLEST_SUM)
         return np.where(is_known, kurtosis, np.nan)
@@ -171,7 +171,7 @@ class Tier2Columns:
         )
 
     def _of_histograms(self, measure: Callable[[Counts, Counts], Any], width: int) -> Numbers:
-        """Calls `measure` with the histograms and indices of some rows at a time; rows without histograms are NaN."""
+        """Calls `measure` with the histograms of some rows at a time, and their indices; other rows are NaN."""
         results = np.full((width, len(self.histogram_row)), np.nan)
         rows = np.flatnonzero(self.histogram_row >= 0)
         for start in range(0, len(rows), _ROWS):
@@ -216,7 +216,7 @@ def _read_histograms(column: pa.ChunkedArray | pa.Array) -> tuple[Counts, Counts
     column = _in_one(column)
     is_whole = np.asarray(pc.equal(pc.list_value_length(column), BINS).fill_null(False))
     start = to_numpy(column.offsets)[:-1]
-    if (start[is_whole] % BINS).any():  # other rows are between them
+    if (start[is_whole] % BINS).any():  # the list column has other rows between them
         column = column.filter(from_numpy(is_whole))
         start = (np.cumsum(is_whole) - 1) * BINS + column.offset
     counts = to_numpy(column.values, null=0)

@@ -1,4 +1,4 @@
-"""Merges the columns of tier 2 of parts of a tensor, of micro-batches or of ranks."""
+"""Merges the columns of tier 2 for parts of a tensor, for micro-batches or for ranks."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -66,7 +66,7 @@ def merge_groups(columns: Tier2Columns, groups: Sequence[Counts]) -> Tier2Column
 
 
 def take(columns: Tier2Columns, rows: Counts) -> Tier2Columns:
-    """Returns some rows, in the given order."""
+    """Returns a selection of the rows, in the given order."""
     return Tier2Columns(
         stats=columns.stats.take(rows),
         histogram=columns.histogram,

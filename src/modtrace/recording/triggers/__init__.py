@@ -1,1 +1,1 @@
-"""Triggers: conditions on values that users give, and the watch that decides which of them fire."""
+"""Triggers: the users' conditions on values, and the watch that decides which of them fire."""

@@ -11,7 +11,7 @@ from ..module_path import join
 from ..options.capture import Capture
 from ..role import BUFFER, OF_PARAMETERS
 
-#: Roles of parameters and buffers, which have a path of their own.
+#: Roles of parameters and buffers, which have their own paths.
 _WITH_PATHS = OF_PARAMETERS | {BUFFER}
 
 
@@ -19,7 +19,7 @@ class SiteNames:
     """The sites seen so far, by id, and which of them a capture selects."""
 
     def __init__(self) -> None:
-        self.revision = 0  # increases when a selection may change
+        self.revision = 0  # increases when the result of `select` may change
         self._modules: dict[int, Mapping[str, Any]] = {}
         self._sites: list[Mapping[str, Any]] = []
 
@@ -50,7 +50,7 @@ class SiteNames:
         path = module.get("path") or module.get("name") or module.get("type") or ""
         nth = f"@{site['nth']}" if site.get("nth") else ""
         op = f" {site['op']}" if site.get("op") else ""
-        return f"{path}{nth}{op} {role}{slot}".lstrip()  # a loss is in no module
+        return f"{path}{nth}{op} {role}{slot}".lstrip()  # a loss belongs to no module
 
     def _is_meant(self, site: Mapping[str, Any], selection: Capture) -> bool:
         if site["role"] not in selection.roles:
@@ -66,7 +66,7 @@ class SiteNames:
 
 
 def _rows_of(columns: Mapping[str, pa.Array], *wanted: str) -> list[Mapping[str, Any]]:
-    """Returns the rows, with those of the wanted columns that are there."""
+    """Returns the rows, with the wanted columns that exist."""
     names = [name for name in wanted if name in columns]
     rows = zip(*(columns[name].to_pylist() for name in names), strict=True)
     return [dict(zip(names, values, strict=True)) for values in rows]

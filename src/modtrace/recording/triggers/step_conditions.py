@@ -1,4 +1,4 @@
-"""The conditions of triggers, which are asked about the rows of one step."""
+"""Defines the conditions of triggers, which check the rows of one step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,37 +19,37 @@ from .site_names import SiteNames
 from .step_tables import StepData
 from .trigger_kinds import LOGGED, Above, NonFinite, OutOfBand, is_logged, selection_of
 
-#: A scaler tries the largest scale again and again, so that it skips a step now and then, and several at the
-#: beginning. As many as `_MANY` of the last `SKIPS_WINDOW` steps show that the gradients overflow at every scale.
+#: A scaler tries the largest scale again and again, so it skips a step now and then, and several at the beginning.
+#: `_MANY` skips among the last `SKIPS_WINDOW` steps show that the gradients overflow at every scale.
 SKIPS_WINDOW, _MANY = 20, 10
 
 
 class Use(NamedTuple):
     """What becomes of the gradients of a step."""
 
-    #: An optimizer uses them, or its steps are skipped too often; False: this one is skipped; None: the rows tell.
+    #: True if an optimizer uses them, or skips too many steps; False if it skips this one; None if only rows can tell.
     is_used: bool | None
-    skipped: int = 0  # steps of the last ...
-    steps: int = 0  # ... so many
+    skipped: int = 0  # the number of skipped steps ...
+    steps: int = 0  # ... among this many last steps
 
 
 def are_many_skipped(count: int) -> bool:
-    """Returns whether so many of the last steps were skipped that lowering the scale does not help."""
+    """Returns whether too many of the last steps were skipped for a lower scale to help."""
     return count >= _MANY
 
 
 _Rows = npt.NDArray[np.int64]
 
-#: The raw statistics of rows, by name.
+#: The raw statistics of rows by name.
 _Columns = Mapping[str, npt.NDArray[Any]]
 
 
 class NonFiniteFinding(NamedTuple):
-    """Who made NaN or infinite values."""
+    """What made NaN or infinite values."""
 
-    place: str  # in a few words, the same in every step
-    reason: str  # what happened there
-    text: str  # as `modtrace nonfinite` prints it; "" of a number that was logged
+    place: str  # a short description, the same in every step
+    reason: str  # what happened at that place
+    text: str  # the text that `modtrace nonfinite` prints; "" for a logged number
 
 
 class Finder(Protocol):
@@ -80,10 +80,10 @@ class StepRows(NamedTuple):
     scalars: Mapping[str, Sequence[float]]
     names: SiteNames
     data: StepData
-    find_use: Callable[[], Use]  # what becomes of its gradients; it may wait for a device
+    find_use: Callable[[], Use]  # finds what becomes of the gradients; it may wait for a device
 
 
-#: Returns the reason why a condition is true in a step, "" if it is false, and None if nothing that it checks was
+#: A condition: returns the reason why it is true in a step, "" if it is false, and None if nothing that it checks was
 #: measured.
 Condition = Callable[[StepRows], str | None]
 
@@ -155,7 +155,7 @@ def condition_of(trigger: NonFinite | Above | OutOfBand, find: Finder | None) ->
 class IsNonFinite:
     def __init__(self, trigger: NonFinite, find: Finder | None) -> None:
         self.then = trigger.then
-        self.finding: NonFiniteFinding | None = None  # of the step that was looked at last
+        self.finding: NonFiniteFinding | None = None  # the finding in the last checked step
         self._selection = selection_of(trigger)
         self._selected = _Selected(self._selection)
         self._find = find if trigger.asks_for_origin else None
@@ -178,7 +178,7 @@ class IsNonFinite:
         return reason if is_known else None
 
     def _find_origin(self, step: StepRows, find: Finder) -> str:
-        """Returns which op made the values, or which tensor held them before any op read it."""
+        """Returns a description of the op that made the values, or of the tensor that held them before any op did."""
         columns = {} if step.measured is None else step.measured.columns
         if columns and (columns["nan_count"] + columns["inf_count"]).any():
             selects = self._selection.paths.selects
@@ -186,7 +186,7 @@ class IsNonFinite:
         return "" if self.finding is None else self.finding.reason
 
     def _find_first_tensor(self, step: StepRows, rows: _Rows, find: Finder) -> str:
-        """Returns which of the selected tensors was the first."""
+        """Returns a description of the first selected tensor that is not finite."""
         values = step.data.table("values")
         sites = np.unique(step.measured.site_id[rows]) if step.measured is not None else rows
         is_selected = np.isin(to_numpy(values["site_id"]), sites)
@@ -197,7 +197,7 @@ class IsNonFinite:
     def _scalars_in(self, step: StepRows) -> str:
         for name, values in step.scalars.items() if self._with_scalars else ():
             wrong = [value for value in values if not np.isfinite(value)]
-            if wrong and "loss" in name.lower():  # of a metric, 0 / 0 is no finding
+            if wrong and "loss" in name.lower():  # in a metric, 0 / 0 is no finding
                 reason = f"{LOGGED}{name} is {wrong[0]}"
                 self.finding = self.finding or NonFiniteFinding(reason.partition(" ")[0], reason, "")
                 return reason
@@ -217,13 +217,13 @@ class IsNonFinite:
 
 
 class Judged(NamedTuple):
-    """The numbers that are a reason to fire, as a mask, and a description of the first of them."""
+    """A mask of the numbers that are a reason to fire, and a description of the first of them."""
 
     is_wrong: npt.NDArray[np.bool_]
     why: str
 
 
-#: Returns which numbers are a reason to fire. There is at least one number, each with the key of its site or name.
+#: A function that judges numbers, at least one, each given with the key of its site or name.
 _Judge = Callable[[Sequence[object], npt.NDArray[np.float64]], Judged]
 
 
@@ -243,7 +243,7 @@ def _judge_by_band(last: StepBand, keys: Sequence[object], values: npt.NDArray[n
 
 
 def _check_sites(stat: str, selected: _Selected, judge: _Judge, step: StepRows) -> str | None:
-    """A condition on a statistic of tensors, with one number for each site and step."""
+    """Checks a condition on a statistic of tensors, with one number for each site and step."""
     rows = selected.rows(step)
     if step.measured is not None and stat in names_of(SUMS):
         rows = rows[step.measured.columns["zero_count"][rows] >= 0]
@@ -260,7 +260,7 @@ def _check_sites(stat: str, selected: _Selected, judge: _Judge, step: StepRows) 
 
 
 def _check_scalar(stat: str, judge: _Judge, step: StepRows) -> str | None:
-    """A condition on a logged number, of which the last one in the step counts."""
+    """Checks a condition on a scalar, whose last number in the step counts."""
     logged = step.scalars.get(stat.removeprefix(LOGGED))
     if not logged:
         return None
@@ -271,7 +271,7 @@ def _check_scalar(stat: str, judge: _Judge, step: StepRows) -> str | None:
 def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:
     """Merges the rows of each site into one, in the order in which sites first occur.
 
-    Several rows of a site are micro-batches, which are parts of one tensor.
+    Several rows of a site are micro-batches, i.e. parts of one tensor.
     """
     sites, first, place = np.unique(site_id, return_index=True, return_inverse=True)
     if len(sites) == len(site_id):

@@ -1,4 +1,4 @@
-"""Holds the rows of one step as a recording of its own, in which an analysis finds all that the step refers to."""
+"""Holds the rows of one step as a recording of its own, with all rows to which the step refers."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,31 +19,32 @@ from .tensor_rows import Batch, Columns, TensorRows
 #: Small tables whose rows later steps refer to.
 _LASTING = frozenset({"modules", "sites"})
 
-#: The steps before a finding in which its report looks for growth.
+#: The number of steps before a finding in which its report looks for growth.
 GROWTH_STEPS = 20
 
-#: The roles of tensors that grow when training diverges, and the columns that tell it.
+#: The roles of tensors that grow when training diverges, and the columns that show it.
 _GROWING = frozenset({PARAMETER, PARAMETER_GRAD})
 _OF_GROWTH = ("step", "site_id", "order", "count", "nan_count", "inf_count", "min", "max")
 
 
 class StepTables:
-    """The rows of the step that is being received, and those of earlier steps to which it may refer.
+    """The rows of the step that is being received, and rows of earlier steps to which it may refer.
 
-    Of `tensors` these are the last rows of each site: a parameter or a buffer has a row in the step that saw it first.
+    Of `tensors` the last row of each site is kept, because a parameter or buffer has its row in the step that saw it
+    first.
     """
 
     def __init__(self, steps_before: int = 0) -> None:
-        """Holds nothing yet.
+        """Creates a store without rows.
 
         Args:
-            steps_before: of so many steps in front of it the finite parameters and gradients are held, too: they tell
+            steps_before: for this many steps before, rows of finite parameters and gradients are kept as well, to see
                 whether these have grown.
         """
         self._lasting: list[Batch] = []
         self._of_step: list[Batch] = []
         self._before: deque[list[Columns]] = deque(maxlen=steps_before)
-        self._tells_growth = np.zeros(0, bool)  # by site
+        self._tells_growth = np.zeros(0, bool)  # indexed by site
         self._leaves = TensorRows()
 
     def add(self, table: str, columns: Columns) -> None:
@@ -54,7 +55,7 @@ class StepTables:
         (self._lasting if table in _LASTING else self._of_step).append((table, columns))
 
     def end_step(self) -> None:
-        """Drops the rows of the step, all of which have been received."""
+        """Drops the rows of the step, which has been received in full."""
         self._leaves.drop(-1, self._of_step)
         if self._before.maxlen:
             self._before.append(
@@ -82,7 +83,7 @@ class StepData:
     """A `RecordingData` of one step."""
 
     def __init__(self, batches: Iterable[Batch], before: Callable[[], Iterable[Batch]]) -> None:
-        """Holds rows; `before` returns those for `values_before`."""
+        """Holds the rows of a step; `before` returns the rows for `values_before`."""
         self.meta = RunMeta()
         self._batches = batches
         self._before = before
@@ -95,11 +96,11 @@ class StepData:
         return self._tables[name]
 
     def values_before(self) -> pa.Table:
-        """Returns rows of `values` of parameters and their gradients in the steps before."""
+        """Returns the rows of `values` that are of parameters and their gradients in the steps before."""
         return _join("values", self._before())
 
     def with_values(self, values: pa.Table) -> "StepData":
-        """Returns the same rows with others of `values`."""
+        """Returns the same rows with another table `values`."""
         other = StepData(self._batches, self._before)
         other._tables = {**self._tables, "values": values}
         return other

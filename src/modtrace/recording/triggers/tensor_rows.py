@@ -13,7 +13,7 @@ _Ids = npt.NDArray[np.int64]
 
 Columns = Mapping[str, pa.Array]
 
-#: The name of a table, and some rows of it.
+#: The name of a table, and some of its rows.
 Batch = tuple[str, Columns]
 
 _NO_SITE = -1
@@ -22,18 +22,17 @@ _NO_SITE = -1
 class TensorRows:
     """Rows of `tensors` from steps that were dropped.
 
-    A tensor has one row, in the step in which it was first seen. A frozen parameter, a cached mask or a state that is
-    carried on is read in every step after that. Two kinds of rows are kept: those to which a held step refers, and the
-    last one of each site (a parameter, a buffer, an input), to which a step may yet refer. So there are never more of
-    them than uses in the held steps, and sites. A tensor that an op has made, and to which no step has referred for as
-    long as steps are held, has no row if a later step reads it. Its producer is then unknown, as for what ran before
-    the recording.
+    A tensor has one row, in the step in which it was first seen, while a frozen parameter, a cached mask or a carried
+    state is read in every later step. Two kinds of rows are kept: those to which a held step refers, and the last one
+    of each site (a parameter, a buffer, an input), to which a step may yet refer. So there are never more of them than
+    uses in the held steps, plus sites. If no held step refers to the output of an op, but a later step reads it, it has
+    no row, and its producer is unknown, as for what ran before the recording.
     """
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self._chunks: list[_Chunk] = []  # oldest first
-        self._last_use: dict[int, int] = {}  # of tensors of earlier steps: the last step that refers to it
+        self._last_use: dict[int, int] = {}  # for tensors of earlier steps, the last step that refers to them
 
     @property
     def columns(self) -> list[Columns]:
@@ -49,13 +48,13 @@ class TensorRows:
             self._last_use.update(dict.fromkeys(earlier.tolist(), step))
 
     def drop(self, step: int, batches: Iterable[Batch], *, is_replaced: bool = True) -> None:
-        """Drops the oldest step, but keeps those of its rows to which a later step may refer.
+        """Drops the oldest step, except for rows to which a later step may refer.
 
         Args:
             step: the number of the step.
-            batches: its rows.
-            is_replaced: all rows of the step that replaces it have been received. If False, that step may refer to any
-                of the rows.
+            batches: the rows of the step.
+            is_replaced: whether all rows of the step that replaces it were received. If not, that step may refer to any
+                row.
         """
         self._chunks += [_chunk(columns) for table, columns in batches if table == "tensors"]
         self._last_use = {tensor: last for tensor, last in self._last_use.items() if last > step}
@@ -65,9 +64,9 @@ class TensorRows:
             self.size_bytes = sum(chunk.size_bytes for chunk in self._chunks)
 
     def take(self) -> list[Columns]:
-        """Returns the rows to which the held steps refer, and drops them, because they are written now.
+        """Returns the rows to which held steps refer, and drops them, because they are about to be written.
 
-        The rows of tensors that these steps saw first themselves are written with the steps.
+        Rows of tensors that these steps saw first are written with the steps themselves.
         """
         are_used = [np.isin(chunk.tensor_id, self._used()) for chunk in self._chunks]
         written = [chunk.only(used) for chunk, used in zip(self._chunks, are_used, strict=True)]
@@ -87,7 +86,7 @@ class TensorRows:
         return np.fromiter(self._last_use, np.int64, len(self._last_use))
 
     def _keep(self, are_wanted: Iterable[npt.NDArray[np.bool_]]) -> None:
-        """Keeps some rows of each chunk."""
+        """Keeps the wanted rows of each chunk, and drops the others."""
         parts = [chunk.only(wanted) for chunk, wanted in zip(self._chunks, are_wanted, strict=True)]
         self._chunks = [chunk for chunk in parts if len(chunk.tensor_id)]
         self.size_bytes = sum(chunk.size_bytes for chunk in self._chunks)
@@ -102,7 +101,7 @@ class _Chunk(NamedTuple):
     size_bytes: int
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> "_Chunk":
-        """Returns some of the rows. They are copied unless they are all rows."""
+        """Returns a selection of the rows, which is copied unless it contains all."""
         if wanted.all():
             return self
         rows = from_numpy(np.flatnonzero(wanted), pa.int64())

@@ -1,4 +1,4 @@
-"""Conditions that cause the steps held by `record(keep_last=...)` to be written: on numbers of a step, and signals."""
+"""Defines the conditions on which `record(keep_last=...)` writes the held steps: on numbers of a step, and signals."""
 
 import signal
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from ..statistics.known import HISTOGRAM, OF_FORMATS, QUANTILE, SUMS, TIER_1, na
 from ..statistics.moments import RAW
 from ..suggestions import did_you_mean
 
-#: What the names of numbers that a user logs begin with: `Above("log.loss", 10)` is about `rec.log(loss=...)`.
+#: The prefix of the names of scalars: `Above("log.loss", 10)` is about `rec.log(loss=...)`.
 LOGGED = "log."
 
-#: What `NonFinite(then=...)` and `record(on_nonfinite=...)` can do.
+#: The actions of `NonFinite(then=...)` and `record(on_nonfinite=...)`.
 REPORT, DUMP, STOP = THEN = ("report", "dump", "stop")
 
-#: What a trigger can be about: it reads the sums of tier 2 and no histograms. Raw ones are listed last.
+#: The statistics that a trigger can check: raw ones come last, and none needs histograms.
 TRIGGER_STATISTICS = tuple(sorted(names_of(TIER_1, SUMS), key=RAW.__contains__))
 
-#: A number is compared with the band of at least this many steps, or of the whole window if that is shorter.
+#: The number of earlier steps that a band needs, or the whole window if that is smaller.
 _USUALLY_NEEDED = 10
 
-#: Signals behind which the process goes on: those that are there for users, and those that do not end it anyway.
+#: Signals after which the process continues: those meant for users, and those that do not end it by default.
 _HARMLESS = frozenset({"SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH", "SIGTSTP"})
 
 
@@ -70,7 +70,7 @@ class NonFinite(_Trigger):
 
     @property
     def asks_for_origin(self) -> bool:
-        """Whether it fires only at what matters: it was given no places, or has something to tell."""
+        """Whether it fires only for values that matter: it has no filter, or an action."""
         return self.then is not None or (self.include, self.exclude, self.roles) == (None, None, None)
 
 
@@ -144,7 +144,7 @@ class OutOfBand(_Trigger):
 
     @property
     def needs(self) -> int:
-        """The number of earlier steps that are needed before a number can be outside."""
+        """The number of earlier steps without which no number can be outside."""
         return min(_USUALLY_NEEDED, self.window) if self.at_least is None else self.at_least
 
 
@@ -224,7 +224,7 @@ def _check_then(then: object, argument: str) -> str:
 
 
 def _check_then_of(trigger: Trigger, keep_last: int | None, captures: Sequence[Capture]) -> None:
-    """Refuses what a trigger is to do if it can never do that."""
+    """Refuses an action of a trigger that can never happen."""
     then = trigger.then if isinstance(trigger, NonFinite) else None
     if then is None:
         return
@@ -240,7 +240,7 @@ def _check_then_of(trigger: Trigger, keep_last: int | None, captures: Sequence[C
 
 
 def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
-    """Refuses a trigger whose roles are not measured, or not as its statistic requires."""
+    """Refuses a trigger whose roles are not measured, or not by the tier that its statistic needs."""
     if isinstance(trigger, OnSignal) or trigger.roles is None:
         return
     stat = "nonfinite" if isinstance(trigger, NonFinite) else trigger.stat
@@ -272,12 +272,12 @@ def check_keep_last(keep_last: object) -> None:
 
 
 def asks_for_origin(triggers: Sequence[Trigger]) -> bool:
-    """Returns whether a trigger asks which op or module made NaN or infinite values."""
+    """Returns whether a trigger needs to know which op or module made NaN or infinite values."""
     return any(isinstance(trigger, NonFinite) and trigger.asks_for_origin for trigger in triggers)
 
 
 def has_action(trigger: Trigger) -> bool:
-    """Returns whether a trigger does more than to have the held steps written."""
+    """Returns whether a trigger does more than have the held steps written."""
     return isinstance(trigger, NonFinite) and trigger.then is not None
 
 

@@ -28,12 +28,12 @@ from .trigger_kinds import REPORT, STOP, OnSignal, Trigger, asks_for_origin, has
 
 
 class TriggerFinding(NamedTuple):
-    """What a trigger has found, with what is to be reported of it."""
+    """A trigger's finding in a step, with what to report about it."""
 
     step: int
     then: str
     finding: NonFiniteFinding
-    is_new: bool  # nothing was found in the step before
+    is_new: bool  # whether the step before had no finding
 
 
 class TriggerWatch:
@@ -48,13 +48,13 @@ class TriggerWatch:
 
         Args:
             triggers: the triggers.
-            find: names what made the values that are not finite. None: the first tensor that holds some is named.
+            find: finds what made values that are not finite; None to name the first tensor that holds some.
         """
-        #: What was found in the steps that have ended, until somebody takes it.
+        #: The findings in ended steps that were not taken yet.
         self.findings: list[TriggerFinding] = []
         self._names = SiteNames()
         self._tables = StepTables(GROWTH_STEPS if any(map(has_action, triggers)) else 0)
-        #: A trigger asks what made non-finite values.
+        #: Whether a trigger needs to know what made non-finite values.
         self.finds_origin = find is not None and asks_for_origin(triggers)
         self._armed = [
             _Armed(trigger, condition_of(trigger, find))
@@ -62,8 +62,8 @@ class TriggerWatch:
             if not isinstance(trigger, OnSignal)
         ]
         self.stops_runs = any(_stops(armed.condition) for armed in self._armed)
-        self._skips: dict[int, list[Callable[[], bool | None]]] = {}  # by step, of each optimizer
-        #: Of the last steps with an optimizer whether it left its parameters unchanged.
+        self._skips: dict[int, list[Callable[[], bool | None]]] = {}  # by step, a function for each optimizer
+        #: For the last steps with an optimizer, whether it left its parameters unchanged.
         self._skipped: deque[bool] = deque(maxlen=SKIPS_WINDOW)
         self._values: list[Mapping[str, pa.Array]] = []
         self._scalars: dict[str, list[float]] = {}
@@ -92,7 +92,7 @@ class TriggerWatch:
         self._values, self._scalars = [], {}
         skips = [self._skips.pop(number) for number in sorted(self._skips) if number <= step][-1:]
         if skips:
-            self._skipped.append(False)  # until something is found in it
+            self._skipped.append(False)  # corrected if something is found in the step
 
         @cache
         def find_use() -> Use:
@@ -122,18 +122,18 @@ class TriggerWatch:
 
         Args:
             step: the number of the step.
-            is_skipping: tells it when the step has ended, which may have to wait for a device; None: not known.
+            is_skipping: returns whether it does, when the step has ended; it may wait for a device. None if unknown.
         """
         self._skips.setdefault(step, []).append(is_skipping)
 
     def _store_finding(self, step: int, armed: "_Armed", condition: IsNonFinite, seen: StepRows) -> None:
         if condition.then == STOP and seen.find_use().is_used is False:
-            return  # nothing has used it: that is what a GradScaler is for
+            return  # no optimizer used the values, thanks to a GradScaler
         if condition.then in (REPORT, STOP) and condition.finding is not None:
             self.findings.append(TriggerFinding(step, condition.then, condition.finding, armed.is_armed))
 
     def find_in_open(self, batches: Sequence[Batch]) -> NonFiniteFinding | None:
-        """Returns what a trigger that stops finds in a step whose optimizer is about to step, without firing it.
+        """Returns what a trigger that stops the run finds in a step whose optimizer is about to step, without firing.
 
         Args:
             batches: the rows of the step so far.
@@ -156,7 +156,7 @@ def _stops(condition: Condition) -> TypeGuard[IsNonFinite]:
 
 @dataclass
 class _Armed:
-    """A trigger, and whether it may fire."""
+    """A trigger with its state: whether it may fire."""
 
     trigger: Trigger
     condition: Condition

@@ -15,7 +15,8 @@ class HeldSteps:
 
         Args:
             keep: the number of steps to hold.
-            max_bytes: the limit of their rows, above which the oldest are dropped. The last step always stays.
+            max_bytes: the limit of the rows' bytes, above which the oldest steps are dropped. The last step always
+                stays.
         """
         self._keep = keep
         self._max_bytes = max_bytes
@@ -23,8 +24,8 @@ class HeldSteps:
         self._open = HeldStep()
         self._tensor_rows = TensorRows()
         self.size_bytes = 0
-        self.seen = 0  # steps that have ended since they were last taken
-        self.cut = 0  # steps that `keep` would have held, dropped because of `max_bytes`
+        self.seen = 0  # the number of steps that ended since they were last taken
+        self.cut = 0  # the number of steps dropped because of `max_bytes` that `keep` would have held
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -53,12 +54,12 @@ class HeldSteps:
             self.cut = self._keep - len(self._ended)
 
     def make_room(self, count: int) -> None:
-        """Drops the oldest steps until `count` further ones can be held beside the others."""
+        """Drops the oldest steps until there is room for `count` further ones."""
         while self._ended and len(self._ended) + count > self._keep:
             self._drop_oldest(is_replaced=False)
 
     def take(self) -> "Iterator[HeldStep]":
-        """Yields the steps from the oldest on, and at last a step with only some of its rows.
+        """Yields the held steps from the oldest on, and finally a step that has only some of its rows.
 
         Each step is dropped when the next one is requested. Remove the batches from it that you have written.
         """
@@ -71,8 +72,8 @@ class HeldSteps:
             self._ended[0].batches[:0] = [("tensors", columns) for columns in carried]
         while self._ended:
             step = self._ended[0]
-            yield step  # after an interrupt, the rest of it is yielded the next time
-            if self._ended and self._ended[0] is step:  # a signal handler may have taken all meanwhile
+            yield step  # after an interrupt, its remaining batches are yielded again
+            if self._ended and self._ended[0] is step:  # a signal handler may have taken all in between
                 self._ended.popleft()
                 self.size_bytes -= step.size_bytes
 
@@ -95,7 +96,7 @@ class HeldStep:
     __slots__ = ("batches", "number", "size_bytes", "tensors")
 
     def __init__(self) -> None:
-        self.number = -1  # not known while its rows come
+        self.number = -1  # unknown while its rows arrive
         self.batches: list[Batch] = []
         self.tensors: dict[str, HeldTensor] = {}
         self.size_bytes = 0

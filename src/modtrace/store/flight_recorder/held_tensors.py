@@ -23,7 +23,7 @@ class HeldTensor(NamedTuple):
 
 
 class HeldTensors:
-    """The tensors to which no row refers yet, because rows are written when their step ends. Any thread may put one."""
+    """Tensors to which no row refers yet, because rows are written when their step ends. Any thread may add one."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -32,13 +32,13 @@ class HeldTensors:
         self._lock = threading.RLock()
         self._size_bytes = 0
         self._ended = -1  # the last step that has ended
-        self.left_out = 0  # tensors for which there was no room ...
+        self.left_out = 0  # the number of tensors without room
         self.left_out_bytes = 0
 
     def put(
         self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], step: int | None
     ) -> str | None:
-        """Keeps a copy; see `Sink.put_tensor`. Returns None if those of the open steps fill `max_bytes`."""
+        """Keeps a copy; see `Sink.put_tensor`. Returns None if the open steps' tensors fill `max_bytes`."""
         with self._lock:
             if self._size_bytes + array.nbytes > self._max_bytes:
                 self.left_out += 1
@@ -46,7 +46,7 @@ class HeldTensors:
                 return None
             self._size_bytes += array.nbytes
         try:
-            own = np.array(array, order="C")  # outside of the lock: other threads copy meanwhile
+            own = np.array(array, order="C")  # outside of the lock, so that other threads can copy meanwhile
         except BaseException:
             with self._lock:
                 self._size_bytes -= array.nbytes
@@ -72,7 +72,7 @@ class HeldTensors:
         """Ends a step. Tensors of earlier steps to which no row refers are dropped, since their steps are not kept."""
         with self._lock:
             self._ended = number
-            # A step may still be divided: what was put during it may belong to the next one.
+            # A step may still be divided, so a tensor of this step may belong to the next one.
             self.claim(
                 [reference for reference, tensor in list(self._waiting.items()) if tensor.step + 1 < number]
             )

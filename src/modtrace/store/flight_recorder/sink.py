@@ -18,28 +18,28 @@ from ...recording.triggers.watch import TriggerFinding, TriggerWatch
 from .held_steps import HeldSteps
 from .held_tensors import HeldTensor, HeldTensors
 
-#: Small tables that are needed to understand what is written later.
+#: Small tables without which the rows written later cannot be understood.
 _NEVER_HELD = frozenset({"modules", "sites", "compilations", "compiled_ops"})
 
-#: At most this many firings are noted, because `meta.json` is rewritten for each.
+#: The largest number of firings that are noted, because `meta.json` is rewritten for each.
 _MOST_NOTES = 1000
 
-#: At most this many notes say what did not fit: a trigger that fires repeatedly would fill `meta.json` with them.
+#: The largest number of marks about rows that did not fit, lest a trigger that fires often fill `meta.json`.
 _MOST_MISSING = 20
 
 
 class Reports(Protocol):
-    """Names what made NaN and infinite values, and tells the user."""
+    """Finds what made NaN and infinite values, and reports it to the user."""
 
     @property
     def find(self) -> Finder:
-        """Names what made the first such values of a step."""
+        """Finds what made the first NaN or infinite values of a step."""
 
     def report(self, finding: TriggerFinding) -> None:
-        """Reports what a trigger has found in a step that has ended."""
+        """Reports what a trigger found in a step that has ended."""
 
     def close(self) -> None:
-        """Tells the rest."""
+        """Reports a summary at the end, such as the number of steps with findings."""
 
 
 def in_front_of(
@@ -58,7 +58,7 @@ def in_front_of(
 
 
 class FlightRecorder:
-    """A `Sink` that passes on all it receives or, with `keep`, only the steps up to one in which a trigger fires.
+    """A `Sink` that passes on everything or, with `keep`, only the steps up to one in which a trigger fires.
 
     It must receive one step at a time, followed by `end_step`. `put_tensor` may be called at any time.
     """
@@ -78,14 +78,13 @@ class FlightRecorder:
         Args:
             sink: the sink to which steps are written.
             keep: the number of steps to hold. None: each step is passed on, and triggers only leave a note.
-            triggers: checked against each step.
+            triggers: the triggers to check in each step.
             max_bytes: the limit of the held rows; the oldest steps are dropped first.
-            behind: the number of steps that are written after one in which a trigger fires, because captures wait for
-                them.
-            reports: names what made values that are not finite, and tells it where a trigger asks for that.
+            behind: the number of steps written after one in which a trigger fires, because captures wait for them.
+            reports: finds what made non-finite values, and reports it if a trigger asks for that.
         """
         self.signals = tuple(trigger for trigger in triggers if isinstance(trigger, OnSignal))
-        self.last_fired_step: int | None = None  # the last one in which a trigger has fired
+        self.last_fired_step: int | None = None  # the last step in which a trigger fired
         self._sink = sink
         self.mark, self.note = sink.mark, sink.note
         self._keep = keep
@@ -93,16 +92,16 @@ class FlightRecorder:
         self._max_bytes = max_bytes
         self._reports = reports
         self._watch = TriggerWatch(triggers, None if reports is None else reports.find)
-        self.finds_origin = self._watch.finds_origin  # a trigger asks what made non-finite values
-        self.stops_runs = self._watch.stops_runs  # a trigger may stop the run
-        self._stops: list[TriggerFinding] = []  # that nobody has taken yet
+        self.finds_origin = self._watch.finds_origin  # whether a trigger asks what made non-finite values
+        self.stops_runs = self._watch.stops_runs  # whether a trigger may stop the run
+        self._stops: list[TriggerFinding] = []  # findings that were not taken yet
         self._held = None if keep is None else HeldSteps(keep, max_bytes)
         self._held_tensors = HeldTensors(max_bytes)
-        self._ending: int | None = None  # the step whose row has come
+        self._ending: int | None = None  # the step whose row in `steps` has come
         self._last_step: int | None = None
         self._notes = 0
-        self._missing = 0  # marks of what did not fit
-        self._is_requested = False  # the step whose rows are coming: it was open when it was dumped
+        self._missing = 0  # the number of marks about rows that did not fit
+        self._is_requested = False  # whether the arriving step was requested while it was open
 
     @property
     def held_steps(self) -> int:
@@ -122,7 +121,7 @@ class FlightRecorder:
         else:
             tensors = self._held_tensors.claim(converted["blob"].to_pylist()) if "blob" in converted else {}
             self._held.add(table, converted, tensors)
-        # Last, so that an interrupt leaves no step without its row.
+        # Last, so that an interrupt does not leave a step without its row.
         if table == "steps" and len(converted["step"]):
             self._ending = int(to_numpy(converted["step"])[-1])
 
@@ -176,12 +175,12 @@ class FlightRecorder:
         self._watch.may_skip(step, is_skipping)
 
     def take_stops(self) -> list[TriggerFinding]:
-        """Returns what was found in steps that have ended, and is a reason to stop, once."""
+        """Returns the findings in ended steps that are a reason to stop, each once."""
         stops, self._stops = self._stops, []
         return stops
 
     def find_in_open(self, batches: Sequence[tuple[str, Mapping[str, Any]]]) -> NonFiniteFinding | None:
-        """Returns what made NaN or infinite values in a step whose optimizer is about to step, to stop it.
+        """Returns what made NaN or infinite values in a step whose optimizer is about to step, to stop the run.
 
         Args:
             batches: the rows of the step so far, which will come again when it ends.
@@ -197,7 +196,7 @@ class FlightRecorder:
             reason: the text of the note.
             now_ns: the present time.
             coming: steps that belong to those to be written and have not ended. The reason is about the last of them,
-                for which `request_step` will be called. They reduce how many steps are written now.
+                for which `request_step` will be called. They reduce the number of steps that are written now.
         """
         self._note(Note(step=coming[-1] if coming else self._last_step, kind=kind, reason=reason))
         if self._last_step is not None and not coming:
@@ -242,7 +241,7 @@ class FlightRecorder:
         self._mark_what_is_missing(self._held, wanted)
         for step in self._held.take():
             try:
-                while step.batches:  # one batch at a time: what an interrupt leaves is written the next time
+                while step.batches:  # one by one: an interrupt leaves the rest for the next time
                     table, columns = step.batches.pop(0)
                     self._sink.write(table, self._placed(columns, step.tensors))
             except BaseException as error:
@@ -282,7 +281,7 @@ class FlightRecorder:
     def _placed(
         self, columns: Mapping[str, pa.Array], tensors: Mapping[str, HeldTensor]
     ) -> Mapping[str, pa.Array]:
-        """Writes the whole tensors, and returns the columns with their references."""
+        """Writes the whole tensors, and returns the columns with the references to them."""
         if not tensors or "blob" not in columns:
             return columns
         references = columns["blob"].to_pylist()

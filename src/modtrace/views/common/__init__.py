@@ -1,1 +1,1 @@
-"""The parts that several kinds of views share: numbers, columns of text, headlines, atomic writing of files."""
+"""Holds what several kinds of views share: numbers, columns of text, headlines, atomic writing of files."""

@@ -7,7 +7,7 @@ from ...analysis.graph_view.records import ViewBox, ViewNode
 
 
 def name_boxes(boxes: Sequence[ViewBox]) -> list[str]:
-    """Returns, for each box, the labels of its parents and its own, joined by `/`. The names are unique.
+    """Returns for each box the labels of the boxes around it and its own, joined by `/`; each result is unique.
 
     A slash in a label is written `\\/`, by which Model Explorer distinguishes it from the separator.
     """
@@ -32,12 +32,12 @@ def label_layer(layer: ViewBox | ViewNode) -> str:
 
 
 def _escape(label: str) -> str:
-    # Model Explorer takes the text before a semicolon for another namespace.
+    # Model Explorer treats the text before a semicolon as another namespace.
     return label.replace("\\", "_").replace(";", ",").replace("/", "\\/")
 
 
 def _number_on(name: str, counts: defaultdict[str, int]) -> Iterator[str]:
-    """Yields the name, then `name~2`, `name~3` and so on, without those that were yielded before."""
+    """Yields the name, then `name~2`, `name~3` and so on, skipping names in use."""
     while True:
         counts[name] += 1
         yield name if counts[name] == 1 else f"{name}~{counts[name]}"

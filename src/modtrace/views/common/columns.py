@@ -1,4 +1,4 @@
-"""Text in columns, plain or styled. Nothing is truncated, and markup is not interpreted."""
+"""Lays out text in columns, plain or styled. Nothing is truncated, and markup is not interpreted."""
 
 import re
 import unicodedata
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _GAP = "  "
-_INDENT = "  "  # of what is left of a line that was broken
+_INDENT = "  "  # the indentation of the further parts of a broken line
 
-#: A word with the blanks behind it, or blanks that begin a line.
+#: A word with the blanks after it, or blanks at the beginning of a line.
 _WORD = re.compile(r"\S+\s*|\s+")
 
-#: What switches a style on in a terminal (ECMA-48, SGR); a text may have several, with spaces between.
+#: The codes that switch a style on in a terminal (ECMA-48, SGR); several styles are separated by spaces.
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 class Text:
-    """The text of a line, with one style or in pieces with a style each.
+    """The text of a line, in one style or in pieces of different styles.
 
-    No library is used, because it would be imported in the middle of a user's program: rich 15.0 then draws from
-    Python's `random`.
+    No library is used, because it would be imported in the middle of a user's program, and rich 15.0, for example, then
+    uses Python's `random`.
     """
 
     __slots__ = ("pieces",)
 
     def __init__(self, text: str = "", style: str = "") -> None:
-        #: Each text that has one style, with that style.
+        #: Pieces of text with the style of each.
         self.pieces: tuple[tuple[str, str], ...] = ((text, style),) if text else ()
 
     @classmethod
@@ -46,7 +46,7 @@ class Text:
         return sum(_width_of(text) for text, _ in self.pieces)
 
     def wrap(self, width: int) -> list["Text"]:
-        """Returns lines of at most `width` columns, broken at blanks; a word that is longer has its own."""
+        """Returns lines of at most `width` columns, broken at blanks; a longer word has a line of its own."""
         lines, line = [], Text()
         for word in self._split():
             if (
@@ -111,7 +111,7 @@ class Column:
 
 
 def text_column(title: str, texts: Iterable[str | None]) -> Column:
-    """Returns a column of names, which may hold control characters; a cell is empty where there is None."""
+    """Returns a column of names, in which control characters are escaped; a cell is empty for None."""
     return Column(title, [Text(printable(text or "")) for text in texts], right=False)
 
 
@@ -124,7 +124,7 @@ def printable(text: str) -> str:
 
 
 class Markup(Protocol):
-    """How columns and lines are written where they are not for a terminal."""
+    """A way to write columns and lines other than for a terminal, such as HTML."""
 
     def render_columns(self, columns: Sequence[Column]) -> str:
         """Returns the columns side by side."""
@@ -133,17 +133,17 @@ class Markup(Protocol):
         """Returns the lines below each other."""
 
 
-#: Whether text is styled for a terminal; or what else it is written in.
+#: Whether text is styled for a terminal, or the markup in which it is written.
 Color = bool | Markup
 
 
 @dataclass(frozen=True)
 class FittedColumns:
-    """Columns that are shown side by side, and the titles of those for which there is no room."""
+    """Columns that are shown side by side, and the titles of columns that do not fit."""
 
     shown: Sequence[Column]
     left_out: Sequence[str]
-    needed: int  # how wide all of them would be together
+    needed: int  # the width of all columns together
 
     @property
     def titles(self) -> set[str]:
@@ -152,7 +152,7 @@ class FittedColumns:
 
 
 def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Iterable[str]) -> FittedColumns:
-    """Returns the columns; while they are wider than `width`, `dispensable` titles are left out in turn."""
+    """Returns the columns; as long as they are wider than `width`, the next of the `dispensable` titles is left out."""
     widths = [column.width + len(_GAP) for column in columns]
     needed = sum(widths) - len(_GAP)
     too_many = 0 if width is None else needed - width
@@ -168,7 +168,7 @@ def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Itera
 
 
 def render_fitted(columns: FittedColumns, *, width: int | None, color: Color) -> str:
-    """Returns the columns that are shown, and a line that names those for which there is no room."""
+    """Returns the columns that fit, and a line that names those that do not."""
     shown = render_columns(columns.shown, color=color)
     if not columns.left_out:
         return shown
@@ -184,7 +184,7 @@ def render_tables(
     width: int | None = None,
     color: Color = False,
 ) -> str:
-    """Returns the lines of the head, the tables and the rest of the lines, with an empty line between them."""
+    """Returns the lines of the head, the tables and the remaining lines, separated by empty lines."""
     parts = [
         render_lines(head, color=color, width=width),
         *(render_fitted(table, width=width, color=color) for table in tables),
@@ -193,12 +193,12 @@ def render_tables(
     return "\n".join(part for part in parts if part)
 
 
-#: What is said below a table of its columns: lines of parts, and the titles of the columns that a part is about.
+#: The explanation below a table: lines made of parts, each with the titles of the columns that it explains.
 Legend = Sequence[Sequence[tuple[Collection[str], str]]]
 
 
 def explain_columns(legend: Legend, titles: Set[str]) -> list[Text]:
-    """Returns the lines of a legend, without parts that are about no column that is shown."""
+    """Returns the lines of a legend, without parts about columns that are not shown."""
     lines = ["; ".join(text for about, text in line if not titles.isdisjoint(about)) for line in legend]
     return [Text(line, "dim") for line in lines if line]
 
@@ -213,7 +213,7 @@ def render_columns(columns: Sequence[Column], *, color: Color) -> str:
 
 
 def render_lines(lines: Iterable[Text], *, color: Color, width: int | None = None) -> str:
-    """Returns the lines below each other; those that are longer than `width` are broken at blanks."""
+    """Returns the lines below each other, where longer ones than `width` are broken at blanks."""
     if not isinstance(color, bool):
         return color.render_lines(list(lines))
     if width is not None:

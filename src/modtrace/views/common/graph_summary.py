@@ -9,18 +9,18 @@ from .columns import Text, render_lines
 from .headline import describe_head
 from .numbers import to_json
 
-#: The answer to those who ask for GraphML, which was a format once.
+#: The answer for users who ask for GraphML, which was a format once.
 NO_GRAPHML = (
     "GraphML is no longer written. docs/export.md (networkx) makes a networkx.DiGraph of rec.graph() in five lines, "
     "and networkx.write_graphml writes that"
 )
 
-#: What kinds are called where their names say too little.
+#: Readable names of kinds whose own names say too little.
 _NOUNS = {"earlier": ("tensor", " from outside")}
 
 
 def explain_no_ops() -> str:
-    """Returns what a graph of a step without ops shows."""
+    """Returns an explanation of what the graph of a step without ops shows."""
     return (
         "no ops were recorded: the nodes are calls, and the arrows say which began next. "
         "For what flows between them record with ops=True (modtrace record --ops)."
@@ -28,7 +28,7 @@ def explain_no_ops() -> str:
 
 
 def render_graph(view: GraphView, *, width: int | None = None) -> str:
-    """Returns the step that the graph is of, and how many nodes of which kind are visible.
+    """Returns the step of the graph, and how many nodes of each kind are visible.
 
     Args:
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
@@ -42,7 +42,7 @@ def render_graph(view: GraphView, *, width: int | None = None) -> str:
 
 
 def describe_counts(view: GraphView) -> str:
-    """Returns the size of the visible part: `12 layers, 30 ops, 8 parameters; 61 edges`."""
+    """Returns the size of the visible part as text: `12 layers, 30 ops, 8 parameters; 61 edges`."""
     if not view.nodes:
         return "nothing ran in this part of the step" if view.step else "nothing was recorded"
     counts = Counter(node.kind for node in view.nodes)

@@ -1,4 +1,4 @@
-"""The text around a table of one step: its first lines, and how much it leaves out."""
+"""Writes the text around a table of one step: its first lines, and how much it leaves out."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from ...recording.suggestions import count_of
 from .columns import Text, printable
 from .numbers import format_time
 
-#: Shown where times of devices were to be recorded.
+#: A text for steps whose device times were to be recorded, but are missing.
 NO_DEVICE_TIMES = "no device times: nothing here ran on a CUDA device"
 
 
@@ -54,12 +54,12 @@ def _describe_known(step: ShownStep) -> str:
     return f"parts of {count_of(step.partial, 'step')} recorded"
 
 
-#: At most this many notes are shown, the last ones.
+#: The largest number of notes that are shown; the last ones are.
 _SHOWN_NOTES = 5
 
 
 def describe_notes(notes: Sequence[Note]) -> list[Text]:
-    """Returns the reasons why steps of the recording were written or were not; the last few of them."""
+    """Returns lines on why steps of the recording were written or not, from its last notes."""
     hidden = len(notes) - _SHOWN_NOTES
     lines = [f"{hidden} more notes before these"] if hidden > 0 else []
     lines += [describe_note(note) for note in notes[-_SHOWN_NOTES:]]
@@ -67,7 +67,7 @@ def describe_notes(notes: Sequence[Note]) -> list[Text]:
 
 
 def describe_note(note: Note) -> str:
-    """Returns the reason why steps were written or were not."""
+    """Returns a sentence on why steps were written or not."""
     if note.kind == HELD:
         return note.reason
     step = "" if note.step is None else f"step {note.step}: "

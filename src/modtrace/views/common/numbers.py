@@ -46,14 +46,14 @@ def _three_digits(value: float) -> str:
 
 
 def to_json_number(value: Any) -> Any:
-    """Returns a number as JSON can hold it; "NaN", "Infinity" or "-Infinity" if it is not finite."""
+    """Returns a number in a form that JSON allows; "NaN", "Infinity" or "-Infinity" if it is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
 def to_json(value: Any) -> Any:
-    """Returns a value with all numbers inside it as JSON can hold them."""
+    """Returns a value with all numbers inside it in a form that JSON allows."""
     if isinstance(value, dict):
         return {name: to_json(element) for name, element in value.items()}
     if isinstance(value, (list, tuple)):
@@ -89,13 +89,13 @@ def format_gflops_rate(flops: int, time_ns: int) -> str:
 
 
 def sum_known(*numbers: int | None) -> int | None:
-    """Returns the sum; None if one of the numbers is not known."""
+    """Returns the sum of the numbers; None if one of them is not known."""
     known = [number for number in numbers if number is not None]
     return sum(known) if len(known) == len(numbers) else None
 
 
 def mark_unknown(text: str, unknown: int) -> str:
-    """Returns the text of a sum without `unknown` of its parts: `1.23G+`, or `?` if it would be empty."""
+    """Returns the text of a sum that lacks `unknown` parts: `1.23G+`, or `?` if nothing is known."""
     return f"{text}+" if unknown and text else "?" if unknown else text
 
 
@@ -104,5 +104,5 @@ def _with_prefix(number: int) -> str:
 
 
 def _in_unit(number: int, units: _Units, form: Callable[[float], str]) -> str:
-    """Returns the number in the largest unit of which it has at least one; "" if it has none of any."""
+    """Returns the number in the largest unit that it reaches; "" if it reaches none."""
     return next((form(number / size) + unit for size, unit in units if number >= 0.9995 * size), "")

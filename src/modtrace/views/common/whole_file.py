@@ -26,7 +26,7 @@ def write_content(content: bytes, path: str | os.PathLike[str]) -> None:
 
 
 def errors_told(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-    """Turns an error of the system in the block into one that names the path to which the block writes.
+    """Turns an error of the system in the block into one that names the path being written.
 
     Raises:
         ModtraceError: the path cannot be written to.
@@ -44,7 +44,7 @@ def _write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], Any], 
         if os.path.exists(path) and not os.path.isfile(path):
             _write(Path(path), write, how)
         else:
-            _replace(Path(os.path.realpath(path)), write, how)  # where `path` is a link, it stays one
+            _replace(Path(os.path.realpath(path)), write, how)  # a link at `path` stays a link
 
 
 def _replace(path: Path, write: Callable[[IO[Any]], Any], how: dict[str, Any]) -> None:

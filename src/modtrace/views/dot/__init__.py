@@ -1,1 +1,1 @@
-"""Draws graphs with the DOT language and the program of Graphviz."""
+"""Draws graphs with the DOT language and the program `dot` of Graphviz."""

@@ -13,14 +13,14 @@ from .text import Html
 Number = int | float
 _Item = ViewNode | ViewBox
 
-#: From little to much: nine colours whose lightness (OKLCh) falls in equal steps from 0.975 to 0.32, so that they are
-#: in order for the colour-blind and in grey too.
+#: Nine colours from little to much, whose lightness (OKLCh) falls in equal steps from 0.975 to 0.32, so that
+#: colour-blind readers and grey prints show their order.
 _RAMP = (
     "#fdf8d6", "#fdd68e", "#fdae5b", "#f48647", "#e35e4c", "#c43f63", "#9d296c", "#711e6d", "#47175f",
 )  # fmt: skip
-_DARK, _LIGHT = "#000000", "#ffffff"  # one of them has a contrast of 4.5 with any ground
+_DARK, _LIGHT = "#000000", "#ffffff"  # on any background, one of the two has a contrast of at least 4.5
 
-#: Where the largest number is more than this many times the smallest, equal steps are equal factors.
+#: If the largest number is more than this many times the smallest, the scale is logarithmic.
 _LARGE_RATIO = 50
 
 _PLAIN = {"fillcolor": "#ffffff", "color": "#94a3b8", "fontcolor": "#475569"}
@@ -28,12 +28,12 @@ _PLAIN = {"fillcolor": "#ffffff", "color": "#94a3b8", "fontcolor": "#475569"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """A quantity of nodes and boxes: how it is computed and formatted; None if it is not known."""
+    """A quantity of nodes and boxes: how it is computed and formatted. It is None where unknown."""
 
     name: str
     value: Callable[[_Item], Number | None]
     write: Callable[[Any], str]
-    is_cost: bool = True  # of what ran; leaves have none
+    is_cost: bool = True  # whether it is a cost of what ran, which leaves do not have
 
 
 def _field(name: str) -> Callable[[_Item], Number | None]:
@@ -71,7 +71,7 @@ class Overlay:
         self._scale = Scale.of(known)
 
     def node(self, node: ViewNode) -> dict[str, str]:
-        """Returns the colours of a node; white if its number is not known."""
+        """Returns the colours of a node, which is white if its number is not known."""
         value = self._value(node)
         if value is None:
             return _PLAIN
@@ -95,7 +95,7 @@ class Overlay:
             '<table border="0" cellborder="0" cellspacing="0" cellpadding="1"><tr>'
             f'<td cellpadding="4"><b>{self._column.name}</b></td><td cellpadding="4" align="right">{low}</td>{cells}'
             f'<td cellpadding="4" align="left">{high}</td>'
-            '</tr><tr><td height="6"></td></tr></table>'  # a gap to the picture below
+            '</tr><tr><td height="6"></td></tr></table>'  # a gap above the picture
         )
 
     def _value(self, item: _Item) -> Number | None:
@@ -105,7 +105,7 @@ class Overlay:
 
 
 def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
-    """Returns the overlay with a name; None for None.
+    """Returns the overlay with this name; None for None.
 
     Raises:
         ValueError: there is no such number.
@@ -120,12 +120,12 @@ def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
 
 @dataclass(frozen=True)
 class Scale:
-    """Positions of numbers between the smallest and the largest, by logarithms if their ratio is large."""
+    """Maps numbers to positions between the smallest and the largest, logarithmically if their ratio is large."""
 
-    low: Number | None  # None: there is no number at all
+    low: Number | None  # None if there are no numbers
     high: Number | None
     is_log: bool
-    least: float  # the smallest above 0, where it is logarithmic
+    least: float  # the smallest number above 0, for a logarithmic scale
 
     @classmethod
     def of(cls, values: Sequence[Number]) -> "Scale":
@@ -137,7 +137,7 @@ class Scale:
         return cls(low, high, low >= 0 and high > _LARGE_RATIO * least, float(least))
 
     def position(self, value: Number) -> float:
-        """Returns a number from 0 to 1; NaN and infinity are 1."""
+        """Returns a position from 0 to 1; NaN and infinity are at 1."""
         if self.low is None or self.high is None or self.low == self.high:
             return 0.0
         if not math.isfinite(value):
@@ -161,7 +161,7 @@ def ramp_color(position: float) -> str:
 
 
 def readable_on(fill: str) -> str:
-    """Returns the text colour, dark or white, that has more contrast with a background."""
+    """Returns the text colour, black or white, that has more contrast with a background."""
     ground = luminance(fill)
     return _DARK if contrast(luminance(_DARK), ground) >= contrast(1.0, ground) else _LIGHT
 

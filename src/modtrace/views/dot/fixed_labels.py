@@ -1,4 +1,4 @@
-"""Gives every text of an SVG picture a width that neither the fonts of its maker nor those of its reader change."""
+"""Gives every text of an SVG picture a fixed width, whatever fonts its maker and its reader have."""
 
 import html
 import math
@@ -14,22 +14,22 @@ _TAG = re.compile(r"""(<(?:"[^"]*"|'[^']*'|[^>"'])*>)""")
 _NAME = re.compile(r"<(/?)\s*(\w+)", re.ASCII)
 _ATTRIBUTE = re.compile(r"""([\w:-]+)\s*=\s*(["'])(.*?)\2""")
 
-#: The elements that separate two texts: on both sides of one of these, the texts have places of their own.
+#: Elements that separate texts, so that the texts on both sides have positions of their own.
 _STRUCTURE = frozenset({"table", "tr", "td", "hr", "vr", "img"})
 
-#: How much wider than in Helvetica names and shapes are in the widest fonts that are common, DejaVu Sans and Verdana:
-#: 1.12 to 1.22 times. A program that does not know `textLength` (librsvg, Qt) draws them so wide.
+#: The factor by which names and shapes are wider in the widest common fonts, DejaVu Sans and Verdana, than in
+#: Helvetica: 1.12 to 1.22. Programs that do not know `textLength` (librsvg, Qt) draw them this wide.
 _WIDEST = 1.22
 
-#: How far below the middle of a line its letters stand, as a part of their size.
+#: The distance from the middle of a line to the baseline of its letters, as a fraction of their size.
 _DROP = 0.35
 
-#: Attributes of nodes, boxes and edges.
+#: The attributes of nodes, boxes and edges that are labels.
 _LABELS = ("label", "xlabel", "headlabel", "taillabel")
 
 _ANCHORS = {"left": "start", "right": "end"}
 
-#: What `dot` draws in the place of a text: its number, in a size that takes no room whatever the font.
+#: The mark that `dot` draws in place of a text: the text's number, in a size that takes no space in any font.
 _MARK = '<font point-size="1">@{}</font>'
 _DRAWN_MARK = re.compile(r"<text ([^>]*)>@(\d+)</text>\n")
 
@@ -43,7 +43,7 @@ class _Font(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line of a label: texts of different fonts."""
+    """A line of a label, with texts in different fonts."""
 
     runs: Sequence[tuple[str, _Font]]
     align: str
@@ -54,7 +54,7 @@ class _Line(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The lines that stand in one place of a picture."""
+    """The lines of a label that are at one position in a picture."""
 
     lines: Sequence[_Line]
     room: int
@@ -65,10 +65,9 @@ class _Block(NamedTuple):
 
 
 class FixedLabels:
-    """Reserves room for labels in the text of a picture, and writes them into what `dot` has drawn of it.
+    """Reserves space for labels in the text of a picture, and writes the labels into the picture that `dot` has drawn.
 
-    `dot` would measure a label in the fonts of this machine, and write each of its words at the place that it has in
-    these fonts.
+    `dot` would measure a label in the fonts of this machine, and place each of its words as in these fonts.
     """
 
     def __init__(self) -> None:
@@ -79,15 +78,15 @@ class FixedLabels:
     def reserve_all(
         self, attributes: Mapping[str, Any], *, margin: float = 0, align: str = "center"
     ) -> dict[str, Html]:
-        """Returns those of the attributes that are labels, with marks in the places of their texts.
+        """Returns the attributes that are labels, with marks in place of their texts.
 
         Args:
-            margin: how much room is left beside the label, on both sides together.
-            align: left, center or right, for lines that say nothing else.
+            margin: the space beside the label, for both sides together.
+            align: left, center or right, for lines without an alignment of their own.
         """
         if "record" in str(
             attributes.get("shape")
-        ):  # its label is no HTML, but in Graphviz's language for records
+        ):  # the label is in Graphviz's language for records, not HTML
             return {}
         size, font = float(attributes.get("fontsize") or 14), str(attributes.get("fontname") or "")
         return {
@@ -99,7 +98,7 @@ class FixedLabels:
     def reserve(
         self, label: object, *, size: float, font: str = "", margin: float = 0, align: str = "center"
     ) -> Html:
-        """Returns a label, plain or `Html`, with marks in the places of its texts; see `reserve_all`."""
+        """Returns a label, plain or `Html`, with marks in place of its texts; see `reserve_all`."""
         content = to_html(label)
         key = (content, size, font, margin, align)
         if key not in self._reserved:
@@ -107,20 +106,21 @@ class FixedLabels:
         return self._reserved[key]
 
     def fill(self, svg: str) -> str:
-        """Returns the picture with each line of each label as one text, of the width that was reserved."""
+        """Returns the picture with each line of each label as one text, in the width that was reserved."""
         return _DRAWN_MARK.sub(self._write, svg)
 
     def _write(self, found: re.Match[str]) -> str:
         self._seen.append(_attributes_of(found[1]))
         block = self._blocks[int(found[2])]
-        if len(self._seen) < sum(len(line.runs) for line in block.lines):  # each run of letters has its mark
+        # The block is complete once the marks of all its texts have been found.
+        if len(self._seen) < sum(len(line.runs) for line in block.lines):
             return ""
         seen, self._seen = self._seen, []
         return "".join(_write_block(block, seen))
 
 
 class _Reader:
-    """Goes through a label once, and puts marks in the places of its texts."""
+    """Reads a label once, and puts marks in place of its texts."""
 
     def __init__(self, blocks: list[_Block], font: _Font, margin: float, align: str) -> None:
         self._blocks = blocks
@@ -152,7 +152,7 @@ class _Reader:
         for token in tokens:
             name = _NAME.match(token)
             if name is None:
-                text = html.unescape(token.replace("\n", ""))  # as `dot` does
+                text = html.unescape(token.replace("\n", ""))  # `dot` treats it like this
                 runs += [(text, self._fonts[-1])] if text else []
                 marked += [_MARK.format(len(self._blocks))] if text else []
             elif name[2].lower() == "br":
@@ -168,7 +168,7 @@ class _Reader:
         return _reserve_cell(self._blocks[-1], "".join(marked), self._align)
 
     def _step_into(self, tag: str, name: re.Match[str]) -> None:
-        """Keeps in mind which font holds behind a tag."""
+        """Remembers the font that applies after a tag."""
         if name[1]:
             self._fonts = self._fonts[:-1] or self._fonts
             return
@@ -182,7 +182,7 @@ class _Reader:
 
     def _line(self, runs: Sequence[tuple[str, _Font]], align: str) -> _Line:
         size = max((font.size for _, font in runs), default=self._fonts[-1].size)
-        return _Line(runs, align, int(1.1 * size + 1))  # as `dot` does
+        return _Line(runs, align, int(1.1 * size + 1))  # `dot` computes it like this
 
     def _room(self, lines: Sequence[_Line]) -> int:
         width = max(line.width() for line in lines)
@@ -207,7 +207,7 @@ def _reserve_cell(block: _Block, content: str, align: str) -> str:
 
 
 def _write_block(block: _Block, marks: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Yields a text for each line; the marks stand at the left, in the middle of the height."""
+    """Yields a text for each line; the marks are at the left, in the middle of the line's height."""
     left, middle = float(marks[0]["x"]), float(marks[0]["y"]) - _DROP
     top = middle - block.height / 2
     pending = iter(marks)
@@ -225,7 +225,7 @@ def _look_of(mark: Mapping[str, str], font: _Font) -> dict[str, str]:
 
 
 def _write_line(line: _Line, looks: Sequence[dict[str, str]], ends: tuple[float, float], y: float) -> str:
-    """Returns a line as one text; what its parts have in common is said once."""
+    """Returns a line as one text, in which common attributes of its parts are written once."""
     anchor = _ANCHORS.get(line.align, "middle")
     x = {"start": ends[0], "end": ends[1]}.get(anchor, sum(ends) / 2)
     common = dict(set.intersection(*(set(look.items()) for look in looks)))
@@ -234,7 +234,7 @@ def _write_line(line: _Line, looks: Sequence[dict[str, str]], ends: tuple[float,
         for (text, _), look in zip(line.runs, looks, strict=True)
     ]
     ordered = {name: value for name, value in looks[0].items() if name in common}
-    # Else SVG drops blanks at both ends, and librsvg those between two fonts.
+    # Otherwise SVG drops blanks at both ends, and librsvg those between two fonts.
     has_blanks = any(text != " ".join(text.split()) for text, _ in line.runs)
     given = {
         "text-anchor": anchor,

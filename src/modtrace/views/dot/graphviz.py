@@ -15,10 +15,10 @@ from .style import GraphStyle
 
 _Path = str | os.PathLike[str]
 
-#: How long a picture may take; `dot` needs 10 s for 10,000 nodes and a minute for 20,000.
+#: The time that a picture may take; `dot` needs 10 s for 10,000 nodes and a minute for 20,000.
 _PATIENCE_S = 300
 
-#: What is tried in turn. Of 600 random graphs with boxes in boxes `dot` 2.43 fails to bend the edges of 1 in 30
+#: The options to try in turn. On 600 random graphs with nested boxes, `dot` 2.43 fails to bend the edges of 1 in 30
 #: ("triangulation failed"), and to place the boxes of 1 in 150 (an assertion in merge_chain).
 _SIMPLER: tuple[tuple[str, ...], ...] = ((), ("-Gsplines=line",), ("-Gsplines=line", "-Gclusterrank=none"))
 
@@ -57,7 +57,7 @@ def render_svg(
 def write_dot(
     view: GraphView, path: _Path, *, style: GraphStyle | None = None, overlay: str | None = None
 ) -> None:
-    """Writes the text of the picture, for which no program is needed.
+    """Writes the text of the picture, for which Graphviz is not needed.
 
     Raises:
         ValueError: there is no such number to colour by.
@@ -104,7 +104,7 @@ def _draw(text: str, nodes: int, form: str, *options: str, patience_s: float) ->
 
 
 class _DotFailed(ModtraceError):
-    """Raised if the program ran and produced no picture."""
+    """Raised if `dot` ran without producing a picture."""
 
 
 def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> bytes:
@@ -148,7 +148,7 @@ _TEXT = re.compile(r"^<text .*</text>\n", re.MULTILINE)
 _FONT = re.compile(r'(?<=")( font-family="[^"]*")(?= )')
 _END = "</g>\n</svg>"
 
-#: A light rim around the letters; the pointer passes through to the box, which has a tooltip.
+#: A light rim around the letters; the pointer passes through the text to the box with its tooltip.
 _RAISED = (
     '<g class="box-labels" pointer-events="none" style="paint-order:stroke" stroke="#f6f9fd" stroke-width="2.5" '
     'stroke-linejoin="round">\n{}</g>\n'
@@ -157,7 +157,7 @@ _RAISED = (
 
 def tidy_svg(svg: str) -> str:
     """Returns the SVG without comments, with one font and with box labels on top."""
-    # A colour of CSS that not every program knows.
+    # Replaces a colour name of CSS that some programs do not know.
     plain = _COMMENT.sub("", svg).replace('stroke="transparent"', 'stroke="none"')
     return raise_box_labels(_say_font_once(plain))
 

@@ -8,10 +8,10 @@ from ...analysis.graph_view.records import LAYER, ViewBox, ViewEdge, ViewNode
 from ..common.numbers import format_bytes, format_flops, format_number, format_time
 from .text import Html, escape_html, stack, to_html
 
-# Asked for every node, and of equal layers the same.
+# Cached, as it is needed for every node, and equal layers have equal texts.
 _write_bytes, _write_flops, _write_number = map(lru_cache(4096), (format_bytes, format_flops, format_number))
 
-#: The arguments of an op are shown up to this many characters.
+#: The number of characters of an op's arguments that are shown.
 _ARGS_SHOWN = 300
 
 #: The colour of nodes that raised or are not finite.
@@ -38,7 +38,7 @@ def title_of(item: ViewNode | ViewBox) -> str:
 
 
 def render_label(node: ViewNode, mark: str = "") -> Html:
-    """Returns path and class of a layer with a mark behind them, or name and shape of another node, on two lines."""
+    """Returns path and class of a layer, followed by a mark, or name and shape of another node, on two lines."""
     if node.kind in (LAYER, CALL):
         text = _render_path(title_of(node), _suffix(node, mark))
     else:
@@ -59,7 +59,7 @@ def _render_text(line: str, small: str) -> Html:
 
 
 def render_box_label(box: ViewBox, mark: str = "") -> Html:
-    """Returns the path and class of an open layer with a mark behind them; the name for a phase."""
+    """Returns path and class of an open layer, followed by a mark; for a phase, its name."""
     return _render_path(box.phase if box.kind == PHASE else title_of(box), _suffix(box, mark))
 
 
@@ -91,7 +91,7 @@ def with_number(label: object, number: str) -> Html:
 
 
 def describe_node(node: ViewNode) -> str:
-    """Returns all that is known of a node, one line for each property."""
+    """Returns everything that is known of a node, one line for each property."""
     lines = [node.key]
     if node.type:
         lines.append(f"class: {node.type}")
@@ -105,12 +105,12 @@ def describe_node(node: ViewNode) -> str:
 
 
 def describe_box(box: ViewBox) -> str:
-    """Returns all that is known of an open layer, one line for each property."""
+    """Returns everything that is known of an open layer, one line for each property."""
     return "\n".join([box.key, *([f"class: {box.type}"] if box.type else []), *_numbers(box)])
 
 
 def describe_edge(edge: ViewEdge) -> str:
-    """Returns shape and dtype of the tensor that is read, the argument that reads it, and how often."""
+    """Returns shape and dtype of the tensor, the argument that reads it, and the number of reads."""
     return _describe_read(edge.shape, edge.dtype or "", edge.slot, edge.reads) or edge.kind
 
 

@@ -1,4 +1,4 @@
-"""Places the phases of a step side by side: backward runs upward, each layer beside its forward."""
+"""Arranges the phases of a step side by side: backward runs upward, each layer beside its forward."""
 
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
@@ -13,13 +13,13 @@ _UPWARD = frozenset({BACKWARD, OPTIMIZER})
 #: The phases beside the forward, from left to right.
 _BESIDE = (RECOMPUTE, BACKWARD)
 
-#: At most this many ops of a loss stay in place.
+#: The largest number of ops of a loss that are kept in order.
 _MOST_IN_LOSS = 20
 
-#: Of what is read, by something that ran outside of all phases.
+#: The side of a leaf whose reader ran outside of all phases.
 _ORDER = (None, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER)
 
-_Call = tuple[str | None, str | None, int]  # root, path, n-th call
+_Call = tuple[str | None, str | None, int]  # root, path, and number of the call
 
 
 class Sides:
@@ -35,7 +35,7 @@ class Sides:
         self._holds = self._hold_loose(view, ranked) if self._mirrors else {}
 
     def is_ranked(self, edge: ViewEdge) -> bool:
-        """Returns whether the edge determines which node is above. Edges between sides and back in loops do not."""
+        """Returns whether the edge determines which node is above; edges between sides and loops do not."""
         is_last = (self.of_node[edge.source], self.of_node[edge.target]) == (BACKWARD, OPTIMIZER)
         return self._is_inside(edge) or is_last or self._holds.get(edge.target) == edge.source
 
@@ -55,7 +55,7 @@ class Sides:
         return self.of_node[edge.source] == self.of_node[edge.target] and not edge.is_loop
 
     def _find_below_starts(self, ranked: Sequence[ViewEdge]) -> set[int]:
-        """Returns the nodes that read a node of their own box which reads nothing itself, most often a parameter."""
+        """Returns the nodes that read from a node in their own box which reads nothing itself, as a parameter."""
         reading = {edge.target for edge in ranked}
         return {
             edge.target
@@ -64,7 +64,7 @@ class Sides:
         }
 
     def _hold_loose(self, view: GraphView, ranked: Sequence[ViewEdge]) -> dict[int, int]:
-        """Returns, for each upward node without edges on its side, a node that it reads.
+        """Returns for each upward node without edges on its side a node that it reads.
 
         Without that, the node (a gradient that only the optimizer reads) would be at the top of the picture.
         """
@@ -90,13 +90,13 @@ def _find_sides(view: GraphView) -> list[str]:
         if is_free[edge.target] and not edge.is_loop:
             known[edge.target] = max(known[edge.target], known[edge.source], key=_ORDER.index)
     first = FORWARD if FORWARD in view.phases else next(iter(view.phases), FORWARD)
-    for at in reversed(range(len(known))):  # who reads something comes behind it
+    for at in reversed(range(len(known))):  # in reverse order, so that readers come before what they read
         known[at] = known[at] or known[readers.get(at, at)] or first
     return [column or first for column in known]
 
 
 def find_rows(view: GraphView, sides: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """Yields nodes that are drawn in one row: a forward, what recomputes it, and its backward.
+    """Yields groups of nodes that are drawn in one row: a forward, its recompute, and its backward.
 
     Only nodes are chosen for which all edges keep their direction: the backward has the reverse order of the forward.
     """
@@ -159,7 +159,7 @@ class DrawnEdge(NamedTuple):
     """An edge of a picture."""
 
     edge: ViewEdge
-    is_bundle: bool = False  # it stands for all edges between the boxes of two phases
+    is_bundle: bool = False  # whether it stands for all edges between the boxes of two phases
 
 
 def choose_edges(view: GraphView, sides: Sequence[str]) -> Iterator[DrawnEdge]:
@@ -184,7 +184,7 @@ def _bundle(side: str, before: ViewEdge, edge: ViewEdge) -> ViewEdge:
 
 
 def place_idle(view: GraphView) -> Iterator[ViewEdge]:
-    """Yields invisible edges for calls that ran no op, which would otherwise be at the top of the picture.
+    """Yields invisible edges for calls without ops, which would otherwise be at the top of the picture.
 
     Each edge leads from the node before such a call in its phase, or to the node after it.
     """

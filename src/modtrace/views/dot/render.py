@@ -11,17 +11,17 @@ from .phases import DrawnEdge, Sides, choose_edges, find_columns, outermost_boxe
 from .style import GraphStyle
 from .text import escape_html, render_attributes, stack, to_html
 
-#: Boxes may lie in each other 5,000 deep: from here on lines are not indented further.
+#: The depth from which lines are not indented further, as boxes may be nested 5,000 deep.
 _DEEPEST = 12
 
-#: What is meant of the source of an edge and what of its target; an edge that is written backward has them swapped.
+#: Attributes that belong to the source or the target of an edge, which are swapped if it is written backward.
 _ENDS = (("arrowhead", "arrowtail"), ("headlabel", "taillabel"), ("headport", "tailport"), ("lhead", "ltail"))
 _DIRECTIONS = {"forward": "back", "back": "forward"}
 
 NO_OPS_IN_PICTURE = "No ops were recorded: the arrows say which call began next."
 
 
-#: How much room `GraphStyle` leaves beside the label of a node or box, on both sides together, in points.
+#: The space that `GraphStyle` leaves beside a label, for both sides together, in points.
 _MARGIN = 12
 
 _SIDES = {"l": "left", "r": "right"}
@@ -39,10 +39,10 @@ def render_dot(
     Nodes are `n0`, `n1` and so on in the order of time, boxes `cluster_b0`; their tooltips begin with their keys.
 
     Args:
-        style: how it looks; None for `GraphStyle()`.
+        style: the look of the picture; None for `GraphStyle()`.
         overlay: the number by which nodes are coloured: time, flops, bytes, saved, rms, nonfinite, or a field of
             `ViewNode` that is a number.
-        labels: keeps the labels, for which the text then only reserves room; None: the labels are in the text.
+        labels: stores the labels, for which the text only reserves space; None to write labels into the text.
 
     Raises:
         ValueError: there is no such number.
@@ -102,13 +102,14 @@ class _Writer:
     def _boxes(self) -> Iterator[str]:
         """Yields every node in its box, and every box in its parent."""
         view = self._view
-        nodes: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]  # the last: in no box
+        # The last list is for nodes outside of boxes.
+        nodes: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]
         inside: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]
         for at, node in enumerate(view.nodes):
             nodes[node.box].append(at)
         for at, box in enumerate(view.boxes):
             inside[box.box].append(at)
-        pending: list[int | None] = [None, *reversed(inside[-1])]  # None: the end of a box
+        pending: list[int | None] = [None, *reversed(inside[-1])]  # None marks the end of a box
         yield from (self._node(at, "  ") for at in nodes[-1])
         depth = 1
         while len(pending) > 1:

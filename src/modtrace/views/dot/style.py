@@ -1,4 +1,4 @@
-"""The look of a picture's nodes, boxes and edges, which can be changed by subclassing."""
+"""Defines the look of a picture's nodes, boxes and edges, which subclasses can change."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,14 +30,14 @@ from .labels import (
 
 Attributes = dict[str, Any]
 
-_FONT = "Helvetica,Arial,sans-serif"  # of the same widths as what most machines have in their place
+_FONT = "Helvetica,Arial,sans-serif"  # fonts of equal widths, of which most machines have one
 
 
-#: A picture of more nodes is for programs: then tooltips are only keys, and edges have none.
+#: Larger pictures are for programs, so tooltips are only keys, and edges have none.
 _MANY = 10_000
 
 
-#: The depth from which on boxes are not shaded, because their names could hardly be read.
+#: The depth from which boxes are not shaded, because their names would be hard to read.
 _SHADED = 8
 
 
@@ -81,14 +81,14 @@ class GraphStyle:
     """
 
     def __init__(self, **attributes: Any) -> None:
-        """Sets attributes of every node, which override those of `node`; `fontname` also applies to boxes and edges."""
+        """Sets attributes of all nodes, which override those of `node`; `fontname` applies to boxes and edges, too."""
         self.attributes = attributes
         self._has_phases = False
         self._tells_all = True
         self._boxes: Sequence[ViewBox] = ()
 
     def look_at(self, view: GraphView) -> None:
-        """Receives the view that is drawn next, before all other methods are called."""
+        """Receives the view that is about to be drawn, before all other methods are called."""
         self._has_phases = len(view.phases) > 1
         self._tells_all = len(view.nodes) <= _MANY
         self._boxes = view.boxes
@@ -105,7 +105,7 @@ class GraphStyle:
             "ranksep": 0.3,
             "labeljust": "l",
             "labelloc": "t",
-            # Of 4,000 nodes: 1.5 s instead of 10 s, and somewhat wider.
+            # With 4,000 nodes this takes 1.5 s instead of 10 s, and is somewhat wider.
             "nslimit": 1 if len(view.nodes) > 500 else None,
         }
 
@@ -131,7 +131,7 @@ class GraphStyle:
             "fontcolor": "#64748b",
             "arrowsize": 0.55,
             "color": _HUES[None].line,
-            "weight": 50,  # straight, also where boxes get wider by it; what comes from leaves gives way
+            "weight": 50,  # straight, even if boxes get wider; edges from leaves bend instead
         }
 
     def node(self, node: ViewNode) -> Attributes:

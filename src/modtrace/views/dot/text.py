@@ -1,4 +1,4 @@
-"""Writes texts and attributes in the DOT language, so that every name is shown as it is."""
+"""Writes texts and attributes in the DOT language, in which every name appears unchanged."""
 
 import html
 import re
@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
-#: What graphviz would take for an entity, and what XML cannot hold.
+#: Text that graphviz would read as an entity, and characters that XML cannot hold.
 _RARE = re.compile("&(?=#?\\w+;)|[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _ESCAPES = {"&": "&amp;", "\t": " ", "\r": ""}
 _NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -15,7 +15,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 
 
 class Html(str):
-    """A text in Graphviz' HTML-like language, which is written unchanged; `escape_html` escapes the names in it."""
+    """A text in Graphviz' HTML-like language, which is written unchanged; names in it need `escape_html`."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ def quote(value: Any) -> str:
     if isinstance(value, bool):
         return '"true"' if value else '"false"'
     text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    # Asked for every node: looking is much faster than replacing.
+    # Needed for every node, and searching is much faster than replacing.
     return f'"{text}"' if text.isprintable() and "&" not in text else f'"{_RARE.sub(_escape, text)}"'
 
 
@@ -62,7 +62,7 @@ def _cell(line: str, ground: str | None) -> str:
 def render_attributes(attributes: Mapping[str, Any]) -> str:
     """Returns attributes in brackets, after a space: ` [label="conv1" shape="box"]`, without those that are None."""
     listed = [
-        # A tooltip is hardly ever there twice.
+        # not cached, as tooltips are hardly ever equal
         f"tooltip={quote(value)}" if name == "tooltip" else _attribute(name, value)
         for name, value in attributes.items()
         if value is not None

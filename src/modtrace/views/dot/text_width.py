@@ -1,11 +1,11 @@
-"""Tells how wide a text is, by a table: no font of the machine that draws is asked."""
+"""Computes the width of a text from a table, independently of the fonts on this machine."""
 
 import re
 import unicodedata
 from functools import lru_cache
 
-#: Characters by their width in Helvetica, in thousandths of the size (Adobe's Core 14 font metrics). Arial, Liberation
-#: Sans and Nimbus Sans have the same widths.
+#: Characters by their width in Helvetica, in thousandths of the font size (Adobe's Core 14 font metrics). Arial,
+#: Liberation Sans and Nimbus Sans have the same widths.
 _REGULAR = {
     191: "'", 222: "ijl", 260: "|", 278: " !,./:;I[\\]ft·", 333: "()-`r", 334: "{}", 355: '"', 389: "*",
     469: "^", 500: "Jcksvxyz", 556: "#$0123456789?L_abdeghnopqu", 584: "+<=>~×", 611: "FTZ",
@@ -21,10 +21,10 @@ _WIDTHS = tuple(
     for table in (_REGULAR, _BOLD)
 )
 
-#: Of characters that the tables lack: like digits, capitals, and ideographs.
+#: The widths of characters that are not in the tables: like digits, like capitals, and of ideographs.
 _USUAL, _CAPITAL, _IDEOGRAPH = 556, 722, 1000
 _MONOSPACED = 600
-_WITHOUT_WIDTH = ("Mn", "Me", "Cf")  # accents, and signs that steer the others
+_WITHOUT_WIDTH = ("Mn", "Me", "Cf")  # categories of accents and control characters
 
 _IS_MONOSPACED = re.compile("mono|courier|consol|menlo", re.IGNORECASE)
 _IS_BOLD = re.compile("bold", re.IGNORECASE)

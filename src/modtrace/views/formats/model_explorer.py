@@ -21,7 +21,7 @@ from .model_explorer_data import NODE_DATA, iterate_node_data
 
 _Shape = tuple[int, ...] | None
 
-# Model Explorer shows what stands under this key as the name of an input or output.
+# Model Explorer shows the value of this key as the name of an input or output.
 _TAG = "__tensor_tag"
 
 
@@ -29,11 +29,11 @@ class Input(NamedTuple):
     """An edge into a node."""
 
     source: int
-    output: int  # of the source, from 0
+    output: int  # the number of the source's output, from 0
     described: dict[str, str]
 
 
-#: Of each node: its inputs, in the order of time, and the number of each shape and dtype that it returns.
+#: By node, its inputs in the order of time, and a number for each shape and dtype that it returns.
 Wires = tuple[list[list[Input]], list[dict[tuple[_Shape, str | None], int]]]
 
 

@@ -1,4 +1,4 @@
-"""The properties of nodes, boxes and the graph in Model Explorer: labels, borders, and attributes of the side panel."""
+"""Describes nodes, boxes and the graph for Model Explorer: labels, borders, and attributes of the side panel."""
 
 import math
 import shlex
@@ -107,14 +107,14 @@ def _count_parameters(view: GraphView) -> list[int | None]:
             counts[node.box] = None
         elif node.kind == PARAMETER and node.shape is not None:
             counts[node.box] = sum_known(counts[node.box], math.prod(node.shape) * node.repeats)
-    for number in range(len(counts) - 1, -1, -1):  # a box follows the boxes around it
+    for number in range(len(counts) - 1, -1, -1):  # inner boxes first, as they follow outer ones
         around = view.boxes[number].box
         if around >= 0:
             counts[around] = sum_known(counts[around], counts[number])
     return counts
 
 
-#: Borders alone: the colours of node data fill the node.
+#: Only the borders are coloured, because node data fill the nodes.
 _BORDERS = {
     INPUT: "#1a73e8",
     OUTPUT: "#1a73e8",

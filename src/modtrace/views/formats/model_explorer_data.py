@@ -18,8 +18,8 @@ class NodeData(NamedTuple):
     """A quantity of nodes, and the colours for its values."""
 
     title: str
-    value: Callable[[ViewNode], float | None]  # None: not known, or none of its kind
-    color: str  # of the largest; the smallest is white
+    value: Callable[[ViewNode], float | None]  # None if unknown, or if the node has no such number
+    color: str  # the colour of the largest value; the smallest is white
 
 
 def _of_work(value: Callable[[ViewNode], float | None]) -> Callable[[ViewNode], float | None]:
@@ -27,11 +27,11 @@ def _of_work(value: Callable[[ViewNode], float | None]) -> Callable[[ViewNode], 
 
 
 def _finite_rms(node: ViewNode) -> float | None:
-    # JSON has no numbers for others, and one of them would leave no colours for the rest.
+    # JSON cannot hold other numbers, and one of them would leave no colours for the rest.
     return node.rms if node.rms is not None and math.isfinite(node.rms) else None
 
 
-#: By the word in the name of the file.
+#: The kinds of node data, by the word in the file's name.
 NODE_DATA = {
     "time_us": NodeData("time (us)", _of_work(lambda node: node.duration_ns / 1000), "#f9ab00"),
     "flops": NodeData("flops", _of_work(lambda node: node.flops), "#1a73e8"),
@@ -58,9 +58,9 @@ def iterate_node_data(view: GraphView, graph: str, name: str) -> Iterator[str]:
     colors: dict[str, Any] = {
         "gradient": [{"stop": 0, "bgColor": _WHITE}, {"stop": 1, "bgColor": data.color}]
     }
-    if name == "nonfinite":  # a node is full red even if only one of its elements is bad
+    if name == "nonfinite":  # a node is full red even if only one element is not finite
         colors = {"thresholds": [{"value": 0, "bgColor": _WHITE}, {"value": 2**63, "bgColor": _RED}]}
-    hidden = {"hideAggregatedStats": ["sum"]} if name == "rms" else {}  # the others add up
+    hidden = {"hideAggregatedStats": ["sum"]} if name == "rms" else {}  # a sum of these means nothing
     head = render_compact({"name": data.title, **colors, **hidden})
     yield f'{{{render_compact(graph)}:{head[:-1]},"results":{{'
     separator = "\n"

@@ -17,13 +17,13 @@ from ..common.headline import NO_DEVICE_TIMES
 from ..common.numbers import render_compact
 from ..common.whole_file import write_pieces
 
-_FIRST_TID = 1  # viewers take 0 for the idle thread of the system
+_FIRST_TID = 1  # viewers treat 0 as the idle thread of the system
 _ROWS_AT_ONCE = 4096
 _SEPARATOR = ",\n"
 
 
 def describe_missing(timeline: Timeline) -> str | None:
-    """Returns what was not recorded: the times of backward calls, or those of devices; None if nothing lacks."""
+    """Returns a text on times that are missing, of backward calls or of devices; None if none are."""
     parts = [
         _NO_BACKWARD if timeline.lacks_backward else "",
         f"{NO_DEVICE_TIMES}." if timeline.lacks_device_times else "",
@@ -112,7 +112,7 @@ def _name_lanes(lanes: Sequence[Lane]) -> list[str]:
 
 
 class _SpanWriter:
-    """Writes spans, each followed by the ends of its arrows, because viewers bind them to the last span that began."""
+    """Writes spans, each followed by the ends of its arrows, as viewers bind these to the last begun span."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._spans = timeline.spans
@@ -131,7 +131,7 @@ class _SpanWriter:
         columns = (spans.kind, spans.lane, spans.start_ns, spans.duration_ns, spans.name)
         rows = zip(*(column[first:end].tolist() for column in columns), strict=True)
         args = zip(*(arg.write(first, end) for arg in self._args), strict=True)
-        # Where arrows begin or end. Arrow n begins at end n; the numbers of all targets are higher.
+        # The positions of arrow ends. Arrow n begins at end n; the numbers of all targets are higher.
         begin, stop = np.searchsorted(self._rows, [first, end]).tolist()
         ends = zip(self._rows[begin:stop].tolist(), self._order[begin:stop].tolist(), strict=True)
         flows = {at: [flow for _, flow in group] for at, group in groupby(ends, key=lambda end: end[0])}
@@ -153,13 +153,13 @@ class _SpanWriter:
 
 
 class _ArgWriter:
-    """Writes one detail of spans, followed by a comma; "" for a span that has none."""
+    """Writes one detail of each span, followed by a comma; "" for a span without it."""
 
     def __init__(self, detail: Detail) -> None:
         self._values = detail.values
         self._key = json.dumps(detail.name)
         self._texts: Sequence[str] | None = None
-        if detail.dictionary is not None:  # the last stands for -1
+        if detail.dictionary is not None:  # the last text is for code -1
             self._texts = [*(f"{self._key}:{json.dumps(text)}," for text in detail.dictionary), ""]
 
     def write(self, first: int, end: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes the findings of a report as texts: a title, and the evidence in the words of the commands."""
+"""Writes the findings of a report as texts: a title, and the evidence as the commands word it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..text.recompute import render_recompute
 
 
 def describe_finding(finding: ReportFinding) -> dict[str, Any]:
-    """Returns title, severity, evidence and rows of a finding, as the payload has them."""
+    """Returns title, severity, evidence and rows of a finding, in the form of the payload."""
     severity, (title, *lines) = _describe_answer(finding)
     rows = {"module": finding.module, "node": finding.node, "step": finding.step}
     return {"title": title, "severity": severity, "lines": lines, **rows}

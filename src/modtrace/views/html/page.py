@@ -1,4 +1,4 @@
-"""Puts a report into the page that the browser shows: one file, which loads nothing and runs nothing else."""
+"""Puts a report into the page that the browser shows: one file, which loads nothing."""
 
 import base64
 import hashlib
@@ -34,7 +34,7 @@ def size_without_data() -> int:
 
 @dataclass(frozen=True, repr=False)
 class ReportFrame:
-    """A report as a notebook shows it: in a frame with an origin of its own, from which nothing is within reach."""
+    """A report as a notebook shows it: in a frame with its own origin, from which it cannot reach the notebook."""
 
     page: str
     height: int
@@ -54,7 +54,7 @@ def _read_page() -> str:
     return files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 
-#: Nothing may be loaded, and only the page's own script and style, which are known by their hashes, have an effect.
+#: The policy that nothing may be loaded, and that only the page's script and style, known by their hashes, run.
 _PAGE_POLICY = '<meta http-equiv="Content-Security-Policy" content="{}">'
 
 

@@ -19,7 +19,7 @@ _OPTIONAL = ("about", "measure", "phase", "overlay", "default", "scalar", "toget
 
 
 def encode_payload(report: Report) -> str:
-    """Returns the payload as base64 of what is compressed. The same report always gives the same text."""
+    """Returns the payload, compressed, as base64. The same report always gives the same text."""
     values, numbers = to_payload(report)
     text = json.dumps(values, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     encoded = text.encode("utf-8", "replace")
@@ -68,7 +68,7 @@ def _to_column(
 
 
 def _add_numbers(values: Any, numbers: bytearray) -> dict[str, Any]:
-    """Appends the bytes of values in the smallest type that holds them. Returns the type, and where the bytes begin."""
+    """Appends values in the smallest type that holds them. Returns the type, and the position of the bytes."""
     values = np.asarray(values)
     if values.dtype.kind == "b":
         values = values.astype(np.uint8)
@@ -86,7 +86,7 @@ def _add_numbers(values: Any, numbers: bytearray) -> dict[str, Any]:
 
 
 def _append(values: Any, dtype: str, numbers: bytearray) -> int:
-    """Appends the lowest byte of each value, then the next one of each, and so on: like bytes compress best."""
+    """Appends the lowest byte of each value, then the next byte of each, and so on, as this compresses best."""
     offset, width = len(numbers), np.dtype(dtype).itemsize
     numbers += np.frombuffer(values.astype(dtype).tobytes(), np.uint8).reshape(-1, width).T.tobytes()
     return offset

@@ -1,4 +1,4 @@
-"""Tables and lines as HTML: static, without a script, in the colours of the page around them."""
+"""Writes tables and lines as HTML: static, without a script, in the colours of the surrounding page."""
 
 import html
 from collections.abc import Collection, Sequence
@@ -7,19 +7,19 @@ from importlib.resources import files
 from ...recording.suggestions import count_of
 from ..common.columns import Column, Text
 
-#: The rows of a table that are shown at most: a notebook keeps every output, and is slow with large ones.
+#: The largest number of rows shown of a table, since a notebook keeps every output and is slow with large ones.
 MAX_ROWS = 200
 
 
 class HtmlMarkup:
-    """The markup of lines and tables."""
+    """Writes lines and tables as HTML."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
-        """Takes the titles of columns for which a notebook has no room."""
+        """Creates the markup; `without` are titles of columns that are too wide for a notebook."""
         self._without = without
 
     def render_columns(self, columns: Sequence[Column]) -> str:
-        """Returns a table, of its rows the first `MAX_ROWS`, and a line that says what is not shown."""
+        """Returns a table with the first `MAX_ROWS` rows, and a line that says what is not shown."""
         shown = [column for column in columns if column.title not in self._without]
         rows = list(zip(*(column.cells for column in shown), strict=True))
         titles = "".join(f"<th{_align(column)}>{html.escape(column.title)}</th>" for column in shown)
@@ -31,12 +31,12 @@ class HtmlMarkup:
         return table + self.render_lines(rest)
 
     def render_lines(self, lines: Sequence[Text]) -> str:
-        """Returns a line each."""
+        """Returns each line as an element of its own."""
         return "".join(f"<div>{_render_text(line)}</div>\n" for line in lines)
 
 
 def render_page(content: str) -> str:
-    """Returns what a notebook shows of tables and lines that `HtmlMarkup` has written."""
+    """Returns the content of a notebook's output, from tables and lines that `HtmlMarkup` has written."""
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     return f'<div class="modtrace">\n<style>\n{style}</style>\n{content}</div>\n'
 

@@ -26,7 +26,7 @@ Kind = Literal["lines", "heatmap", "histogram"]
 
 KINDS = ("lines", "heatmap", "histogram")
 
-#: What a picture's name may end in.
+#: The possible suffixes of a picture's name.
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -47,12 +47,12 @@ def find_plotted(
             f"step={step!r} is for kind='histogram'. Give steps= (--steps) to choose the steps of {kind}."
         )
     if kind == "heatmap" and selection.role == OPTIMIZER_STATE and selection.slot is None:
-        selection = replace(selection, counters=False)  # Adam's `step` would take the colours of all moments
+        selection = replace(selection, counters=False)  # Adam's `step` would dominate the colours
     return build_history(data, stat, selection)
 
 
 def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "Axes":
-    """Draws what `find_plotted` has found; a notebook displays the axes unless they were given.
+    """Draws the result of `find_plotted`; a notebook displays the axes unless they were given.
 
     Raises:
         MissingLibraryError: matplotlib is not installed.
@@ -93,7 +93,7 @@ def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> N
 def _render(ax: "Axes", suffix: str, *, dpi: int = 110) -> bytes:
     picture: Any = io.BytesIO()
     figure = ax.get_figure(root=True)
-    assert figure is not None  # it is None of axes that were removed
+    assert figure is not None  # None only for axes that were removed
     undated = {"Date": None} if suffix == ".svg" else {"CreationDate": None} if suffix == ".pdf" else None
     figure.savefig(picture, format=suffix[1:], dpi=dpi, metadata=undated)
     content: bytes = picture.getvalue()

@@ -10,12 +10,12 @@ from .style import FEW_COLORS, NONFINITE_COLOR, few_of, new_axes, strip_frame
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: The largest number of places named below the axis.
+#: The largest number of places that are named below the axis.
 _NAMED = 16
 
 
 def plot_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
-    """Draws the relative error of each place and its noise; equal ones stand at the lower edge.
+    """Draws the relative error of each place and its noise; places without error are at the lower edge.
 
     Raises:
         MissingLibraryError: matplotlib is not installed.
@@ -24,7 +24,7 @@ def plot_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
     points = found.growth
     at, errors = np.arange(len(points)), np.array([point.error for point in points], np.float64)
     known = [number for point in points for number in (point.error, point.noise) if 0 < number < np.inf]
-    # A power of ten below all of them.
+    # A power of ten below all errors.
     lowest = float(10.0 ** (np.floor(np.log10(min(known, default=1e-8))) - 1))
     shown = np.where(np.isfinite(errors) & (errors > lowest), errors, lowest)
     ax.set_yscale("log")

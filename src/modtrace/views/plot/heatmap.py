@@ -89,7 +89,7 @@ def cells_of(steps: npt.NDArray[np.int64]) -> tuple[Numbers, npt.NDArray[np.int6
 
 
 def hatch_cells(ax: "Axes", bad: npt.NDArray[np.bool_], edges: Numbers) -> None:
-    """Hatches cells. Adjacent cells in a row are one piece."""
+    """Hatches cells, drawing adjacent cells of a row as one piece."""
     for row in np.flatnonzero(bad.any(axis=1)).tolist():
         change = np.flatnonzero(np.diff(np.pad(bad[row].astype(np.int8), 1)))
         pieces = [
@@ -100,7 +100,7 @@ def hatch_cells(ax: "Axes", bad: npt.NDArray[np.bool_], edges: Numbers) -> None:
 
 
 def name_rows(ax: "Axes", names: tuple[str, ...]) -> None:
-    """Labels the rows, or as many as are legible."""
+    """Labels the rows, or as many of them as are legible."""
     shown = few_of(names, _MOST_NAMES)
     ax.set_yticks(
         shown,
@@ -113,7 +113,7 @@ def name_rows(ax: "Axes", names: tuple[str, ...]) -> None:
 
 
 def explain_cells(ax: "Axes", *, bad: bool, unmeasured: bool) -> None:
-    """Explains above the axes what cells without a colour mean."""
+    """Explains above the axes the meaning of cells without a colour."""
     from matplotlib.patches import Patch
 
     handles = []

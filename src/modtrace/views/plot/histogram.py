@@ -1,4 +1,4 @@
-"""Draws magnitudes in powers of two, with fractions as colours, over the steps of one site or the sites of a step."""
+"""Draws magnitudes in powers of two, with shares as colours, over the steps of one site or the sites of a step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-#: Strips for what has no power of two are so high, as a part of the powers shown.
+#: The height of a strip for numbers without a power of two, as a fraction of the visible powers.
 _STRIP = 0.05
 
-#: Where the normal numbers of a format begin and end, as powers of two.
+#: The powers of two at which a format's normal numbers begin and end.
 _FORMATS = {"fp16": (-14, 16), "e4m3": (-6, 9)}
 
-#: The ends of fp16 as bins: one of them is in sight, also where all numbers lie beyond it.
+#: The ends of fp16 as bins, one of which is always visible, even if all numbers lie beyond it.
 _OF_FP16 = tuple(power + 1 - LOWEST for power in _FORMATS["fp16"])
 
-#: A name stands outside of its format, if that leaves it so much room, as a part of the powers shown.
+#: The space from which a name is put outside of its format, as a fraction of the visible powers.
 _ROOM = 0.08
 
 #: The height of a line of small text.
 _LINE_POINTS = 9
 
-#: A title of more characters has two lines of small letters, which have room for about half as many more.
+#: A longer title takes two lines of small letters, each with space for about half as many more characters.
 _LONG_TITLE = 56
 
-#: Smaller shares have the palest colour.
+#: Shares below this have the palest colour.
 _LEAST = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Powers:
-    """The powers of two that are shown, with strips for numbers that have none."""
+    """The visible powers of two, with strips for numbers that have none."""
 
     low: int  # the first power
-    shares: Numbers  # [row, power], with the strips
-    edges: Numbers  # of the powers and strips
-    zero: bool  # there is a strip in front
-    nonfinite: bool  # there is one behind
+    shares: Numbers  # [row, power], including the strips
+    edges: Numbers  # the edges of powers and strips
+    zero: bool  # whether there is a strip for zeros in front
+    nonfinite: bool  # whether there is a strip for non-finite numbers at the end
 
     @property
     def names(self) -> dict[float, str]:
@@ -66,12 +66,12 @@ class _End(NamedTuple):
 
     power: int
     name: str
-    line: int  # which of the formats in sight it is of
-    is_above: bool  # its name stands at the larger magnitudes
+    line: int  # the index of its format among the visible ones
+    is_above: bool  # whether its name is on the side of larger magnitudes
 
 
 def plot_histogram(found: Exponents, ax: "Axes | None" = None) -> "Axes":
-    """Draws the map. Strips at the ends are the fractions of zeros and of NaN and infinite numbers."""
+    """Draws the map, with strips at its ends for the shares of zeros and of non-finite numbers."""
     powers = _powers_of(found)
     if len(set(found.sites)) > 1:
         return _plot_sites(found, powers, ax)
@@ -82,7 +82,7 @@ def _powers_of(found: Exponents) -> _Powers:
     used = np.flatnonzero((found.shares > 0).any(axis=0))
     low, high = (int(used[0]), int(used[-1])) if len(used) else (-LOWEST, -LOWEST)
     low, high = max(low - 1, 0), min(high + 1, BINS - 1)
-    # A gradient that underflows fp16 as a whole would look like any other without the line above it.
+    # Without the line above, a gradient that underflows fp16 as a whole would look like any other.
     low, high = min(low, _OF_FP16[1] - 1), max(high, _OF_FP16[0])
     edges = np.arange(low, high + 2, dtype=np.float64) + (LOWEST - 1)
     shares, strip = [found.shares[:, low : high + 1]], max(1.0, _STRIP * (high - low))
@@ -169,7 +169,7 @@ def _draw_lines(draw_line: Callable[..., Any], powers: _Powers) -> None:
         draw_line(end.power, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
 
 
-# Where formats end.
+# The ends of formats.
 
 
 def _ends_of(powers: _Powers) -> list[_End]:

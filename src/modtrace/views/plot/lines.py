@@ -25,17 +25,17 @@ from .style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Up to this many lines are labelled at their ends.
+#: The largest number of lines that are labelled at their ends.
 _FEW = len(FEW_COLORS)
-#: Up to this many steps are shown as dots too.
+#: The largest number of steps that are also shown as dots.
 _DOTS = 40
-#: Labels are so far from each other.
+#: The distance between labels.
 _LABEL_POINTS = 11
 _NAMED_ON_BAR = 8
 
 
 def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
-    """Draws the lines. Steps whose tensors hold NaN or infinite numbers are marked at the upper edge."""
+    """Draws the lines. Steps with NaN or infinite numbers are marked at the upper edge."""
     ax = new_axes(history.sites, 4.2) if ax is None else ax
     is_first = not ax.has_data()
     count = len(history.sites)
@@ -73,7 +73,7 @@ def _plot_one(ax: "Axes", history: History, column: int, color: Any) -> None:
 
 
 def _with_gaps(steps: npt.NDArray[np.int64], values: Numbers) -> tuple[Numbers, Numbers]:
-    """Returns the points of a line, with NaN at gaps: non-finite values, and steps that were left out."""
+    """Returns the points of a line, with NaN at gaps: at non-finite values and left-out steps."""
     values = np.where(np.isfinite(values), values, np.nan)
     apart = np.diff(steps)
     gaps = np.flatnonzero(apart > 1.5 * np.median(apart)) + 1 if len(apart) else np.empty(0, np.int64)
@@ -81,7 +81,7 @@ def _with_gaps(steps: npt.NDArray[np.int64], values: Numbers) -> tuple[Numbers, 
 
 
 def _has_lonely(values: Numbers) -> bool:
-    """Returns whether a value has no neighbour to which a line could be drawn."""
+    """Returns whether a value has no neighbour to which a line could lead."""
     known = np.pad(np.isfinite(values), 1)
     return bool((known[1:-1] & ~known[:-2] & ~known[2:]).any())
 
@@ -90,7 +90,7 @@ def _cross(ax: "Axes", history: History, colors: Any) -> None:
     bad = history.measured & (history.nonfinite | np.isinf(history.values))
     for nth, column in enumerate(np.flatnonzero(bad.any(axis=0)).tolist()):
         steps = history.steps[bad[:, column]]
-        # Each line has a row of marks of its own, if there is room.
+        # Each line has its own row of marks, if there is space.
         height = 0.985 - (0.03 * nth if len(history.sites) <= _FEW else 0)
         ax.plot(
             steps,
@@ -109,7 +109,7 @@ def _cross(ax: "Axes", history: History, colors: Any) -> None:
         )
 
 
-# The names of the lines.
+# Names of lines.
 
 
 def _label(ax: "Axes", history: History, colors: Any) -> None:
@@ -126,7 +126,7 @@ def _label(ax: "Axes", history: History, colors: Any) -> None:
             va="center",
             size="small",
             annotation_clip=False,
-            parse_math=False,  # a name may hold dollars
+            parse_math=False,  # names may contain dollar signs
         )
 
 

@@ -1,4 +1,4 @@
-"""The parts that plots of values share: titles, colours, scales, and a figure outside of pyplot."""
+"""Holds what plots of values share: titles, colours, scales, and figures outside of pyplot."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from matplotlib.colorbar import Colorbar
     from matplotlib.colors import Normalize
 
-#: Titles of what a history shows beside the statistics of a tensor.
+#: Titles of quantities in histories that are no statistics of a tensor.
 _OTHERS = {"relative": "L2: update / parameter", "user": "value of your function"}
 
-#: Told apart also by those who see few colours (M. Okabe and K. Ito, Color Universal Design, 2008), but for its yellow,
-#: which is hardly seen on white.
+#: Colours that colour-blind readers can distinguish (M. Okabe and K. Ito, Color Universal Design, 2008), without their
+#: yellow, which is hardly visible on white.
 FEW_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 NONFINITE_COLOR = "#C1121F"
 UNMEASURED_COLOR = "#EBEBEB"
 _SEQUENTIAL, _DIVERGING = "viridis", "PuOr"
 
-#: A scale of powers is used if the largest magnitude is at least this many times the smallest.
+#: A logarithmic scale is used if the largest magnitude is at least this many times the smallest.
 _WIDE = 30
 
 _LARGEST = 1e140
 
-#: The width of a figure in inches, the length of names up to which its axes have room, and the width that a figure
-#: gains by each further character.
+#: The width of a figure in inches, the length of names that fits into it, and the width that the figure gains for each
+#: further character.
 _WIDTH, _USUAL_NAME, _CHARACTER = 7.4, 24, 0.07
 
 Scale = Literal["linear", "log", "symlog"]
@@ -50,11 +50,11 @@ def describe_role(role: str) -> str:
 
 
 def new_axes(names: Sequence[str], height: float) -> "Axes":
-    """Returns the axes of a new figure, which pyplot does not know, so that no window opens and nothing is kept.
+    """Returns the axes of a new figure outside of pyplot, so that no window opens and nothing stays in memory.
 
     Args:
-        names: what is written beside the axes; long names make the figure wider.
-        height: in inches.
+        names: the texts beside the axes; long ones make the figure wider.
+        height: the height in inches.
 
     Raises:
         MissingLibraryError: matplotlib is not installed.
@@ -73,14 +73,14 @@ def new_axes(names: Sequence[str], height: float) -> "Axes":
 def add_bar(ax: "Axes", shown: "ScalarMappable", label: str = "") -> "Colorbar":
     """Adds a colour bar beside the axes, and returns it."""
     figure = ax.get_figure(root=False)
-    assert figure is not None  # axes without a figure cannot be made
+    assert figure is not None  # None only for axes without a figure, which we never make
     bar = figure.colorbar(shown, ax=ax, pad=0.02, aspect=30, label=label)
     bar.outline.set_visible(False)
     return bar
 
 
 def count_steps(ax: "Axes") -> None:
-    """The axis of steps: whole numbers, and fewer of them where they have many digits."""
+    """Formats the axis of steps with whole numbers, fewer of them if they have many digits."""
     from matplotlib.ticker import MaxNLocator
 
     ax.set_xlabel("step")
@@ -95,7 +95,7 @@ def strip_frame(ax: "Axes") -> None:
 
 
 def drawable(values: Numbers) -> Numbers:
-    """Returns the values, with 0 or infinity in place of those at which matplotlib's log axes overflow (3.11)."""
+    """Returns the values, with 0 or infinity where matplotlib's log axes would overflow (3.11)."""
     magnitudes = np.abs(values)
     return np.where(magnitudes > _LARGEST, np.inf, np.where(magnitudes < 1 / _LARGEST, 0, values))
 
@@ -108,7 +108,7 @@ def choose_scale(values: Numbers) -> Scale:
         return "linear"
     if finite.min() > 0:
         return "log"
-    if finite.min() < 0:  # a mean that crosses zero has small magnitudes, and that says nothing
+    if finite.min() < 0:  # a mean that crosses zero has small magnitudes, which have no meaning
         return "symlog" if magnitudes.max() > _WIDE * np.quantile(magnitudes, 0.9) else "linear"
     return "symlog"
 
@@ -139,7 +139,7 @@ def color_scale(values: Numbers) -> "tuple[str, Normalize]":
 
 
 def many_colors(count: int) -> Any:
-    """Returns a colour map of `count` colours, from the first layer to the last, without its palest ones."""
+    """Returns a colour map of `count` colours, without its palest ones, for the layers in order."""
     from matplotlib import colormaps, colors
 
     shades = colormaps[_SEQUENTIAL](np.linspace(0, 0.92, count))
@@ -147,5 +147,5 @@ def many_colors(count: int) -> Any:
 
 
 def few_of(names: Sequence[str], most: int) -> list[int]:
-    """Returns the indices of at most `most` names, at equal distances, from the first on."""
+    """Returns the indices of at most `most` names, equally spaced, beginning with the first."""
     return list(range(0, len(names), -(-len(names) // most) or 1))

@@ -1,4 +1,4 @@
-"""Renders where two recordings part, as text for a terminal or as JSON."""
+"""Renders the comparison of two recordings, as text for a terminal or as JSON."""
 
 import json
 import math
@@ -31,10 +31,10 @@ from ..common.columns import Color, Text, printable, render_lines
 from ..common.numbers import format_count, to_json
 from .comparison_tables import format_error, render_growth_and_places
 
-#: The number of rows that are shown of each table.
+#: The default number of rows shown of each table.
 _LISTED = 10
 
-#: The number of arguments of an op that are told to be other tensors.
+#: The number of an op's operands that are named as other tensors.
 _OPERANDS = 3
 
 _ON_ROUNDING = (
@@ -42,7 +42,7 @@ _ON_ROUNDING = (
     "look for such gradients first; the bias of attention's keys has them"
 )
 
-#: What is not seen by what tensors were compared by, the worst first.
+#: Differences that each metric cannot see, the worst metric first.
 _LIMITS = {
     STATISTICS: "statistics do not see elements that change places; of whole tensors Capture(hash=True, sketch=True) "
     "does",
@@ -54,13 +54,13 @@ _LIMITS = {
 def render_comparison(
     found: Comparison, *, top: int | None = None, width: int | None = None, color: Color = False
 ) -> str:
-    """Returns the answer, then by what it was found, the growth of the difference, and the places that made one.
+    """Returns the answer, the metrics behind it, the growth of the difference, and the places that made one.
 
     Args:
         found: the answer.
         top: rows of each table to show; None for a few.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
-        color: whether the text is styled for a terminal, or in which markup it is written.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     top = _LISTED if top is None else top
     head = [
@@ -79,13 +79,13 @@ def render_comparison(
 
 
 def describe_comparison(found: Comparison) -> list[str]:
-    """Returns the answer in one line, and then all that `render_comparison` says besides."""
+    """Returns the answer in one line, followed by the other lines of `render_comparison`."""
     answer = render_lines(list(_describe_answer(found)), color=False).splitlines()
     return [*answer, *(line for line in render_comparison(found).splitlines() if line not in answer)]
 
 
 def describe_divergence(diff: Divergence) -> list[str]:
-    """Returns where a difference was made in one line, and then how."""
+    """Returns one line on where a difference was made, followed by lines on how."""
     given = f": {', '.join(diff.arguments)}" if diff.arguments else ""
     return [f"a difference at {_name(diff)}{given}", *_explain(diff)]
 
@@ -141,7 +141,7 @@ def _describe_answer(found: Comparison) -> Iterator[Text]:
 
 
 def _describe_reshaped(found: Comparison) -> Iterator[Text]:
-    """Yields which outputs were not compared as their shapes differ; none where models return the same shapes."""
+    """Yields lines on outputs that were not compared because their shapes differ."""
     if not any(pair.outermost for pair in found.reshaped):
         return
     change, others = found.reshaped[0], len(found.reshaped) - 1
@@ -158,7 +158,7 @@ def _describe_reshaped(found: Comparison) -> Iterator[Text]:
 
 
 def _guess_reason(change: Reshaped) -> str:
-    """Returns what makes such shapes: batches in parts, a cache, padding."""
+    """Returns a likely reason for such shapes: batches in parts, a cache, padding."""
     shape, shape_b = change.shape, change.shape_b
     if len(shape) != len(shape_b):
         return f"they have {len(shape)} and {len(shape_b)} axes"
@@ -194,12 +194,12 @@ def _name(diff: Divergence) -> str:
 
 
 def name_place(diff: Divergence) -> str:
-    """Returns the op or the tensor with its module: `mul in blocks.0.attn`."""
+    """Returns the name of the op or tensor with its module: `mul in blocks.0.attn`."""
     return f"{forms_of_op(diff.op)[-1]} {_place(diff)}" if diff.op else _name_tensor(diff)
 
 
 def _place(diff: Divergence) -> str:
-    """Returns `in PATH`, or where an op is that is in no module."""
+    """Returns `in PATH`, or where an op ran outside of modules."""
     if diff.path is None:
         return "in the optimizer" if diff.phase == OPTIMIZER else "outside of modules"
     return f"in {_module(diff)}"
@@ -253,7 +253,7 @@ def _explain(diff: Divergence) -> Iterator[str]:
 
 
 def _advise(diff: Divergence) -> Iterator[str]:
-    """Yields what makes the runs comparable where they begin with other numbers, or what else to look at."""
+    """Yields advice on how to make the runs comparable if their inputs differ, or what to check next."""
     if diff.states:
         yield "load the state of the optimizer, too, or begin both without"
     elif diff.updated_since is not None or (diff.role in (UPDATE, OPTIMIZER_STATE) and diff.input_error):
@@ -346,7 +346,7 @@ def _describe_steps(found: Comparison) -> str:
 
 
 def _describe_metrics(found: Comparison) -> str:
-    """Returns by what how many tensors were compared, and what that cannot tell."""
+    """Returns how many tensors were compared by each metric, and what that cannot show."""
     told = [f"{name} {format_count(count)}" for name, count in found.metrics if name != NOTHING]
     there = dict(found.metrics)
     limits = [limit for name, limit in _LIMITS.items() if name in there]

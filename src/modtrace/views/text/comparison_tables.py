@@ -30,16 +30,16 @@ from ..common.columns import (
     render_lines,
 )
 
-#: The number of rows that are shown of the chart.
+#: The default number of rows shown of the chart.
 _CHARTED = 12
 
-#: The longest bar of the chart.
+#: The length of the longest bar of the chart.
 _BAR = 24
 
 #: The number of blanks between columns.
 _GAP = 2
 
-#: Up to what length of names columns are left out for them, and the length to which names are cut at most.
+#: The length of names up to which columns are left out for them, and the length to which names are cut at most.
 _WHOLE_NAME, _SHORTEST_NAME = 32, 12
 
 _DISPENSABLE = ("noise", "inputs")
@@ -62,7 +62,7 @@ _KINDS = {
 
 
 def format_error(value: float, unknown: str = "unequal") -> str:
-    """Returns a relative error with two digits; `unknown` where two tensors differ by nobody knows how much."""
+    """Returns a relative error with two digits; `unknown` if two tensors differ by an unknown amount."""
     return unknown if not math.isfinite(value) else "0" if not value else f"{value:.1e}"
 
 
@@ -78,14 +78,14 @@ def render_growth_and_places(
     width: int | None = None,
     color: Color = False,
 ) -> Iterator[str]:
-    """Yields the chart, and the tables of what made a difference.
+    """Yields the chart, and the tables of places that made a difference.
 
     Args:
         found: the answer.
         name: returns the op or tensor of a difference, with its module.
         top: rows of each table to show.
         width: the width of the terminal, in characters. None: no limit.
-        color: whether the text is styled for a terminal, or in which markup it is written.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     if any(growth.error for growth in found.growth):
         yield _render_growth(found, width=width, color=color)
@@ -104,7 +104,7 @@ def render_growth_and_places(
         yield render_lines(_explain(shown), color=color, width=width)
 
 
-# The chart.
+# The growth chart.
 
 
 def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str:
@@ -125,7 +125,7 @@ def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str
 
 
 def _choose_points(growth: Sequence[GrowthPoint]) -> list[GrowthPoint]:
-    """Returns a few of the points in order: blocks, the first beyond noise, the one before it, the ends."""
+    """Returns some of the points in order: blocks, the first point beyond noise, the one before, and both ends."""
     if len(growth) <= _CHARTED:
         return list(growth)
     beyond = next((at for at, point in enumerate(growth) if point.error > point.noise), 0)
@@ -150,7 +150,7 @@ def _bar(point: GrowthPoint, low: int, high: int) -> Text:
     )
 
 
-# The tables.
+# The tables of places.
 
 
 def _render_places(
@@ -185,13 +185,13 @@ def _render_places(
 
 
 def _explain(shown: Set[str]) -> list[Text]:
-    """Returns what the columns and the kinds mean that are shown."""
+    """Returns explanations of the visible columns and kinds."""
     kinds = "; ".join(f"{kind}: {meaning}" for kind, meaning in _KINDS.items() if kind in shown)
     return [*explain_columns(_LEGEND, shown), Text(kinds, "dim")]
 
 
 def _cut_all(names: Sequence[str], beside: Sequence[Column], width: int | None) -> list[str]:
-    """Returns names that fit beside columns. Of longer ones most of the end is kept: it says in which module it is."""
+    """Returns names that fit beside the columns. A longer one keeps most of its end, which names the module."""
     if width is None:
         return list(names)
     room = max(width - sum(column.width + _GAP for column in beside), _SHORTEST_NAME)

@@ -1,4 +1,4 @@
-"""Renders what torch.compile did: the reasons for compiling again, graph breaks, errors, and the regions."""
+"""Renders what torch.compile did: the reasons for compiling again, graph breaks, errors, and regions."""
 
 import textwrap
 from collections import defaultdict
@@ -18,20 +18,20 @@ _TO_DO = "to do: "
 _SHOWN = 4
 #: The largest number of characters shown of torch's text; JSON has all of it.
 _LONGEST = 200
-#: The largest number of values shown of what changed, and of characters of each.
+#: The largest number of changed values shown, and of characters of each.
 _SHOWN_VALUES = 4
 _LONGEST_VALUE = 40
-#: The largest number of modules without rows that are named, and of groups of them.
+#: The largest number of modules without rows that are named, and of their groups.
 _SHOWN_MODULES = 8
-#: The largest number of regions shown, of which those come first that took longest to compile.
+#: The largest number of regions shown, starting with those that took longest to compile.
 _SHOWN_REGIONS = 20
 
-#: Columns of the table of regions that are left out in this order where the width does not suffice.
+#: Columns of the table of regions that are left out in this order if the width is too small.
 DISPENSABLE_REGIONS = ("guards", "backwards", "compiling")
 
 
 def describe_compilations(found: Compilations) -> Iterator[Text]:
-    """Yields what there is to know before the table: what went wrong, where, why, and what to do."""
+    """Yields the lines above the table: what went wrong, where, why, and what to do."""
     if found.count:
         went_wrong = found.errors or found.recompilations or found.graph_breaks
         yield Text(_headline(found), "yellow" if went_wrong else "cyan")
@@ -63,12 +63,12 @@ def _headline(found: Compilations) -> str:
 
 
 def describe_reason(reason: Reason) -> list[str]:
-    """Returns lines: what happened where, why, and what to do."""
+    """Returns lines on one reason: what happened where, why, and what to do."""
     line = reason.compiled if reason.kind == "error" else reason.line
     place = (
         ", ".join(part for part in (printable(reason.module), _format_line(line)) if part) or "(no module)"
     )
-    more = 0 if reason.kind == "break" else reason.others  # of a break those are the functions around it
+    more = 0 if reason.kind == "break" else reason.others  # for a break, only the functions around it
     others = f", and {count_of(more, 'more function')}" if more else ""
     is_elsewhere = reason.line is not None and line is not None and reason.line.place != line.place
     lines = [
@@ -81,7 +81,7 @@ def describe_reason(reason: Reason) -> list[str]:
 
 
 def _format_times(reason: Reason) -> str:
-    """Returns how often and when a function was compiled again; breaks and errors are found at each compilation."""
+    """Returns how often and when a function was compiled again; breaks and errors occur at each compilation."""
     if reason.kind != "guard":
         return ""
     steps = reason.steps
@@ -142,7 +142,7 @@ def _place_of(region: CompiledRegion) -> str:
 
 
 def _format_ops(ops: Sequence[int]) -> str:
-    """Returns the numbers of ops of the graphs, in turn, or the range of many."""
+    """Returns the numbers of ops in the graphs, or their range if there are many."""
     different = list(dict.fromkeys(ops))
     if len(different) > _SHOWN_VALUES:
         return f"{min(different)} to {max(different)}"
@@ -150,7 +150,7 @@ def _format_ops(ops: Sequence[int]) -> str:
 
 
 def describe_rest(found: Compilations) -> Iterator[Text]:
-    """Says which regions are not shown, which modules have no row because they ran inside regions, and which share."""
+    """Yields lines on regions that are not shown, and on modules that have no row or share code."""
     if len(found.regions) > _SHOWN_REGIONS:
         yield Text(f"{len(found.regions) - _SHOWN_REGIONS} more regions, all of them with --json", "yellow")
     alike: dict[tuple[bool, tuple[str, ...]], list[Inside]] = defaultdict(list)

@@ -6,7 +6,7 @@ from ...analysis.compile.kernels import CompiledInside, CompiledKernel
 from ...recording.suggestions import count_of
 from ..common.columns import Column, Legend, Text, printable, render_columns, render_lines
 
-#: Columns left out in this order where the width does not suffice.
+#: Columns that are left out in this order if the width is too small.
 DISPENSABLE_KERNELS = ("fused ops", "compiled in")
 
 LEGEND: Legend = (
@@ -16,12 +16,12 @@ LEGEND: Legend = (
     ),
 )
 
-#: The largest number of characters shown of modules, and of the ops of a kernel.
+#: The largest number of characters shown of the modules, and of the ops of a kernel.
 _MODULES, _OPS = 56, 28
 
 _ALONE = ", none fused: they are among the ops of their modules"
 
-#: The largest number of kernels listed of a region where those of all regions are.
+#: The largest number of kernels listed for each region, if there are several.
 _LISTED = 200
 
 
@@ -47,7 +47,7 @@ def kernel_columns(regions: Sequence[CompiledInside], top: int | None) -> list[C
 
 
 def describe_region(region: CompiledInside) -> list[str]:
-    """Returns the lines of one region: what it has, and its kernels."""
+    """Returns the lines about one region: its contents and its kernels."""
     top = min(_LISTED, len(region.kernels))
     told = render_lines(describe_regions([region], top), color=False).splitlines()
     return told[:1] + render_columns(kernel_columns([region], top), color=False).splitlines() + told[1:]
@@ -88,7 +88,7 @@ def _bare(op: str) -> str:
 
 
 def _shorten(names: Sequence[str], width: int, between: str) -> str:
-    """Returns the names, as many as there is room for, at least one, and how many more there are."""
+    """Returns as many of the names as fit, at least one, and how many are left out."""
     shown = list(map(printable, names))
     while len(shown) > 1 and len(between.join(shown)) > width:
         shown.pop()

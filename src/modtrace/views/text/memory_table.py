@@ -22,10 +22,10 @@ from ..common.columns import (
 from ..common.headline import describe_head
 from ..common.numbers import format_bytes, format_share, mark_unknown
 
-#: What the columns of a phase begin with.
+#: The beginnings of the titles of a phase's columns.
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "rec", "optimizer": "opt"}
 
-#: Columns left out in this order where the width does not suffice.
+#: Columns that are left out in this order if the width is too small.
 _DISPENSABLE = (
     "type",
     *(f"{_SHORT[phase]} {what}" for what in ("alloc", "peak") for phase in reversed(PHASES)),
@@ -66,7 +66,7 @@ def render_memory_table(
     Args:
         top: modules to show; None for all.
         width: the width of the terminal, in characters; columns that do not fit are left out.
-        color: whether the text is styled for a terminal, or in which markup it is written.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     head = describe_head(table.command, table.step, table.marks)
     if not table.recorded:

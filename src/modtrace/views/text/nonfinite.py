@@ -1,4 +1,4 @@
-"""Renders the first non-finite values of a recording, as lines for a terminal or as JSON."""
+"""Renders the non-finite values of a recording, as lines for a terminal or as JSON."""
 
 import json
 from collections import Counter
@@ -26,10 +26,10 @@ from ..common.numbers import format_count
 
 _GROWN = {PARAMETER: "the largest parameter", PARAMETER_GRAD: "the largest gradient of a parameter"}
 
-#: What stands for the extent of the values where it is not told, because some were found.
+#: The default for callers that found values, so that the extent of measuring is not shown.
 _NOT_COUNTED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
 
-#: The largest number of links shown of a chain of ops.
+#: The largest number of links that are shown of a chain of ops.
 _LINKS = 6
 
 
@@ -45,18 +45,18 @@ def render_nonfinite(
     width: int | None = None,
     color: Color = False,
 ) -> str:
-    """Returns a report of the values that were found; without any, of what was measured.
+    """Returns a report on the values that were found, or else on what was measured.
 
     Args:
-        found: the first.
+        found: the first answer.
         measured: how much was measured; needed if nothing was found.
-        further: what came up after it, in groups of `group_alike`.
-        absorbed: values that came to nothing that matters.
-        limit: the greatest number of groups to show, with the first, and of absorbed values.
+        further: later answers, in groups made by `group_alike`.
+        absorbed: answers on values that did not matter.
+        limit: the largest number of groups shown, including the first, and of absorbed values.
         marks: what is missing from the recording; the first values may be missing too.
-        notes: why steps were written, or were not.
+        notes: why steps were written or not.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
-        color: whether the text is styled for a terminal, or in which markup it is written.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     if found is None:
         lines = [Text(_describe_none(measured, marks))]
@@ -74,9 +74,9 @@ def render_nonfinite(
 
 
 def group_alike(found: Iterable[NonFinite]) -> Iterator[list[NonFinite]]:
-    """Yields findings step by step; in one list the tensors of a step that ops of one kind wrote at the same time.
+    """Yields answers step by step; those on tensors that ops of one kind wrote at the same time share a list.
 
-    An optimizer writes every parameter and the state of each. One answer is enough for all of them.
+    An optimizer writes every parameter and its states, for which one answer is enough.
     """
     for _, of_step in groupby(found, key=lambda one: one.step):
         groups: dict[object, list[NonFinite]] = {}
@@ -88,7 +88,7 @@ def group_alike(found: Iterable[NonFinite]) -> Iterator[list[NonFinite]]:
 
 
 def describe_place(found: NonFinite) -> str:
-    """Returns what made the values in a few words: `log in 1.inner of Sequential`."""
+    """Returns a short description of what made the values: `log in 1.inner of Sequential`."""
     if found.op is None:
         return _describe_tensor(found)
     op = forms_of_op(found.op)[-1]
@@ -99,7 +99,7 @@ def describe_place(found: NonFinite) -> str:
 
 
 def describe_made(found: NonFinite) -> str:
-    """Returns what made how many values: `log in 1.inner of Sequential made 3 NaN`."""
+    """Returns a description of what made how many values: `log in 1.inner of Sequential made 3 NaN`."""
     verb = {PRODUCER: "made", FIRST_SEEN: "returned"}.get(found.kind or "", "holds")
     return f"{describe_place(found)} {verb} {_describe_counts(found)}"
 
@@ -118,7 +118,7 @@ def render_nonfinite_json(
 ) -> str:
     """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing.
 
-    If `further` is given, `all` is the list of the first and those, and `absorbed` has what came to nothing.
+    If `further` is given, `all` lists the first answer and those, and `absorbed` those on values that did not matter.
     """
     told: dict[str, Any] = {
         "first": asdict(found) if found else None,
@@ -145,7 +145,7 @@ def _describe(found: NonFinite, which: str = "first non-finite values") -> list[
 
 
 def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
-    """Returns the lines on tensors that were written in one way."""
+    """Returns the lines about tensors that were written in the same way."""
     counts = describe_counts(sum(one.nan_count for one in alike), sum(one.inf_count for one in alike))
     one = alike[0]
     known = BY_NAME.get(one.role or "")
@@ -159,7 +159,7 @@ def _describe_group(alike: Sequence[NonFinite]) -> list[Text]:
 
 
 def describe_absorbed(absorbed: Iterable[NonFinite]) -> Iterator[str]:
-    """Yields the lines on values that came to no loss, gradient, parameter or returned output, equal ones once."""
+    """Yields lines on values that came to no loss, gradient, parameter or returned output; equal lines occur once."""
     for line, times in Counter(map(_describe_absorbed, absorbed)).items():
         yield f"{line} ({times} times)" if times > 1 else line
 
@@ -183,14 +183,14 @@ def _tell_time(found: NonFinite) -> str:
 
 
 def _describe_time(found: NonFinite) -> str:
-    """Returns when an op ran that belongs to no phase; "" without ops."""
+    """Returns a text on when an op without phase ran; "" without ops."""
     if found.op is None:
         return ""
     return f"after {found.follows}" if found.follows else "before the forward"
 
 
 def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
-    """Yields what made the values and why, what it read, and where the values went."""
+    """Yields lines on what made the values and why, what the op read, and where the values went."""
     size = _describe_size(found)
     where = _describe_module(found) + (f" at {found.source_line}" if found.source_line else "")
     if found.kind == SOURCE:
@@ -228,7 +228,7 @@ def _explain(found: NonFinite) -> Iterator[str]:
 
 
 def _describe_after(found: NonFinite) -> Iterator[str]:
-    """Yields how far the values came, and what was finite all the same."""
+    """Yields lines on how far the values spread, and what remained finite."""
     after = found.after
     if after is None:
         return
@@ -237,7 +237,7 @@ def _describe_after(found: NonFinite) -> Iterator[str]:
         reached.append(f"{after.gradients} of {count_of(after.measured_gradients, 'gradient')} of parameters")
     if after.parameters_step is not None:
         reached.append(f"the parameters that step {after.parameters_step} used")
-    # What a backward or an optimizer makes comes behind the loss.
+    # Values that a backward or an optimizer made come after the loss.
     finite = ["the loss"] if after.loss is False and found.phase not in (BACKWARD, OPTIMIZER) else []
     if after.measured_gradients and not after.gradients:
         finite.append("the gradients of parameters")
@@ -260,7 +260,7 @@ def _describe_module(found: NonFinite) -> str:
 
 
 def _describe_tensor(found: NonFinite) -> str:
-    """Returns slot, module, call and root of a tensor: `output ['logits'] of blocks.1@1 in GPT`."""
+    """Returns a description of a tensor by slot, module, call and root: `output ['logits'] of blocks.1@1 in GPT`."""
     known = BY_NAME.get(found.role or "")
     role = known.of_one if known else found.role or "a tensor of an unknown site"
     what = f"{role} {found.slot}".rstrip()
@@ -272,7 +272,7 @@ def _describe_tensor(found: NonFinite) -> str:
 
 
 def _describe_size(found: NonFinite) -> str:
-    """Returns how many elements the tensor has, and which is the first that is not finite."""
+    """Returns the number of the tensor's elements, and the index of the first that is not finite."""
     size = count_of(found.numel, "element", format_count)
     index = ",".join(map(str, found.first_index or ()))
     return f"{size}, the first at [{index}]" if index else size

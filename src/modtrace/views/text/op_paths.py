@@ -17,7 +17,7 @@ from ..common.columns import (
 )
 from ..common.headline import describe_head
 
-#: Columns left out in this order where the width does not suffice; lines of their own then tell the phases.
+#: Columns that are left out in this order if the width is too small; separate lines then name the phases.
 _DISPENSABLE = ("type", "phase")
 
 _NTH_NOTE = "@1, @2: the second and third op of this name in the same call of a module"
@@ -31,7 +31,7 @@ def render_op_paths(
     Args:
         top: ops to show, from the first; None for all.
         width: the width of the terminal, in characters; columns that do not fit are left out.
-        color: whether the text is styled for a terminal, or in which markup it is written.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     head = describe_head(paths.command, paths.step, paths.marks)
     if not paths.rows:
@@ -46,7 +46,7 @@ def render_op_paths(
 
 
 def render_modules(paths: OpPaths) -> str:
-    """Returns the path of each module in which ops ran, the name for a root, with one line for consecutive ops."""
+    """Returns the path of each module in which ops ran (a root's name), one line for consecutive ops."""
     has_several = _has_several_roots(paths)
     names = collapse(_module_name(row, has_several) for row in paths.rows if row.path is not None)
     return "".join(f"{printable(name)}\n" for name in names)
@@ -81,7 +81,7 @@ def _columns(paths: OpPaths, rows: Sequence[OpPath]) -> list[Column]:
 
 
 def _put_phases_between(columns: Sequence[Column], rows: Sequence[OpPath]) -> list[Column]:
-    """Returns the columns with a line for the phase wherever it is another one than that of the op before."""
+    """Returns the columns with an additional line wherever the phase differs from that of the op before."""
     changes = [at for at, row in enumerate(rows) if row.phase != (rows[at - 1].phase if at else None)]
     parted = []
     for column in columns:

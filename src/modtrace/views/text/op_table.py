@@ -32,7 +32,7 @@ from ..common.numbers import (
 from .compiled_kernels import DISPENSABLE_KERNELS, describe_regions, kernel_columns
 from .compiled_kernels import LEGEND as KERNEL_LEGEND
 
-#: Columns left out in this order where the width does not suffice.
+#: Columns that are left out in this order if the width is too small.
 _DISPENSABLE = ("allocated", "written", "read", "type", *reversed(PHASES), "GFLOP/s", "%", "most in", "ops")
 
 UNKNOWN_NOTE = "+, ?: the sum leaves out ops of which the number is not known"
@@ -55,7 +55,7 @@ _LEGEND: Legend = (
 
 DEVICE_TIMES_NOTE = "device time: from when a device could begin an op until it had ended it"
 
-#: What columns that have no sum end with.
+#: The last cell of columns without a sum.
 _END = [Text("")]
 
 
@@ -67,7 +67,7 @@ def render_op_table(
     Args:
         top: rows to show; None for all.
         width: the width of the terminal, in characters; columns that do not fit are left out.
-        color: whether the text is styled for a terminal, or in which markup it is written.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     head = describe_head(table.command, table.step, table.marks)
     if not table.rows and not table.compiled:
@@ -198,7 +198,7 @@ def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[T
 
 
 def _describe_uncovered(table: OpTable, step_ns: int) -> str:
-    """Returns what the sum of all ops is of the step, and where the rest of the step went."""
+    """Returns the share of all ops in the step's time, and where the rest of the step went."""
     all_ns, rest = table.sums.together.time_ns, "Python between ops and recording them"
     if table.device_times:
         step_ns, rest = (

@@ -11,20 +11,20 @@ from ...recording.suggestions import count_of
 from ..common.columns import Color, Text, printable, render_lines
 from ..common.numbers import format_count
 
-#: The largest number of further places shown.
+#: The largest number of further places that are shown.
 _TOLD = 10
 
 
 def render_recompute(
     check: RecomputeCheck, *, marks: Sequence[str] = (), width: int | None = None, color: Color = False
 ) -> str:
-    """Returns where forward and recompute differ first, where else, and what was compared.
+    """Returns where forward and recompute first differ, further places, and what was compared.
 
     Args:
         check: the answer.
         marks: what is missing from the recording.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
-        color: whether the text is styled for a terminal, or in which markup it is written.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     far = " as far as compared" if check.ended else ""
     agreement = f"forward and recompute agree{far}: {_describe_compared(check)}"

@@ -31,16 +31,16 @@ from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, describe_nonfinite
 SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 
-#: Shown where a recording has no backward calls at all.
+#: A text for recordings without any backward calls.
 BACKWARD_HINT = "backward times: record with --backward-times (backward_times=True)"
 
-#: Shown where ops were recorded. Every op then goes through Python.
+#: A text for recordings with ops, as each op then goes through Python.
 OPS_NOTE = "times contain the recording of each op: without --ops (ops=True) they are shorter"
 
-#: Shown where both have columns: a checkpointed block is recomputed when its backward first needs a tensor.
+#: A text for columns of both phases: a checkpointed block is recomputed when its backward first needs a tensor.
 RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
 
-#: Columns left out in this order where the width does not suffice.
+#: Columns that are left out in this order if the width is too small.
 _DISPENSABLE = (
     "self", "%", *DISPENSABLE_VALUES, "params", "type", "calls",
     "recompute", "device recompute", "backward", "device backward",
@@ -50,7 +50,7 @@ _TIMES_LEGEND: Legend = (
     ((("self",), "self: without the modules inside"), (("%",), "%: of the time of the step")),
 )
 
-#: Shown beside the columns of device times.
+#: A text for columns of device times.
 DEVICE_TIMES_NOTE = "device: from when a device could begin what a call issued until it had done it"
 
 
@@ -70,21 +70,21 @@ def render_module_tree(
 
     Args:
         depth: levels below the roots; 0 shows the roots alone, None everything.
-        sort: what siblings are sorted by: `order` as registered, `name` from A, all others largest first.
-        fold: whether siblings that are alike show what is inside them once, summed up.
+        sort: the order of siblings: `order` as registered, `name` from A, all others largest first.
+        fold: whether the insides of equal siblings are shown once, summed up.
         types: whether the table of module types follows.
-        slots: whether each slot of what a module returned has a line of its own below the module.
+        slots: whether each slot of a module's output has its own line below the module.
         run: the path of the recording, for suggested commands; None suggests Python methods.
         width: the width of the terminal, in characters. Columns of the tables that do not fit are left out and
             named; lines that still do not fit are longer. None: no limit.
-        color: whether the text is styled for a terminal, or in which markup it is written.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     fitted: list[FittedColumns] = []
     if tree.roots:
         roots = _sort((fold_tree(tree) if fold else tree).roots, sort)
         lines = list(draw_lines(roots, depth))
         places = [_fit(_tree_columns(lines, tree, slots, below), width) for below in (False, True)]
-        # Notes stand beside a module if they can.
+        # Notes are put beside a module if they fit.
         fitted.append(min(places, key=lambda place: len(place.left_out)))
     if tree.roots and types:
         fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
@@ -97,7 +97,7 @@ def render_module_tree(
 
 
 def _fit(columns: Sequence[Column], width: int | None) -> FittedColumns:
-    """Returns the columns that fit. The first one stays: it says what a row is about."""
+    """Returns the columns that fit. The first one always stays, because it names the rows."""
     return fit_columns(columns, width, [title for title in _DISPENSABLE if title != columns[0].title])
 
 
@@ -112,7 +112,7 @@ def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
 
 
 def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
-    """Says that there are NaN or infinite values, in this step or others, and how to learn more of them."""
+    """Yields lines on NaN or infinite values, in this step or others, and how to learn more about them."""
     if not tree.nonfinite_steps:
         return
     first, count = tree.nonfinite_steps[0], len(tree.nonfinite_steps)
@@ -135,7 +135,7 @@ def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
     return sorted(rebuild(roots, sort_children), key=key)
 
 
-#: What siblings are sorted by, ascending; numbers in names count as numbers.
+#: Sort keys for siblings, ascending; numbers in names are compared as numbers.
 _SORT_VALUES: Mapping[SortKey, Callable[[ModuleNode], tuple[float, str]]] = {
     "forward": lambda node: (-node.forward.total_ns, ""),
     "backward": lambda node: (-node.backward.total_ns, ""),
@@ -153,11 +153,11 @@ _NO_NOTE = Text()
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the table: a node, a note on it, the shortest or longest of what it stands for, or a slot.
+    """A line of the table: a node, a note on it, the shortest or longest of its members, or a slot.
 
-    A note stands in the last column, or below its node in the first, where it takes no width from the numbers.
+    A note is in the last column, or below its node in the first, where it takes no width from the numbers.
 
-    Behind listed siblings comes a heading over what is inside them; its numbers would say theirs again.
+    Listed siblings are followed by a heading over their insides, without numbers, as these are the siblings' own.
     """
 
     guides: str
@@ -274,7 +274,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
 
 
 def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
-    """Returns what the tables do not show: the optimizer, the time outside of modules, and how columns are read."""
+    """Returns what the tables do not show: the optimizer, the time outside of modules, and explanations of columns."""
     titles = {title for table in tables for title in table.titles}
     lines = [] if tree.compilations is None else list(describe_rest(tree.compilations))
     if tree.optimizer.calls:

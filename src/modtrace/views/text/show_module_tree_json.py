@@ -11,7 +11,7 @@ from ...analysis.modules.value_summary import ValueSummary
 from ...recording.statistics.moments import Stats
 from ..common.numbers import to_json_number
 
-#: Properties that are written besides the fields of a class.
+#: Properties that are written in addition to the fields of a class.
 _DERIVED: Mapping[type, Sequence[str]] = {
     Stats: ("mean", "std", "rms", "l2", "abs_max"),
     ValueSummary: ("gradient_to_parameter",),
@@ -43,7 +43,7 @@ def _to_json(value: Any) -> Any:
 def _render_nodes(roots: Sequence[ModuleNode]) -> str:
     """Returns the nodes as a JSON list.
 
-    It is written without recursion, because `json.dumps` would recurse into deep models.
+    It does not recurse, unlike `json.dumps`, because models may be deep.
     """
     parts: list[str] = []
     waiting: list[ModuleNode | str] = ["]", *_with_commas(roots), "["]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ...analysis.modules.module_tree import ModuleNode
 
-#: Guides are drawn for this many levels; in front of them a deeper line has its level as a number.
+#: The number of levels with guides; deeper lines begin with the number of their level.
 _DRAWN_LEVELS = 30
 _GUIDE_WIDTH = 3
 
@@ -14,7 +14,7 @@ class TreeLine(NamedTuple):
     """A node, and the guides before it."""
 
     guides: str
-    below_guides: str  # in front of further lines about the same node
+    below_guides: str  # the guides of further lines about the same node
     node: ModuleNode
 
 

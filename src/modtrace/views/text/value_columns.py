@@ -1,4 +1,4 @@
-"""The columns of the module tree with values, and notes on those that are not finite."""
+"""Makes the columns of values for the module tree, and notes on values that are not finite."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from ...recording.statistics.moments import Stats
 from ..common.columns import Column, Legend, Text
 from ..common.numbers import format_number
 
-#: Shown below a tree that has these columns.
+#: The explanation below a tree that has these columns.
 VALUES_LEGEND: Legend = (
     (
         (("out rms", "out max"), "out: outputs, all calls and slots merged"),
@@ -19,7 +19,7 @@ VALUES_LEGEND: Legend = (
     ((("grad/param",), "grad/param: RMS of the gradients of a module's parameters, divided by theirs"),),
 )
 
-#: Left out in this order where the width does not suffice.
+#: Columns that are left out in this order if the width is too small.
 DISPENSABLE_VALUES = ("out max", "grad max", "grad/param", "grad rms", "out rms")
 
 NONFINITE_INSIDE = "non-finite inside"
@@ -38,7 +38,7 @@ def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Colu
 
 
 def describe_nonfinite(values: ValueSummary | None) -> Iterator[Text]:
-    """Yields notes on a module: which of its tensors are not finite, and whether some inside it are not."""
+    """Yields notes on a module: which of its tensors are not finite, and whether some inside are not."""
     if values is None:
         return
     for tensor in values.nonfinite:
@@ -48,7 +48,7 @@ def describe_nonfinite(values: ValueSummary | None) -> Iterator[Text]:
 
 
 def shown_slots(values: ValueSummary | None) -> Sequence[SlotValues]:
-    """Returns the slots that are worth a line: all but the only slot of a plain tensor."""
+    """Returns the slots that deserve a line: all but the only slot of a plain tensor."""
     return [slot for slot in values.slots if slot.slot or len(values.slots) > 1] if values else ()
 
 

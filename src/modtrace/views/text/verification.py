@@ -10,7 +10,7 @@ _STYLES = {"ok": "green", "FAILED": "bold red", "exempt": "dim", "unchecked": "y
 
 
 def render_verification(verification: Verification, *, color: bool = False) -> str:
-    """Returns the result in one line, then a line for each check, each rule of exemption, and each unchecked item."""
+    """Returns the result in one line, then lines for all checks, exemption rules and unchecked items."""
     rows = verification.rows()
     head = render_lines([Text(printable(verification.headline), "bold")], color=color)
     states = Column("", [Text(state, _STYLES[state]) for state, _, _ in rows], right=False)
@@ -20,5 +20,5 @@ def render_verification(verification: Verification, *, color: bool = False) -> s
 
 
 def render_verification_json(verification: Verification) -> str:
-    """Returns the fields as JSON, with `ok` and the number of parents that are exempt by each rule."""
+    """Returns the fields as JSON, with `ok` and the number of exempt parents by rule."""
     return json.dumps({"ok": verification.ok, **asdict(verification)}) + "\n"
