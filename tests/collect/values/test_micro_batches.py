@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
@@ -265,6 +266,24 @@ def test_backward_that_raises_and_is_interrupted_leaves_no_hooks():
         watch.rows.clear()
         model(torch.ones(1, 4)).sum().backward()
     assert len(watch.rows) == 4
+
+
+def test_ddp_has_the_gradients_of_this_rank_and_stays_as_it_is():
+    plain = two_layers()
+    batches = [torch.randn(3, 4) for _ in range(2)]
+    expected = [gradients_of(plain, lambda twin, x=x: twin(x).square().sum()) for x in batches]
+
+    def train() -> Watch:
+        model = DistributedDataParallel(copy.deepcopy(plain))
+        with watching(model, **WANTED) as watch:
+            with model.no_sync():
+                model(batches[0]).square().sum().backward()
+            model(batches[1]).square().sum().backward()
+        return watch
+
+    with group_of_one():  # the model must be gone before the group is
+        watch = train()
+    assert [same(*pair) for pair in zip(added(watch), expected, strict=True)] == [True] * 2
 
 
 @pytest.mark.parametrize("make", [fsdp1, fsdp2])
