@@ -150,8 +150,6 @@ LEFT_OUT = [
     LeftOut(
         "the simulated device has no sparse tensors",
         (
-            "test_sparse_gradient_comes_as_it_is",
-            "test_sparse_gradient_moves_only_the_rows_it_has",
             "[sparse gradients",
             "test_sparse_gradient_of_an_embedding_is_measured_by_its_stored_values",
             "test_tensors_without_storage_have_none",

@@ -5,7 +5,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.tracker_case_models import (
-    GRADIENTS,
     LINEAR,
     LOSS,
     LOSS_GRADIENT,
@@ -17,8 +16,6 @@ from helpers.tracker_case_models import (
 )
 from helpers.tracker_cases import (
     BOTH,
-    MOD_TRACKER,
-    MODULE_TRACKER,
     Hooks,
     ours,
     theirs,
@@ -80,42 +77,6 @@ def test_what_a_checkpoint_runs_again_is_a_recompute():
             ("bw", "backward", "+CK +CK.b +CK.b.last"),
             ("fw", "recompute", "+CK.b +CK.b.l -CK.b.l +CK.b.last -CK.b.last -CK.b"),
             ("bw", "backward", "-CK.b.last +CK.b.l -CK.b -CK.b.l +CK.a -CK.a -CK"),
-        ]
-        assert_gradients_are_pytorchs(hooks, model, lambda: model(value).sum().backward(), full=False)
-
-
-def test_the_recompute_of_a_reentrant_checkpoint_is_one_and_its_backward_is_inside():
-    """d02"""
-    model, value = checkpointing(True), x()
-    with ours() as ops:
-        hooks = Hooks(ops.tracker)
-        model(value).sum().backward()
-        assert ops.lines == [
-            ("forward", "CK > CK.a", LINEAR),
-            ("forward", "CK > CK.b > CK.b.l", LINEAR),
-            ("forward", "CK > CK.b", "neg"),
-            ("forward", "CK > CK.b > CK.b.last", LINEAR),
-            LOSS,
-            LOSS_GRADIENT,
-            ("backward", "CK", "detach"),
-            ("recompute", "CK > CK.b > CK.b.l for CK", LINEAR),
-            ("recompute", "CK > CK.b for CK", "neg"),
-            ("recompute", "CK > CK.b > CK.b.last for CK", LINEAR),
-            ("backward", "CK > CK.b > CK.b.last", GRADIENTS),
-            ("backward", "CK > CK.b > CK.b.last -> b.last.weight", "detach"),
-            ("backward", "CK > CK.b", "neg"),
-            ("backward", "CK > CK.b > CK.b.l", "t mm t t mm"),
-            ("backward", "CK", "detach"),  # into the input that the checkpoint has detached
-            ("backward", "CK > CK.b > CK.b.l", "t"),
-            ("backward", "CK > CK.b > CK.b.l -> b.l.weight", "detach"),
-            ("backward", "CK > CK.a", WEIGHT_GRADIENT),
-            ("backward", "CK > CK.a -> a.weight", "detach"),
-        ]
-        assert hooks.events == [
-            ("fw", "forward", "+CK +CK.a -CK.a +CK.b +CK.b.l -CK.b.l +CK.b.last -CK.b.last -CK.b -CK"),
-            ("bw", "backward", "+CK"),
-            ("fw", "recompute", "+CK.b +CK.b.l -CK.b.l +CK.b.last -CK.b.last -CK.b"),
-            ("bw", "backward", "+CK.b +CK.b.last -CK.b.last +CK.b.l -CK.b -CK.b.l +CK.a -CK.a -CK"),
         ]
         assert_gradients_are_pytorchs(hooks, model, lambda: model(value).sum().backward(), full=False)
 
@@ -202,16 +163,3 @@ def test_pytorchs_trackers_call_a_recompute_backward_and_charge_it_to_who_asked_
             ("backward", "CK CK.b CK.b.l", "detach detach t mm t t mm t detach"),
             ("backward", "CK CK.a", "t mm t t detach"),
         ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "last"),
-    [(MODULE_TRACKER, "CK CK.b.l"), (MOD_TRACKER, "CK")],
-    ids=["ModuleTracker", "ModTracker"],
-)
-def test_pytorchs_trackers_lose_the_modules_around_a_reentrant_checkpoint(kind, last):
-    """d02"""
-    model = checkpointing(True)
-    with theirs(kind) as ops:
-        model(x()).sum().backward()
-        assert ops.at("mm") == ["CK CK.b CK.b.l", "CK CK.b CK.b.last", "CK", "CK", last, last, "CK CK.a"]

@@ -8,10 +8,7 @@ from torch.nn.modules import module as module_hooks
 import modtrace
 from helpers.tracker_case_models import (
     LINEAR,
-    LOSS,
-    LOSS_GRADIENT,
     MARKS,
-    WEIGHT_GRADIENT,
     linear,
     x,
 )
@@ -19,7 +16,6 @@ from helpers.tracker_cases import (
     BOTH,
     MOD_TRACKER,
     MODULE_TRACKER,
-    Hooks,
     Ops,
     left_behind_put_right,
     ours,
@@ -77,28 +73,6 @@ class FailingBackward(nn.Module):
 
     def forward(self, x):
         return RaisesInBackward.apply(self.l(x))
-
-
-def test_an_exception_that_the_parent_catches_ends_only_the_child():
-    """d07b"""
-    model, value = Catching(), x()
-    with ours() as ops:
-        hooks = Hooks(ops.tracker)
-        model(value).sum().backward()
-        assert ops.tracker.parents == {"Global"}
-        assert ops.lines == [
-            ("forward", "Catching > Catching.bad", "exp"),
-            ("forward", "Catching", "neg"),
-            ("forward", "Catching > Catching.ok", LINEAR),
-            LOSS,
-            LOSS_GRADIENT,
-            ("backward", "Catching > Catching.ok", WEIGHT_GRADIENT),
-            ("backward", "Catching > Catching.ok -> ok.weight", "detach"),
-        ]
-        assert hooks.events == [
-            ("fw", "forward", "+Catching +Catching.bad -Catching.bad +Catching.ok -Catching.ok -Catching"),
-            ("bw", "backward", "+Catching +Catching.ok -Catching.ok -Catching"),
-        ]
 
 
 def raise_in_hook(module, args):

@@ -7,25 +7,31 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.graph
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._pytree import tree_leaves
 
 import modtrace
+from collect.recorder.test_bit_identity import train_gpt
+from collect.values.test_values_bit_identity import (
+    autocast,
+    create_graph,
+    func_grad,
+    fused_adamw_after_micro_batches,
+)
 from helpers.ours import objects_of_ours
 from helpers.twins import outcome, state
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.collect.backward.graph_watch import GraphWatch
 from modtrace.collect.scopes import process
 from modtrace.torch_internals.deep_graphs import ReleasedInTurn
-from zoo import TiedGPT
 
 OURS = os.path.dirname(modtrace.__file__) + os.sep
 HOOKS = ("pre_fw_hook", "post_fw_hook", "pre_bw_hook", "post_bw_hook")
@@ -440,56 +446,6 @@ def watched(values: str | None, **options: Any) -> Iterator[Looking]:
         assert recording.meta.marks == ()
 
 
-def loss_of(model: nn.Module, *args: Any) -> Tensor:
-    tokens = torch.randint(0, 17, (2, 8))
-    return F.cross_entropy(model(tokens, *args).float().flatten(0, 1), tokens.flatten())
-
-
-def train(reentrant: bool | None = None, **options: Any) -> Callable[[], Any]:
-    """In-place ReLU, tied weights, a shared layer, dropout; and whether the blocks are checkpointed."""
-
-    def run() -> Any:
-        model = TiedGPT(layers=2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
-        losses = []
-        for _ in range(2):
-            optimizer.zero_grad()
-            losses.append(loss_of(model, reentrant))
-            losses[-1].backward()
-            optimizer.step()
-        return [losses, state(model), optimizer.state_dict()["state"]]
-
-    return run
-
-
-def autocast() -> Any:
-    model = TiedGPT(layers=2)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(model, False)
-    loss.backward()
-    return [loss, state(model)]
-
-
-def penalty() -> Any:
-    """A gradient of a gradient, of a leaf that a module gets."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1))
-    x = torch.randn(3, 4, requires_grad=True)
-    loss = model(x).sum()
-    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-    (loss + (slope.norm(dim=1) - 1).square().sum()).backward()
-    return [slope, x.grad, state(model)]
-
-
-def functional_gradient() -> Any:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    parameters = dict(model.named_parameters())
-
-    def loss(parameters: Any, x: Tensor) -> Tensor:
-        return torch.func.functional_call(model, parameters, (x,)).square().sum()
-
-    return torch.func.grad(loss)(parameters, torch.randn(3, 4))
-
-
 class Meets(nn.Module):
     """Gives its input to two modules, and one of its parameters to both of them."""
 
@@ -522,13 +478,13 @@ def gradient_of_a_leaf() -> Any:
 
 
 RUNS = {
-    "GPT": train(),
-    "GPT, reentrant checkpoints": train(True),
-    "GPT, non-reentrant checkpoints": train(False),
-    "GPT, fused AdamW": train(fused=True),
+    "GPT": train_gpt,
+    "GPT, reentrant checkpoints": partial(train_gpt, reentrant=True),
+    "GPT, non-reentrant checkpoints": partial(train_gpt, reentrant=False),
+    "GPT, fused AdamW": fused_adamw_after_micro_batches,
     "autocast to bfloat16": autocast,
-    "gradient penalty": penalty,
-    "torch.func.grad": functional_gradient,
+    "gradient of a gradient": create_graph,
+    "torch.func.grad": func_grad,
     "gradients that meet": gradients_that_meet,
     "gradient of a leaf": gradient_of_a_leaf,
 }
@@ -544,7 +500,7 @@ def test_results_and_generators_are_the_same_bits(run):
         called = looking.called
         assert outcome(run) == plain
     assert called["pre_fw_hook"] == called["post_fw_hook"] > 0
-    if run is not functional_gradient:  # its backwards do not go through the engine's entry
+    if run is not func_grad:  # its backwards do not go through the engine's entry
         assert called["pre_bw_hook"] == called["post_bw_hook"] > 0
     assert outcome(run, watched("stats")) == plain
 

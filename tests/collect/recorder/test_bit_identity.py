@@ -67,31 +67,6 @@ def test_training_a_gpt_with_dropout_gives_the_same_bits(tmp_path, dtype, reentr
 # computes.
 
 
-def transforms_of_functions():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    parameters = {name: each.detach().clone() for name, each in model.named_parameters()}
-    x = torch.randn(5, 4)
-
-    def loss(parameters, x):
-        return torch.func.functional_call(model, parameters, (x,)).square().sum()
-
-    def slope(x):
-        return torch.func.grad(lambda x: model(x).sum())(x).square().sum()
-
-    gradients = [
-        torch.func.grad(loss)(parameters, x),
-        torch.func.grad(slope)(x),
-        torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x),
-        torch.func.jacrev(model)(x[0]),
-        torch.func.jacfwd(model)(x[0]),
-    ]
-    torch.vmap(model)(x).sum().backward()
-    for each in parameters.values():
-        each.requires_grad_()
-    loss(parameters, x).backward()
-    return [gradients, state(model), [each.grad for each in parameters.values()]]
-
-
 def retained_graph():
     model = zoo.Twice()
     loss = model(torch.randn(3, 4)).sum()
@@ -427,7 +402,7 @@ def fully_sharded():
 
 
 RUNS = [
-    transforms_of_functions,     retained_graph, gradient_inside_forward,
+    retained_graph, gradient_inside_forward,
     gradient_of_a_leaf_input, backward_to_chosen_inputs, module_inside_a_custom_backward, users_own_hooks,
     users_global_hooks, optimizer_in_backward, saved_tensor_hooks, data_parallel_without_devices, lbfgs,
     batch_norm_and_rnn, complex_float64, anomaly_mode, swallowed_exception, multithreading_disabled, scripted_module,

@@ -78,17 +78,6 @@ def record(seeded):
     return lambda *arguments, **options: modtrace.record(*arguments, strict=True, **options)
 
 
-def test_each_iteration_of_a_plain_loop_is_a_step(record):
-    net, optimizer = net_and_optimizer()
-    with record(backward_times=True) as rec:
-        for _ in range(3):
-            optimizer.zero_grad()
-            net(batch()).sum().backward()
-            optimizer.step()
-    assert ran(rec) == [("train", "Net")] * 3
-    assert phases(rec, 1) == {"forward": 1, "backward": 1, "optimizer": 1}
-
-
 @pytest.mark.parametrize("cleared", ["before forward", "before backward", "after step"])
 def test_where_the_gradients_are_cleared_makes_no_difference(record, cleared):
     net, optimizer = net_and_optimizer()
@@ -289,17 +278,6 @@ def test_each_optimizer_step_of_tensors_without_a_module_ends_a_step(record):
     assert [phases(rec, step)["optimizer"] for step in range(5)] == [1] * 5
 
 
-def test_a_model_whose_forward_is_called_by_name_is_trained_step_by_step(record):
-    net, optimizer = net_and_optimizer()
-    with record() as rec:
-        for _ in range(2):
-            optimizer.zero_grad()
-            net.layer.forward(batch()).sum().backward()
-            net.layer.forward(batch()).sum().backward()
-            optimizer.step()
-    assert ran(rec) == [("train", "")] * 2
-
-
 def test_both_calls_of_a_siamese_model_are_one_step(record):
     net, optimizer = net_and_optimizer()
     with record(backward_times=True) as rec:
@@ -310,31 +288,6 @@ def test_both_calls_of_a_siamese_model_are_one_step(record):
     assert ran(rec) == [("train", "Net Net")] * 3
     nth = [call["nth"] for call in rec.table("calls").to_pylist() if call["step"] == 1]
     assert sorted(each for each in nth if each is not None) == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
-def test_two_calls_with_a_backward_each_before_one_optimizer_step_are_one_step(record):
-    net, optimizer = net_and_optimizer()
-    with record() as rec:
-        for _ in range(2):
-            optimizer.zero_grad()
-            real, fake = net(batch()).sum(), net(batch()).sum()
-            real.backward()
-            fake.backward()
-            optimizer.step()
-    assert ran(rec) == [("train", "Net Net")] * 2
-
-
-def test_validation_batches_inside_training_are_eval_steps(record):
-    net, optimizer = net_and_optimizer()
-    with record() as rec:
-        for _ in range(2):
-            for _ in range(2):
-                train_step(net, optimizer, batch())
-            with torch.no_grad():
-                for _ in range(3):
-                    net(batch())
-    one_epoch = [("train", "Net")] * 2 + [("eval", "Net")] * 3
-    assert ran(rec) == one_epoch * 2
 
 
 def test_validation_between_micro_batches_leaves_the_training_step_whole(record):

@@ -23,21 +23,6 @@ class Counts(nn.Module):
         return x
 
 
-def test_running_averages_are_those_after_the_call():
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    with watching(model, roles="buffer") as watch:
-        for _ in range(2):
-            model(torch.randn(5, 4))
-            watch.step_ends()
-            found = watch.values("buffer", phase="forward", path="1")
-            assert found["1", "running_mean"].equal(model[1].running_mean)
-            assert found["1", "num_batches_tracked"].equal(model[1].num_batches_tracked)
-            assert found.keys() == {
-                ("1", each) for each in ("running_mean", "running_var", "num_batches_tracked")
-            }
-            watch.rows.clear()
-
-
 def test_buffers_that_are_copied_late_are_those_after_each_call():
     model = nn.BatchNorm1d(1, momentum=0.5)
     values = Capture(roles="buffer", tensors="lazy")
@@ -59,14 +44,6 @@ def test_module_called_several_times_has_one_row_for_each_outermost_call():
         (("0", "calls"), 2),
         (("0", "calls"), 4),
     ]
-
-
-def test_part_that_is_called_alone_has_its_buffers_and_no_others():
-    model = nn.Sequential(Counts(), Counts())
-    with watching(model, roles="buffer") as watch:
-        model[1](torch.ones(1))
-        watch.step_ends()
-    assert [each.site for each in watch.rows] == [("1", "calls")]
 
 
 def test_buffer_of_two_modules_is_measured_once():
@@ -98,17 +75,6 @@ def test_call_that_raises_has_the_buffers_it_has_left():
             model(torch.ones(1))
         watch.step_ends()
     assert [each.value.item() for each in watch.rows] == [1]
-
-
-def test_buffers_that_no_capture_means_are_not_measured():
-    model = nn.Sequential(Counts(), Counts())
-    with watching(model, roles="buffer", include="1.calls") as watch:
-        model(torch.ones(1))
-        watch.step_ends()
-        watch.active = 0
-        model(torch.ones(1))
-        watch.step_ends()
-    assert [each.site for each in watch.rows] == [("1", "calls")]
 
 
 def test_buffer_is_read_anew_when_it_was_replaced():

@@ -131,13 +131,6 @@ def test_nan_of_a_function_is_read_back_by_json():
     assert str(json.loads(text)) == "[nan, inf]"
 
 
-def test_lists_of_different_lengths_and_none_stand_beside_each_other():
-    extras = [typed(), Extra(), typed(), Extra()]
-    extras[0].channel_max = {-1: np.zeros(0, np.float32)}
-    columns = extra_columns(extras, [Want(stats=2)] * 4)
-    assert [row["channel_max"] for row in rows(columns, 4)] == [[], None, [1.0, 2.0], None]
-
-
 def test_a_sketch_beyond_float32_is_infinite_there():
     extra = Extra()
     extra.sketch = np.full(64, 1e300)
@@ -220,10 +213,6 @@ def test_what_a_row_says_already_is_not_said_again():
     extra.add_note("complex: real and imaginary parts")
     own = "Outer: its inner; Outer: its inner; complex: real and imaginary parts"
     assert extra_notes([own], [extra], [Want()]) == [own]
-
-
-def test_rows_without_notes_keep_theirs():
-    assert extra_notes(["a", None, "b"], [None, Extra(), Extra()], [None, Want(), None]) == ["a", None, "b"]
 
 
 # Laws.

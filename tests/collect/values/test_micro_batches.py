@@ -2,7 +2,6 @@
 
 import copy
 import io
-import threading
 import warnings
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -198,14 +197,6 @@ def test_checkpointed_model_has_the_gradients_of_a_plain_one(reentrant: bool):
     assert same({name.removeprefix("inner."): value for name, value in found.items()}, expected)
 
 
-def test_sparse_gradient_comes_as_it_is():
-    model = nn.Embedding(5, 2, sparse=True)
-    with watching(model, **WANTED) as watch:
-        model(torch.tensor([1, 1, 2])).sum().backward()
-    [row] = watch.rows
-    assert row.value.to_dense().sum(dim=1).tolist() == [0, 4, 2, 0, 0]
-
-
 def test_parameter_that_is_replaced_between_micro_batches_is_hooked_again():
     model = nn.Linear(2, 1, bias=False)
     with watching(model, **WANTED) as watch:
@@ -275,18 +266,6 @@ def test_backward_that_raises_and_is_interrupted_leaves_no_hooks():
         watch.rows.clear()
         model(torch.ones(1, 4)).sum().backward()
     assert len(watch.rows) == 4
-
-
-def test_backwards_on_two_threads_have_rows_of_their_own():
-    models = [nn.Linear(2, 1, bias=False) for _ in range(2)]
-    with watching(*models, **WANTED) as watch:
-        losses = [model(torch.full((1, 2), at + 1.0)).sum() for at, model in enumerate(models)]
-        threads = [threading.Thread(target=loss.backward) for loss in losses]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(each.value.tolist() for each in watch.rows) == [[[1.0, 1.0]], [[2.0, 2.0]]]
 
 
 def test_ddp_has_the_gradients_of_this_rank_and_stays_as_it_is():
@@ -560,19 +539,6 @@ def test_two_recorders_leave_parameters_as_if_they_had_never_been_hooked() -> No
         train(model, 3)
     assert model.weight._backward_hooks is None
     assert model.bias._backward_hooks is None
-
-
-def test_two_recorders_leave_a_hook_of_the_users_alone() -> None:
-    model, heard = nn.Linear(2, 2), []
-    handle = model.weight.register_hook(lambda gradient: heard.append(gradient.sum().item()))
-    with (
-        modtrace.record(model, values=Capture(**WANTED), strict=True),
-        modtrace.record(model, values=Capture(**WANTED), strict=True),
-    ):
-        train(model, 2)
-    train(model, 1)
-    assert heard == [4.0, 4.0, 4.0]
-    handle.remove()
 
 
 def test_steps_without_a_backward_gather_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

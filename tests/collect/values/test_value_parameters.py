@@ -57,22 +57,6 @@ def test_gradients_are_measured_after_clipping():
     assert weight.sumsq + bias.sumsq == pytest.approx(1.0, rel=1e-5)
 
 
-def test_frozen_parameter_has_a_row_only_where_the_optimizer_has_it_and_none_of_a_gradient():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    model[0].requires_grad_(False)
-    for optimizer, expected in (
-        (torch.optim.SGD(model.parameters(), lr=0.1), ["0", "0", "1", "1"]),
-        (torch.optim.SGD(model[1].parameters(), lr=0.1), ["1", "1"]),
-    ):
-        with record(model) as rec:
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-        assert names(rows(rec, role="parameter"), "path") == expected
-        assert names(rows(rec, role="parameter_grad"), "path") == ["1", "1"]
-        assert names(rows(rec, role="grad_output"), "path") == ["", "1"]
-        assert names(rows(rec, role="output"), "path") == ["0", "1", ""]
-
-
 def test_parameter_that_nobody_owns_is_named_by_its_place_in_the_optimizer():
     model = nn.Linear(1, 1, bias=False)
     free = nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -95,22 +79,6 @@ def test_parameter_that_nobody_owns_is_named_by_its_place_in_the_optimizer():
     ]
     sites = [site for site in rec.table("sites").to_pylist() if site["slot"].startswith("param_groups")]
     assert [site["module_id"] for site in sites] == [None, None]
-
-
-def test_two_optimizers_of_unowned_parameters_do_not_share_a_site():
-    first, second = nn.Parameter(torch.tensor([1.0])), nn.Parameter(torch.tensor([2.0]))
-    optimizers = [torch.optim.SGD([each], lr=0.0) for each in (first, second)]
-    with record() as rec:
-        for _ in range(2):
-            (first + second).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            rec.step()
-    by_slot: dict[str, set[float]] = {}
-    for row in rows(rec, role="parameter"):
-        by_slot.setdefault(row.slot, set()).add(row.sum)
-    assert sorted(map(sorted, by_slot.values())) == [[1.0], [2.0]]
 
 
 def test_sparse_gradient_of_an_embedding_is_measured_by_its_stored_values():
@@ -147,21 +115,6 @@ def test_optimizer_of_tensors_that_no_module_holds_yet_names_them_when_one_does(
     assert names(rows(rec, role="parameter", path="late"), "step", "slot") == [(1, "weight"), (1, "bias")]
 
 
-def test_parameter_replaced_in_the_model_is_named_anew():
-    model = nn.Linear(4, 1)
-    with record(model) as rec:
-        for value in (1.0, 2.0):
-            model.weight = nn.Parameter(torch.full((1, 4), value))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert names(rows(rec, role="parameter", slot="weight"), "step", "path", "sum") == [
-        (0, "", 4.0),
-        (1, "", 8.0),
-    ]
-
-
 def test_gradients_of_a_step_with_a_closure_are_those_the_closure_left():
     """As Lightning steps: in the pre-hook the gradients of the step before would still be there."""
     model = nn.Linear(1, 1, bias=False)
@@ -180,37 +133,6 @@ def test_gradients_of_a_step_with_a_closure_are_those_the_closure_left():
             optimizer.step(closure)
     assert names(rows(rec, role="parameter"), "step", "sum") == [(0, 5.0), (1, 4.5), (2, 3.5)]
     assert names(rows(rec, role="parameter_grad"), "step", "sum") == [(0, 1.0), (1, 2.0), (2, 4.0)]
-
-
-def test_optimizer_that_steps_inside_backward_has_its_rows():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    for each in model.parameters():
-        optimizer = torch.optim.SGD([each], lr=0.1)
-
-        def step(parameter, optimizer=optimizer):
-            optimizer.step()
-            optimizer.zero_grad()
-
-        each.register_post_accumulate_grad_hook(step)
-    with record(model) as rec:
-        model(torch.ones(2, 4)).sum().backward()
-    slots = [("0", "bias"), ("0", "weight"), ("1", "bias"), ("1", "weight")]
-    assert sorted(names(rows(rec, role="parameter"), "path", "slot")) == slots
-    assert sorted(names(rows(rec, role="parameter_grad"), "path", "slot")) == slots
-    assert sorted(names(rows(rec, role="grad_output"), "path")) == ["", "0", "1"]
-
-
-def test_parameter_of_two_roots_is_stored_under_its_owner_once():
-    layer = nn.Linear(4, 4)
-    first, second = nn.Sequential(layer), nn.Sequential(nn.ReLU(), layer)
-    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
-    with record({"first": first, "second": second}) as rec:
-        (first(torch.ones(2, 4)).sum() + second(torch.ones(2, 4)).sum()).backward()
-        optimizer.step()
-    assert names(rows(rec, role="parameter"), "root", "path", "slot") == [
-        ("first", "0", "weight"),
-        ("first", "0", "bias"),
-    ]
 
 
 def test_frame_and_first_nonfinite_name_a_parameter_that_nobody_owns():

@@ -135,23 +135,6 @@ def test_output_in_inference_mode_is_measured():
 # Which measurement a row belongs to.
 
 
-def test_output_that_parents_return_unchanged_is_measured_once():
-    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 4))))
-    with record(model) as rec:
-        model(torch.ones(2, 4)).sum().backward()
-    assert names(rows(rec), "path", "role", "order") == [
-        ("0.0.0", "output", 0),
-        ("0.0", "output", 0),
-        ("0", "output", 0),
-        ("", "output", 0),
-        (None, "loss", 1),
-        ("", "grad_output", 2),
-        ("0", "grad_output", 2),
-        ("0.0", "grad_output", 2),
-        ("0.0.0", "grad_output", 2),
-    ]
-
-
 def test_child_and_parent_differ_where_the_parent_works_in_place():
     class Doubles(nn.Module):
         def __init__(self) -> None:
@@ -177,26 +160,6 @@ def test_child_and_parent_differ_where_the_parent_works_in_place():
     assert holds(one(rec, path="", role="output"), expected * 2)
     assert holds(one(rec, path="", role="grad_output"), torch.ones(2, 4))
     assert holds(one(rec, path="layer", role="grad_output"), torch.full((2, 4), 2.0))
-
-
-def test_in_place_relu_and_what_it_worked_on_are_two_measurements():
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
-    x = torch.randn(2, 4)
-    before = model[0](x)
-    with record(model) as rec:
-        model(x).sum().backward()
-    assert names(rows(rec), "path", "role", "order") == [
-        ("0", "output", 0),
-        ("1", "output", 1),
-        ("", "output", 1),
-        (None, "loss", 2),
-        ("", "grad_output", 3),
-        ("1", "grad_output", 3),
-        ("0", "grad_output", 4),
-    ]
-    assert holds(one(rec, path="0", role="output"), before)
-    assert holds(one(rec, path="1", role="output"), before.relu())
-    assert holds(one(rec, path="0", role="grad_output"), (before > 0).float())
 
 
 def test_identity_returns_a_leaf_and_a_parameter():
@@ -230,55 +193,7 @@ def test_identity_returns_a_leaf_and_a_parameter():
     assert not x._backward_hooks
 
 
-def test_gradient_of_a_tensor_used_twice_is_the_sum():
-    model = nn.Linear(4, 4)
-    with record(model) as rec:
-        y = model(torch.ones(2, 4))
-        (y.sum() + 2 * y.sum()).backward()
-    assert holds(one(rec, role="grad_output"), torch.full((2, 4), 3.0))
-
-
-def test_output_that_gets_no_gradient_has_no_row_of_one():
-    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-    with record(model) as rec:
-        used, unused = (layer(torch.ones(2, 4)) for layer in model)
-        used.sum().backward()
-    assert unused.requires_grad
-    assert names(rows(rec, role="grad_output"), "path") == ["0"]
-
-
-def test_row_belongs_to_the_call_that_returned_it():
-    model = zoo.Twice()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with record(model) as rec:
-        for _ in range(2):
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-    calls = {call["call_id"]: call for call in rec.table("calls").to_pylist() if call["phase"] == "forward"}
-    modules = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
-    seen = [row for row in rows(rec) if row.role in ("output", "grad_output")]
-    assert len(seen) == 12
-    for row in seen:
-        call = calls[row.call_id]
-        assert (modules[call["module_id"]], call["nth"], call["step"]) == (row.path, row.nth, row.step)
-
-
 # Loops.
-
-
-def test_micro_batches_each_have_gradients_of_their_own():
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with record(model) as rec:
-        for _ in range(2):
-            for weight in (1.0, 2.0, 3.0):
-                (model(torch.ones(2, 4)).sum() * weight).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    found = rows(rec, role="grad_output")
-    expected = [(step, nth, 2.0 * (nth + 1)) for step in (0, 1) for nth in (0, 1, 2)]
-    assert names(found, "step", "nth", "sum") == expected
-    assert names(rows(rec, role="parameter_grad", slot="bias"), "step", "sum") == [(0, 12.0), (1, 12.0)]
 
 
 def test_graph_that_runs_backward_twice_gives_two_rows_of_each_gradient():
@@ -289,19 +204,6 @@ def test_graph_that_runs_backward_twice_gives_two_rows_of_each_gradient():
         (3 * y.sum()).backward()
     found = rows(rec, role="grad_output")
     assert names(found, "order", "sum", "nth", "call_id") == [(2, 2.0, 0, 0), (4, 6.0, 0, 0)]
-
-
-def test_gradient_with_a_graph_and_the_backward_through_it_are_both_measured():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    kept = Keeps(model)
-    x = torch.randn(3, 4, requires_grad=True)
-    with record(model) as rec:
-        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        slope.square().sum().backward()
-    for path in ("0", "1", "2", ""):
-        found = rows(rec, path=path, role="grad_output")
-        assert [holds(row, tensor) for row, tensor in zip(found, kept.gradients[path], strict=True)]
-    assert len(kept.gradients["0"]) == 2
 
 
 def test_gradient_of_a_gan_comes_in_the_step_of_its_backward_to_the_call_of_an_earlier_one():
@@ -391,24 +293,6 @@ def test_gradient_of_an_output_that_a_hook_of_the_users_changes_is_the_one_that_
     assert holds(one(rec, role="grad_output"), torch.ones(2, 4))
 
 
-def test_each_chunk_of_an_output_has_its_own_gradient():
-    class Splits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 6)
-
-        def forward(self, x):
-            return self.layer(x).chunk(3, -1)
-
-    model = Splits()
-    with record(model) as rec:
-        first, second, _ = model(torch.ones(2, 4))
-        (first + 2 * second).sum().backward()
-    # Chunks are made by one node: the third, which nobody used, gets zeros or nothing, as torch decides.
-    assert names(rows(rec, role="grad_output"), "path", "slot", "sum")[:2] == [("", "[0]", 4), ("", "[1]", 8)]
-    assert one(rec, role="grad_output", path="layer").sum == 12
-
-
 def test_tensors_that_die_within_a_call_are_not_taken_for_each_other():
     class Loops(nn.Module):
         def __init__(self) -> None:
@@ -452,53 +336,7 @@ def test_module_that_a_backward_runs_has_rows_of_its_phase():
     ]
 
 
-def test_gradient_taken_inside_a_forward_is_of_its_step():
-    class Force(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = nn.Linear(4, 1)
-
-        def forward(self, x):
-            x = x.detach().requires_grad_()
-            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
-
-    model = Force()
-    with record(model) as rec:
-        model(torch.ones(2, 4)).square().sum().backward()
-    assert names(rows(rec), "path", "role", "phase", "order") == [
-        ("energy", "output", "forward", 0),
-        (None, "loss", "forward", 1),
-        ("energy", "grad_output", "backward", 2),
-        ("", "output", "forward", 3),
-        (None, "loss", "forward", 4),
-        ("", "grad_output", "backward", 5),
-    ]
-
-
 # Recorders and threads.
-
-
-def test_two_recordings_with_other_selections_are_both_right():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with record(model, include="0") as outer:
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-        with record(model, include="1") as inner:
-            optimizer.zero_grad()
-            y = model(torch.ones(2, 4))
-            y.sum().backward()
-            optimizer.step()
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-    assert not y._backward_hooks
-    assert names(rows(inner), "path", "role") == [("1", "output"), ("1", "grad_output")]
-    assert {row.path for row in rows(outer)} == {"0"}
-    assert names(rows(outer, role="grad_output"), "step") == [0, 1, 2, 3]
-    assert names(rows(outer, role="parameter", slot="weight"), "step") == [0, 1, 2]
-    assert holds(one(inner, role="output"), y)
 
 
 def test_recording_that_ends_first_leaves_the_other_its_gradients():
@@ -522,38 +360,6 @@ def test_backward_on_another_thread_than_the_forward_has_its_rows():
         thread.join()
     expected = [("loss", pytest.approx(loss.item()), None), ("grad_output", 2.0, 0)]
     assert names(rows(rec), "role", "sum", "nth")[1:] == expected
-
-
-def test_two_threads_that_train_a_model_each_are_both_recorded():
-    models = {"first": nn.Linear(4, 1), "second": nn.Linear(4, 1)}
-    errors: list[BaseException] = []
-
-    def train(model: nn.Module, weight: float) -> None:
-        try:
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-            for _ in range(20):
-                optimizer.zero_grad()
-                (model(torch.full((2, 4), weight)).sum() * weight).backward()
-                optimizer.step()
-        except BaseException as error:
-            errors.append(error)
-
-    with record(models) as rec:
-        threads = [
-            threading.Thread(target=train, args=(model, weight))
-            for weight, model in zip((1.0, 2.0), models.values(), strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert errors == []
-    for weight, (name, model) in zip((1.0, 2.0), models.items(), strict=True):
-        assert names(rows(rec, root=name, role="grad_output"), "min", "max") == [(weight, weight)] * 20
-        y = model(torch.full((2, 4), weight))
-        assert [holds(row, y) for row in rows(rec, root=name, role="output")] == [True] * 20
-        assert len(rows(rec, root=name, role="parameter", slot="weight")) == 20
-        assert names(rows(rec, root=name, role="parameter_grad", slot="bias"), "sum") == [2.0 * weight] * 20
 
 
 def test_what_forward_returned_is_measured_though_a_hook_of_the_module_replaces_it():

@@ -83,18 +83,6 @@ def tied_weights():
     return state(model)
 
 
-def gradient_clipping():
-    model = zoo.TiedGPT(layers=1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    norms = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
-        optimizer.step()
-    return [norms, state(model)]
-
-
 def train_scaled(*, fused: bool, unscale: bool) -> list[Any]:
     """The second step's gradients overflow, so the scaler skips it."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -138,18 +126,6 @@ def fused_adamw_after_micro_batches():
             (loss_of(model) / 2).backward()
         optimizer.step()
     return [state(model), optimizer.state_dict()["state"]]
-
-
-def capturable_weight_decay_and_maximize():
-    model = small()
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, maximize=True, foreach=True
-    )
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(3, 4)).square().sum().backward()
-        optimizer.step()
-    return state(model)
 
 
 def autocast():
@@ -225,19 +201,6 @@ def inference_mode():
         logits = model(torch.randint(0, 17, (2, 8)))
         assert logits.is_inference()
     return logits.clone()
-
-
-def inference_between_training():
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    outputs = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.randn(3, 4)).square().sum().backward()
-        optimizer.step()
-        with torch.inference_mode():
-            outputs.append(model(torch.randn(3, 4)))
-    return [[each.clone() for each in outputs], state(model)]
 
 
 def parameters_made_in_inference_mode():
@@ -440,19 +403,6 @@ def two_optimizers_and_a_sparse_one() -> list[Any]:
     return [losses, dict(model.state_dict()), gradients, *map(optimizer_state, optimizers)]
 
 
-def halves_with_a_gradient_scaler() -> list[Any]:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).bfloat16()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = model(torch.randn(3, 4).bfloat16()).square().mean() * (math.inf if step == 1 else 1.0)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    return [state(model), optimizer_state(optimizer), scaler.get_scale()]
-
-
 def checkpointed() -> list[Any]:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     optimizer = torch.optim.Adam(model.parameters())
@@ -466,14 +416,14 @@ def checkpointed() -> list[Any]:
 
 RUNS = [
     in_place_relu, in_place_relu_through_a_view, output_used_twice, output_kept_and_its_gradient_retained, tied_weights,
-    gradient_clipping, grad_scaler, grad_scaler_that_unscales_by_itself, grad_scaler_and_fused_adamw,
-    grad_scaler_unscaled_and_fused_adamw, fused_adamw_after_micro_batches, capturable_weight_decay_and_maximize,
+    grad_scaler, grad_scaler_that_unscales_by_itself, grad_scaler_and_fused_adamw,
+    grad_scaler_unscaled_and_fused_adamw, fused_adamw_after_micro_batches,
     autocast, func_grad, vmap, per_sample_gradients, vmap_with_dropout, forward_ad, inference_mode,
-    inference_between_training, parameters_made_in_inference_mode, deterministic_algorithms, create_graph,
+    parameters_made_in_inference_mode, deterministic_algorithms, create_graph,
     views_of_chunks, view_of_an_output_written_to_before_its_module_returned_it, no_grad_view_of_a_leaf,
     leaf_written_to_after_its_module_returned_it, output_set_to_need_no_gradient, output_whose_data_is_replaced,
     output_detached_in_place, memory_formats, weights_swapped, tensors_swapped, output_swapped, deep_copies,
-    two_optimizers_and_a_sparse_one, halves_with_a_gradient_scaler, checkpointed,
+    two_optimizers_and_a_sparse_one, checkpointed,
 ]  # fmt: skip
 
 

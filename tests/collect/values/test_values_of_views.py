@@ -10,10 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from helpers.stat_rows import rows
-from helpers.views import ShowsBase
 from modtrace import Capture
-
-Write = Callable[[Tensor], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -101,19 +98,6 @@ def test_modules_that_write_in_place_have_their_gradients_too() -> None:
     assert found == gradients(backward, other)
 
 
-def test_each_backward_through_a_graph_has_its_gradient() -> None:
-    def twice(model: nn.Module) -> None:
-        loss = model(torch.ones(2, 3, 4)).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-
-    model = Writes(torch.relu_)
-    values = Capture(roles="grad_output")
-    with modtrace.record(model, strict=True, values=values) as rec:
-        twice(model)
-    assert [each.path for each in rows(rec)] == ["", "second", "first"] * 2
-
-
 def test_backward_of_a_later_step_has_its_gradient() -> None:
     def late(model: nn.Module) -> None:
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)  # what it writes to is in no graph
@@ -149,16 +133,6 @@ def test_recomputed_view_has_its_gradient(reentrant: bool) -> None:
     found = run(torch.relu_)
     assert found == run(torch.relu)
     assert ("first", found[-1][1]) == found[-1]
-
-
-def test_view_that_is_not_used_has_no_gradient_though_its_base_has() -> None:
-    model = ShowsBase()
-
-    def train(model: nn.Module) -> None:
-        model(torch.ones(2, requires_grad=True))
-        model.base.sum().backward()
-
-    assert gradients(train, model) == {}
 
 
 def test_view_of_what_a_module_was_given_has_none_of_others() -> None:

@@ -118,16 +118,6 @@ def test_generator_is_left_untouched_and_has_a_row_with_a_note():
     assert [each.item() for each in output] == [2.0, 4.0, 6.0]
 
 
-def test_tensor_in_two_places_is_measured_once():
-    rec, _ = recorded(lambda y: {"a": y, "b": [y, y * 2]})
-    assert names(rows(rec), "path", "slot", "order") == [
-        ("layer", "", 0),
-        ("", "['a']", 0),
-        ("", "['b'][0]", 0),
-        ("", "['b'][1]", 1),
-    ]
-
-
 def test_gradients_have_the_slots_of_the_outputs():
     with record() as rec:
         output = Gives(lambda y: Output(y, hidden=[y * 2, y.detach()]))(torch.ones(1))
@@ -144,10 +134,3 @@ def test_two_views_of_one_tensor_are_two_measurements():
     found = rows(rec, path="")
     assert names(found, "slot", "shape") == [("[0]", (1,)), ("[1]", (1, 1))]
     assert found[0].order != found[1].order
-
-
-def test_output_is_given_back_as_it_was():
-    made = State(torch.ones(1))
-    _, output = recorded(lambda y: made)
-    assert output is made
-    assert sorted(vars(made)) == ["_private", "history", "name", "position"]

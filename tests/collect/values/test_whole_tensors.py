@@ -60,14 +60,6 @@ def texts(extra):
 # At once.
 
 
-def test_a_tensor_is_put_when_it_comes_by(kept, shelf):
-    tensor = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t()
-    extra = keep(kept, tensor, "blocks.0.output[0]")
-    tensor.zero_()
-    assert (extra.blob, extra.notes) == ("shelf:blocks.0.output[0]", ())
-    assert shelf.kept == {"blocks.0.output[0]": ([[1.0, 3.0], [2.0, 4.0]], "float32", (2, 2))}
-
-
 DTYPES = {
     "bfloat16": (torch.tensor([1.0], dtype=torch.bfloat16), ([0x3F80], "bfloat16", (1,))),
     "complex64": (torch.tensor([1 + 2j]), ([[1.0, 2.0]], "complex64", (1,))),
@@ -166,14 +158,6 @@ def test_what_put_raises_is_raised_and_the_others_are_put(shelf):
 # Later.
 
 
-def test_a_tensor_kept_lazily_is_put_by_settle_in_the_order_of_coming(kept, shelf):
-    extras = [keep(kept, torch.tensor([number]), str(number), lazy=True) for number in range(3)]
-    assert shelf.kept == {}
-    kept.settle()
-    assert [each.blob for each in extras] == ["shelf:0", "shelf:1", "shelf:2"]
-    assert list(shelf.kept) == ["0", "1", "2"]
-
-
 WRITES = {
     "in place": lambda tensor: tensor.add_(1),
     "to a view": lambda tensor: tensor[1:].zero_(),
@@ -227,20 +211,6 @@ def test_a_tensor_that_was_given_other_memory_is_put_as_it_was(kept, shelf):
     tensor.data = torch.zeros(2)
     kept.settle()
     assert (extra.blob, shelf.kept["it"][0]) == ("shelf:it", [1.0, 1.0])
-
-
-@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}], ids=["foreach", "one by one"])
-def test_parameters_are_put_before_the_optimizer_steps_and_not_after(kept, shelf, options):
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([parameter], **options)
-    parameter.grad = torch.ones(2)
-    before = keep(kept, parameter, "before", lazy=True)
-    kept.settle()
-    late = keep(kept, parameter, "late", lazy=True)
-    optimizer.step()
-    kept.settle()
-    assert (before.blob, late.blob) == ("shelf:before", None)
-    assert (shelf.kept["before"][0], texts(late)) == ([1.0, 1.0], [WRITTEN])
 
 
 def test_tensors_whose_writes_nobody_counts_are_put_at_once(kept, shelf):
