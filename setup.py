@@ -76,7 +76,10 @@ setup(
     ext_modules=[
         Extension(
             "modtrace.measure.moments._moments",
-            ["src/modtrace/measure/moments/_moments.c", "src/modtrace/measure/moments/_host_measurer.c"],
+            [
+                f"src/modtrace/measure/moments/{name}.c"
+                for name in ("_moments_module", "_host_measurer", "_moments")
+            ],
             depends=[
                 "src/modtrace/measure/_exchange.h",
                 "src/modtrace/measure/_floats.h",
@@ -118,7 +121,14 @@ setup(
             "modtrace.collect.ops._op_mode",
             [
                 f"src/modtrace/collect/ops/{name}.c"
-                for name in ("_op_mode_type", "_op_mode", "_op_values", "_operators", "_places")
+                for name in (
+                    "_op_mode_type",
+                    "_op_mode",
+                    "_op_outputs",
+                    "_op_values",
+                    "_operators",
+                    "_places",
+                )
             ],
             depends=[
                 "src/modtrace/collect/ops/_op_mode.h",

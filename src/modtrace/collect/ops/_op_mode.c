@@ -28,52 +28,7 @@ static int report(OpMode *self, const Op *op) {
     return done == NULL ? -1 : 0;
 }
 
-int forgive(void) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
-    PyErr_Clear();
-    return 0;
-}
-
 /* ---- The tensors of an output. */
-
-static int is_tensor(const OpMode *self, PyObject *value) {
-    return PyObject_TypeCheck(value, (PyTypeObject *)self->held[TENSOR]);
-}
-
-/* Visits the tensors in a part. Takes the references of its slot and of the part. */
-static int visit_part(OpMode *self, PyObject *part, PyObject *slot, Run *run, Visit visit) {
-    int failed = slot == NULL || part == NULL ? -1 : 0;
-    if (!failed && (failed = Py_EnterRecursiveCall(" in the output of an op")) == 0) {
-        failed = visit_tensors(self, part, slot, run, visit);
-        Py_LeaveRecursiveCall();
-    }
-    Py_XDECREF(part);
-    Py_XDECREF(slot);
-    return failed;
-}
-
-static int visit_dict(OpMode *self, PyObject *dict, PyObject *slot, Run *run, Visit visit) {
-    PyObject *pairs = PyDict_Items(dict);
-    int failed = pairs == NULL ? -1 : 0;
-    for (Py_ssize_t at = 0; !failed && at < PyList_Size(pairs); at++) {
-        PyObject *name, *item;
-        if (!PyArg_ParseTuple(PyList_GetItem(pairs, at), "OO", &name, &item)) failed = -1;
-        else failed = visit_part(self, Py_NewRef(item), PyUnicode_FromFormat("%U[%R]", slot, name), run, visit);
-    }
-    Py_XDECREF(pairs);
-    return failed;
-}
-
-int visit_tensors(OpMode *self, PyObject *value, PyObject *slot, Run *run, Visit visit) {
-    if (is_tensor(self, value)) return visit(self, value, slot, run);
-    if (PyDict_Check(value)) return visit_dict(self, value, slot, run, visit);
-    if (!PyList_Check(value) && !PyTuple_Check(value)) return 0;
-    for (Py_ssize_t at = 0; at < PySequence_Size(value); at++) {
-        PyObject *text = PyUnicode_FromFormat("%U[%zd]", slot, at);
-        if (visit_part(self, PySequence_GetItem(value, at), text, run, visit) < 0) return -1;
-    }
-    return 0;
-}
 
 static int make(OpMode *self, PyObject *tensor, PyObject *slot, Run *run) {
     PyObject *given = run->of->is_changing_view ? self->state->empty : run->args;
@@ -168,8 +123,6 @@ static int report_leaves(OpMode *self, PyObject *log, const Run *run, PyObject *
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
-
-int64_t clock_ns(OpMode *self) { return to_int64(PyObject_CallNoArgs(self->held[CLOCK])); }
 
 /* Reads what stands before the op: arguments, location, leaves. Returns -1 with an exception. */
 static int read_before(OpMode *self, Run *run, PyObject *log, PyObject *kwargs) {
