@@ -1,6 +1,6 @@
 """Finds what an autograd graph keeps in memory for its backward, node by node."""
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -119,8 +119,10 @@ def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
 def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
     """Returns what a node keeps, each storage once, and whether it keeps, or may keep, more than that."""
     found: dict[Any, SavedTensor] = {}
-    is_unknown = False
-    for tensor in _tensors_of(node):
+    held, is_unknown = saved_variables(node)
+    if is_custom_function(node):
+        held += held_by_custom_function(node)
+    for tensor in _tensors_in(held):
         for saved in (None,) if tensor is None else _describe(tensor):
             if saved is None:
                 is_unknown = True
@@ -129,18 +131,21 @@ def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
     return list(found.values()), is_unknown
 
 
-def _tensors_of(node: Any) -> Iterator[torch.Tensor | None]:
-    """Yields every tensor that a node keeps; None for what cannot be read."""
-    held, hides_some = saved_variables(node)
-    if hides_some:
-        yield None
-    if is_custom_function(node):
-        held += held_by_custom_function(node)
-    yield from _tensors_in(held)
+def _tensors_in(held: list[Any]) -> Iterable[torch.Tensor | None]:
+    """Returns the tensors in saved variables, in the regions of checkpoints, and in lists, tuples and dictionaries.
+
+    None stands for what cannot be read.
+    """
+    try:
+        contents = [packed_content(value) for value in held]
+        if all(hook is None for _, hook in contents):
+            return [content for content, _ in contents if content is not None]
+    except Exception:  # not all are saved variables, or other versions of torch lack the names
+        pass
+    return _search(held)
 
 
-def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
-    """Yields the tensors in saved variables, in the regions of checkpoints, and in lists, tuples and dictionaries."""
+def _search(held: list[Any]) -> Iterator[torch.Tensor | None]:
     seen: set[int] = set()
     left = _MOST_OBJECTS
     while held and left:
@@ -202,17 +207,19 @@ def _may_hold(value: Any) -> bool:
     return bool(pending)
 
 
-def _describe(tensor: torch.Tensor) -> Iterator[SavedTensor | None]:
-    """Yields the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
+def _describe(tensor: torch.Tensor) -> Sequence[SavedTensor | None]:
+    """Returns the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
+    found: list[SavedTensor | None] = []
     try:
         base = base_of(tensor)
         owner = tensor if base is None else base
         is_leaf = owner.requires_grad and owner.is_leaf
-        for part in _parts(tensor):
+        for part in (tensor,) if type(tensor) is torch.Tensor else _parts(tensor):
             storage, size, weak = storage_of(part)
-            yield SavedTensor(storage, size, is_leaf, weak)
+            found.append(SavedTensor(storage, size, is_leaf, weak))
     except Exception:  # sparse, a functorch wrapper, or whatever a subclass of the user's raises
-        yield None
+        found.append(None)
+    return found
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
