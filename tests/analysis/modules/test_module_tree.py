@@ -226,30 +226,6 @@ def test_container_that_is_never_called_has_the_times_of_what_ran_inside() -> No
     assert node_at(tree, "layers").forward.share == 0.15
 
 
-def test_container_counts_children_that_call_each_other_once() -> None:
-    build, net = typed_net(1000)
-    layers = build.module("layers", "ModuleList", parent=net)
-    one = build.module("layers.0", "Linear", parent=layers)
-    two = build.module("layers.1", "Linear", parent=layers)
-    in_one = build.call(one, 0, 100, parent=build.call(net, 0, 500))
-    build.call(two, 20, 80, parent=in_one)
-
-    assert totals(build_module_tree(build.data()))["layers"] == (0, 100, 0)
-
-
-def test_container_in_which_nothing_ran_is_left_out() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net", parameters=7)
-    build.module("unused.0", "Linear", parent=build.module("unused", "ModuleList", parent=net), parameters=7)
-    build.step(0, 0, 100)
-    build.call(net, 0, 50)
-
-    tree = build_module_tree(build.data())
-
-    assert totals(tree) == {"": (1, 50, 50)}
-    assert tree.roots[0].parameters == 7
-
-
 def test_two_models_are_two_trees() -> None:
     build = RecordingBuilder()
     student = build.module("", "GPT", name="student")
@@ -289,14 +265,6 @@ def test_module_that_is_not_in_the_table_is_shown_as_unknown() -> None:
     }
     assert {root.label for root in tree.roots} == {"Net", "(unknown#78)", "(unknown)"}
     assert node_at(tree, "").children[0].label == "(unknown#77)"
-
-
-def test_call_of_an_unnamed_module_is_shown_as_unknown() -> None:
-    build = RecordingBuilder()
-    build.step(0, 0, 100)
-    build.call(None, 0, 10)
-
-    assert totals(build_module_tree(build.data())) == {"(unknown)": (1, 10, 10)}
 
 
 def test_last_row_of_a_module_wins() -> None:
