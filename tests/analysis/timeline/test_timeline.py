@@ -130,14 +130,6 @@ def test_the_wall_clock_of_the_start_comes_from_the_clock_anchor() -> None:
     assert build_timeline(training()).start_unix_ns is None
 
 
-def test_outer_spans_come_before_those_that_begin_with_them() -> None:
-    found = build_timeline(training())
-    names = [found.spans.names[name] for name in found.spans.name]
-    assert names == [
-        "step 0", "Net", "head", "head@1", "Net", "head@1", "head@1", "head", "optimizer"
-    ]  # fmt: skip
-
-
 def test_child_that_ends_after_its_parent_by_rounding_is_clipped_without_a_word() -> None:
     build, net = typed_net(9_000)
     head = build.module("head", "Linear", parent=net)
