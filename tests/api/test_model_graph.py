@@ -1,6 +1,5 @@
 """`modtrace.graph`: of a model, of a recording, of the path of one; and what is refused."""
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from helpers.typed_steps import record_training
 from modtrace.api.model_graph import ModelGraph
 from modtrace.errors import RecordingNotFoundError
 from modtrace.store.copy import write_recording
-from zoo import Failing
 
 
 @pytest.fixture
@@ -52,36 +50,6 @@ def test_module_of_fx_has_the_layers_of_what_was_traced(graph: ModelGraph):
     case = make_case("MLP")
     found = modtrace.graph(torch.fx.symbolic_trace(case.model), *case.args)
     assert (edge_lines(found), box_lines(found)) == (edge_lines(graph), box_lines(graph))
-
-
-def test_model_in_double_precision_on_its_own_dtype():
-    found = modtrace.graph(nn.Linear(2, 2).double(), input_shapes=[(1, 2)])
-    assert {each.dtype for each in found.nodes} == {"float64"}
-
-
-def test_random_numbers_of_the_user_are_not_drawn():
-    before = torch.get_rng_state()
-    modtrace.graph(nn.Dropout(0.5), input_shapes=[(2, 2)])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_exception_is_the_models_own_with_a_note_of_the_place():
-    error = ValueError("boom")
-    model = nn.Sequential(nn.BatchNorm1d(4), Failing(error))
-    notes = ["modtrace: raised in 1.second"]  # Python 3.11
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"^boom") as caught:
-        modtrace.graph(model, torch.randn(2, 4))
-    assert caught.value is error
-    assert getattr(error, "__notes__", notes) == notes
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-
-
-def test_note_names_the_op_that_raised():
-    with pytest.raises(RuntimeError) as caught:
-        modtrace.graph(make_case("MLP").model, torch.randn(2, 5))
-    expected = ["modtrace: raised in 0, at its op aten.addmm.default"]
-    assert getattr(caught.value, "__notes__", expected) == expected
 
 
 def test_model_without_ops_leads_from_its_input_to_its_output():
@@ -161,13 +129,6 @@ def test_arguments_and_shapes_are_not_both_given():
         TypeError, match=r"^graph\(\): give the arguments of the model or input_shapes, not both"
     ):
         modtrace.graph(nn.Linear(2, 2), ones(1, 2), input_shapes=[(1, 2)])
-
-
-def test_shape_that_cannot_be_read_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"^input_shapes\[0\]='wide': give a tuple of ints, or \(shape, dtype\)"
-    ):
-        modtrace.graph(nn.Linear(2, 2), input_shapes=["wide"])
 
 
 @pytest.mark.parametrize("subject", [3, None, nn.Linear, Views.forward, {"model": 1}], ids=type)

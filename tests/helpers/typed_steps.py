@@ -1,4 +1,6 @@
-"""Types steps of one small model for tests of the execution graph."""
+"""Types steps of one small model."""
+
+from typing import Any
 
 from builders import RecordingBuilder
 from modtrace.analysis.graph_view.records import ViewNode
@@ -11,12 +13,21 @@ def node(graph: ModelGraph, key: str) -> ViewNode:
     return found
 
 
-def begin_net() -> tuple[RecordingBuilder, int, int]:
-    """A recording with a root, a step from 0 to 1000, and a call of the root from 0 to 900."""
-    build = RecordingBuilder()
+def typed_net(end_ns: int | None = None, **more: Any) -> tuple[RecordingBuilder, int]:
+    """A recording with a root, and with a step 0 that ends then; `more` are fields of `RunMeta`."""
+    build = RecordingBuilder(**more)
     net = build.module("", "Net")
-    build.step(0, 0, 1000)
-    return build, net, build.call(net, 0, 900)
+    if end_ns is not None:
+        build.step(0, 0, end_ns)
+    return build, net
+
+
+def begin_net(
+    end_ns: int = 1000, call_ends_ns: int = 900, nth: int | None = None
+) -> tuple[RecordingBuilder, int, int]:
+    """A recording with a root, a step 0 and a call of the root, which begins with the step."""
+    build, net = typed_net(end_ns)
+    return build, net, build.call(net, 0, call_ends_ns, nth=nth)
 
 
 def run_op(

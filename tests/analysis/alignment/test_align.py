@@ -3,6 +3,7 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.typed_steps import begin_net, typed_net
 from modtrace.analysis.alignment.align import align
 from modtrace.analysis.alignment.contract import Alignment, Unpaired
 from modtrace.analysis.tables.placement import ModuleName
@@ -17,12 +18,9 @@ def _is_whole(found: Alignment) -> bool:
 
 
 def _small(*, extra_op: bool = False, wrapped: bool = False, times: int = 1) -> TypedRecording:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(1000, 600, nth=0)
     head = build.module("head", "Linear", parent=net)
     inside = build.module("head", "Linear", parent=head, raw_path="head.module") if wrapped else head
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 600, nth=0)
     for nth in range(times):
         at = 100 * nth
         inner = build.call(head, at + 10, at + 90, parent=outer, nth=nth)
@@ -70,10 +68,7 @@ def test_further_call_of_a_module_and_its_ops_and_values_are_extra() -> None:
 
 
 def test_ops_of_a_module_that_the_other_recording_lacks_are_aligned_in_the_call_around() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 600, nth=0)
+    build, _, outer = begin_net(1000, 600, nth=0)
     build.op(outer, "aten.addmm.default", 110, 160)
     build.op(outer, "aten.relu.default", 510, 520)
     found = align(_small(), build.data())
@@ -83,8 +78,7 @@ def test_ops_of_a_module_that_the_other_recording_lacks_are_aligned_in_the_call_
 
 
 def test_step_that_the_other_recording_lacks_is_missing() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     for step in (0, 1):
         build.step(step, 1000 * step, 1000 * step + 900)
         build.output(build.call(net, 1000 * step, 1000 * step + 600, nth=0), [1.0])
@@ -100,8 +94,7 @@ def test_step_that_the_other_recording_lacks_is_missing() -> None:
 
 
 def test_two_steps_of_one_recording_are_aligned() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     for step in (0, 1, 2):
         build.step(step, 1000 * step, 1000 * step + 900)
         build.output(build.call(net, 1000 * step, 1000 * step + 600, nth=0), [1.0])
@@ -114,9 +107,7 @@ def test_two_steps_of_one_recording_are_aligned() -> None:
 
 def test_recompute_of_one_recording_alone_is_paired_with_its_own_forward() -> None:
     def run(recomputed: bool) -> TypedRecording:
-        build = RecordingBuilder()
-        net = build.module("", "Net")
-        build.step(0, 0, 1000)
+        build, net = typed_net(1000)
         forward = build.call(net, 0, 100, nth=0)
         build.op(forward, "aten.mm.default", 10, 20)
         build.output(forward, [1.0])
@@ -137,9 +128,7 @@ def test_recompute_of_one_recording_alone_is_paired_with_its_own_forward() -> No
 @pytest.mark.parametrize("whole_in_a", [False, True])
 def test_micro_batches_are_parts_of_the_batch_of_the_other_recording(whole_in_a: bool) -> None:
     def run(batches: int) -> TypedRecording:
-        build = RecordingBuilder()
-        net = build.module("", "Net")
-        build.step(0, 0, 1000)
+        build, net = typed_net(1000)
         for nth in range(batches):
             call = build.call(net, 100 * nth, 100 * nth + 50, nth=nth)
             build.output(call, [1.0] * (12 // batches))
@@ -157,8 +146,7 @@ def test_micro_batches_are_parts_of_the_batch_of_the_other_recording(whole_in_a:
 
 
 def test_ops_of_a_module_that_the_other_recording_never_calls_are_aligned_in_the_call_around() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.module("head", "Linear", parent=net)
     build.step(0, 0, 1000)
     outer = build.call(net, 0, 600, nth=0)
@@ -169,8 +157,7 @@ def test_ops_of_a_module_that_the_other_recording_never_calls_are_aligned_in_the
 
 def test_training_steps_are_paired_where_one_run_evaluates_in_between() -> None:
     def run(*kinds: str) -> TypedRecording:
-        build = RecordingBuilder()
-        net = build.module("", "Net")
+        build, net = typed_net()
         for step, kind in enumerate(kinds):
             build.step(step, 1000 * step, 1000 * step + 900, kind=kind)
             build.output(build.call(net, 1000 * step, 1000 * step + 600, nth=0), [1.0])
@@ -183,9 +170,7 @@ def test_training_steps_are_paired_where_one_run_evaluates_in_between() -> None:
 
 def test_slots_of_other_names_are_paired_by_shape() -> None:
     def run(*outputs: tuple[str, tuple[int, ...]]) -> TypedRecording:
-        build = RecordingBuilder()
-        net = build.module("", "Net")
-        build.step(0, 0, 1000)
+        build, net = typed_net(1000)
         call = build.call(net, 0, 600, nth=0)
         for slot, shape in outputs:
             build.output(call, None, slot, shape=shape, dtype="float32")
@@ -198,9 +183,7 @@ def test_slots_of_other_names_are_paired_by_shape() -> None:
 
 def test_parameter_is_paired_in_whichever_phase_it_was_measured() -> None:
     def run(*phases: str) -> TypedRecording:
-        build = RecordingBuilder()
-        net = build.module("", "Net")
-        build.step(0, 0, 1000)
+        build, net = typed_net(1000)
         build.call(net, 0, 600, nth=0)
         for phase in phases:
             build.value(build.site(net, "parameter", "weight"), [1.0], phase=phase)
@@ -214,9 +197,7 @@ def test_parameter_is_paired_in_whichever_phase_it_was_measured() -> None:
 
 def test_ops_of_optimizers_that_run_others_have_no_partner() -> None:
     def run(*names: str) -> TypedRecording:
-        build = RecordingBuilder()
-        net = build.module("", "Net")
-        build.step(0, 0, 1000)
+        build, net = typed_net(1000)
         build.call(net, 0, 100, nth=0)
         call = build.optimizer(200, 900)
         for at, name in enumerate(names):
@@ -232,10 +213,8 @@ def test_ops_of_optimizers_that_run_others_have_no_partner() -> None:
 
 def test_ops_beside_kernels_of_compiled_code_have_partners_only_in_compiled_calls() -> None:
     def run(*, compiled: bool) -> TypedRecording:
-        build = RecordingBuilder()
-        net = build.module("", "Net")
+        build, net = typed_net(100)
         head = build.module("head", "Linear", parent=net)
-        build.step(0, 0, 100)
         outer = build.call(net, 0, 50, compiled=compiled)
         inner = outer if compiled else build.call(head, 10, 40, parent=outer)
         build.op(inner, "aten.mm.out" if compiled else "aten.mm.default", 11, 12)

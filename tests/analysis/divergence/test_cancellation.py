@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from builders import RecordingBuilder, TypedRecording
+from builders import TypedRecording
+from helpers.typed_steps import typed_net
 from modtrace.analysis.divergence.noise import find_cancellation
 from modtrace.analysis.divergence.paired_run import pair_run
 from modtrace.analysis.tables.run import read_run_tables
@@ -19,9 +20,7 @@ def factors(data: TypedRecording) -> list[float]:
 
 def op_after_another(name: str, made: Sequence[float], returned: Sequence[float]) -> TypedRecording:
     """An op that reads what `addmm` made, in a module called once."""
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     call = build.call(net, 0, 90, nth=0)
     first = build.op(call, "aten.addmm.default", 10, 20)
     second = build.op(call, name, 30, 40)
@@ -49,9 +48,7 @@ def test_product_and_sum_without_cancellation_have_no_factor() -> None:
 
 
 def test_gradient_of_the_weights_of_a_norm_has_twice_the_rounding_of_the_gradient_that_it_adds_up() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     call = build.call(net, 0, 90, nth=0)
     makers = [build.op(call, "aten.mm.default", at, at + 1) for at in (10, 20)]
     backward = build.op(call, "aten.native_layer_norm_backward.default", 30, 40)
@@ -70,10 +67,8 @@ def test_factor_of_a_tensor_that_is_zero_is_bounded() -> None:
 
 
 def test_gradient_that_is_zero_but_for_rounding_is_compared_with_others_of_its_module() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     key = build.module("key", "Linear", parent=net)
-    build.step(0, 0, 100)
     build.parameter_grad(key, "weight", [3.0, 4.0])
     build.parameter_grad(key, "bias", [3e-6, 4e-6])
     build.value(build.site(key, "update", "weight"), [0.03, 0.04], phase="optimizer")
@@ -83,9 +78,7 @@ def test_gradient_that_is_zero_but_for_rounding_is_compared_with_others_of_its_m
 
 
 def test_update_that_is_less_than_a_rounding_of_its_parameter_is_compared_with_that() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     build.parameter(net, "weight", [3.0, 4.0])
     build.value(build.site(net, "update", "weight"), [3e-5, 4e-5], phase="optimizer")
     assert factors(build.data()) == pytest.approx([1.0, 1e5])

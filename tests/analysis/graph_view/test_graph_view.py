@@ -16,7 +16,7 @@ import modtrace
 from builders import RecordingBuilder
 from helpers.architectures import ARCHITECTURES
 from helpers.typed_graphs import Action, box_lines, edge_lines, node_lines, programs, run_program
-from helpers.typed_steps import begin_net, given_to, run_op
+from helpers.typed_steps import begin_net, given_to, run_op, typed_net
 from modtrace.analysis.graph_view.records import LAYER, GraphView
 from modtrace.api.graph import graph_of
 from modtrace.api.model_graph import ModelGraph
@@ -153,11 +153,8 @@ def test_tensors_stand_between_the_same_ends(actions: list[Action], choose: Choo
 
 def record_pair() -> RecordingBuilder:
     """A module that returns what two ops have made; another op reads both."""
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net()
     pair = build.module("pair", "Pair", parent=net)
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 900)
     inner = build.call(pair, 10, 200, parent=outer)
     given = build.tensor([2], site=build.site(net, "input", "[0]"))
     ops = [
@@ -299,9 +296,7 @@ def choose(graph: ModelGraph, part: dict[str, Any], depth: int | None, is_folded
 
 def record_views() -> RecordingBuilder:
     """A weight is transposed and read; what was made is viewed twice, written to through the view, and read."""
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 1000)
+    build, net = typed_net(1000)
     call = build.call(net, 0, 900)
     weight = build.tensor([2, 3], site=build.site(net, "parameter", "weight"))
     last = build.tensor([4, 3], site=build.site(net, "input", "[0]"))
@@ -352,9 +347,7 @@ def test_view_of_a_leaf_is_no_tensor_that_an_op_has_made():
 
 
 def test_twin_that_was_a_view_is_none():
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 1000)
+    build, net = typed_net(1000)
     call = build.call(net, 0, 500)
     view = build.op(call, "aten.view.default", 10, 20, is_view=True)
     build.use(build.tensor([2]), op=view)

@@ -5,6 +5,7 @@ from math import nan
 import pytest
 
 from builders import RecordingBuilder
+from helpers.typed_steps import begin_net
 from modtrace.analysis.modules.folding import fold
 from modtrace.analysis.modules.module_tree import ModuleTree, build_module_tree, iterate_nodes
 from modtrace.analysis.tables.times import PhaseTimes
@@ -20,11 +21,8 @@ def lines(tree: ModuleTree) -> list[tuple[int, str, str, int, int]]:
 
 def build_stack(blocks: int, *, odd: int | None = None) -> ModuleTree:
     """A stack of blocks with a Linear in each (two in the block `odd`); block i takes 100 + i."""
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(10_000, 9000)
     stack = build.module("b", "ModuleList", parent=net)
-    build.step(0, 0, 10_000)
-    outer = build.call(net, 0, 9000)
     for index in range(blocks):
         block = build.module(f"b.{index}", "Block", parent=stack, parameters=10)
         start_ns = 200 * index
@@ -48,10 +46,7 @@ def test_alike_siblings_keep_their_lines_and_share_what_is_inside() -> None:
 
 
 def test_first_sibling_with_nan_is_not_folded_into_those_before_it() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 10_000)
-    outer = build.call(net, 0, 9000)
+    build, net, outer = begin_net(10_000, 9000)
     for index in range(4):
         block = build.module(str(index), "Block", parent=net)
         linear = build.module(f"{index}.fc", "Linear", parent=block)
@@ -122,10 +117,7 @@ def test_sibling_of_another_shape_ends_a_run() -> None:
 def test_siblings_that_are_not_alike_or_hold_nothing_are_left_as_they_are(
     calls: dict[str, int], inside: bool
 ) -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 90)
+    build, net, outer = begin_net(100, 90)
     for label, count in calls.items():
         block = build.module(label, "Block", parent=net)
         linear = build.module(f"{label}.fc", "Linear", parent=block) if inside else None
@@ -139,10 +131,7 @@ def test_siblings_that_are_not_alike_or_hold_nothing_are_left_as_they_are(
 
 
 def test_folds_inside_folds_are_summed_over_both() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 900)
+    build, net, outer = begin_net()
     for index in range(2):
         block = build.module(str(index), "Block", parent=net)
         call = build.call(block, 0, 100, parent=outer)

@@ -3,6 +3,7 @@
 import pytest
 
 from builders import RecordingBuilder
+from helpers.typed_steps import begin_net, typed_net
 from modtrace.analysis.modules.module_tree import ModuleNode, ModuleTree, build_module_tree, iterate_nodes
 from modtrace.analysis.tables.times import PhaseTimes
 
@@ -64,12 +65,9 @@ def test_node_has_the_times_of_its_calls() -> None:
 
 
 def test_recursive_call_is_counted_as_a_call_but_its_time_once_also_through_another_module() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net()
     cell = build.module("cell", "TreeCell", parent=net)
     other = build.module("other", "Cell", parent=net)
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 900)
     first = build.call(cell, 100, 800, parent=outer)
     second = build.call(cell, 200, 500, parent=first)
     through = build.call(other, 250, 450, parent=second)
@@ -85,13 +83,10 @@ def test_recursive_call_is_counted_as_a_call_but_its_time_once_also_through_anot
 
 
 def test_shared_module_stands_under_each_parent_that_ran_it() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net()
     x = build.module("x", "Half", parent=net)
     shared = build.module("x.l", "Linear", parent=x, aliases=["y.l"], parameters=10)
     y = build.module("y", "Half", parent=net, parameters=10)
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 900)
     in_x = build.call(shared, 10, 30, parent=build.call(x, 0, 100, parent=outer))
     in_y = build.call(shared, 210, 250, parent=build.call(y, 200, 300, parent=outer))
     build.backward(in_y, 910, 917)
@@ -113,8 +108,7 @@ def test_shared_module_stands_under_each_parent_that_ran_it() -> None:
 
 
 def test_inside_of_a_shared_module_stands_where_the_shared_module_was_run() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.module("x", "Half", parent=net)
     block = build.module("x.b", "Block", parent=1, aliases=["y.b"])
     items = build.module("x.b.items", "ModuleList", parent=block, aliases=["y.b.items"])
@@ -138,8 +132,7 @@ def test_inside_of_a_shared_module_stands_where_the_shared_module_was_run() -> N
 
 
 def test_recompute_stands_where_the_call_it_repeats_stands() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.module("x", "Half", parent=net)
     shared = build.module("x.l", "Linear", parent=1, aliases=["y.l"])
     y = build.module("y", "Half", parent=net)
@@ -155,8 +148,7 @@ def test_recompute_stands_where_the_call_it_repeats_stands() -> None:
 
 
 def test_backward_of_an_earlier_steps_forward_is_shown_in_its_own_step() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.module("x", "Half", parent=net)
     shared = build.module("x.l", "Linear", parent=1, aliases=["y.l"])
     y = build.module("y", "Half", parent=net)
@@ -195,11 +187,9 @@ def test_wrapper_and_wrapped_are_one_node() -> None:
 
 
 def test_wrapper_below_the_root_is_one_node_with_what_it_wraps() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(1000)
     wrapper = build.module("block", "CheckpointWrapper", parent=net)
     block = build.module("block", "Block", parent=wrapper, raw_path="block._checkpoint_wrapped_module")
-    build.step(0, 0, 1000)
     outside = build.call(wrapper, 10, 90, parent=build.call(net, 0, 100))
     inside = build.call(block, 20, 80, parent=outside)
     build.recompute(inside, 200, 250)
@@ -236,32 +226,6 @@ def test_container_that_is_never_called_has_the_times_of_what_ran_inside() -> No
     assert node_at(tree, "layers").forward.share == 0.15
 
 
-def test_container_counts_children_that_call_each_other_once() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    layers = build.module("layers", "ModuleList", parent=net)
-    one = build.module("layers.0", "Linear", parent=layers)
-    two = build.module("layers.1", "Linear", parent=layers)
-    build.step(0, 0, 1000)
-    in_one = build.call(one, 0, 100, parent=build.call(net, 0, 500))
-    build.call(two, 20, 80, parent=in_one)
-
-    assert totals(build_module_tree(build.data()))["layers"] == (0, 100, 0)
-
-
-def test_container_in_which_nothing_ran_is_left_out() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net", parameters=7)
-    build.module("unused.0", "Linear", parent=build.module("unused", "ModuleList", parent=net), parameters=7)
-    build.step(0, 0, 100)
-    build.call(net, 0, 50)
-
-    tree = build_module_tree(build.data())
-
-    assert totals(tree) == {"": (1, 50, 50)}
-    assert tree.roots[0].parameters == 7
-
-
 def test_two_models_are_two_trees() -> None:
     build = RecordingBuilder()
     student = build.module("", "GPT", name="student")
@@ -286,9 +250,7 @@ def test_two_models_are_two_trees() -> None:
 
 
 def test_module_that_is_not_in_the_table_is_shown_as_unknown() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 1000)
+    build, net = typed_net(1000)
     build.call(77, 10, 20, parent=build.call(net, 0, 100))
     build.call(78, 200, 250)
     build.call(None, 300, 310)
@@ -305,17 +267,8 @@ def test_module_that_is_not_in_the_table_is_shown_as_unknown() -> None:
     assert node_at(tree, "").children[0].label == "(unknown#77)"
 
 
-def test_call_of_an_unnamed_module_is_shown_as_unknown() -> None:
-    build = RecordingBuilder()
-    build.step(0, 0, 100)
-    build.call(None, 0, 10)
-
-    assert totals(build_module_tree(build.data())) == {"(unknown)": (1, 10, 10)}
-
-
 def test_last_row_of_a_module_wins() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     part = build.module("(Linear#0)", "Linear", parent=net)
     build.module("head", "Linear", parent=net, module_id=part)
     build.step(0, 0, 100)
@@ -325,10 +278,8 @@ def test_last_row_of_a_module_wins() -> None:
 
 
 def test_call_whose_end_was_not_seen_counts_as_a_call_without_time_and_one_that_raised_is_counted() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(1000)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 1000)
     outer = build.call(net, 0, None)
     build.call(head, 100, 200, parent=outer, raised=True)
     build.call(head, 300, None, parent=outer)
@@ -343,11 +294,8 @@ def test_call_whose_end_was_not_seen_counts_as_a_call_without_time_and_one_that_
 
 
 def test_own_time_is_not_negative_where_children_ran_in_several_threads() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(100, 50)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 50)
     build.call(head, 0, 40, parent=outer, thread=1)
     build.call(head, 0, 40, parent=outer, thread=2)
 
@@ -355,8 +303,7 @@ def test_own_time_is_not_negative_where_children_ran_in_several_threads() -> Non
 
 
 def test_optimizer_and_time_outside_modules_are_told_apart() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.step(0, 1000, 2000)
     outer = build.call(net, 1100, 1400)
     build.call(net, 1300, 1450, thread=1)  # overlaps in another thread
@@ -371,8 +318,7 @@ def test_optimizer_and_time_outside_modules_are_told_apart() -> None:
 
 
 def test_times_are_without_what_modtrace_spent_measuring() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     head = build.module("head", "Linear", parent=net)
     build.step(0, 1000, 2000, overhead_ns=200)
     outer = build.call(net, 1100, 1500, overhead_ns=60)
@@ -389,8 +335,7 @@ def test_times_are_without_what_modtrace_spent_measuring() -> None:
 
 
 def test_measuring_is_never_more_than_the_time_that_it_is_part_of() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.step(0, 0, 1000, overhead_ns=990)
     build.call(net, 0, 100, overhead_ns=150)
     build.call(net, 200, None, overhead_ns=5)
@@ -407,8 +352,7 @@ def test_measuring_is_never_more_than_the_time_that_it_is_part_of() -> None:
 
 
 def test_threads_that_measured_at_once_take_nothing_from_the_time_outside() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.step(0, 0, 1000, overhead_ns=50)
     build.call(net, 0, 500, thread=0, overhead_ns=50)
     build.call(net, 0, 500, thread=1, overhead_ns=50)
@@ -417,9 +361,7 @@ def test_threads_that_measured_at_once_take_nothing_from_the_time_outside() -> N
 
 
 def test_last_complete_training_step_with_calls_is_shown_where_none_is_chosen() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     build.call(net, 0, 10)
     build.step(1, 100, 200)
     build.call(net, 100, 120)
@@ -439,8 +381,7 @@ def test_last_complete_training_step_with_calls_is_shown_where_none_is_chosen() 
 
 
 def test_last_evaluation_step_is_shown_where_nothing_is_trained() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     for step in range(3):
         build.step(step, 100 * step, 100 * step + 50, kind="eval")
         build.call(net, 100 * step, 100 * step + 10)
@@ -452,8 +393,7 @@ def test_last_evaluation_step_is_shown_where_nothing_is_trained() -> None:
 
 
 def test_step_that_is_not_complete_is_shown_if_there_is_no_other() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.begin_step(4)
     build.call(net, 0, 10)
 

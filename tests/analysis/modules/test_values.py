@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from builders import RecordingBuilder, TypedRecording, raw_statistics
+from helpers.typed_steps import begin_net, typed_net
 from modtrace.analysis.modules.folding import fold
 from modtrace.analysis.modules.module_tree import build_module_tree, iterate_nodes
 from modtrace.analysis.modules.value_summary import NonFiniteCount, SlotValues, ValueSummary
@@ -29,11 +30,8 @@ def summary_at(data: TypedRecording, path: str, step: int | None = None) -> Valu
 
 
 def test_module_has_the_statistics_of_its_outputs_gradients_and_parameters() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(100, 90, nth=0)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 90, nth=0)
     first = build.call(head, 10, 20, parent=outer, nth=0)
     second = build.call(head, 30, 40, parent=outer, nth=1)
     build.output(first, [1.0, 2.0])
@@ -76,12 +74,9 @@ def test_slots_are_merged_and_kept_apart() -> None:
 
 
 def test_parameters_inside_are_counted_once_where_they_are_tied() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(100, 90)
     left = build.module("left", "Linear", parent=net)
     right = build.module("right", "Linear", parent=net)
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 90)
     build.call(left, 1, 2, parent=outer)
     build.call(right, 3, 4, parent=outer)
     build.parameter(net, "scale", [7.0])
@@ -108,11 +103,9 @@ def test_one_tensor_in_two_slots_is_counted_once() -> None:
 
 
 def test_container_has_no_output_but_what_is_inside() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     layers = build.module("layers", "ModuleList", parent=net)
     layer = build.module("layers.0", "Linear", parent=layers)
-    build.step(0, 0, 100)
     build.output(build.call(layer, 1, 2, parent=build.call(net, 0, 90)), [nan, inf])
     build.parameter(layer, "weight", [1.0])
 
@@ -122,11 +115,8 @@ def test_container_has_no_output_but_what_is_inside() -> None:
 
 
 def test_what_is_not_finite_is_counted_at_the_module_and_around_it_once() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(100, 90)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 90)
     inner = build.call(head, 1, 2, parent=outer)
     build.output(inner, [nan, 1.0], order=0)
     build.output(outer, [nan, 1.0], order=0)
@@ -160,13 +150,10 @@ def test_recomputed_outputs_are_not_merged_with_what_they_repeat() -> None:
 
 
 def test_shared_module_has_values_where_it_was_called_and_its_parameters_at_both() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net()
     x = build.module("x", "Half", parent=net)
     shared = build.module("x.l", "Linear", parent=x, aliases=["y.l"])
     y = build.module("y", "Half", parent=net)
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 900)
     build.output(build.call(shared, 10, 30, parent=build.call(x, 0, 100, parent=outer)), [1.0])
     build.output(build.call(shared, 210, 250, parent=build.call(y, 200, 300, parent=outer)), [2.0])
     build.parameter(shared, "weight", [3.0])
@@ -181,10 +168,8 @@ def test_shared_module_has_values_where_it_was_called_and_its_parameters_at_both
 
 
 def test_gradients_of_an_earlier_steps_forward_are_shown_in_their_own_step() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 100)
     call = build.call(head, 10, 30, parent=build.call(net, 0, 60))
     build.step(1, 100, 200)
     build.gradient(call, [0.5])
@@ -228,9 +213,7 @@ def test_wrapper_and_wrapped_share_their_statistics() -> None:
 
 
 def test_tensors_that_were_not_measured_and_other_steps_are_left_out() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     build.output(build.call(net, 0, 60), [9.0])
     build.step(1, 100, 200)
     call = build.call(net, 100, 160)
@@ -246,10 +229,7 @@ def test_folded_siblings_have_merged_statistics() -> None:
     def outputs(index: int) -> Sequence[float]:
         return [nan, float(index)]
 
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 1000)
-    outer = build.call(net, 0, 900)
+    build, net, outer = begin_net()
     for index in range(4):
         block = build.module(str(index), "Block", parent=net)
         linear = build.module(f"{index}.fc", "Linear", parent=block)

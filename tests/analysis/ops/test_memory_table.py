@@ -3,17 +3,16 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.typed_steps import typed_net
 from modtrace.analysis.ops.memory_table import CallMemory, MemoryRow, MemoryTable, build_memory_table
 from modtrace.analysis.ops.sums import BY_NO_OP, SavedByOp, SavedMemory
 
 
 def training_step() -> TypedRecording:
     """A net of two blocks in a list, the second of which is recomputed, and a loss outside."""
-    build = RecordingBuilder(argv=("train.py",))
-    net = build.module("", "Net")
+    build, net = typed_net(1_000, argv=("train.py",))
     blocks = build.module("blocks", "ModuleList", parent=net)
     kept, again = (build.module(f"blocks.{at}", "Block", parent=blocks) for at in range(2))
-    build.step(0, 0, 1_000)
     outer = build.call(net, 0, 300, nth=0, allocated_bytes=900, peak_bytes=5_000)
     first = build.call(kept, 10, 100, parent=outer, nth=0, allocated_bytes=300, peak_bytes=2_000)
     build.op(first, "aten.addmm.default", 20, 30, saved_bytes=100)
@@ -84,9 +83,7 @@ def test_memory_of_calls_is_told_by_phase() -> None:
 
 
 def test_of_several_calls_the_largest_is_shown() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     build.call(net, 0, 10, nth=0, allocated_bytes=5, peak_bytes=70)
     build.call(net, 20, 30, nth=1, allocated_bytes=9, peak_bytes=60)
 
@@ -108,10 +105,8 @@ def test_ops_are_named_where_asked_for_the_largest_first() -> None:
 
 
 def test_module_called_inside_itself_counts_once() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     tree = build.module("tree", "Tree", parent=net)
-    build.step(0, 0, 100)
     outer = build.call(tree, 10, 50, parent=build.call(net, 0, 60))
     build.op(build.call(tree, 20, 40, parent=outer), "aten.mm.default", 21, 22, saved_bytes=64)
 
@@ -143,10 +138,8 @@ def test_step_that_does_not_exist_is_refused() -> None:
 
 
 def test_what_a_call_saves_beside_its_ops_is_its_own() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     block = build.module("block", "Block", parent=net)
-    build.step(0, 0, 100)
     outer = build.call(net, 0, 60, saved_bytes=108)
     region = build.call(block, 10, 50, parent=outer, compiled=True, saved_bytes=100)
     build.op(region, "aten.detach.default", 11, 12, saved_bytes=0)
@@ -162,10 +155,8 @@ def test_what_a_call_saves_beside_its_ops_is_its_own() -> None:
 
 
 def test_memory_of_compiled_code_is_unknown_where_nothing_tells_it() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     block = build.module("block", "Block", parent=net)
-    build.step(0, 0, 100)
     outer = build.call(net, 0, 60, allocated_bytes=8, peak_bytes=8)
     region = build.call(block, 10, 50, parent=outer, compiled=True, allocated_bytes=0, peak_bytes=0)
     build.op(outer, "aten.mul.Tensor", 51, 52, saved_bytes=8)

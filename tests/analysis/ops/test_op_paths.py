@@ -3,15 +3,14 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.typed_steps import begin_net, typed_net
 from modtrace.analysis.ops.op_paths import OpPath, build_op_paths
 
 
 def training_step() -> TypedRecording:
     """conv1 twice, a relu, something of the net's own and a loss; then the backward of the first conv1."""
-    build = RecordingBuilder(argv=("train.py",))
-    net = build.module("", "Net")
+    build, net = typed_net(1_000, argv=("train.py",))
     conv, relu = build.module("conv1", "Conv2d", parent=net), build.module("relu", "ReLU", parent=net)
-    build.step(0, 0, 1_000)
     outer = build.call(net, 0, 300, nth=0)
     first = build.call(conv, 10, 50, parent=outer, nth=0)
     second = build.call(conv, 60, 90, parent=outer, nth=1)
@@ -70,12 +69,9 @@ def test_call_whose_number_is_not_known_is_named_by_its_path() -> None:
 
 
 def test_shared_module_stands_where_it_was_called() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(100, 90)
     x, y = (build.module(path, "Branch", parent=net) for path in "xy")
     shared = build.module("x.fc", "Linear", parent=x, aliases=["y.fc"])
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 90)
     for nth, (branch, start_ns) in enumerate([(x, 10), (y, 40)]):
         around = build.call(branch, start_ns, start_ns + 20, parent=outer)
         call = build.call(shared, start_ns + 1, start_ns + 10, parent=around, nth=nth)

@@ -3,16 +3,15 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.typed_steps import typed_net
 from modtrace.analysis.ops.op_table import OpRow, OpTable, build_op_table
 from modtrace.analysis.ops.sums import NO_OPS, OpSums, PhaseSums
 
 
 def training_step() -> TypedRecording:
     """One step of a net with a head that is called twice, its backward, the loss and an optimizer."""
-    build = RecordingBuilder(argv=("train.py",))
-    net = build.module("", "Net")
+    build, net = typed_net(2_000, argv=("train.py",))
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 2_000)
     outer = build.call(net, 0, 500, nth=0, allocated_bytes=1_000)
     first = build.call(head, 10, 200, parent=outer, nth=0, allocated_bytes=300)
     second = build.call(head, 210, 400, parent=outer, nth=1, allocated_bytes=400)
@@ -136,9 +135,7 @@ def test_by_call_a_backward_belongs_to_its_forward() -> None:
 
 
 def test_by_call_the_backward_of_an_earlier_step_is_told_apart() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     early = build.call(net, 0, 50, nth=0)
     build.step(1, 100, 300)
     late = build.call(net, 100, 150, nth=0)
@@ -154,9 +151,7 @@ def test_by_call_the_backward_of_an_earlier_step_is_told_apart() -> None:
 
 
 def test_by_call_a_recompute_and_the_backward_of_what_it_made_belong_to_the_forward() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     forward = build.call(net, 0, 10, nth=0)
     again = build.recompute(forward, 20, 30, nth=0)
     build.op(again, "aten.mm.default", 21, 24)
@@ -168,9 +163,7 @@ def test_by_call_a_recompute_and_the_backward_of_what_it_made_belong_to_the_forw
 
 
 def test_calls_without_a_number_are_rows_of_their_own() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     for start_ns in (0, 50):
         build.op(build.call(net, start_ns, start_ns + 10), "aten.mm.default", start_ns, start_ns + 5)
 
@@ -220,9 +213,7 @@ def test_op_of_a_call_that_is_not_in_the_recording_is_marked_as_such() -> None:
 
 
 def test_op_whose_end_was_not_seen_counts_without_time() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     build.op(build.call(net, 0, 10), "aten.mm.default", 0, None, raised=True)
 
     [only] = build_op_table(build.data()).rows
@@ -231,9 +222,7 @@ def test_op_whose_end_was_not_seen_counts_without_time() -> None:
 
 
 def test_sums_are_exact_beyond_what_floating_point_holds() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     call = build.call(net, 0, 10)
     for flops in (2**53, 1, 1):
         build.op(call, "aten.mm.default", 0, 1, flops=flops)
@@ -242,8 +231,7 @@ def test_sums_are_exact_beyond_what_floating_point_holds() -> None:
 
 
 def test_the_step_is_the_one_asked_for_or_the_last_complete_one() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     for step in range(2):
         build.step(step, 100 * step, 100 * step + 90)
         build.op(build.call(net, 100 * step, 100 * step + 10), f"aten.op{step}.default", 0, 10)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
 from helpers.report_tables import ALL, column, report, rows
+from helpers.typed_steps import typed_net
 from modtrace.analysis.provenance.recompute import RecomputeCheck
 from modtrace.analysis.report.limits import Limits, choose_window, thin
 from modtrace.analysis.report.tables import round_to_show
@@ -124,8 +125,7 @@ def test_series_have_all_steps_of_a_site_after_each_other() -> None:
 
 
 def test_what_was_not_measured_in_a_step_is_not_a_number_and_its_count_is_unknown() -> None:
-    build = RecordingBuilder(complete=True)
-    net = build.module("", "Net")
+    build, net = typed_net(complete=True)
     for step, numbers in enumerate(([1.0], None, [float("nan")])):
         build.step(step, 10 * step, 10 * step + 9)
         build.output(build.call(net, 10 * step, 10 * step + 5, nth=0), numbers)
@@ -135,8 +135,7 @@ def test_what_was_not_measured_in_a_step_is_not_a_number_and_its_count_is_unknow
 
 
 def test_a_page_opens_on_the_step_of_the_first_nan_and_the_finding_refers_to_its_module_and_call() -> None:
-    build = RecordingBuilder(complete=True)
-    net = build.module("", "Net")
+    build, net = typed_net(complete=True)
     for step, numbers in enumerate(([1.0], [float("inf")], [float("nan")])):
         build.step(step, 10 * step, 10 * step + 9)
         build.output(build.call(net, 10 * step, 10 * step + 5, nth=0), numbers)
@@ -185,9 +184,7 @@ def test_a_block_has_the_norm_of_the_gradients_of_all_parameters_inside_it_in_ea
 
 
 def test_recomputes_that_agree_and_marks_are_findings() -> None:
-    build = RecordingBuilder(marks=("the recording ended early",))
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100, marks=("the recording ended early",))
     call = build.call(net, 0, 10, nth=0)
     again = build.recompute(call, 50, 60, nth=0)
     build.output(call, [1.0])
@@ -199,8 +196,7 @@ def test_recomputes_that_agree_and_marks_are_findings() -> None:
 
 
 def test_what_torch_compile_compiled_again_is_a_finding_of_its_module_and_step() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     head = build.module("head", "Linear", parent=net)
     for step in range(2):
         build.step(step, 100 * step, 100 * step + 100)
@@ -226,8 +222,7 @@ def test_an_empty_recording_has_a_report_that_says_what_is_missing() -> None:
 
 
 def test_a_step_without_an_end_has_a_report() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.begin_step(0)
     build.call(net, 0, None, nth=0)
     found = report(build.data()).tables
@@ -275,10 +270,8 @@ def test_steps_around_the_shown_one_are_chosen_until_there_is_no_room() -> None:
 
 
 def test_parameters_have_the_sites_of_their_values_and_gradients_and_what_ops_read_none() -> None:
-    build = RecordingBuilder(options={"ops": True}, complete=True)
-    net = build.module("", "Net")
+    build, net = typed_net(100, options={"ops": True}, complete=True)
     fc = build.module("fc", "Linear", parent=net)
-    build.step(0, 0, 100)
     call = build.call(fc, 10, 50, parent=build.call(net, 0, 60, nth=0), nth=0)
     op = build.op(call, "aten.addmm.default", 20, 40)
     for name, shape in (("weight", [4, 2]), ("bias", [4])):
@@ -293,9 +286,7 @@ def test_parameters_have_the_sites_of_their_values_and_gradients_and_what_ops_re
 
 
 def test_histograms_have_no_empty_bins_at_their_ends() -> None:
-    build = RecordingBuilder(complete=True)
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100, complete=True)
     counts = np.zeros(256, np.int64)
     counts[[127, 129]] = 3, 1  # three from 1 to 2, one from 4 to 8
     call = build.call(net, 0, 10, nth=0)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.typed_steps import begin_net, typed_net
 from modtrace.analysis.timeline.arrange import SPAN_KINDS
 from modtrace.analysis.timeline.spans import Detail
 from modtrace.analysis.timeline.timeline import FLOW_KINDS, Lane, Timeline, build_timeline
@@ -65,8 +66,7 @@ def arrows(found: Timeline) -> list[tuple[str, str, str]]:
 
 def training(**meta: Any) -> TypedRecording:
     """One step: a net whose head is called twice and recomputed inside of the backward, then the optimizer."""
-    build = RecordingBuilder(**meta)
-    net = build.module("", "Net")
+    build, net = typed_net(**meta)
     head = build.module("head", "Linear", parent=net)
     build.step(0, 1_000, 20_000)
     outer = build.call(net, 2_000, 6_000, nth=0)
@@ -130,19 +130,9 @@ def test_the_wall_clock_of_the_start_comes_from_the_clock_anchor() -> None:
     assert build_timeline(training()).start_unix_ns is None
 
 
-def test_outer_spans_come_before_those_that_begin_with_them() -> None:
-    found = build_timeline(training())
-    names = [found.spans.names[name] for name in found.spans.name]
-    assert names == [
-        "step 0", "Net", "head", "head@1", "Net", "head@1", "head@1", "head", "optimizer"
-    ]  # fmt: skip
-
-
 def test_child_that_ends_after_its_parent_by_rounding_is_clipped_without_a_word() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(9_000)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 9_000)
     outer = build.call(net, 100, 5_000, nth=0)
     build.call(head, 90, 5_040, parent=outer, nth=0)
     found = build_timeline(build.data())
@@ -151,8 +141,7 @@ def test_child_that_ends_after_its_parent_by_rounding_is_clipped_without_a_word(
 
 
 def test_clip_of_more_than_a_microsecond_is_told_with_the_times_measured() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     head = build.module("head", "Linear", parent=net)
     build.step(0, 1_000, 90_000)
     outer = build.call(net, 11_000, 21_000, nth=0)
@@ -175,11 +164,8 @@ def test_siblings_that_overlap_end_where_the_next_begins() -> None:
 
 
 def test_call_that_never_ended_ends_with_its_parent_or_the_next_beside_it() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(90_000, 50_000, nth=0)
     a, b = (build.module(name, "Linear", parent=net) for name in "ab")
-    build.step(0, 0, 90_000)
-    outer = build.call(net, 0, 50_000, nth=0)
     build.call(a, 10_000, None, parent=outer, nth=0)
     build.call(b, 20_000, None, parent=outer, nth=0)
     found = build_timeline(build.data())
@@ -193,10 +179,8 @@ def test_call_that_never_ended_ends_with_its_parent_or_the_next_beside_it() -> N
 
 
 def test_root_that_never_ended_ends_with_its_step_or_with_the_last_seen() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(90_000)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 90_000)
     build.call(net, 0, None, nth=0)
     build.begin_step(1)
     second = build.call(net, 95_000, None, nth=0)
@@ -213,9 +197,7 @@ def test_root_that_never_ended_ends_with_its_step_or_with_the_last_seen() -> Non
 
 
 def test_call_that_raised_says_so() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 900)
+    build, net = typed_net(900)
     build.call(net, 0, 500, nth=0, raised=True)
     assert details(build_timeline(build.data()), "Net") == [
         {"type": "Net", "phase": "forward", "step": 0, "nth": 0, "raised": True}
@@ -223,11 +205,8 @@ def test_call_that_raised_says_so() -> None:
 
 
 def test_each_thread_has_lanes_of_its_own_and_a_parent_on_another_thread_is_none() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(9_000, 5_000, nth=0)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 9_000)
-    outer = build.call(net, 0, 5_000, nth=0)
     build.call(head, 4_000, 8_000, parent=outer, nth=0, thread=1)
     build.backward(outer, 8_000, 8_500, thread=1)
     found = build_timeline(build.data())
@@ -253,9 +232,7 @@ def test_eval_step_inside_of_a_training_step_and_an_optimizer_inside_of_another_
 
 def two_steps() -> TypedRecording:
     """Two steps; the backward of the second runs through a call of the first."""
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 1_000)
+    build, net = typed_net(1_000)
     first = build.call(net, 100, 900, nth=0)
     build.step(1, 1_000, 2_000)
     second = build.call(net, 1_100, 1_300, nth=0)
@@ -292,10 +269,7 @@ def test_step_that_is_not_there_is_an_error(steps: StepRange, message: str) -> N
 
 def with_ops() -> TypedRecording:
     """Ops in calls, beside them, and at another time than their call."""
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 90_000)
-    outer = build.call(net, 0, 20_000, nth=0)
+    build, _, outer = begin_net(90_000, 20_000, nth=0)
     forward = build.op(
         outer, "aten.mm.default", 1_000, 2_000, flops=8, bytes_read=4, bytes_written=2, saved_bytes=None
     )
@@ -349,9 +323,7 @@ def test_ops_are_left_out_when_asked_and_their_arrows_come_when_asked() -> None:
 
 
 def test_note_on_the_output_of_a_call_is_told_but_not_that_on_its_gradient() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 900)
+    build, net = typed_net(900)
     noted, other = build.call(net, 0, 100, nth=0), build.call(net, 200, 300, nth=1)
     build.output(noted, None, "[0]", note="a meta tensor has no values")
     build.output(noted, None, "[1]", note="another")
@@ -374,8 +346,7 @@ def test_two_roots_are_told_apart() -> None:
 
 def test_missing_backward_times_are_known_where_a_training_step_is_shown() -> None:
     def forward_only(kind: str = "train", **meta: Any) -> Timeline:
-        build = RecordingBuilder(**meta)
-        net = build.module("", "Net")
+        build, net = typed_net(**meta)
         build.step(0, 0, 900, kind=kind)
         build.call(net, 0, 100, nth=0)
         return build_timeline(build.data())
@@ -394,17 +365,14 @@ def test_recording_of_nothing_has_an_empty_timeline() -> None:
 
 
 def test_arrow_that_would_lead_back_in_time_is_left_out() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 900)
+    build, net = typed_net(900)
     forward = build.call(net, 500, 600, nth=0)
     build.backward(forward, 100, 200, nth=0)
     assert arrows(build_timeline(build.data())) == []
 
 
 def test_step_ends_where_its_end_was_recorded_also_if_the_calls_of_another_are_later() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.step(4, 0, 900)
     build.call(net, 0, None, nth=0)
     build.step(2, 1_000, 5_000)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
 from helpers.typed_runs import typed_run
+from helpers.typed_steps import begin_net, typed_net
 from modtrace.analysis.values.history import History, build_history
 from modtrace.analysis.values.selection import Selection
 from modtrace.recording.meta import HELD, Note
@@ -23,8 +24,7 @@ def history(data: TypedRecording, stat: str = "rms", **wanted: Any) -> History:
 
 
 def one_module(**module: Any) -> tuple[RecordingBuilder, int]:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     return build, build.module("fc", "Linear", parent=net, **module)
 
 
@@ -46,12 +46,9 @@ def test_gradients_come_in_layer_order_although_backward_measures_the_last_layer
 
 
 def test_sites_are_in_the_order_of_the_forward_and_not_of_registration() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(100, 50, nth=0)
     last, first = build.module("a", "Linear", parent=net), build.module("b", "Linear", parent=net)
     never = build.module("c", "Linear", parent=net)
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 50, nth=0)
     calls = [build.call(first, 1, 9, parent=outer, nth=0), build.call(last, 11, 19, parent=outer, nth=0)]
     for call in reversed(calls):
         build.output(call, [1.0])
@@ -191,8 +188,7 @@ def test_an_update_has_its_size_relative_to_its_parameter() -> None:
 
 
 def test_an_update_whose_parameter_was_not_measured_or_is_zero_has_no_finite_size() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     for step, weight in enumerate(([3.0, 4.0], [0.0, 0.0], None)):
         build.step(step, 100 * step, 100 * step + 99)
         build.value(build.site(net, "update", "a"), [1.0], phase="optimizer")
@@ -231,8 +227,7 @@ def test_some_steps_alone_are_shown() -> None:
 
 
 def test_what_was_not_measured_is_told_from_what_is_not_finite() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     a, b = build.module("a", "Linear", parent=net), build.module("b", "Linear", parent=net)
     for step in range(2):
         build.step(step, 100 * step, 100 * step + 99)
@@ -323,9 +318,7 @@ def test_a_path_that_is_none_of_those_is_a_type_error() -> None:
 
 
 def test_what_an_op_of_the_optimizer_has_read_is_not_the_parameter_once_more() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     site = build.site(net, "parameter", "weight")
     build.value(site, [1.0], phase="optimizer", op_id=build.op(None, "aten.mul_", 1, 2, phase="optimizer"))
     build.value(site, [1.0], phase="optimizer")
@@ -350,10 +343,8 @@ def test_outputs_of_ops_stand_in_the_order_in_which_the_ops_ran_with_all_their_s
 
 
 def test_a_module_that_ran_first_in_a_backward_stands_where_its_forward_does() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     late, early = build.module("late", "Linear", parent=net), build.module("early", "Linear", parent=net)
-    build.step(0, 0, 100)
     build.call(late, 0, 5, phase="backward")  # a custom Function's backward has called it
     for module, begin in ((early, 10), (late, 20)):
         build.output(build.call(module, begin, begin + 5, nth=0), [1.0])

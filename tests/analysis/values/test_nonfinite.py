@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from builders import RecordingBuilder
+from helpers.typed_steps import begin_net, typed_net
 from modtrace.analysis.provenance.search import find_first
 from modtrace.analysis.values.nonfinite import Measured, NonFinite, count_measured
 
@@ -19,8 +20,7 @@ def find_in(build: RecordingBuilder) -> NonFinite:
 
 
 def test_first_is_by_step_and_order_and_has_everything_that_is_known() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     head = build.module("head", "Linear", parent=net)
     build.step(6, 0, 100)
     build.output(build.call(net, 0, 90, nth=0), [1.0])
@@ -53,11 +53,8 @@ def test_first_is_by_step_and_order_and_has_everything_that_is_known() -> None:
 
 
 def test_of_tensors_that_share_a_measurement_the_childs_is_found() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net, outer = begin_net(100, 90)
     head = build.module("head", "Linear", parent=net)
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 90)
     build.output(build.call(head, 10, 20, parent=outer), [nan], order=0)
     build.output(outer, [nan], order=0)
 
@@ -95,10 +92,8 @@ def test_shared_module_is_named_as_the_caller_knows_it() -> None:
 
 
 def test_parameter_is_its_own_source() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     layer = build.module("layers.3", "Linear", parent=net)
-    build.step(0, 0, 100)
     build.parameter(layer, "weight", [1.0, inf])
 
     found = find_in(build)
@@ -129,12 +124,10 @@ def test_gradient_of_a_parameter_has_no_source() -> None:
 
 
 def test_weights_that_were_not_finite_are_hinted_at() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     wrapper = build.module("fc", "CheckpointWrapper", parent=net)
     layer = build.module("fc", "Linear", parent=wrapper, raw_path="fc._checkpoint_wrapped_module")
     other = build.module("other", "Linear", parent=net)
-    build.step(0, 0, 100)
     build.output(build.call(wrapper, 0, 50), [nan])
     build.parameter(layer, "weight", [nan, nan, nan])
     build.parameter(layer, "bias", [1.0])
@@ -149,9 +142,7 @@ def test_weights_that_were_not_finite_are_hinted_at() -> None:
 
 
 def test_hint_names_three_weights_and_counts_the_rest() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     build.output(build.call(net, 0, 50), [nan])
     for name in "abcde":
         build.parameter(net, name, [nan])
@@ -162,10 +153,8 @@ def test_hint_names_three_weights_and_counts_the_rest() -> None:
 
 
 def test_call_that_is_not_in_the_recording_leaves_the_modules_own_path() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net(100)
     head = build.module("head", "Linear", parent=net, aliases=["tail"])
-    build.step(0, 0, 100)
     build.value(build.site(head, "output", nth=0), [nan], call=77)
 
     assert find_in(build).path == "head"
@@ -183,8 +172,7 @@ def test_module_and_site_that_are_not_in_the_recording_are_unknown() -> None:
 
 
 def test_measured_and_unmeasured_tensors_are_counted() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     for step in (3, 4):
         build.step(step, 0, 100)
         build.output(build.call(net, 0, 50), [1.0])

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.typed_steps import typed_net
 from modtrace.analysis.values.value_table import build_value_table
 from modtrace.recording.schema import schema
 
@@ -72,8 +73,7 @@ def test_every_row_says_where_its_tensor_was_seen() -> None:
 
 
 def test_statistics_are_derived_and_null_where_nothing_was_measured() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     build.parameter(net, "a", [3.0, -4.0])
     build.parameter(net, "b", None, note="meta tensor")
     build.parameter(net, "c", [math.inf, -math.inf, 1.0])
@@ -86,8 +86,7 @@ def test_statistics_are_derived_and_null_where_nothing_was_measured() -> None:
 
 
 def test_what_tier_2_gives_is_derived_and_null_without_it() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     histogram = [0] * 256
     histogram[127], histogram[129] = 1, 1  # 1 and -4
     build.parameter(
@@ -104,8 +103,7 @@ def test_what_tier_2_gives_is_derived_and_null_without_it() -> None:
 
 
 def test_an_update_is_set_beside_the_parameter_of_the_same_optimizer_step() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
+    build, net = typed_net()
     update = build.site(net, "update", "w")
     build.step(0, 0, 100)
     for size in (1.0, 2.0):  # two steps of the optimizer within one step
@@ -130,9 +128,7 @@ def test_an_update_is_set_beside_the_parameter_of_the_same_optimizer_step() -> N
 
 
 def test_updates_are_counted_in_the_order_of_measuring_and_not_of_writing() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     for order, size in ((2, 10.0), (0, 20.0)):
         build.parameter(net, "w", [size], order=order)
     for order in (1, 3):
@@ -142,9 +138,7 @@ def test_updates_are_counted_in_the_order_of_measuring_and_not_of_writing() -> N
 
 
 def test_what_an_op_read_is_no_parameter_that_an_update_was_made_to() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     build.parameter(net, "w", [5.0], op_id=3)
     build.value(build.site(net, "update", "w"), [1.0], phase="optimizer")
 

@@ -8,6 +8,7 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from golden import assert_golden
 from helpers.trace_events import arrows, find_faults, lanes, load, spans
+from helpers.typed_steps import typed_net
 from helpers.whole_text import render_perfetto
 from modtrace.analysis.timeline.timeline import build_timeline
 from modtrace.errors import ModtraceError
@@ -63,9 +64,7 @@ def test_arrows_begin_and_end_at_their_calls_also_where_a_call_inside_begins_at_
 
 
 def test_lanes_of_several_threads_name_them() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 900)
+    build, net = typed_net(900)
     for thread in (1, 0):
         build.call(net, 100, 200, nth=0, thread=thread)
         build.optimizer(300, 400, thread=thread)
@@ -112,9 +111,7 @@ def test_backward_times_that_are_missing_are_told_in_the_trace() -> None:
 
 def many_calls(count: int) -> TypedRecording:
     """More spans than are written at once, each with an arrow to its backward."""
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 1_000_000)
+    build, net = typed_net(1_000_000)
     calls = [build.call(net, 10 * nth, 10 * nth + 5, nth=nth) for nth in range(count)]
     for nth, call in enumerate(calls):
         build.backward(call, 500_000 + 10 * nth, 500_000 + 10 * nth + 5, nth=nth)

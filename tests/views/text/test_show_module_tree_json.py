@@ -3,6 +3,7 @@
 import json
 
 from builders import RecordingBuilder
+from helpers.typed_steps import begin_net, typed_net
 from modtrace.analysis.modules.module_tree import build_module_tree
 from modtrace.views.text.show_module_tree_json import render_module_tree_json
 
@@ -86,9 +87,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
 
 
 def test_values_are_there_with_what_is_derived_from_them() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
+    build, net = typed_net(100)
     call = build.call(net, 0, 50)
     build.output(call, [3.0, -4.0], "[0]")
     build.gradient(call, [float("nan"), float("inf")], "[0]")
@@ -141,10 +140,7 @@ def test_infinities_are_written_so_that_any_reader_of_json_takes_them() -> None:
 
 
 def test_siblings_are_separated() -> None:
-    build = RecordingBuilder()
-    net = build.module("", "Net")
-    build.step(0, 0, 100)
-    outer = build.call(net, 0, 50)
+    build, net, outer = begin_net(100, 50)
     for label in "abc":
         build.call(build.module(label, "Linear", parent=net), 0, 1, parent=outer)
 
