@@ -1,4 +1,4 @@
-"""Times torchlens on the forward of a work, for `ops.py`: prints the CPU seconds a step of every round as JSON.
+"""Times torchlens on the forward of a work, for `op_tracers.py`: prints the CPU seconds a step of every round as JSON.
 
 A process of its own, because torchlens replaces torch's functions at its first trace, for good. The plain forward
 beside it goes through the replaced ones too, so that the ratio comes out somewhat low: a plain forward timed before
@@ -19,7 +19,7 @@ from torchlens.options import CaptureOptions
 def torchlens_rows(forward: Counted) -> dict[str, Row]:
     """Ratios are to the first of them."""
     slow = forward.with_steps(fraction(forward, 25))
-    return {"forward: plain": Row(forward, plain), "forward: torchlens": Row(slow, _traced)}
+    return {"plain": Row(forward, plain), "torchlens": Row(slow, _traced)}
 
 
 def _traced(counted: Counted) -> None:

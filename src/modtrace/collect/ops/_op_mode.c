@@ -247,12 +247,13 @@ PyObject *mode_dispatch(PyObject *object, PyObject *const *given, Py_ssize_t cou
     OpMode *self = (OpMode *)object;
     static const char *const SPELLED[] = {"func", "types", "args", "kwargs"};
     PyObject *values[] = {NULL, NULL, self->state == NULL ? NULL : self->state->empty, NULL};
-    if (self->state == NULL || count > 4) return PyErr_Format(PyExc_TypeError, "__torch_dispatch__() takes 4 arguments");
+    if (count > 4) return PyErr_Format(PyExc_TypeError, "__torch_dispatch__() takes 4 arguments");
     for (Py_ssize_t at = 0; at < count; at++) values[at] = given[at];
     for (Py_ssize_t at = 0; names != NULL && at < PyTuple_Size(names); at++)
         for (int name = 0; name < 4; name++)
             if (PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, at), SPELLED[name]) == 0)
                 values[name] = given[count + at];
-    if (values[0] == NULL) return PyErr_Format(PyExc_TypeError, "__torch_dispatch__() needs a function");
+    if (values[0] == NULL || values[2] == NULL)
+        return PyErr_Format(PyExc_TypeError, "__torch_dispatch__() needs a function and its arguments");
     return dispatch(self, values[0], values[2], values[3]);
 }
