@@ -58,8 +58,8 @@ def tracker_sizes() -> Counter[str]:
             "modules": len(tracker.names.modules),
             "parameter names": len(tracker.names._owners),
             "contexts by module": len(tracker.tree._of_module),
-            "threads with optimizers": len(tracker.optimizers._starts),
-            "optimizer starts": sum(len(starts) for starts in tracker.optimizers._starts.values()),
+            "threads with optimizers": len(tracker.optimizers.starts),
+            "optimizer starts": sum(len(starts) for starts in tracker.optimizers.starts.values()),
             "running backwards": len(tracker.backwards._running),
         }
     )

@@ -16,7 +16,7 @@ enum { NO_NODE = -1 };
 
 /* What `set_up` receives, in this order. */
 enum { IDS, READER, NUMBERS, BEFORE, AFTER, LOGS, THREADS, TENSOR, CUSTOM_FUNCTION, IS_GRAD_ENABLED,
-       SAVED_TENSORS_HOOKS, GRAPH_TASK_ID, CURRENT_NODE, SEQUENCE_NR, CLOCK, HAS_BEGUN, HELD };
+       SAVED_TENSORS_HOOKS, GRAPH_TASK_ID, CURRENT_NODE, SEQUENCE_NR, CLOCK, OPTIMIZER_STARTS, HELD };
 
 /* What `measure_with` receives, in this order, and what `OpValues` puts there later. */
 enum { VALUES, ENDED, MEASURE, SITES, INTERVALS, LATEST, MEASURED };

@@ -64,7 +64,7 @@ static PyObject *mode_set_up(PyObject *object, PyObject *args) {
     if (state == NULL) return NULL;
     if (PyTuple_Size(held) != HELD || !PyObject_TypeCheck(PyTuple_GetItem(held, IDS), state->api->ids_type) ||
         !PyObject_TypeCheck(PyTuple_GetItem(held, READER), state->api->reader_type) ||
-        !PyDict_Check(PyTuple_GetItem(held, NUMBERS)) || !PyList_Check(PyTuple_GetItem(held, BEFORE)) ||
+        !PyDict_Check(PyTuple_GetItem(held, NUMBERS)) || !PyDict_Check(PyTuple_GetItem(held, OPTIMIZER_STARTS)) || !PyList_Check(PyTuple_GetItem(held, BEFORE)) ||
         !PyList_Check(PyTuple_GetItem(held, AFTER)) || !PyType_Check(PyTuple_GetItem(held, TENSOR)))
         return PyErr_Format(PyExc_TypeError, "set_up() takes %d objects of certain types", HELD);
     self->state = state;

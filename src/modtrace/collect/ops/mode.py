@@ -120,7 +120,7 @@ class OpMode(CompiledOpMode, UnwrappedMode):
             (
                 self.ids, new_reader(self.ids), self.texts.numbers, self.before, self.after, logs, logs.threads,
                 torch.Tensor, CustomFunctionNode, torch.is_grad_enabled, saved_tensors_hooks, graph_task_id,
-                current_node, sequence_nr, time.perf_counter_ns, tracker.optimizers.has_begun,
+                current_node, sequence_nr, time.perf_counter_ns, tracker.optimizers.starts,
             ),
         )  # fmt: skip
 
@@ -140,7 +140,7 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         """Keeps Dynamo from compiling what C code calls, keepers included: no frame of ours is around them."""
         keep_out_of_dynamo(
             self.report_leaves, self.fail, self._add_schema, self._add_arguments, self._start_run, self._check_frames,
-            self._locate_elsewhere, self._versions_of_written, self._recount, self._tracker.optimizers.has_begun,
+            self._locate_elsewhere, self._versions_of_written, self._recount,
             OpSchema.is_ours, OpSchema.only_written, *self.before, *self.after, *self.met,
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ class OptimizerWatch:
         self._subscribers = subscribers
         self._logs = logs
         #: By thread, the start times of the running optimizers, outermost first.
-        self._starts: dict[int, list[int]] = {}
+        self.starts: dict[int, list[int]] = {}
         self._handles: list[Any] = []
 
     def start(self) -> None:
@@ -42,18 +42,18 @@ class OptimizerWatch:
 
     def has_begun(self) -> bool:
         """Returns whether an optimizer's step began on this thread and may still run; this takes 0.1 us."""
-        return bool(self._starts) and bool(self._starts.get(threading.get_ident()))
+        return bool(self.starts) and bool(self.starts.get(threading.get_ident()))
 
     def is_stepping(self, frame: FrameType | None) -> bool:
         """Returns whether an optimizer steps on this thread; `frame` is the innermost frame of the thread."""
-        starts = self._starts.get(threading.get_ident())
+        starts = self.starts.get(threading.get_ident())
         if starts and not is_in_optimizer_step(frame):
             starts.clear()  # the last optimizer raised, so its post hook did not run
         return bool(starts)
 
     def stepping_since(self, frame: FrameType | None) -> int:
         """Returns the start time in ns of the innermost optimizer step on this thread; -1 if there is none."""
-        starts = self._starts.get(threading.get_ident())
+        starts = self.starts.get(threading.get_ident())
         return starts[-1] if starts and self.is_stepping(frame) else -1
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ class OptimizerWatch:
             note_traced_step()
             return None
         with self._subscribers.guard(None):
-            starts = self._starts.setdefault(threading.get_ident(), [])
+            starts = self.starts.setdefault(threading.get_ident(), [])
             if starts and not is_in_optimizer_step(sys._getframe(2)):
                 starts.clear()
             if not starts:
@@ -99,7 +99,7 @@ class OptimizerWatch:
             return
         now = time.perf_counter_ns()
         with self._subscribers.guard(None):
-            starts = self._starts.get(threading.get_ident())
+            starts = self.starts.get(threading.get_ident())
             if not starts:
                 return
             start = starts.pop()
