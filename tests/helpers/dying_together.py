@@ -1,6 +1,6 @@
 """Runs forks in which an object dies while a garbage collection frees weak references to it; prints how many crashed.
 
-    python dying_together.py 0 200 1
+    python dying_together.py 0 150 1
 
 CPython 3.11 ends with SIGSEGV if two of those weak references have callbacks (`PyObject_ClearWeakRefs`).
 """
@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import torch
 
 import modtrace
-from modtrace.collect.tensor_ids import tensor_ids
 
 #: How many tuples are made before, which empties the free list of tuples.
 FILLS = (0, 10, 100, 500, 1000, 1999, 2000, 2001, 2500, 5000)
@@ -44,16 +43,13 @@ def module() -> tuple[torch.nn.Module, object]:
     return model, weakref.ref(model, id)
 
 
-#: The last fifty runs have the class in Python.
-KINDS = (storage, module, storage, storage)
+KINDS = (storage, module, storage)
 
 
 def die(number: int) -> None:
     """One variation."""
     variations = list(itertools.product(KINDS, FILLS, THRESHOLDS))
     make, fill, thresholds = variations[number % len(variations)]
-    if number % len(variations) >= 150:
-        tensor_ids.compiled = None  # the class in Python
     gc.collect()
     gc.disable()
     with modtrace.record(ops=True, values=None):

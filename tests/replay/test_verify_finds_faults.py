@@ -22,7 +22,7 @@ def test_write_that_is_not_seen_is_named(seeded, monkeypatch):
         def __init__(self, func, index):
             super().__init__(func, index)
             if self.name == "aten.mul_.Tensor":
-                self.writes = False
+                self.writes, self.written = False, ()
 
     monkeypatch.setattr(op_mode, "OpSchema", Blind)
     model, args, _ = SMALL["write through select"]()
