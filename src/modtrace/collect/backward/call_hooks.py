@@ -1,6 +1,5 @@
 """Places hooks on the nodes where the running call changes, to record when each call's backward begins and ends."""
 
-import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -38,6 +37,8 @@ class CallHooks:
         self._handles: list[Any] = []
         self._changes: CallChanges = NO_CHANGES
         self._next_change = 0
+        #: The innermost call that holds all sources of the gradients that meet behind a node, by the node's number.
+        self._met_in: dict[int, CallRef | None] = {}
         self._events: CallEvents | None = None
         self._takes_times = True
 
@@ -118,14 +119,16 @@ class CallHooks:
                 node.register_prehook(move_on) for node in self._changes.nodes if node is not first
             ]
         if self._backward.marks_additions:
+            mark = self._mark  # one for all nodes: the garbage collector would visit one of each
             for node, call in find_adding_nodes(graph, outputs, calls):
-                mark = functools.partial(self._mark, node._sequence_nr(), call)
+                self._met_in[node._sequence_nr()] = call
                 self._handles.append(node.register_hook(mark))
         return any(node is first for node in self._changes.nodes)  # most often it is the very first
 
-    def _mark(self, number: int, call: CallRef | None, grad_inputs: Any, grad_outputs: Any) -> None:
+    def _mark(self, grad_inputs: Any, grad_outputs: Any) -> None:
         if not is_dynamo_compiling():
-            self._backward.adding_for, self._backward.adding_in = number, call
+            number = current_node()._sequence_nr()
+            self._backward.adding_for, self._backward.adding_in = number, self._met_in[number]
 
     def _move_on(self, grad_outputs: Any) -> None:
         if is_dynamo_compiling():
@@ -174,4 +177,4 @@ class CallHooks:
         """Removes every hook from the graph."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._changes, self._events = [], NO_CHANGES, None
+        self._handles, self._changes, self._events, self._met_in = [], NO_CHANGES, None, {}

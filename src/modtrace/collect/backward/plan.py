@@ -156,14 +156,19 @@ def find_adding_nodes(
 
 
 def _call_refs(calls: NodeCalls) -> list[CallRef | None]:
-    found = zip(calls.of_segment.tolist(), calls.call.tolist(), strict=True)
-    segments = calls.segments
-    return [None if (at := segments[of]) is None or call < 0 else CallRef(at, call) for of, call in found]
+    known: dict[tuple[int, int], CallRef | None] = {}
+    found: list[CallRef | None] = []
+    for of, call in zip(calls.of_segment.tolist(), calls.call.tolist(), strict=True):
+        if (of, call) not in known:
+            segment = calls.segments[of]
+            known[of, call] = None if segment is None or call < 0 else CallRef(segment, call)
+        found.append(known[of, call])
+    return found
 
 
 def _common(one: CallRef | None, other: CallRef | None) -> CallRef | None:
     """Returns the innermost call that contains both calls."""
-    if one == other:
+    if one is other or one == other:
         return one
     above = set()
     while one is not None:
