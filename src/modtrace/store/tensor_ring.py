@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 _ALIGNMENT = 64
-_LEAST_BYTES = 512  # the least that a part counts for, as its description is about as large
+_LEAST_BYTES = (
+    512  # a smaller part counts as so many bytes of the ring, as its `TensorPart` takes about that much
+)
 _MOST_PARTS = 256  # the number of parts written at once, whose views fit into one `writev`
 _MOST_BYTES = 8 * 2**20
 

@@ -156,7 +156,7 @@ def _find_noise(
     if further:
         levels = [_find_levels(run.tables.data, further_run, run.rows) for further_run in further]
         return measure_noise(levels, cancellation)
-    # Updates from gradients of mere noise change only a part of a parameter's size.
+    # A parameter's noise is at most its own size: updates from gradients of mere noise change only a part of that.
     is_parameter = run.tables.values.is_of(PARAMETER, rows=run.rows)
     most = np.where(is_parameter, 1.0, MOST_NOISE)
     return assume_noise(run.measured, run_b.measured, cancellation, most)
