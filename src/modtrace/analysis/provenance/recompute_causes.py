@@ -94,7 +94,7 @@ def _is_random(step: OneStep, op: int) -> bool:
 
 
 def _find_other_arguments(step: OneStep, op: int, forward: int) -> Cause | None:
-    """Returns a cause if arguments other than tensors differ, such as a counter or a random number of Python; else None."""
+    """Returns a cause if arguments other than tensors differ, such as a counter or a random number of Python."""
     others = compare_arguments(step.op_args[forward], step.op_args[op])
     if not others:
         return None

@@ -23,8 +23,8 @@ from .step_counts import read_outputs
 #: The largest number of figures that show a growth.
 _FIGURES = 5
 
-#: The least factors that are reported as growth of a largest magnitude within `GROWTH_STEPS`. In healthy training that of
-#: the parameters grows less; gradients and losses vary more by themselves.
+#: The least factors that are reported as growth of a largest magnitude within `GROWTH_STEPS`. In healthy training
+#: parameters grow less; gradients and losses vary more by themselves.
 _LEAST_GROWTH = {PARAMETER: 10.0, PARAMETER_GRAD: 100.0, "loss": 100.0}
 
 _Rows = npt.NDArray[np.void]
