@@ -15,7 +15,6 @@ from helpers.architectures import ARCHITECTURES
 from helpers.fuzzed import FUZZ
 from helpers.python_op_mode import PythonOpMode
 from modtrace.collect.ops import recorder
-from modtrace.torch_internals.autograd import sequence_nr
 
 #: What differs from run to run.
 TIMES = {"start_ns", "end_ns", "device_start_ns", "device_end_ns", "overhead_ns"}
@@ -117,7 +116,6 @@ def seen_by_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def recorded(run: Callable[[], None], **options: Any) -> dict[str, list[dict[str, Any]]]:
-    first = sequence_nr()
     with modtrace.record(ops=True, strict=True, **options) as rec:
         run()
     found = {name: rec.table(name) for name in TABLES}
@@ -125,8 +123,10 @@ def recorded(run: Callable[[], None], **options: Any) -> dict[str, list[dict[str
         name: table.drop_columns([*TIMES & {*table.column_names}]).to_pylist()
         for name, table in found.items()
     }
-    for row in tables["ops"]:  # numbers of nodes count on from program to program
-        row["sequence_nr"] = None if row["sequence_nr"] is None else row["sequence_nr"] - first
+    made = [row for row in tables["ops"] if row["sequence_nr"] is not None]
+    firsts: dict[int, int] = {}
+    for row in sorted(made, key=lambda row: row["sequence_nr"]):  # a thread counts on from program to program
+        row["sequence_nr"] -= firsts.setdefault(row["sequence_thread"], row["sequence_nr"])
     return tables
 
 
