@@ -37,8 +37,8 @@ class CallHooks:
         self._handles: list[Any] = []
         self._changes: CallChanges = NO_CHANGES
         self._next_change = 0
-        #: The innermost call that holds all sources of the gradients that meet behind a node, by the node's number.
-        self._met_in: dict[int, CallRef | None] = {}
+        #: By node, the innermost call that holds all sources of the gradients that meet behind it.
+        self._met_in: dict[Any, CallRef | None] = {}
         self._events: CallEvents | None = None
         self._takes_times = True
 
@@ -121,14 +121,14 @@ class CallHooks:
         if self._backward.marks_additions:
             mark = self._mark  # one for all nodes: the garbage collector would visit one of each
             for node, call in find_adding_nodes(graph, outputs, calls):
-                self._met_in[node._sequence_nr()] = call
+                self._met_in[node] = call
                 self._handles.append(node.register_hook(mark))
         return any(node is first for node in self._changes.nodes)  # most often it is the very first
 
     def _mark(self, grad_inputs: Any, grad_outputs: Any) -> None:
         if not is_dynamo_compiling():
-            number = current_node()._sequence_nr()
-            self._backward.adding_for, self._backward.adding_in = number, self._met_in[number]
+            node = current_node()
+            self._backward.adding_for, self._backward.adding_in = node._sequence_nr(), self._met_in.get(node)
 
     def _move_on(self, grad_outputs: Any) -> None:
         if is_dynamo_compiling():
