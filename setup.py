@@ -65,6 +65,7 @@ _POSIX_MODULES = [
     Extension(
         "modtrace.measure.cuda._cuda_launch",
         ["src/modtrace/measure/cuda/_cuda_launch.c"],
+        depends=["src/modtrace/measure/_measurements.h"],
         libraries=["dl"] if sys.platform == "linux" else [],
         py_limited_api=True,
         optional=True,
@@ -84,6 +85,7 @@ setup(
                 "src/modtrace/measure/_exchange.h",
                 "src/modtrace/measure/_floats.h",
                 "src/modtrace/measure/_kinds.h",
+                "src/modtrace/measure/_measurements.h",
                 "src/modtrace/measure/moments/_moments.h",
             ],
             py_limited_api=True,

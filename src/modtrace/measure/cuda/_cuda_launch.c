@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../_measurements.h"
+
 typedef int (*Launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
 static struct {
@@ -234,17 +236,13 @@ static PyObject *measure(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
     return measure_task(&task, &program, args[2], args[3]);
 }
 
-enum { DTYPE, DEVICE, SHAPE, IS_CONTIGUOUS, NUMEL, DATA_PTR, STORAGE_OFFSET, UNTYPED_STORAGE, NBYTES, RAW_REPR,
-       ROWS, ROW, NOTE, START_NS, EXTRA, NAMES };
-static const char *const spelled[NAMES] = {
-    "dtype",          "device",          "shape",  "is_contiguous", "numel", "data_ptr",
-    "storage_offset", "untyped_storage", "nbytes", "raw_repr", "rows", "row", "note", "start_ns", "extra",
-};
-static PyObject *attributes[NAMES];
+enum { DEVICE, IS_CONTIGUOUS, NUMEL, DATA_PTR, OWN_NAMES };
+static const char *const spelled[OWN_NAMES] = {"device", "is_contiguous", "numel", "data_ptr"};
+static PyObject *own_names[OWN_NAMES];
 
 /* Calls a method without arguments. Returns 0, with an exception set, if it raises, or does not return a number. */
-static int ask(PyObject *object, int name, unsigned long long *number) {
-    PyObject *result = PyObject_CallMethodObjArgs(object, attributes[name], NULL);
+static int ask(PyObject *object, PyObject *name, unsigned long long *number) {
+    PyObject *result = PyObject_CallMethodObjArgs(object, name, NULL);
     if (result == NULL) return 0;
     *number = PyLong_AsUnsignedLongLong(result);
     Py_DECREF(result);
@@ -255,17 +253,17 @@ static int ask(PyObject *object, int name, unsigned long long *number) {
    with an exception set. */
 static int read_tensor(PyObject *tensor, const Program *program, Task *task) {
     unsigned long long is_contiguous, numel, address, offset, held;
-    if (!ask(tensor, IS_CONTIGUOUS, &is_contiguous)) return -1;
+    if (!ask(tensor, own_names[IS_CONTIGUOUS], &is_contiguous)) return -1;
     if (!is_contiguous) return 0;
-    if (!ask(tensor, NUMEL, &numel)) return -1;
+    if (!ask(tensor, own_names[NUMEL], &numel)) return -1;
     memset(task, 0, sizeof *task);
     task->repeats = 1;
     task->divisor = program->parts;
     if (numel == 0) return 1;
-    if (!ask(tensor, DATA_PTR, &address) || !ask(tensor, STORAGE_OFFSET, &offset)) return -1;
-    PyObject *storage = PyObject_CallMethodObjArgs(tensor, attributes[UNTYPED_STORAGE], NULL);
+    if (!ask(tensor, own_names[DATA_PTR], &address) || !ask(tensor, shared_names[STORAGE_OFFSET], &offset)) return -1;
+    PyObject *storage = PyObject_CallMethodObjArgs(tensor, shared_names[UNTYPED_STORAGE], NULL);
     if (storage == NULL) return -1;
-    int is_read = ask(storage, NBYTES, &held);
+    int is_read = ask(storage, shared_names[NBYTES], &held);
     Py_DECREF(storage);
     if (!is_read) return -1;
     if (address == 0) return 0;
@@ -429,10 +427,7 @@ static PyType_Spec batch_spec = {"modtrace.measure._cuda_launch.Batch", sizeof(B
 /* Measures tensors of known kinds, from Python to the launch. */
 typedef struct {
     PyObject_HEAD
-    PyObject *types;          /* the only classes of tensors that are measured: subclasses may redefine anything */
-    PyObject *kinds;          /* numbers of their dispatch keys */
-    PyObject *dispatch_keys;  /* returns those of a tensor */
-    PyObject *tracing_state;  /* returns None unless a tracer would see that a shape is read */
+    PlainTensors plain;       /* those that are measured */
     PyObject *current_stream; /* returns that of a device */
     PyTypeObject *kind;       /* `Measurement` */
     PyObject *paths;          /* for each device a tuple, see `Path` */
@@ -446,10 +441,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Launcher *launcher = (Launcher *)allocate(type, 0);
     if (launcher == NULL) return NULL;
-    launcher->types = Py_NewRef(types);
-    launcher->kinds = Py_NewRef(kinds);
-    launcher->dispatch_keys = Py_NewRef(keys);
-    launcher->tracing_state = Py_NewRef(tracing);
+    launcher->plain = (PlainTensors){Py_NewRef(types), Py_NewRef(kinds), Py_NewRef(keys), Py_NewRef(tracing)};
     launcher->current_stream = Py_NewRef(stream);
     launcher->kind = (PyTypeObject *)Py_NewRef(kind);
     launcher->paths = Py_NewRef(paths);
@@ -459,10 +451,10 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
 static void launcher_dealloc(PyObject *self) {
     Launcher *launcher = (Launcher *)self;
     PyTypeObject *type = Py_TYPE(self);
-    Py_DECREF(launcher->types);
-    Py_DECREF(launcher->kinds);
-    Py_DECREF(launcher->dispatch_keys);
-    Py_DECREF(launcher->tracing_state);
+    Py_DECREF(launcher->plain.types);
+    Py_DECREF(launcher->plain.kinds);
+    Py_DECREF(launcher->plain.dispatch_keys);
+    Py_DECREF(launcher->plain.tracing_state);
     Py_DECREF(launcher->current_stream);
     Py_DECREF(launcher->kind);
     Py_DECREF(launcher->paths);
@@ -470,67 +462,19 @@ static void launcher_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-/* Returns 1 if a tensor is of a known kind and nobody traces; 0 otherwise, -1 with an exception set. */
-static int is_known(const Launcher *launcher, PyObject *tensor) {
-    int is_type = 0;
-    for (Py_ssize_t at = 0; !is_type && at < PyTuple_Size(launcher->types); at++)
-        is_type = (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(launcher->types, at);
-    if (!is_type) return 0;
-    PyObject *tracing = PyObject_CallFunctionObjArgs(launcher->tracing_state, NULL);
-    if (tracing == NULL) return -1;
-    Py_DECREF(tracing);
-    if (tracing != Py_None) return 0;
-    PyObject *keys = PyObject_CallFunctionObjArgs(launcher->dispatch_keys, tensor, NULL);
-    PyObject *number = keys == NULL ? NULL : PyObject_CallMethodObjArgs(keys, attributes[RAW_REPR], NULL);
-    int is_kind = number == NULL ? -1 : PySequence_Contains(launcher->kinds, number);
-    Py_XDECREF(keys);
-    Py_XDECREF(number);
-    return is_kind;
-}
-
 /* How tensors on one device are measured. References are borrowed. */
 typedef struct {
     PyObject *index;            /* of the device */
     PyObject *programs, *notes; /* by dtype */
     PyObject *scratch;          /* by stream */
-    PyObject *rows;             /* `ArrivingRows`, with its free rows and the addresses of its blocks */
-    PyObject *free, *addresses;
-    Py_ssize_t block_rows, row_bytes;
+    RowPath rows;               /* of `ArrivingRows` */
 } Path;
-
-/* Makes a measurement without a call of `__init__`, which takes 0.5 us. */
-static PyObject *make_measurement(
-    const Launcher *launcher, const Path *path, PyObject *row, PyObject *shape, PyObject *dtype, PyObject *note) {
-    PyObject *made = PyType_GenericAlloc(launcher->kind, 0), *zero = made == NULL ? NULL : PyLong_FromLong(0);
-    if (zero == NULL || PyObject_SetAttr(made, attributes[ROWS], path->rows) || PyObject_SetAttr(made, attributes[ROW], row) ||
-        PyObject_SetAttr(made, attributes[SHAPE], shape) || PyObject_SetAttr(made, attributes[DTYPE], dtype) ||
-        PyObject_SetAttr(made, attributes[NOTE], note) || PyObject_SetAttr(made, attributes[START_NS], zero) ||
-        PyObject_SetAttr(made, attributes[EXTRA], Py_None))
-        Py_CLEAR(made);
-    Py_XDECREF(zero);
-    return made;
-}
-
-/* Takes a free row. Returns its number as a new reference; NULL if there is none, or with an exception set. */
-static PyObject *take_row(const Path *path, uint64_t *address) {
-    Py_ssize_t last = PyList_Size(path->free) - 1;
-    if (last < 0) return NULL;
-    PyObject *row = PyList_GetItem(path->free, last);
-    Py_ssize_t number = row == NULL ? -1 : PyLong_AsSsize_t(row);
-    PyObject *block = number < 0 ? NULL : PyList_GetItem(path->addresses, number / path->block_rows);
-    if (block == NULL) return NULL;
-    *address = PyLong_AsUnsignedLongLong(block) + (uint64_t)(number % path->block_rows * path->row_bytes);
-    if (PyErr_Occurred()) return NULL;
-    Py_INCREF(row);
-    if (PyList_SetSlice(path->free, last, last + 1, NULL)) Py_CLEAR(row);
-    return row;
-}
 
 /* Gives a row back that nothing writes to. */
 static void untake_row(const Path *path, PyObject *row) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    if (PyList_Append(path->free, row)) PyErr_Clear();
+    if (PyList_Append(path->rows.free, row)) PyErr_Clear();
     PyErr_Restore(type, value, trace);
 }
 
@@ -563,9 +507,10 @@ static PyObject *measure_on(
     if (!read_program(found, &program)) return NULL;
     int is_read = read_tensor(tensor, &program, &task);
     if (is_read <= 0) return is_read ? NULL : Py_NewRef(Py_None);
-    PyObject *shape = PyObject_GetAttr(tensor, attributes[SHAPE]), *row = NULL;
-    if (shape != NULL && PyTuple_Check(shape)) row = take_row(path, &task.row);
-    if (row != NULL) result = make_measurement(launcher, path, row, shape, dtype, note);
+    PyObject *shape = PyObject_GetAttr(tensor, shared_names[SHAPE]), *row = NULL;
+    if (shape != NULL && PyTuple_Check(shape)) row = take_free_row(&path->rows);
+    if (row != NULL && (task.row = address_of_row(&path->rows, row)) != 0)
+        result = make_measurement(launcher->kind, &path->rows, row, shape, dtype, note);
     if (result != NULL) {
         int is_measured = batch != NULL ? add_to_batch(batch, &task, tensor, result)
                                         : launch_on_stream(launcher, path, &task, &program);
@@ -583,9 +528,9 @@ static PyObject *launcher_measure(PyObject *self, PyObject *args) {
     PyObject *tensor, *batches, *result = NULL;
     if (!PyArg_ParseTuple(args, "OO", &tensor, &batches)) return NULL;
     if (batches != Py_None && !PyDict_Check(batches)) return PyErr_Format(PyExc_TypeError, "measure(): batches is no dict");
-    int known = is_known(launcher, tensor);
+    int known = is_plain(&launcher->plain, tensor);
     if (known <= 0) return known ? NULL : Py_NewRef(Py_None);
-    PyObject *device = PyObject_GetAttr(tensor, attributes[DEVICE]), *dtype = PyObject_GetAttr(tensor, attributes[DTYPE]);
+    PyObject *device = PyObject_GetAttr(tensor, own_names[DEVICE]), *dtype = PyObject_GetAttr(tensor, shared_names[DTYPE]);
     PyObject *found = device == NULL || dtype == NULL ? NULL : PyDict_GetItemWithError(launcher->paths, device);
     PyObject *of_device = NULL;
     Path path;
@@ -597,9 +542,9 @@ static PyObject *launcher_measure(PyObject *self, PyObject *args) {
     if (found == NULL)
         result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     else if (PyArg_ParseTuple(found, "OO!O!O!OO!O!nn", &path.index, &PyDict_Type, &path.programs, &PyDict_Type,
-                              &path.notes, &PyDict_Type, &path.scratch, &path.rows, &PyList_Type, &path.free,
-                              &PyList_Type, &path.addresses, &path.block_rows, &path.row_bytes) &&
-             path.block_rows > 0)
+                              &path.notes, &PyDict_Type, &path.scratch, &path.rows.rows, &PyList_Type, &path.rows.free,
+                              &PyList_Type, &path.rows.addresses, &path.rows.block_rows, &path.rows.row_bytes) &&
+             path.rows.block_rows > 0)
         result = measure_on(launcher, tensor, of_device, &path, dtype);
     Py_XDECREF(found);
     Py_XDECREF(device);
@@ -634,8 +579,9 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 }
 
 static int execute(PyObject *module) {
-    for (int name = 0; name < NAMES; name++)
-        if (attributes[name] == NULL && (attributes[name] = PyUnicode_InternFromString(spelled[name])) == NULL) return -1;
+    if (intern_names() < 0) return -1;
+    for (int name = 0; name < OWN_NAMES; name++)
+        if (own_names[name] == NULL && (own_names[name] = PyUnicode_InternFromString(spelled[name])) == NULL) return -1;
     return -(add_type(module, "Batch", &batch_spec) || add_type(module, "Launcher", &launcher_spec));
 }
 

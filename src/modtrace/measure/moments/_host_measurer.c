@@ -8,6 +8,8 @@
 #include "../_exchange.h"
 #include "../_kinds.h"
 #include "_moments.h"
+/* It needs Python.h, which _moments.h includes with the limits of its interface. */
+#include "../_measurements.h"
 
 enum { MOST_DIMENSIONS = 16, GATHERED_BYTES = 16384 };
 
@@ -15,36 +17,15 @@ enum { MOST_DIMENSIONS = 16, GATHERED_BYTES = 16384 };
 static const int64_t MOST_ELEMENTS = (int64_t)1 << 27;
 
 /* What `HostMeasurer()` receives, in this order. */
-enum { TYPES, KINDS_OF_TENSORS, DISPATCH_KEYS, TRACING_STATE, MEASUREMENT, COMPLEX_NOTE, ROWS, FREE, ADDRESSES, HELD };
-
-/* Names of attributes and methods, made once. */
-enum { NAME_DTYPE, NAME_EXTRA, NAME_NBYTES, NAME_NOTE, NAME_RAW_REPR, NAME_ROW, NAME_ROWS, NAME_SHAPE, NAME_START_NS,
-       NAME_STORAGE_OFFSET, NAME_TAKE, NAME_UNTYPED_STORAGE, NAMES };
-
-static const char *const SPELLED[NAMES] = {
-    [NAME_DTYPE] = "dtype",
-    [NAME_EXTRA] = "extra",
-    [NAME_NBYTES] = "nbytes",
-    [NAME_NOTE] = "note",
-    [NAME_RAW_REPR] = "raw_repr",
-    [NAME_ROW] = "row",
-    [NAME_ROWS] = "rows",
-    [NAME_SHAPE] = "shape",
-    [NAME_START_NS] = "start_ns",
-    [NAME_STORAGE_OFFSET] = "storage_offset",
-    [NAME_TAKE] = "take",
-    [NAME_UNTYPED_STORAGE] = "untyped_storage",
-};
+enum { TYPES, KINDS_OF_TENSORS, DISPATCH_KEYS, TRACING_STATE, MEASUREMENT, COMPLEX_NOTE, HELD_ROWS, FREE, ADDRESSES, HELD };
 
 typedef struct {
     PyObject_HEAD
-    PyObject *held[HELD];   /* owned */
-    PyObject *names[NAMES]; /* owned */
+    PyObject *held[HELD]; /* owned */
+    PlainTensors plain;
+    RowPath path;
     ExchangeFunction exchange;
-    Py_ssize_t block_rows, row_bytes;
 } HostMeasurer;
-
-#define NAME(name) self->names[NAME_##name]
 
 /* ---- Where the elements are. */
 
@@ -119,11 +100,11 @@ static void read_dimensions(const Exchanged *found, Memory *memory) {
 }
 
 /* Returns whether the storage reaches to the last element, which that of a freed one does not; -1 with an exception. */
-static int is_held(const HostMeasurer *self, PyObject *tensor, const Memory *memory) {
+static int is_held(PyObject *tensor, const Memory *memory) {
     if (memory->count == 0) return 1;
-    PyObject *storage = PyObject_CallMethodObjArgs(tensor, NAME(UNTYPED_STORAGE), NULL);
-    PyObject *size = storage == NULL ? NULL : PyObject_CallMethodObjArgs(storage, NAME(NBYTES), NULL);
-    PyObject *offset = size == NULL ? NULL : PyObject_CallMethodObjArgs(tensor, NAME(STORAGE_OFFSET), NULL);
+    PyObject *storage = PyObject_CallMethodObjArgs(tensor, shared_names[UNTYPED_STORAGE], NULL);
+    PyObject *size = storage == NULL ? NULL : PyObject_CallMethodObjArgs(storage, shared_names[NBYTES], NULL);
+    PyObject *offset = size == NULL ? NULL : PyObject_CallMethodObjArgs(tensor, shared_names[STORAGE_OFFSET], NULL);
     int64_t bytes = offset == NULL ? -1 : PyLong_AsLongLong(size), first = offset == NULL ? -1 : PyLong_AsLongLong(offset);
     Py_XDECREF(storage);
     Py_XDECREF(size);
@@ -133,17 +114,17 @@ static int is_held(const HostMeasurer *self, PyObject *tensor, const Memory *mem
 }
 
 /* Returns 1 if the memory can be read here, 0 if not, -1 with an exception. */
-static int read_memory(HostMeasurer *self, PyObject *tensor, Memory *memory) {
+static int read_memory(PyObject *tensor, ExchangeFunction exchange, Memory *memory) {
     enum { CPU = 1 };
     Exchanged found;
-    if (self->exchange(tensor, &found) < 0) return PyErr_Clear(), 0;
+    if (exchange(tensor, &found) < 0) return PyErr_Clear(), 0;
     if (found.device_type != CPU || found.dimensions > MOST_DIMENSIONS || !read_kind(&found, memory)) return 0;
     read_dimensions(&found, memory);
     memory->data = (const char *)found.data + found.offset_bytes;
     int64_t numbers = memory->count * memory->parts;
     if (!memory->is_dense && numbers > MOST_ELEMENTS) return 0;
     if (memory->count > 0 && (found.data == NULL || (uintptr_t)memory->data % (size_t)memory->number_bytes)) return 0;
-    return is_held(self, tensor, memory);
+    return is_held(tensor, memory);
 }
 
 /* ---- Elements that do not lie side by side. */
@@ -240,71 +221,33 @@ static void measure_memory(const Memory *memory, double *row) {
 
 /* ---- Rows, and what Python receives. */
 
-/* Takes a free row. Returns its number as a new reference; NULL with an exception set. */
-static PyObject *take_row(HostMeasurer *self, double **row) {
-    PyObject *free = self->held[FREE], *number;
-    Py_ssize_t last = PyList_Size(free) - 1;
-    if (last >= 0) {
-        number = Py_NewRef(PyList_GetItem(free, last));
-        if (PyList_SetSlice(free, last, last + 1, NULL)) Py_CLEAR(number);
-    } else
-        number = PyObject_CallMethodObjArgs(self->held[ROWS], NAME(TAKE), NULL);
-    Py_ssize_t at = number == NULL ? -1 : PyLong_AsSsize_t(number);
-    PyObject *block = at < 0 ? NULL : PyList_GetItem(self->held[ADDRESSES], at / self->block_rows);
-    const char *address = block == NULL ? NULL : PyLong_AsVoidPtr(block);
-    if (address == NULL) Py_CLEAR(number);
-    else *row = (double *)(address + at % self->block_rows * self->row_bytes);
-    return number;
+/* Takes a row, as a new reference. NULL with an exception set. */
+static PyObject *take_row(HostMeasurer *self) {
+    PyObject *row = take_free_row(&self->path);
+    return row != NULL || PyErr_Occurred() ? row : PyObject_CallMethod(self->held[HELD_ROWS], "take", NULL);
 }
 
-/* Makes a measurement without a call of `__init__`, which takes 0.5 us. No cycle of references leads through it. */
-static PyObject *make_measurement(HostMeasurer *self, PyObject *tensor, const Memory *memory, PyObject *number) {
-    PyObject *shape = PyObject_GetAttr(tensor, NAME(SHAPE)), *dtype = PyObject_GetAttr(tensor, NAME(DTYPE));
-    PyObject *made = PyType_GenericAlloc((PyTypeObject *)self->held[MEASUREMENT], 0), *zero = PyLong_FromLong(0);
-    PyObject *note = memory->parts == 2 ? self->held[COMPLEX_NOTE] : Py_None;
-    if (shape == NULL || dtype == NULL || made == NULL || zero == NULL || !PyTuple_Check(shape) ||
-        PyObject_SetAttr(made, NAME(ROWS), self->held[ROWS]) || PyObject_SetAttr(made, NAME(ROW), number) ||
-        PyObject_SetAttr(made, NAME(SHAPE), shape) || PyObject_SetAttr(made, NAME(DTYPE), dtype) ||
-        PyObject_SetAttr(made, NAME(NOTE), note) || PyObject_SetAttr(made, NAME(START_NS), zero) ||
-        PyObject_SetAttr(made, NAME(EXTRA), Py_None))
-        Py_CLEAR(made);
-    if (made != NULL) PyObject_GC_UnTrack(made); /* the collector would visit thousands in each step */
+static PyObject *make_for(HostMeasurer *self, PyObject *tensor, const Memory *memory, PyObject *row) {
+    PyObject *shape = PyObject_GetAttr(tensor, shared_names[SHAPE]), *dtype = PyObject_GetAttr(tensor, shared_names[DTYPE]);
+    PyObject *note = memory->parts == 2 ? self->held[COMPLEX_NOTE] : Py_None, *made = NULL;
+    if (shape != NULL && dtype != NULL)
+        made = make_measurement((PyTypeObject *)self->held[MEASUREMENT], &self->path, row, shape, dtype, note);
     Py_XDECREF(shape);
     Py_XDECREF(dtype);
-    Py_XDECREF(zero);
     return made;
-}
-
-/* Returns 1 if a tensor is of a known kind and nobody traces; 0 otherwise, -1 with an exception set. */
-static int is_known(const HostMeasurer *self, PyObject *tensor) {
-    int is_type = 0;
-    for (Py_ssize_t at = 0; !is_type && at < PyTuple_Size(self->held[TYPES]); at++)
-        is_type = (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(self->held[TYPES], at);
-    if (!is_type) return 0;
-    PyObject *tracing = PyObject_CallNoArgs(self->held[TRACING_STATE]);
-    if (tracing == NULL) return -1;
-    Py_DECREF(tracing);
-    if (tracing != Py_None) return 0;
-    PyObject *keys = PyObject_CallFunctionObjArgs(self->held[DISPATCH_KEYS], tensor, NULL);
-    PyObject *number = keys == NULL ? NULL : PyObject_CallMethodObjArgs(keys, NAME(RAW_REPR), NULL);
-    int is_kind = number == NULL ? -1 : PySequence_Contains(self->held[KINDS_OF_TENSORS], number);
-    Py_XDECREF(keys);
-    Py_XDECREF(number);
-    return is_kind;
 }
 
 static PyObject *measurer_measure(PyObject *object, PyObject *tensor) {
     HostMeasurer *self = (HostMeasurer *)object;
     Memory memory;
-    double *row;
-    int is_read = is_known(self, tensor);
-    if (is_read > 0) is_read = read_memory(self, tensor, &memory);
+    int is_read = is_plain(&self->plain, tensor);
+    if (is_read > 0) is_read = read_memory(tensor, self->exchange, &memory);
     if (is_read <= 0) return is_read ? NULL : Py_NewRef(Py_None);
-    PyObject *number = take_row(self, &row);
-    if (number == NULL) return NULL;
-    PyObject *made = make_measurement(self, tensor, &memory, number);
-    if (made != NULL) measure_memory(&memory, row);
-    Py_DECREF(number);
+    PyObject *row = take_row(self);
+    uint64_t address = row == NULL ? 0 : address_of_row(&self->path, row);
+    PyObject *made = address == 0 ? NULL : make_for(self, tensor, &memory, row);
+    if (made != NULL) measure_memory(&memory, (double *)(uintptr_t)address);
+    Py_XDECREF(row);
     return made;
 }
 
@@ -324,11 +267,10 @@ static PyObject *measurer_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     HostMeasurer *self = (HostMeasurer *)PyType_GenericAlloc(type, 0);
     if (self == NULL) return NULL;
     for (int at = 0; at < HELD; at++) self->held[at] = Py_NewRef(PyTuple_GetItem(held, at));
+    PyObject **own = self->held;
     self->exchange = table->exchange;
-    self->block_rows = block_rows;
-    self->row_bytes = row_bytes;
-    for (int at = 0; at < NAMES; at++)
-        if ((self->names[at] = PyUnicode_InternFromString(SPELLED[at])) == NULL) return Py_DECREF(self), NULL;
+    self->plain = (PlainTensors){own[TYPES], own[KINDS_OF_TENSORS], own[DISPATCH_KEYS], own[TRACING_STATE]};
+    self->path = (RowPath){own[HELD_ROWS], own[FREE], own[ADDRESSES], block_rows, row_bytes};
     return (PyObject *)self;
 }
 
@@ -343,7 +285,6 @@ static void measurer_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     for (int at = 0; at < HELD; at++) Py_XDECREF(self->held[at]);
-    for (int at = 0; at < NAMES; at++) Py_XDECREF(self->names[at]);
     PyObject_GC_Del(object);
     Py_DECREF(type);
 }
@@ -366,6 +307,7 @@ static PyType_Spec spec = {"modtrace.measure.moments._moments.HostMeasurer", siz
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
 int add_measurer_type(PyObject *module) {
+    if (intern_names() < 0) return -1;
     PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
     int failed = type == NULL ? -1 : PyModule_AddType(module, (PyTypeObject *)type);
     Py_XDECREF(type);
