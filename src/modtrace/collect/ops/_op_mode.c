@@ -108,7 +108,7 @@ static int64_t number_arguments(OpMode *self, const Op *op, PyObject *key) {
     PyObject *known = PyDict_GetItemWithError(self->held[NUMBERS], key);
     if (known != NULL) return PyLong_AsLongLong(known);
     if (PyErr_Occurred()) return -1;
-    return to_int64(PyObject_CallMethodObjArgs((PyObject *)self, NAME(ADD_ARGUMENTS), op->schema, key, NULL));
+    return to_int64(PyObject_CallFunctionObjArgs(self->held[ADD_ARGUMENTS], op->schema, key, NULL));
 }
 
 static int report_leaves(OpMode *self, PyObject *log, const Run *run, PyObject *kwargs) {

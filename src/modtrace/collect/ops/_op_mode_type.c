@@ -6,7 +6,6 @@
 #include <structmember.h>
 
 static const char *const SPELLED[OP_NAMES] = {
-    [NAME_ADD_ARGUMENTS] = "_add_arguments",
     [NAME_ADD_SCHEMA] = "_add_schema",
     [NAME_ADDING_FOR] = "adding_for",
     [NAME_CHECK_FRAMES] = "_check_frames",

@@ -118,9 +118,9 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         self.set_up(
             state,
             (
-                self.ids, new_reader(self.ids), self.texts.numbers, self.before, self.after, logs, logs.threads,
-                torch.Tensor, CustomFunctionNode, torch.is_grad_enabled, saved_tensors_hooks, graph_task_id,
-                current_node, sequence_nr, time.perf_counter_ns, tracker.optimizers.starts,
+                self.ids, new_reader(self.ids), self.texts.numbers, self.texts.add, self.before, self.after, logs,
+                logs.threads, torch.Tensor, CustomFunctionNode, torch.is_grad_enabled, saved_tensors_hooks,
+                graph_task_id, current_node, sequence_nr, time.perf_counter_ns, tracker.optimizers.starts,
             ),
         )  # fmt: skip
 
@@ -139,7 +139,7 @@ class OpMode(CompiledOpMode, UnwrappedMode):
     def keep_out_of_dynamo(self) -> None:
         """Keeps Dynamo from compiling what C code calls, keepers included: no frame of ours is around them."""
         keep_out_of_dynamo(
-            self.report_leaves, self.fail, self._add_schema, self._add_arguments, self._start_run, self._check_frames,
+            self.report_leaves, self.fail, self._add_schema, self.texts.add, self._start_run, self._check_frames,
             self._locate_elsewhere, self._versions_of_written, self._recount,
             OpSchema.is_ours, OpSchema.only_written, *self.before, *self.after, *self.met,
         )  # fmt: skip
@@ -195,9 +195,6 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         schema = OpSchema(func, len(self.schemas))
         self.schemas.append(schema)
         return schema
-
-    def _add_arguments(self, schema: OpSchema, key: tuple[Any, ...]) -> int:
-        return self.texts.add(schema, key)
 
     def _start_run(self, where: Any, backward: Any, log: ThreadLog) -> None:
         """Begins another run of ops, unless the location is the same as before."""

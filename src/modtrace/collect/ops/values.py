@@ -22,6 +22,9 @@ from ..values.recorder import ValueRecorder
 from .mode import OpMode, tensors_in
 from .schemas import OpSchema
 
+#: `OpMode.usual_mask` where the mode is to leave outputs to `OpValues.ended`, which finds the captures for each op.
+_NOT_USUAL = -1
+
 
 class MeasuredOps:
     """The measurements of the ops of one batch.
@@ -76,14 +79,11 @@ class OpValues:
 
     def want(self, active: Mask) -> None:
         """Sets the captures that may want what runs now."""
-        self.active = active
-        masks = self._capture_masks
-        if not active or self._measurer.host_measurer is None:
-            self._mode.usual_mask = -1
-        else:
-            mask = masks.of_role(OP_OUTPUT) & active if masks.is_open(OP_OUTPUT) else 0
-            is_usual = bool(mask) and masks.want(mask) is USUAL
-            self._mode.usual_mask = mask if is_usual and not self._is_off else -1
+        self.active, masks = active, self._capture_masks
+        mask = 0 if self._is_off else masks.of_role(OP_OUTPUT) & active
+        is_usual = masks.is_open(OP_OUTPUT) and masks.want(mask) is USUAL
+        may_measure = is_usual and self._measurer.host_measurer is not None
+        self._mode.usual_mask = mask if may_measure or not mask else _NOT_USUAL
 
     def _tell_mode(self) -> None:
         """Tells the mode where it notes what it measures itself."""
@@ -199,5 +199,5 @@ class OpValues:
 
     def fail(self, error: Exception) -> None:
         """Reports an internal error, and stops measuring."""
-        self._is_off, self._mode.usual_mask = True, -1
+        self._is_off, self._mode.usual_mask = True, 0
         self._failed(error, "measuring what an op returned")
