@@ -15,6 +15,7 @@ from helpers.architectures import ARCHITECTURES
 from helpers.fuzzed import FUZZ
 from helpers.python_op_mode import PythonOpMode
 from modtrace.collect.ops import recorder
+from modtrace.collect.ops.values import OpValues
 
 #: What differs from run to run.
 TIMES = {"start_ns", "end_ns", "device_start_ns", "device_end_ns", "overhead_ns"}
@@ -151,3 +152,30 @@ def test_architectures_have_the_same_rows(name, monkeypatch):
     with seen_by_python(monkeypatch):
         expected = recorded(lambda: architecture(name), values=None)
     assert texts(found) == texts(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "are_asked_for"),
+    [
+        ("stats", False),
+        (modtrace.Capture(roles=("op_output",), stats=2), True),
+        (modtrace.Capture(roles=("op_output",), ops=("aten.addmm*",)), True),
+    ],
+    ids=["usual statistics", "more than these", "some ops"],
+)
+def test_c_measures_outputs_itself_where_all_captures_want_their_usual_statistics(
+    values, are_asked_for, monkeypatch
+):
+    asked: list[str] = []
+    ended = OpValues.ended
+
+    def told(self: OpValues, op: int, schema: Any, output: Any) -> None:
+        asked.append(schema.name)
+        ended(self, op, schema, output)
+
+    monkeypatch.setattr(OpValues, "ended", told)
+    found = recorded(lambda: random_program(0), values=values)
+    measured = {row["op_id"] for row in found["values"] if row["op_id"] is not None}
+    names = {row["name"] for row in found["ops"] if row["op_id"] in measured}
+    assert (len(asked) > 20, bool(asked)) == (are_asked_for, are_asked_for)
+    assert "aten.addmm.default" in names
