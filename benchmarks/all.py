@@ -23,7 +23,7 @@ PARTS = {
     "tier2": ("histograms of one tensor", 1),
     "fingerprints": ("hashes and sketches of one tensor", 1),
     "tensors": ("whole tensors, in memory and to the disk", 1),
-    "ops": ("recording every op, beside torch's modes", 6),
+    "ops": ("recording every op, beside torch's modes", 5),
     "op_tracers": ("tracing the ops of a forward, beside other tracers", 3),
     "graph": ("the graph of 200,000 ops: building, drawing, exporting", 3),
     "report": ("the page of a large report in Chromium", 4),

@@ -80,7 +80,7 @@ def many_small_ops(quick: bool) -> Case:
         logits = model(passage[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), passage[:, 1:].flatten()).backward()
 
-    work = Work("tiny GPT", model, step, steps=2 if quick else 20, rounds=3 if quick else 15)
+    work = Work("tiny GPT", model, step, steps=2 if quick else 15, rounds=3 if quick else 12)
     return _case(work, passage[:, :-1])
 
 
@@ -102,7 +102,7 @@ def reference_case(quick: bool) -> Case:
     if quick:
         work, batch = reference_gpt(width=32, layers=2, batch=1, steps=1, rounds=3), 1
     else:
-        work, batch = reference_gpt(width=256, layers=6, batch=8, steps=1, rounds=15), 8
+        work, batch = reference_gpt(width=256, layers=6, batch=8, steps=1, rounds=10), 8
     return _case(work, torch.randint(2000, (batch, 128)))
 
 
@@ -142,7 +142,7 @@ def unrolled_case(quick: bool) -> Case:
         optimizer.step()
 
     return _case(
-        Work("LSTM cells", model, step, steps=2 if quick else 8, rounds=3 if quick else 15), sequences
+        Work("LSTM cells", model, step, steps=2 if quick else 6, rounds=3 if quick else 10), sequences
     )
 
 
@@ -166,7 +166,7 @@ def transformers_case(quick: bool) -> Case:
         model(tokens, labels=tokens).loss.backward()
         optimizer.step()
 
-    work = Work(f"Llama, {layers} layers", model, step, steps=1, rounds=3 if quick else 10)
+    work = Work(f"Llama, {layers} layers", model, step, steps=1, rounds=3 if quick else 7)
     return _case(work, tokens)
 
 
