@@ -126,7 +126,7 @@ setup(
                 for name in (
                     "_op_mode_type",
                     "_op_mode",
-                    "_op_outputs",
+                    "_op_common",
                     "_op_values",
                     "_operators",
                     "_places",

@@ -46,15 +46,15 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
     try:
         import torch._C._dynamo.eval_frame as eval_frame
 
-        action = eval_frame._FrameAction
+        action, set_strategy = eval_frame._FrameAction, eval_frame.set_code_exec_strategy
         skip = eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if with_callees else action.DEFAULT)
-        pending = [function.__code__ for function in functions]
-        while pending:
-            code = pending.pop()
-            eval_frame.set_code_exec_strategy(code, skip)
-            pending.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
     except (ImportError, AttributeError):
         return
+    pending = [function.__code__ for function in functions if hasattr(function, "__code__")]
+    while pending:
+        code = pending.pop()
+        set_strategy(code, skip)
+        pending.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
 
 
 #: Higher-order ops whose bodies may contain ops with an effect.

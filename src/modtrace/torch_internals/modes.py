@@ -28,7 +28,7 @@ tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
 class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """The base of our dispatch modes, which leaves compiled code compiled.
 
-    Call `keep_out_of_dynamo` with the `__torch_dispatch__` of such a mode.
+    Call `keep_out_of_dynamo` with the `__torch_dispatch__` of such a mode, or with all that it calls if it is in C.
     """
 
     supports_higher_order_operators = True

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import modtrace
 from collect.ops.test_ops_tensors import op_rows
+from modtrace.measure.moments.rows import HostRows
 
 LINEAR = ["aten.ones.default", "aten.t.default", "aten.addmm.default"]
 
@@ -155,3 +156,20 @@ def test_failure_while_rows_of_ops_are_written_leaves_the_calls(monkeypatch):
     assert rec.meta.marks == (
         "ops are incomplete from step 2: modtrace failed at while writing ops: ZeroDivisionError: on purpose",
     )
+
+
+def test_output_that_cannot_be_measured_has_a_note_and_the_next_ones_are_measured(monkeypatch):
+    take, refused = HostRows.take, [MemoryError("no row"), MemoryError("no row")]
+
+    def take_later(rows):
+        if refused:
+            raise refused.pop()
+        return take(rows)
+
+    with modtrace.record(ops=True, values=modtrace.Capture(roles=("op_output",)), strict=True) as rec:
+        with monkeypatch.context() as patch:
+            patch.setattr(HostRows, "take", take_later)
+            torch.ones(2)
+        torch.ones(3)
+    found = [(row["shape"], row["note"], row["max"]) for row in rec.table("values").to_pylist()]
+    assert found == [([2], "not measured: MemoryError: no row", None), ([3], None, 1.0)]

@@ -89,7 +89,7 @@ static int notify(OpMode *self, int list, Run *run, PyObject *first, PyObject *s
     int failed = number == NULL ? -1 : 0;
     for (Py_ssize_t at = 0; !failed && at < PyList_Size(keepers); at++) {
         PyObject *keeper = Py_NewRef(PyList_GetItem(keepers, at));
-        if (list == AFTER && keeper == self->measured[ENDED] && self->usual_mask >= 0) {
+        if (list == AFTER && keeper == self->measured[ENDED] && self->usual_mask >= 0) { /* C stands in for it */
             failed = measure_outputs(self, run, first);
             Py_DECREF(keeper);
             continue;
@@ -139,12 +139,13 @@ static int read_before(OpMode *self, Run *run, PyObject *log, PyObject *kwargs) 
     event[EVENT_NODE] = place.node;
     event[EVENT_FLAGS] = place.flags;
     event[EVENT_SEQUENCE] = to_int64(PyObject_CallNoArgs(self->held[SEQUENCE_NR]));
+    if (PyErr_Occurred()) return -1;
     /* What a storage gained since the last op is counted with this one. */
     event[EVENT_USES] = TENSORS(self)->used.count;
     event[EVENT_LIVE_BEFORE] = TENSORS(self)->storages.lowest_bytes;
     if (run->of->is_foreach) {
-        run->unseen = PyObject_CallMethodObjArgs((PyObject *)self, NAME(VERSIONS), run->of->schema, run->args, kwargs, NULL);
-        if (run->unseen == NULL) return -1;
+        run->versions = PyObject_CallMethodObjArgs((PyObject *)self, NAME(VERSIONS), run->of->schema, run->args, kwargs, NULL);
+        if (run->versions == NULL) return -1;
     }
     event[EVENT_START_NS] = clock_ns(self);
     return PyErr_Occurred() ? -1 : 0;
@@ -177,22 +178,28 @@ static int finish_event(OpMode *self, Run *run) {
     return 0;
 }
 
-/* Records an op that has raised; its exception is set before and after. */
+/* Records an op that has raised; its exception is set before and after, unless a KeyboardInterrupt has come. */
 static void end_raised(OpMode *self, Run *run) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     run->event[EVENT_END_NS] = clock_ns(self);
     run->event[EVENT_FLAGS] |= RAISED;
-    if (note_writes(self, run, 1) < 0 || finish_event(self, run) < 0) PyErr_Clear();
+    int failed = PyErr_Occurred() || note_writes(self, run, 1) < 0 || finish_event(self, run) < 0;
     self->is_running = 0;
-    PyErr_Restore(type, value, traceback);
+    if (!failed || report(self, run->of) == 0) {
+        PyErr_Restore(type, value, traceback);
+        return;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
 }
 
 static int note_output(OpMode *self, Run *run, PyObject *output) {
     if (run->of->written_count > 0) {
         if (note_writes(self, run, 0) < 0) return -1;
-        if (run->unseen != NULL) {
-            PyObject *done = PyObject_CallMethodObjArgs((PyObject *)self, NAME(RECOUNT), run->unseen, NULL);
+        if (run->versions != NULL) {
+            PyObject *done = PyObject_CallMethodObjArgs((PyObject *)self, NAME(RECOUNT), run->versions, NULL);
             Py_XDECREF(done);
             if (done == NULL) return -1;
         }
@@ -234,12 +241,12 @@ static PyObject *dispatch(OpMode *self, PyObject *func, PyObject *args, PyObject
     if (!PyTuple_Check(args) || (kwargs != NULL && !PyDict_Check(kwargs)))
         return PyErr_Format(PyExc_TypeError, "__torch_dispatch__() takes a function, types, a tuple and a dict");
     if (self->held[IDS] == NULL) return PyObject_Call(func, args, kwargs);
-    Run run = {find_op(self, func), args, kwargs, NULL, {0}};
+    Run run = {find_op(self, func), args, kwargs, NULL, 0, {0}};
     if (run.of == NULL) return NULL;
     int is_to_be_seen = is_seen(self, &run);
     if (is_to_be_seen < 0) return NULL;
     PyObject *output = is_to_be_seen ? run_recorded(self, &run) : PyObject_Call(run.of->call, args, kwargs);
-    Py_XDECREF(run.unseen);
+    Py_XDECREF(run.versions);
     return output;
 }
 

@@ -56,7 +56,7 @@ typedef struct {
     PyObject_HEAD
     OpState *state;
     PyObject *held[HELD];               /* owned; NULL before `set_up` */
-    PyObject *where, *backward, *log;   /* of the last op; owned. NULL: no op has run yet */
+    PyObject *where, *backward, *log;   /* of the last op; owned. `where` is the mode itself: no op has run yet */
     PyObject *task_backward, *maker;    /* of the graph task that ran last; owned, or NULL */
     PyObject *measured[MEASURED];       /* owned; NULL if ops are not measured */
     long long usual_mask;               /* the captures that want every output; -1: `OpValues.ended` finds them */
@@ -71,7 +71,8 @@ typedef struct {
 typedef struct {
     const Op *of;
     PyObject *args, *kwargs; /* borrowed; kwargs is NULL if there are none */
-    PyObject *unseen;        /* owned: what a foreach op writes to, with its versions; NULL for other ops */
+    PyObject *versions;      /* owned: what a foreach op writes to, with its versions; NULL for other ops */
+    long long mask;          /* the captures that want what it returns, while that is measured */
     int64_t event[EVENT_WIDTH];
 } Run;
 

@@ -145,7 +145,7 @@ static PyObject *mode_locate(PyObject *self, PyObject *log) {
 static PyObject *mode_append(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     int64_t event[EVENT_WIDTH];
     if (!is_set_up((OpMode *)self)) return NULL;
-    if (count != EVENT_WIDTH) return PyErr_Format(PyExc_TypeError, "append() takes %d numbers", EVENT_WIDTH);
+    if (count != EVENT_WIDTH) return PyErr_Format(PyExc_TypeError, "append_event() takes %d numbers", EVENT_WIDTH);
     for (int at = 0; at < EVENT_WIDTH; at++) event[at] = PyLong_AsLongLong(given[at]);
     if (PyErr_Occurred() || append_event((OpMode *)self, event) < 0) return NULL;
     Py_RETURN_NONE;
@@ -154,8 +154,11 @@ static PyObject *mode_append(PyObject *self, PyObject *const *given, Py_ssize_t 
 static PyObject *mode_take_events(PyObject *object, PyObject *Py_UNUSED(none)) {
     OpMode *self = (OpMode *)object;
     if (!is_set_up(self)) return NULL;
-    PyObject *events = self->state->api->to_array(&self->events);
-    if (events != NULL) self->events.count = 0;
+    Column taken = self->events; /* what another thread appends while the array is made comes next */
+    self->events = (Column){NULL, 0, 0};
+    PyObject *events = self->state->api->to_array(&taken);
+    if (events == NULL && self->events.items == NULL) self->events = taken;
+    else free(taken.items);
     return events;
 }
 

@@ -34,21 +34,23 @@ static int remember(OpMode *self, PyObject *tensor, PyObject *found) {
 
 /* Adds a measurement, with what `MeasuredOps` says of it. */
 static int add_measurement(OpMode *self, PyObject *tensor, PyObject *slot, const Run *run, PyObject *found, int64_t start_ns) {
-    PyObject *sites = self->measured[SITES], *intervals = self->measured[INTERVALS];
-    if (append_number(intervals, start_ns) < 0) return -1;
-    Py_ssize_t last = PyList_Size(intervals) - 1;
-    if (PyObject_SetAttr(found, NAME(START_NS), PyList_GetItem(intervals, last)) < 0 || PyList_Append(sites, found) < 0 ||
-        append_number(sites, run->event[EVENT_OP]) < 0 || PyList_Append(sites, slot) < 0 ||
-        append_number(sites, self->usual_mask) < 0 || remember(self, tensor, found) < 0)
-        return -1;
-    return append_number(intervals, clock_ns(self));
+    PyObject *sites = Py_NewRef(self->measured[SITES]), *intervals = Py_NewRef(self->measured[INTERVALS]);
+    PyObject *start = PyLong_FromLongLong(start_ns);
+    int failed = start == NULL || PyObject_SetAttr(found, NAME(START_NS), start) < 0 || PyList_Append(sites, found) < 0 ||
+                 append_number(sites, run->event[EVENT_OP]) < 0 || PyList_Append(sites, slot) < 0 ||
+                 append_number(sites, run->mask) < 0 || remember(self, tensor, found) < 0 ||
+                 PyList_Append(intervals, start) < 0 || append_number(intervals, clock_ns(self)) < 0;
+    Py_XDECREF(start);
+    Py_DECREF(sites);
+    Py_DECREF(intervals);
+    return failed ? -1 : 0;
 }
 
 /* Leaves a tensor to Python, which answers for its errors itself. */
 static int measure_in_python(OpMode *self, PyObject *tensor, PyObject *slot, const Run *run, int is_initialized) {
     PyObject *done = PyObject_CallMethod(self->measured[VALUES], "measure_output", "OLOOLi", tensor,
                                          (long long)run->event[EVENT_OP], slot, run->of->schema,
-                                         (long long)self->usual_mask, is_initialized);
+                                         run->mask, is_initialized);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -56,17 +58,20 @@ static int measure_in_python(OpMode *self, PyObject *tensor, PyObject *slot, con
 static int measure_output(OpMode *self, PyObject *tensor, PyObject *slot, Run *run) {
     if (run->of->is_uninitialized && PyUnicode_GetLength(slot) == 0) return measure_in_python(self, tensor, slot, run, 0);
     int64_t start_ns = clock_ns(self);
-    PyObject *found = PyObject_CallFunctionObjArgs(self->measured[MEASURE], tensor, NULL);
-    int failed = found == NULL ? -1 : 0;
-    if (found == Py_None) failed = measure_in_python(self, tensor, slot, run, 1);
-    else if (found != NULL) failed = add_measurement(self, tensor, slot, run, found, start_ns);
+    PyObject *measure = Py_NewRef(self->measured[MEASURE]); /* another thread may put another one there */
+    PyObject *found = PyObject_CallFunctionObjArgs(measure, tensor, NULL);
+    Py_DECREF(measure);
+    int failed = found == NULL ? forgive() : 0; /* Python notes why it cannot be measured */
+    if (!failed && (found == NULL || found == Py_None)) failed = measure_in_python(self, tensor, slot, run, 1);
+    else if (!failed) failed = add_measurement(self, tensor, slot, run, found, start_ns);
     Py_XDECREF(found);
     return failed;
 }
 
 int measure_outputs(OpMode *self, Run *run, PyObject *output) {
     if (run->of->hides_writes) PyDict_Clear(self->measured[LATEST]);
-    if (run->of->is_view || self->usual_mask == 0) return 0;
+    run->mask = self->usual_mask; /* another thread may change it meanwhile */
+    if (run->of->is_view || run->mask == 0) return 0;
     if (visit_tensors(self, output, self->state->no_text, run, measure_output) == 0) return 0;
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
     PyObject *error = take_exception();

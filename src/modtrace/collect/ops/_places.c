@@ -67,8 +67,9 @@ static int check_frames(OpMode *self, PyObject *log, PyObject **where, Place *pl
     if (is_known) return is_known < 0 ? -1 : 0;
     Py_DECREF(*where);
     *where = PyObject_CallMethodObjArgs((PyObject *)self, NAME(CHECK_FRAMES), log, frame, NULL);
+    if (*where == NULL) return -1;
     place->at = last_context(self, log);
-    return *where == NULL || place->at < -1 ? -1 : 0;
+    return place->at < -1 ? -1 : 0;
 }
 
 /* ---- Elsewhere. */
@@ -82,10 +83,11 @@ static int locate_in_python(OpMode *self, PyObject *log, int64_t task, Place *pl
     Py_XDECREF(number);
     Py_XDECREF(flags);
     long long node, more;
-    int is_read = found != NULL && PyArg_ParseTuple(found, "OOLL", where, backward, &node, &more);
+    PyObject *found_where, *found_backward;
+    int is_read = found != NULL && PyArg_ParseTuple(found, "OOLL", &found_where, &found_backward, &node, &more);
     if (is_read) {
-        Py_INCREF(*where);
-        Py_INCREF(*backward);
+        *where = Py_NewRef(found_where);
+        *backward = Py_NewRef(found_backward);
         place->node = node;
         place->flags |= more;
     }
@@ -100,7 +102,7 @@ static int is_usual(OpMode *self, PyObject *log, int64_t task, const Place *plac
     if (task != self->task || backward == NULL || backward == Py_None || maker == NULL || maker == Py_None) return 0;
     int is_usual = is_none(log, NAME(HOOKED));
     if (is_usual > 0) is_usual = is_none(backward, NAME(INSIDE));
-    if (is_usual > 0 && place->flags) is_usual = is_true(backward, NAME(CREATE_GRAPH));
+    if (is_usual > 0 && place->flags & GRAD_MODE) is_usual = is_true(backward, NAME(CREATE_GRAPH));
     if (is_usual <= 0) return is_usual;
     int begun = has_begun(self);
     return begun < 0 ? -1 : !begun;

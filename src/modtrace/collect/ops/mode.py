@@ -22,11 +22,11 @@ from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import UnwrappedMode
 from ...torch_internals.saved import saved_tensors_hooks
 from ...torch_internals.tensors import count_write, version_of
-from ..log.thread_log import ThreadLog
+from ..log.thread_log import ThreadLog, ThreadLogs
 from ..scopes.locate import Location
 from ..scopes.tracker import ScopeTracker
 from ..tensor_ids.argument_reader import new_reader
-from ..tensor_ids.tensor_ids import new_tensor_ids
+from ..tensor_ids.tensor_ids import Geometry, new_tensor_ids
 from .arguments import ArgumentTexts
 from .schemas import OpSchema
 
@@ -141,7 +141,8 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         keep_out_of_dynamo(
             self.report_leaves, self.fail, self._add_schema, self.texts.add, self._start_run, self._check_frames,
             self._locate_elsewhere, self._versions_of_written, self._recount,
-            OpSchema.is_ours, OpSchema.only_written, *self.before, *self.after, *self.met,
+            OpSchema.is_ours, OpSchema.only_written, Geometry.of, Geometry.of_unreadable, vars(ThreadLogs)["current"].fget,
+            *self.before, *self.after, *self.met,
         )  # fmt: skip
 
     def take(self) -> "tuple[array[int], list[OpRun]]":
@@ -229,7 +230,7 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         if number == ACCUMULATE_SEQUENCE_NR:
             return self._maker or log, backward, NO_NODE, ACCUMULATES
         maker = self._maker
-        if maker is None or backward.inside is not None or (flags and not backward.create_graph):
+        if maker is None or backward.inside is not None or (flags & GRAD_MODE and not backward.create_graph):
             found = tracker.where()
             is_its_own = found.phase == BACKWARD and found.parameter is None
             more = _flags_of_node(node, found.accumulation)

@@ -8,10 +8,12 @@ import torch
 
 from ...measure.measurers.measurer import Measurement, Measurer, not_asked_for
 from ...measure.measurers.want import USUAL
+from ...measure.moments.rows import HostRows
 from ...recording.module_path import join
 from ...recording.role import LEAF, OP_OUTPUT
 from ...recording.statistics.moments import NOTHING_WRITTEN
 from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..log.call_context import CallContext
 from ..log.thread_log import ThreadLog
 from ..scopes.tracker import ScopeTracker
@@ -72,7 +74,8 @@ class OpValues:
         #: measurement. As long as it is known, `torch.utils.swap_tensors` refuses the tensor.
         self._latest: dict[int, tuple[weakref.ref[torch.Tensor], int, Measurement]] = {}
         self._is_off = False
-        self._ended = self.ended  # one object, which the mode knows
+        self._ended = self.ended  # one object, by which the mode knows the keeper that it stands in for
+        keep_out_of_dynamo(self.measure_output, self.fail, HostRows.take)  # C calls them
         mode.after.append(self._ended)
         self._tell_mode()
         self.want(values.captures_for())
@@ -80,10 +83,12 @@ class OpValues:
     def want(self, active: Mask) -> None:
         """Sets the captures that may want what runs now."""
         self.active, masks = active, self._capture_masks
-        mask = 0 if self._is_off else masks.of_role(OP_OUTPUT) & active
+        mask = masks.of_role(OP_OUTPUT) & active
         is_usual = masks.is_open(OP_OUTPUT) and masks.want(mask) is USUAL
         may_measure = is_usual and self._measurer.host_measurer is not None
         self._mode.usual_mask = mask if may_measure or not mask else _NOT_USUAL
+        if self._is_off:  # another thread has met an error meanwhile
+            self._mode.usual_mask = 0
 
     def _tell_mode(self) -> None:
         """Tells the mode where it notes what it measures itself."""

@@ -187,9 +187,12 @@ static int is_nonfinite(const char *number, int kind) {
     return (*(const uint16_t *)number & exponent) == exponent;
 }
 
-/* Returns the row-major index of the first element that is not finite, which there is. */
+/* Returns the row-major index of the first element that is not finite; -1 if somebody has overwritten it since. */
 static int64_t find_in_order(const Memory *memory) {
-    if (memory->is_row_major) return find_nonfinite(memory->data, memory->kind) / memory->parts;
+    if (memory->is_row_major) {
+        Py_ssize_t at = find_nonfinite(memory->data, memory->count * memory->parts, memory->kind);
+        return at < 0 ? -1 : at / memory->parts;
+    }
     if (memory->dimensions == 0) return 0;
     int element_bytes = memory->parts * memory->number_bytes;
     Walk walk = {{0}, 0, 0};
@@ -208,7 +211,7 @@ static void measure_memory(const Memory *memory, double *row) {
     Statistics found = NOTHING_YET;
     int64_t numbers = memory->count * memory->parts;
     if (memory->is_dense) measure_without_gil(memory->data, numbers, memory->kind, &found);
-    else if (numbers > GATHERED_BYTES) {
+    else if (numbers * memory->number_bytes > GATHERED_BYTES) {
         Py_BEGIN_ALLOW_THREADS
         measure_strided(memory, &found);
         Py_END_ALLOW_THREADS

@@ -183,18 +183,20 @@ static void measure_halves(const uint16_t *source, Py_ssize_t count, int kind, S
     }
 }
 
-/* Returns the index of the first NaN or infinite number, which there is. Its exponent has all bits set. */
-NEVER_INLINED Py_ssize_t find_nonfinite(const void *source, int kind) {
-    Py_ssize_t at = 0;
-    if (kind == FLOAT64)
-        while ((((const uint64_t *)source)[at] & 0x7FF0000000000000) != 0x7FF0000000000000) at++;
-    else if (kind == FLOAT32)
-        while ((((const uint32_t *)source)[at] & 0x7F800000) != 0x7F800000) at++;
-    else {
-        uint16_t exponent = kind == BFLOAT16 ? 0x7F80 : 0x7C00;
-        while ((((const uint16_t *)source)[at] & exponent) != exponent) at++;
+/* The exponent of a number that is not finite has all bits set. */
+#define FIND(type, exponent) \
+    for (Py_ssize_t at = 0; at < count; at++) { \
+        if ((((const type *)source)[at] & (exponent)) == (exponent)) return at; \
     }
-    return at;
+
+NEVER_INLINED Py_ssize_t find_nonfinite(const void *source, Py_ssize_t count, int kind) {
+    switch (kind) {
+    case FLOAT64: FIND(uint64_t, 0x7FF0000000000000) break;
+    case FLOAT32: FIND(uint32_t, 0x7F800000) break;
+    case BFLOAT16: FIND(uint16_t, 0x7F80) break;
+    default: FIND(uint16_t, 0x7C00)
+    }
+    return -1;
 }
 
 void finish(Statistics *found, double count, double repeats) {

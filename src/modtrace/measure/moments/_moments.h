@@ -27,8 +27,8 @@ void measure_without_gil(const void *source, Py_ssize_t count, int kind, Statist
 /* Ends with how many numbers there were, each of which counts `repeats` times. */
 void finish(Statistics *found, double count, double repeats);
 
-/* Returns the index of the first number that is not finite, which there is. */
-Py_ssize_t find_nonfinite(const void *source, int kind);
+/* Returns the index of the first number that is not finite; -1 if somebody has overwritten it since it was counted. */
+Py_ssize_t find_nonfinite(const void *source, Py_ssize_t count, int kind);
 
 int add_measurer_type(PyObject *module);
 

@@ -20,7 +20,7 @@ static PyObject *measure_into(PyObject *Py_UNUSED(module), PyObject *const *args
     finish(&found, (double)count, repeats);
     memcpy(row, &found, sizeof found);
     if (found.nans == 0 && found.infs == 0) Py_RETURN_FALSE;
-    row[sizeof found / sizeof *row] = (double)find_nonfinite(source, (int)kind);
+    row[sizeof found / sizeof *row] = (double)find_nonfinite(source, count, (int)kind);
     Py_RETURN_TRUE;
 }
 

@@ -1,4 +1,4 @@
-/* The tensors in what an op returns or is given, and what else both parts of the hot path need. */
+/* What both recording and measuring an op need: the tensors in what it returns or is given, the clock, errors. */
 
 #include "_op_mode.h"
 
@@ -42,10 +42,11 @@ int visit_tensors(OpMode *self, PyObject *value, PyObject *slot, Run *run, Visit
     if (is_tensor(self, value)) return visit(self, value, slot, run);
     if (PyDict_Check(value)) return visit_dict(self, value, slot, run, visit);
     if (!PyList_Check(value) && !PyTuple_Check(value)) return 0;
-    for (Py_ssize_t at = 0; at < PySequence_Size(value); at++) {
+    Py_ssize_t size = PySequence_Size(value); /* a subclass may raise */
+    for (Py_ssize_t at = 0; at < size; at++) {
         PyObject *text = PyUnicode_FromFormat("%U[%zd]", slot, at);
         if (visit_part(self, PySequence_GetItem(value, at), text, run, visit) < 0) return -1;
     }
-    return 0;
+    return size < 0 ? -1 : 0;
 }
 
