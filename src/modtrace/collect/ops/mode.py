@@ -140,8 +140,8 @@ class OpMode(CompiledOpMode, UnwrappedMode):
         """Keeps Dynamo from compiling what C code calls, keepers included: no frame of ours is around them."""
         keep_out_of_dynamo(
             self.report_leaves, self.fail, self._add_schema, self.texts.add, self._start_run, self._check_frames,
-            self._locate_elsewhere, self._versions_of_written, self._recount,
-            OpSchema.is_ours, OpSchema.only_written, Geometry.of, Geometry.of_unreadable, vars(ThreadLogs)["current"].fget,
+            self._locate_elsewhere, self._versions_of_written, self._recount, OpSchema.is_ours,
+            OpSchema.only_written, Geometry.of, Geometry.of_unreadable, vars(ThreadLogs)["current"].fget,
             *self.before, *self.after, *self.met,
         )  # fmt: skip
 
