@@ -9,6 +9,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from ..torch_internals.graph_captures import BEING_CAPTURED
 from ..torch_internals.subclasses import (
     MKLDNN_LAYOUT,
+    DTensorShard,
     has_no_memory,
     is_awaited_collective,
     is_fake,
@@ -16,6 +17,7 @@ from ..torch_internals.subclasses import (
     jagged_parts,
     local_part,
     masked_parts,
+    shard_of,
     stored_values,
 )
 from ..torch_internals.tensors import has_own_dispatch
@@ -42,6 +44,7 @@ class Plain(NamedTuple):
     tensor: torch.Tensor | None  # strided, of torch's own kind; None: nothing
     shape: Sequence[int]  # of the tensor as its user sees it
     note: str | None  # which part of it is measured, or why nothing is
+    shard: DTensorShard | None = None  # where the part is that was measured of a DTensor
 
 
 def find_plain(tensor: torch.Tensor) -> Plain:
@@ -52,22 +55,29 @@ def find_plain(tensor: torch.Tensor) -> Plain:
     """
     shape: Sequence[int] | None = None
     notes: list[str] = []
+    shard: DTensorShard | None = None
     for _ in range(_MOST_LAYERS):
         reason = _nothing_to_measure(tensor)
         if reason is not None:
-            return Plain(None, shape_of(tensor) if shape is None else shape, reason)
+            return Plain(None, shape_of(tensor) if shape is None else shape, reason, shard)
         if shape is None:
             shape = shape_of(tensor)
         inner = _unwrap(tensor)
         if inner is None:
             reason = why_unread(tensor) if tensor.is_conj() or tensor.is_neg() else None
             if reason is not None:
-                return Plain(None, shape, f"not measured: {reason}")
-            return Plain(_resolved(tensor), shape, "; ".join(notes) or None)
+                return Plain(None, shape, f"not measured: {reason}", shard)
+            return Plain(_resolved(tensor), shape, "; ".join(notes) or None, shard)
         tensor, note, shape = inner.tensor, inner.note, inner.shape if inner.shape is not None else shape
+        shard = inner.shard or shard
         if note is not None:
             notes.append(note)
     return Plain(None, shape or (), f"not measured: {type(tensor).__name__} wraps too much")
+
+
+def find_shard(tensor: torch.Tensor) -> tuple[torch.Tensor, DTensorShard | None]:
+    """Returns the part of a DTensor that is on this rank, and where it lies; the tensor itself if it is none."""
+    return (local_part(tensor), shard_of(tensor)) if is_instance_of(tensor, *_DTENSOR) else (tensor, None)
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:
@@ -84,7 +94,8 @@ def is_uninitialized(tensor: torch.Tensor) -> bool:
 class _Inner(NamedTuple):
     tensor: torch.Tensor
     note: str | None
-    shape: Sequence[int] | None = None  # where the outer one has none
+    shape: Sequence[int] | None = None  # where the outer one has another, or none
+    shard: DTensorShard | None = None
 
 
 def _nothing_to_measure(tensor: torch.Tensor) -> str | None:
@@ -136,7 +147,8 @@ def _unwrap_transform(tensor: torch.Tensor) -> _Inner | None:
 
 def _unwrap_known_subclass(tensor: Any) -> _Inner | None:
     if is_instance_of(tensor, *_DTENSOR):
-        return _Inner(local_part(tensor), "DTensor: the part on this rank")
+        local, shard = find_shard(tensor)
+        return _Inner(local, None, shape_of(local), shard)
     if is_instance_of(tensor, *_MASKED):
         data, mask = masked_parts(tensor)
         reason = why_unread(data) or why_unread(mask)

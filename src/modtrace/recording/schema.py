@@ -241,10 +241,12 @@ table values                      the statistics of one tensor at one site, step
     user            string?       JSON of the user's own function
     blob            string?       the whole tensor: `FILE:NAME`, the file in the rank's folder
     note            dictionary?   why it was not measured, or which part of it was
-    placements      dictionary?   later: of a DTensor: one a dimension of its mesh, as torch prints them: `S(0)R`
-    mesh            dictionary?   later: names and sizes of the dimensions of its mesh: `dp=2,tp=4`
-    global_shape    list<int64>?  later: of the tensor of which `shape` is a shard
-    global_offset   list<int64>?  later: where the shard begins in it
+    placements      dictionary?   of a DTensor, of which the row has the part on this rank: one for each dimension of
+                                  its mesh, as torch prints them: `S(0)R`. The part of a partial sum, `P(sum)`, is no
+                                  number of the model until it is reduced
+    mesh            dictionary?   the names and sizes of the dimensions of its mesh, and its ranks: `dp=2,tp=4 on 0-7`
+    global_shape    list<int64>?  of the DTensor of which `shape` is the part
+    global_offset   list<int64>?  where the part begins in it
     micro_batch     int32?        later: of a pipeline, as in `calls`
     stage           int32?        later: of a pipeline, as in `calls`
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from itertools import groupby
 
 _FEW = 8
 
@@ -26,3 +27,12 @@ def first_few(things: Sequence[object], most: int = _FEW) -> str:
     """Returns the first things, separated by commas; `…` stands for the rest."""
     shown = [str(thing) for thing in things[:most]]
     return ", ".join([*shown, "…"] if len(things) > most else shown)
+
+
+def ranges_of(numbers: Iterable[int]) -> str:
+    """Returns ascending numbers with ranges for neighbours: `0-3,8`."""
+    texts = []
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        texts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+    return ",".join(texts)

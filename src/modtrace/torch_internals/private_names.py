@@ -183,6 +183,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._subclasses.fake_tensor.FakeTensor": "telling fake tensors, which hold no numbers",
     "torch.distributed._functional_collectives.AsyncCollectiveTensor": "telling tensors not there yet",
     "torch.distributed.tensor.DTensor._local_tensor": _NUMBERS,
+    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "where the part of a DTensor lies",
     "torch.masked.maskedtensor.core.MaskedTensor._set_data_mask._masked_data": _NUMBERS,
     "torch.masked.maskedtensor.core.MaskedTensor._set_data_mask._masked_mask": _NUMBERS,
     "torch.nested._internal.nested_tensor.NestedTensor._values": _NUMBERS,

@@ -1,7 +1,9 @@
 """Reads tensors that are more than their memory, from the private attributes where torch keeps what they represent."""
 
 import sys
-from typing import Any
+import weakref
+from collections.abc import MutableMapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +31,47 @@ def local_part(tensor: Any) -> torch.Tensor:
     """Returns the part of a DTensor that is on this rank."""
     local: torch.Tensor = tensor._local_tensor
     return local
+
+
+class Mesh(NamedTuple):
+    """A grid of ranks over which DTensors are distributed."""
+
+    names: tuple[str, ...]  # of its dimensions; () if they have none
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]  # ascending
+
+
+class DTensorShard(NamedTuple):
+    """Where the part of a DTensor lies that is on this rank."""
+
+    placements: str  # one for each dimension of the mesh, as torch prints them: `S(0)R`
+    mesh: Mesh
+    global_shape: tuple[int, ...]
+    global_offset: tuple[int, ...]  # of the first element of the part in the whole
+
+
+#: The meshes that were met, which many tensors share. torch keeps the ranks of one as a tensor.
+_meshes: MutableMapping[Any, Mesh] = weakref.WeakKeyDictionary()
+
+
+def shard_of(tensor: Any) -> DTensorShard | None:
+    """Returns where the part of a DTensor lies in the whole; None if this rank is not in its mesh.
+
+    It communicates with no other rank.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if mesh.get_coordinate() is None:
+        return None
+    shape = tuple(tensor.shape)
+    _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    if mesh not in _meshes:
+        ranks: torch.Tensor = mesh.mesh
+        _meshes[mesh] = Mesh(
+            tuple(mesh.mesh_dim_names or ()), tuple(ranks.shape), tuple(sorted(ranks.flatten().tolist()))
+        )
+    return DTensorShard("".join(map(str, placements)), _meshes[mesh], shape, tuple(offset))
 
 
 def masked_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,8 @@ from ...measure.measurers.want import Extra, Want
 from ...recording.arrow.arrays import Coded
 from ...recording.phase import BACKWARD, PHASE_CODE, RECOMPUTE
 from ...recording.statistics.moments import RAW
+from ...recording.suggestions import ranges_of
+from ...torch_internals.subclasses import DTensorShard, Mesh
 from ..log.nesting import Ints
 from ..log.segments import InsideCall, Segment
 from ..steps.call_rows import NthMemory
@@ -93,8 +95,11 @@ def value_columns(
 def _kinds_of(samples: Sequence[Measurement]) -> Columns:
     """Returns the columns that many tensors share: shapes, dtypes and notes."""
     kinds: dict[Any, int] = {}
-    codes = [kinds.setdefault((sample.shape, sample.dtype, sample.note), len(kinds)) for sample in samples]
-    shapes, dtypes, notes = zip(*kinds, strict=True)
+    codes = [
+        kinds.setdefault((sample.shape, sample.dtype, sample.note, sample.shard), len(kinds))
+        for sample in samples
+    ]
+    shapes, dtypes, notes, shards = zip(*kinds, strict=True)
     numels = [0 if dtype is None else math.prod(shape) for shape, dtype in zip(shapes, dtypes, strict=True)]
     of_rows = np.array(codes, np.int64)
     return {
@@ -102,7 +107,24 @@ def _kinds_of(samples: Sequence[Measurement]) -> Columns:
         "dtype": Coded([_word(dtype) for dtype in dtypes], of_rows),
         "numel": np.array(numels, np.int64)[of_rows],
         "note": Coded(notes, of_rows),
+        **({} if not any(shards) else _shard_columns(shards, of_rows)),
     }
+
+
+def _shard_columns(shards: Sequence[DTensorShard | None], of_rows: Ints) -> Columns:
+    texts = {"placements": [shard and shard.placements for shard in shards]}
+    texts["mesh"] = [shard and _describe_mesh(shard.mesh) for shard in shards]
+    places = {
+        name: [shard and getattr(shard, name) for shard in shards]
+        for name in ("global_shape", "global_offset")
+    }
+    return {name: Coded(column, of_rows) for name, column in {**texts, **places}.items()}
+
+
+def _describe_mesh(mesh: Mesh) -> str:
+    sizes = [*map(str, mesh.sizes)]
+    named = [f"{name}={size}" for name, size in zip(mesh.names, sizes, strict=True)] if mesh.names else sizes
+    return f"{','.join(named)} on {ranges_of(mesh.ranks)}"
 
 
 def _without_repeats(parts: "list[ValuePart]") -> "list[ValuePart]":

@@ -16,7 +16,7 @@ from ...torch_internals.transforms import plain_ops
 from ..cuda.together import Together
 from ..dtypes import Format, Raw, format_of
 from ..fingerprints.device_fingerprints import hash_on_device, sketch_on_device
-from ..fingerprints.fingerprints import fingerprint_array
+from ..fingerprints.fingerprints import Shard, fingerprint_array
 from ..memory import is_held, logical_array, too_many
 from ..special import NOT_MEASURED_IN_GRAPH, find_plain, is_uninitialized, shortened
 from ..tier2.device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
@@ -85,11 +85,14 @@ class Extras:
                 self._with_kernels = plain_kinds(tensor.device.type) if has_kernels(tensor.device) else ()
             plain = find_plain(tensor)
             if plain.tensor is not None:
-                self._measure(plain.tensor, want, extra, plain.note)
+                at = plain.shard and Shard(plain.shard.global_shape, plain.shard.global_offset)
+                self._measure(plain.tensor, want, extra, plain.note, at)
             else:
                 extra.add_note(shortened(plain.note))
 
-    def _measure(self, tensor: torch.Tensor, want: Want, extra: Extra, note: str | None) -> None:
+    def _measure(
+        self, tensor: torch.Tensor, want: Want, extra: Extra, note: str | None, shard: Shard | None = None
+    ) -> None:
         parts, form = _missing_parts(want, extra), format_of(tensor.dtype)
         if not is_held(tensor) or (parts and form is None):
             extra.add_note(why_not(tensor))
@@ -97,12 +100,18 @@ class Extras:
             extra.add_note(shortened(note))
             if parts and form is not None:
                 extra.add_note(form.note)
-                self._measure_parts(tensor, form, parts, want, extra)
+                self._measure_parts(tensor, form, parts, want, extra, shard)
         if want.functions and is_held(tensor):
             self._call_functions(tensor, want, extra)
 
     def _measure_parts(
-        self, tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra
+        self,
+        tensor: torch.Tensor,
+        form: Format,
+        parts: list[str],
+        want: Want,
+        extra: Extra,
+        shard: Shard | None,
     ) -> None:
         bounded = []
         for part in parts:
@@ -112,9 +121,14 @@ class Extras:
             else:
                 extra.note_absence(part, reason, want)
         if is_on_device(tensor):
-            _measure_device(tensor, self._kernels.measure(tensor, bounded, want, extra), want, extra)
+            by_ops = [
+                part for part in bounded if shard is not None and part in (HASH, SKETCH)
+            ]  # no kernel knows shards
+            by_kernels = [part for part in bounded if part not in by_ops]
+            missed = self._kernels.measure(tensor, by_kernels, want, extra)
+            _measure_device(tensor, [*missed, *by_ops], want, extra, shard)
         else:
-            _measure_host(tensor, form, bounded, want, extra)
+            _measure_host(tensor, form, bounded, want, extra, shard)
 
     def _call_functions(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
         reason = too_many(tensor)
@@ -148,7 +162,9 @@ def _missing_parts(want: Want, extra: Extra) -> list[str]:
     return [part for part, missing in is_missing.items() if missing]
 
 
-def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:
+def _measure_host(
+    tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra, shard: Shard | None
+) -> None:
     array = logical_array(tensor)
     if array is None:
         extra.add_note(why_not(tensor))
@@ -157,12 +173,14 @@ def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Wa
         parts = [part for part in parts if part not in (HASH, SKETCH)] + [_FINGERPRINT]
     with np.errstate(all="ignore"):  # the user's error handler does not receive ours
         for part in parts:
-            _add(part, partial(_ON_HOST[part], array, form, want), want, extra)
+            _add(part, partial(_ON_HOST[part], array, form, want, shard), want, extra)
 
 
-def _measure_device(tensor: torch.Tensor, parts: list[str], want: Want, extra: Extra) -> None:
+def _measure_device(
+    tensor: torch.Tensor, parts: list[str], want: Want, extra: Extra, shard: Shard | None
+) -> None:
     for part in parts:
-        _add(part, partial(_ON_DEVICE[part], tensor, want), want, extra)
+        _add(part, partial(_ON_DEVICE[part], tensor, want, shard), want, extra)
 
 
 def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> None:
@@ -179,19 +197,21 @@ def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> Non
         extra.put(part, result, want)
 
 
-_ON_HOST: dict[str, Callable[[Raw, Format, Want], Any]] = {
-    HISTOGRAM: lambda array, form, want: tier2_array(array, form),
-    CHANNEL_MAX: lambda array, form, want: channel_max_array(array, form, want.channel_dim),
-    SAMPLE: lambda array, form, want: sample_array(array, form, want.sample),
-    HASH: lambda array, form, want: fingerprint_array(array, None).hash,
-    SKETCH: lambda array, form, want: fingerprint_array(array, form, is_hashed=False).sketch,
-    _FINGERPRINT: lambda array, form, want: fingerprint_array(array, form),
+_ON_HOST: dict[str, Callable[[Raw, Format, Want, Shard | None], Any]] = {
+    HISTOGRAM: lambda array, form, want, shard: tier2_array(array, form),
+    CHANNEL_MAX: lambda array, form, want, shard: channel_max_array(array, form, want.channel_dim),
+    SAMPLE: lambda array, form, want, shard: sample_array(array, form, want.sample),
+    HASH: lambda array, form, want, shard: fingerprint_array(array, None, shard=shard).hash,
+    SKETCH: lambda array, form, want, shard: (
+        fingerprint_array(array, form, shard=shard, is_hashed=False).sketch
+    ),
+    _FINGERPRINT: lambda array, form, want, shard: fingerprint_array(array, form, shard=shard),
 }
 
-_ON_DEVICE: dict[str, Callable[[torch.Tensor, Want], Any]] = {
-    HISTOGRAM: lambda tensor, want: tier2_on_device(tensor),
-    CHANNEL_MAX: lambda tensor, want: channel_max_on_device(tensor, want.channel_dim),
-    SAMPLE: lambda tensor, want: sample_on_device(tensor, want.sample),
-    HASH: lambda tensor, want: hash_on_device(tensor),
-    SKETCH: lambda tensor, want: sketch_on_device(tensor),
+_ON_DEVICE: dict[str, Callable[[torch.Tensor, Want, Shard | None], Any]] = {
+    HISTOGRAM: lambda tensor, want, shard: tier2_on_device(tensor),
+    CHANNEL_MAX: lambda tensor, want, shard: channel_max_on_device(tensor, want.channel_dim),
+    SAMPLE: lambda tensor, want, shard: sample_on_device(tensor, want.sample),
+    HASH: lambda tensor, want, shard: hash_on_device(tensor, shard=shard),
+    SKETCH: lambda tensor, want, shard: sketch_on_device(tensor, shard=shard),
 }

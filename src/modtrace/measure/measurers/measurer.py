@@ -11,6 +11,7 @@ import torch
 from ...torch_internals import tensors
 from ...torch_internals.graph_captures import graph_captures
 from ...torch_internals.modes import tracing_state
+from ...torch_internals.subclasses import DTensorShard
 from ...torch_internals.tensors import dispatch_keys, is_on_device, kind_of, plain_kinds
 from ...torch_internals.transforms import plain_ops
 from ..cuda.cuda_kernels import CudaKernels, Task, find_kernels, launcher
@@ -20,7 +21,7 @@ from ..memory import Extent, array_over, extent_of, is_held, logical_array, once
 from ..moments.cpu_kernel import HostMeasurer, first_nonfinite, measure_array, measure_into, repeat
 from ..moments.device_kernel import measure_on_device
 from ..moments.rows import ArrivingRows, DeviceRows, HostRows, Rows, arriving_rows
-from ..special import NOT_MEASURED_IN_GRAPH, find_plain, is_uninitialized, shape_of, shortened
+from ..special import NOT_MEASURED_IN_GRAPH, find_plain, find_shard, is_uninitialized, shape_of, shortened
 from .want import Extra
 
 #: The note if no capture wants statistics.
@@ -41,9 +42,28 @@ class Measurement:
     start_ns: int = 0  # when it began, if that is needed
     extra: Extra | None = None  # what else was kept of it
 
+    @property
+    def shard(self) -> DTensorShard | None:
+        """Where the tensor lies in a DTensor, of which it is the part on this rank."""
+        return None
+
     def discard(self, note: str) -> None:
         """Forgets the row, which nothing has written or will write; the note says why. The row is not used again."""
         self.rows, self.note = None, note
+
+
+class ShardMeasurement(Measurement):
+    """The result of measuring the part of a DTensor that is on this rank."""
+
+    __slots__ = ("_shard",)
+
+    def __init__(self, measured: Measurement, shard: DTensorShard) -> None:
+        super().__init__(measured.rows, measured.row, measured.shape, measured.dtype, measured.note)
+        self._shard = shard
+
+    @property
+    def shard(self) -> DTensorShard:
+        return self._shard
 
 
 class Measurer:
@@ -138,10 +158,13 @@ class Measurer:
             plain = find_plain(tensor)
             shape = tuple(plain.shape)
             if plain.tensor is None:
-                return Measurement(None, -1, shape, tensor.dtype, shortened(plain.note))
-            measure = self._measure_on_device if is_on_device(plain.tensor) else self._measure_memory
-            measured = measure(plain.tensor, shape, plain.note)
-        return measured or Measurement(None, -1, shape, tensor.dtype, shortened(why_not(plain.tensor)))
+                measured = Measurement(None, -1, shape, tensor.dtype, shortened(plain.note))
+            else:
+                measure = self._measure_on_device if is_on_device(plain.tensor) else self._measure_memory
+                measured = measure(plain.tensor, shape, plain.note) or Measurement(
+                    None, -1, shape, tensor.dtype, shortened(why_not(plain.tensor))
+                )
+        return measured if plain.shard is None else ShardMeasurement(measured, plain.shard)
 
     def _measure_on_device(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
@@ -245,7 +268,9 @@ def _measured(
 
 def not_asked_for(tensor: torch.Tensor) -> Measurement:
     """Returns the measurement of a tensor for which no statistics are wanted."""
-    return Measurement(None, -1, shape_of(tensor), _answer(lambda: tensor.dtype), NOT_ASKED_FOR)
+    part, shard = _answer(lambda: find_shard(tensor)) or (tensor, None)
+    found = Measurement(None, -1, shape_of(part), _answer(lambda: tensor.dtype), NOT_ASKED_FOR)
+    return found if shard is None else ShardMeasurement(found, shard)
 
 
 def why_not(tensor: torch.Tensor) -> str:
