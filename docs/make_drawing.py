@@ -62,6 +62,7 @@ ABOUT = {
     "analysis/provenance": "who made a NaN",
     "analysis/alignment": "which rows of two runs are the same",
     "analysis/divergence": "who made a difference",
+    "analysis/ranks": "which rank is unlike others",
     "analysis/report": "tables of a report",
     "views/common": "numbers, columns",
     "views/text": "tables for a terminal",

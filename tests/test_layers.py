@@ -105,6 +105,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "alignment": {"tables"},
         "provenance": {"values", "graph", "alignment", "tables"},
         "divergence": {"alignment", "graph", "tables"},
+        "ranks": {"provenance", "values", "tables"},
         "report": {
             "divergence",
             "provenance",

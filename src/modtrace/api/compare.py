@@ -7,9 +7,10 @@ from typing import Any
 
 from ..analysis.divergence.answer import Comparison
 from ..analysis.divergence.compare import compare_recordings
+from ..analysis.tables.ranks import as_one
 from ..optional import require
 from ..recording.protocols import RecordingData
-from ..store.reader import FolderReader
+from ..store.reader import open_last_attempts
 from .answers import ShownComparison
 from .graph import shorten
 
@@ -37,7 +38,7 @@ def compare(
     docs/compare.md explains the answer. It is true if the runs agree.
 
     Args:
-        a: a `Recording`, the path of one, or a `torch.nn.Module`.
+        a: a `Recording`, the path of one, of which all ranks are compared together, or a `torch.nn.Module`.
         b: another one.
         args: the positional arguments of both models, which are then recorded on them.
         kwargs: the keyword arguments of both models.
@@ -85,7 +86,7 @@ def _read(
 ) -> RecordingData:
     """Returns a recording, or the recording of a model that is run on the arguments."""
     if isinstance(given, (str, os.PathLike)):
-        return FolderReader(given)
+        return as_one(open_last_attempts(given))
     data: Any = getattr(given, "data", None)
     if hasattr(data, "table"):
         recorded: RecordingData = data

@@ -14,6 +14,7 @@ from ..analysis.ops.op_paths import OpPaths, build_op_paths
 from ..analysis.ops.op_table import OpTable, build_op_table
 from ..analysis.provenance.recompute import RecomputeCheck, check_recomputes
 from ..analysis.provenance.search import find_all
+from ..analysis.tables.ranks import describe_ranks
 from ..analysis.timeline.timeline import build_timeline
 from ..analysis.values.history import History, build_history
 from ..analysis.values.nonfinite import NonFinite
@@ -29,7 +30,7 @@ from ..recording.protocols import RecordingData
 from ..recording.raw_tensor import to_torch_if_there
 from ..recording.role import OUTPUT
 from ..store.copy import write_recording
-from ..store.reader import FolderReader
+from ..store.reader import FolderReader, open_last_attempts
 from ..views.common.columns import Color
 from ..views.common.whole_file import write_pieces
 from ..views.formats.perfetto import write_perfetto
@@ -441,13 +442,23 @@ class Recording(answers.Displayed):
         return render_module_tree(self.module_tree(), color=color)
 
 
-def open_recording(path: str | os.PathLike[str]) -> Recording:
+def open_recording(path: str | os.PathLike[str], *, rank: int | None = None) -> Recording:
     """Opens a recording folder, also one whose run was killed or is still running.
 
+    Args:
+        path: the folder.
+        rank: of a recording of several ranks the one to open, as it ran after its last restart; None for the first.
+
     Raises:
+        ValueError: there is no such rank.
         RecordingNotFoundError: nothing is at `path`.
         NotARecordingError: something else is at `path`.
         NewerSchemaError: a newer modtrace wrote it.
         DamagedRecordingError: a file of it cannot be understood.
     """
-    return Recording(FolderReader(path))
+    if rank is None:
+        return Recording(FolderReader(path))
+    ranks = dict(open_last_attempts(path))
+    if rank not in ranks:
+        raise ValueError(f"rank={rank!r}: the recording has {describe_ranks(ranks)}")
+    return Recording(ranks[rank])

@@ -5,7 +5,7 @@ import click
 from ..analysis.divergence.compare import compare_recordings
 from ..views.plot.draw import check_picture_name, draw_growth, write_axes
 from ..views.text.comparison import render_comparison, render_comparison_json
-from .open_run import errors_of, open_with_rows, to_asked_step, usage_errors
+from .open_run import errors_of, open_together, to_asked_step, usage_errors
 from .output import print_text, print_view
 
 EXIT_DIFFERS, EXIT_NOT_COMPARED = 1, 2
@@ -51,14 +51,14 @@ def compare(
     if path is not None:
         with usage_errors("--output"):
             check_picture_name(path)
-    first, second = open_with_rows(a), open_with_rows(b)
+    first, second = open_together(a), open_together(b)
     step_a, step_b = _read_steps(step)
     with errors_of(f"{a} and {b}", first):
         found = compare_recordings(
             first,
             second,
             rules=rules,
-            noise=[open_with_rows(run) for run in runs],
+            noise=[open_together(run) for run in runs],
             tolerance=tolerance,
             step=step_a,
             step_b=step_b,

@@ -43,7 +43,8 @@ def export(
     name = find_format(name, path)
     given = {"step": step, "depth": depth, "phase": phase}
     check_options(name, given)
-    data, write = open_with_rows(run, *FORMATS[name].tables), FORMATS[name].load_writer()
+    data = open_with_rows(run, *FORMATS[name].tables, is_of_all=name == "parquet")
+    write = FORMATS[name].load_writer()
     options = ExportOptions(step=read_step(run, data, step), depth=depth, phase=phase)
     with errors_told(path):
         with errors_of(run, data, option="--step"):

@@ -26,6 +26,7 @@ COMMANDS = {
     "nonfinite": "Finds where NaN and infinite values came up first.",
     "recompute": "Tells whether checkpointing computed the same again.",
     "compare": "Tells where two recordings part, and which op made the difference.",
+    "ranks": "Tells which ranks of a run there are, and which of them differ.",
     "verify": "Proves a recording of a model: runs all of it again, bit by bit.",
     "doctor": "Tells what works on this installation.",
 }
@@ -48,7 +49,12 @@ class _LazyGroup(click.Group):
             return None
         command = getattr(importlib.import_module(f"modtrace.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
-        if any(param.name == "run" for param in command.params):
+        names = {param.name for param in command.params}
+        if names & {"run", "a"} and "rank" not in names:  # a command is the same object in each call
+            from .open_run import RankOption
+
+            command.params.append(RankOption())
+        if "run" in names:
             command.epilog = "\n\n".join(filter(None, (_RUN, command.epilog)))
         return command
 

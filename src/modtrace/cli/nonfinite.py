@@ -1,14 +1,22 @@
 """`modtrace nonfinite`: tells what made the first NaN and infinite values."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 import click
 
 from ..analysis.provenance.search import find_absorbed, find_all
-from ..analysis.values.nonfinite import NonFinite, count_measured
+from ..analysis.ranks.first_nonfinite import RankAnswer, find_first_of_ranks
+from ..analysis.values.nonfinite import Measured, NonFinite, count_measured
 from ..recording.protocols import RecordingData
-from ..views.text.nonfinite import group_alike, render_nonfinite, render_nonfinite_json
-from .open_run import errors_of, open_with_rows
+from ..views.text.nonfinite import (
+    group_alike,
+    render_nonfinite,
+    render_nonfinite_json,
+    render_ranks_with_nonfinite,
+)
+from .open_run import errors_of, open_chosen_ranks
 from .output import print_text, print_view
 
 EXIT_FOUND = 1
@@ -29,24 +37,37 @@ EXIT_FOUND = 1
 def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     """Tells what made the first NaN or infinite values in the recording RUN, why, and where they went.
 
+    Of several ranks it is the one where they came up first; it may have given them to the others.
+
     Where ops were recorded (--ops) it names the op, else the first module whose tensors hold such values. The exit code
     is 1 if there is an answer, 0 if not, and 2 if nothing could be checked.
     """
-    data = open_with_rows(run)
-    measured, meta = count_measured(data), data.meta
+    ranks = open_chosen_ranks(run)
+    answers: list[RankAnswer] = []
+    if len(ranks) > 1:
+        with errors_of(run, ranks[0][1]):
+            answers = find_first_of_ranks(ranks)
+    shown = answers[0].rank if answers else ranks[0][0]
+    data = dict(ranks)[shown]
+    measured, meta = _count_all(ranks) if len(ranks) > 1 else count_measured(data), data.meta
     if as_json:
         with errors_of(run, data):
             made = list(islice(find_all(data), limit if every else 1))
         found = next(iter(made), None)
         others = made[1:] if every else None
         absorbed = find_absorbed(data, limit) if every else ()
+        of_ranks = answers if len(ranks) > 1 else None
         print_text(
-            render_nonfinite_json(found, measured, marks=meta.marks, further=others, absorbed=absorbed)
+            render_nonfinite_json(
+                found, measured, marks=meta.marks, further=others, absorbed=absorbed, of_ranks=of_ranks
+            )
         )
     else:
         with errors_of(run, data):
             [first, *further] = _find_groups(data, limit + 1 if every else 1) or [[]]
         found = next(iter(first), None)
+        if len(ranks) > 1:
+            print_view(render_ranks_with_nonfinite, answers, len(ranks))
         print_view(
             render_nonfinite,
             found,
@@ -64,3 +85,12 @@ def _find_groups(data: RecordingData, most: int) -> list[list[NonFinite]]:
     """Returns the answers on what made NaN or infinite values, similar ones in one list, at most `most` lists."""
     found = find_all(data)
     return list(islice(group_alike(found), most)) if most > 1 else [[one] for one in islice(found, 1)]
+
+
+def _count_all(ranks: Sequence[tuple[int, RecordingData]]) -> Measured:
+    """Returns how much was measured on all ranks; of the other figures, those of the first."""
+    counts = [count_measured(data) for _, data in ranks]
+    sums = {
+        name: sum(getattr(one, name) for one in counts) for name in ("tensors", "unmeasured", "nonfinite")
+    }
+    return replace(counts[0], **sums)

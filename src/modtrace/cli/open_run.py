@@ -1,38 +1,123 @@
 """Opens recordings for the commands, reads the requested step, and explains wrong options."""
 
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import click
 
 from ..analysis.tables.chosen_step import STEP_NAMES, ShownStep, find_step
 from ..analysis.tables.missing_rows import require_ops, require_rows, say_missing
+from ..analysis.tables.ranks import as_one, describe_ranks
 from ..errors import NothingRecordedError
 from ..recording.protocols import RecordingData
 from ..recording.suggestions import did_you_mean
+from ..store.reader import FolderReader, open_last_attempts
 
 #: The type of the value of `--step` before the recording is open.
 AskedStep = int | str | None
+
+#: The key in click's context for the ranks that `--rank` chooses.
+_ASKED_RANKS = "modtrace.ranks"
 
 SHOWN_STEP = "The step to show. Default: the last complete training step."
 _HOW = f"a number, -1 for the last, or {', '.join(STEP_NAMES)}"
 
 
-def open_with_rows(run: str, *tables: str) -> RecordingData:
-    """Returns the recording in the folder `run`.
+def open_with_rows(run: str, *tables: str, is_of_all: bool = False) -> RecordingData:
+    """Returns the recording in the folder `run`: of several ranks the one that `--rank` chooses, else the first.
+
+    Args:
+        run: the folder.
+        tables: tables that have to have rows.
+        is_of_all: the command reads all ranks itself if `--rank` chooses none.
 
     Raises:
         NothingRecordedError: one of the tables has no rows; the message says why.
         ModtraceError: it cannot be read.
+        click.BadParameter: there is no such rank, or `--rank` chooses several.
     """
-    from ..api.recording import open_recording
+    data: RecordingData = FolderReader(run)
+    asked = click.get_current_context().meta.get(_ASKED_RANKS)
+    if asked is not None:
+        [(_, data), *more] = open_chosen_ranks(run)
+        if more:
+            command = click.get_current_context().info_name
+            raise click.BadParameter(
+                f"modtrace {command} shows one rank: give its number", param_hint="--rank"
+            )
+    elif not is_of_all and len(ranks := open_last_attempts(run)) > 1:
+        click.echo(
+            f"Rank {data.meta.rank} of {len(ranks)} is shown. --rank N shows another; modtrace ranks compares all.",
+            err=True,
+        )
+    return _check(run, data, tables)
 
-    data = open_recording(run).data
+
+def open_together(run: str, *tables: str) -> RecordingData:
+    """Returns the recording in the folder `run`; the ranks that `--rank` chooses, of several, as one.
+
+    Raises: as `open_with_rows`.
+    """
+    return _check(run, as_one(open_chosen_ranks(run)), tables)
+
+
+def open_chosen_ranks(run: str) -> list[tuple[int, RecordingData]]:
+    """Returns the ranks that `--rank` chooses of the recording in the folder `run`, all by default; each after its last
+    restart.
+
+    Raises:
+        click.BadParameter: there is no such rank.
+        ModtraceError: it cannot be read.
+    """
+    asked: slice | None = click.get_current_context().meta.get(_ASKED_RANKS)
+    found: list[tuple[int, RecordingData]] = [*open_last_attempts(run)]
+    chosen = [(rank, data) for rank, data in found if asked is None or asked.start <= rank < asked.stop]
+    if not chosen:
+        there = describe_ranks(rank for rank, _ in found)
+        raise click.BadParameter(f"the recording has {there}", param_hint="--rank")
+    return chosen
+
+
+def _check(run: str, data: RecordingData, tables: Sequence[str]) -> RecordingData:
     with errors_of(run, data):
         for table in tables:
             require_rows(data, table)
     return data
+
+
+class RankOption(click.Option):
+    """The option `--rank` of a command that reads a recording, which `open_run` remembers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            ["--rank"],
+            metavar="N|A:B|all",
+            type=_to_ranks,
+            expose_value=False,
+            callback=_remember_ranks,
+            help="Of a recording of several ranks: the one to read, or several. Default: all, or the first.",
+        )
+
+
+def _to_ranks(text: str) -> slice:
+    """Returns the range of ranks that a text names."""
+    if text == "all":
+        return slice(0, sys.maxsize)
+    first, colon, end = text.partition(":")
+    try:
+        start = int(first or 0)
+        stop = (int(end) if end else sys.maxsize) if colon else start + 1
+    except ValueError:
+        start, stop = -1, -1
+    if not 0 <= start < stop:
+        raise click.BadParameter(f"{text!r} names no rank: give a number, a range such as 0:8, or all")
+    return slice(start, stop)
+
+
+def _remember_ranks(context: click.Context, option: click.Parameter, asked: slice | None) -> None:
+    context.meta[_ASKED_RANKS] = asked
 
 
 def step_option(about: str) -> Callable[[click.decorators.FC], click.decorators.FC]:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+#: The rank of what is read of all ranks together.
+ALL_RANKS = -1
+
 #: The kind of the note that steps were held and never written.
 HELD = "held"
 

@@ -258,6 +258,16 @@ def open_ranks(reader: FolderReader) -> list[RankData]:
     return [_named(FolderReader(folder)) for folder in folders]
 
 
+def open_last_attempts(path: str | os.PathLike[str]) -> list[tuple[int, FolderReader]]:
+    """Returns the ranks of a recording in their order, with their numbers, each as it ran after its last restart.
+
+    Raises:
+        ModtraceError: as `FolderReader` raises.
+    """
+    found = open_ranks(FolderReader(path))
+    return [*{rank.name.rank: rank.data for rank in found}.items()]  # attempts come in their order
+
+
 def _named(reader: FolderReader) -> RankData:
     """Returns a rank with the name of its folder, because damaged meta data have no rank."""
     rank, _, attempt = reader.folder.name.partition(_ATTEMPT)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...recording.meta import RunMeta
+from ...recording.meta import ALL_RANKS, RunMeta
 
 #: The largest number of lines that describe the environment.
 _LINES = 5
@@ -33,13 +33,17 @@ def _find_differences(a: RunMeta, b: RunMeta, differ: bool) -> Iterator[str]:
     yield from _compare("device", a.device, b.device)
     yield from _compare("command", shlex.join(a.argv), shlex.join(b.argv))
     yield from _compare("git commit", (a.git_commit or "")[:12], (b.git_commit or "")[:12])
-    yield from _compare("rank", f"{a.rank} of {a.world_size}", f"{b.rank} of {b.world_size}")
+    yield from _compare("rank", _name_rank(a), _name_rank(b))
     if a.flags is not None and b.flags is not None:
         for name, flag in a.flags.items():  # a flag that only one run knows comes from another version
             if (differ or name != _SEED) and flag is not None and b.flags.get(name) is not None:
                 advice = "; torch.manual_seed() gives both the same" if name == _SEED else ""
                 yield from (line + advice for line in _compare(name, flag, b.flags[name]))
     yield from _compare_mappings(a.options, b.options, "recorded with ")
+
+
+def _name_rank(meta: RunMeta) -> str:
+    return f"{'all' if meta.rank == ALL_RANKS else meta.rank} of {meta.world_size}"
 
 
 def _compare(name: str, a: Any, b: Any) -> Iterator[str]:

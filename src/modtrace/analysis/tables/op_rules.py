@@ -32,6 +32,13 @@ ADDS_AXIS = _names("unsqueeze stack")
 #: Ops that compute nothing, and are treated as views are.
 PLAIN = _names("to_copy detach alias clone copy contiguous unsafe_view lift_fresh")
 
+#: Ops that bring tensors from rank to rank, and compute nothing: what FSDP does around a module's parameters, say.
+GATHERS = _names(
+    "all_gather_into_tensor all_gather_into_tensor_coalesced allgather allgather_base all_gather_copy_in "
+    "split_with_sizes_copy wait_tensor wrap_tensor_autograd broadcast record_function_enter_new record_function_exit "
+    "all_gather_into_tensor_out broadcast_coalesced chunk_cat"
+)
+
 #: Ops that return elements of their inputs, sums of two of them or extremes, so a mask of infinities stays a mask.
 CARRIERS = WRITES | _names(
     "add sub rsub mul div neg abs minimum maximum max min amax amin cummax cummin logsumexp logcumsumexp log_softmax "

@@ -26,7 +26,7 @@ from .columns import (
 )
 from .inside import with_all_inside
 from .op_flow import FIRST_SLOTS, OpFlow, read_op_flow
-from .op_rules import OVERWRITES, PLAIN
+from .op_rules import GATHERS, OVERWRITES, PLAIN
 from .ops import bare_name
 from .placement import NOWHERE, ModuleName, Placer
 from .tensors import Sizes, read_sizes
@@ -116,8 +116,8 @@ class RunOps:
 
     @cached_property
     def is_plain(self) -> Bools:
-        """A mask of the ops that compute nothing: views, copies and casts, as a cast changes only the dtype."""
-        return self.is_view | self.are_named(PLAIN)
+        """A mask of the ops that compute nothing: views, copies, gathers, and casts, as these change only the dtype."""
+        return self.is_view | self.are_named(PLAIN | GATHERS)
 
     def read_args(self, op: int) -> str | None:
         """Returns the template of the arguments of an op."""

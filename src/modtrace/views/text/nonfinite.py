@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from ...analysis.graph.parts import forms_of_op
+from ...analysis.ranks.first_nonfinite import RankAnswer
 from ...analysis.values.nonfinite import (
     FIRST_SEEN,
     PRODUCER,
@@ -19,7 +20,7 @@ from ...analysis.values.nonfinite import (
 from ...recording.meta import Note
 from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.role import BY_NAME, LEAF, PARAMETER, PARAMETER_GRAD
-from ...recording.suggestions import count_of, first_few
+from ...recording.suggestions import count_of, first_few, ranges_of
 from ..common.columns import Color, Text, printable, render_lines
 from ..common.headline import describe_notes
 from ..common.numbers import format_count
@@ -28,6 +29,9 @@ _GROWN = {PARAMETER: "the largest parameter", PARAMETER_GRAD: "the largest gradi
 
 #: The default for callers that found values, so that the extent of measuring is not shown.
 _NOT_COUNTED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
+
+#: The largest number of further ranks with a line of their own.
+_OTHER_RANKS = 4
 
 #: The largest number of links that are shown of a chain of ops.
 _LINKS = 6
@@ -115,10 +119,12 @@ def render_nonfinite_json(
     marks: Sequence[str] = (),
     further: Sequence[NonFinite] | None = None,
     absorbed: Sequence[NonFinite] = (),
+    of_ranks: Sequence[RankAnswer] | None = None,
 ) -> str:
     """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing.
 
     If `further` is given, `all` lists the first answer and those, and `absorbed` those on values that did not matter.
+    If `of_ranks` is given, `ranks` lists the first answer of each rank that has one, that of `first` in front.
     """
     told: dict[str, Any] = {
         "first": asdict(found) if found else None,
@@ -128,7 +134,34 @@ def render_nonfinite_json(
     if further is not None:
         told["all"] = [asdict(one) for one in (found, *further) if one is not None]
         told["absorbed"] = [asdict(one) for one in absorbed]
+    if of_ranks is not None:
+        told["ranks"] = [{"rank": rank, "first": asdict(one)} for rank, one in of_ranks]
     return json.dumps(told, indent=2) + "\n"
+
+
+def render_ranks_with_nonfinite(
+    answers: Sequence[RankAnswer], ranks: int, *, width: int | None = None, color: Color = False
+) -> str:
+    """Returns on which of several ranks the values came up first, and what the others say of theirs.
+
+    Args:
+        answers: the first answer of each rank that has one, in the order in which they came up.
+        ranks: how many ranks were searched.
+        width: the width of the terminal, in characters; longer lines are broken. None: no limit.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
+    """
+    if not answers:
+        return render_lines([Text(f"none on any of {ranks} ranks")], color=color, width=width)
+    first, *others = answers
+    lines = [Text(f"first on rank {first.rank} of {ranks}", "bold red")]
+    for rank, one in others[:_OTHER_RANKS]:
+        when = "" if one.step == first.found.step and one.phase == first.found.phase else "later "
+        place = f"step {one.step}, {one.phase or 'between phases'}"
+        lines.append(Text(f"  {when}on rank {rank}, {place}: {printable(describe_made(one))}", "dim"))
+    if len(others) > _OTHER_RANKS:
+        more = ranges_of(sorted(answer.rank for answer in others[_OTHER_RANKS:]))
+        lines.append(Text(f"  and on the ranks {more}", "dim"))
+    return render_lines(lines, color=color, width=width)
 
 
 def _describe(found: NonFinite, which: str = "first non-finite values") -> list[Text]:

@@ -1,0 +1,1 @@
+"""Compares the ranks of one run with each other."""

@@ -1,0 +1,32 @@
+"""`modtrace ranks`: tells which ranks of a run there are, and which of them differ."""
+
+import click
+
+from ..analysis.ranks.overview import read_overview
+from ..analysis.ranks.replicas import check_replicas
+from ..views.text.ranks import render_ranks, render_ranks_json
+from .open_run import errors_of, open_chosen_ranks
+from .output import print_text, print_view
+
+EXIT_DIFFERS = 1
+
+
+@click.command()
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="The whole answer as JSON.")
+def ranks(run: str, as_json: bool) -> int:
+    """Tells which ranks the recording RUN has, how far each came, and whether they agree.
+
+    Each rank has a copy of the parameters, of the gradients that the optimizer uses, and of its states, or of the same
+    part of them. The first copy that differs is named, with its step and rank. The exit code is 1 if one differs, and 0
+    if not.
+    """
+    found = open_chosen_ranks(run)
+    with errors_of(run, found[0][1]):
+        overview = read_overview(found)
+        check = check_replicas(found) if len(found) > 1 else None
+    if as_json:
+        print_text(render_ranks_json(overview, check))
+    else:
+        print_view(render_ranks, overview, check)
+    return EXIT_DIFFERS if check is not None and check.first else 0

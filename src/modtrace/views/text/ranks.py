@@ -1,0 +1,142 @@
+"""Renders the ranks of a run and the first of their copies that differ, as lines for a terminal or as JSON."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...analysis.ranks.overview import RanksOverview, RankState
+from ...analysis.ranks.replicas import Disagreement, ReplicaCheck
+from ...recording.role import BY_NAME
+from ...recording.suggestions import count_of, first_few, ranges_of
+from ..common.columns import Color, Text, printable, render_lines
+from ..common.numbers import format_count, format_time
+
+#: At most this many ranks have a line of their own; of more, those that are unlike the others.
+_SHOWN = 16
+
+#: A rank whose steps take this much longer than the fastest's is told.
+_SLOWER = 1.1
+
+
+def render_ranks(
+    overview: RanksOverview, check: ReplicaCheck | None, *, width: int | None = None, color: Color = False
+) -> str:
+    """Returns which ranks disagree first, which are missing or ended early, and how long their steps took.
+
+    Args:
+        overview: the ranks.
+        check: the comparison of their copies; None if there is one rank alone.
+        width: the width of the terminal, in characters; longer lines are broken. None: no limit.
+        color: whether the text is styled for a terminal, or the markup in which it is written.
+    """
+    lines = [*_describe_check(check), *_describe_missing(overview), Text(), *_describe_ranks(overview)]
+    marks = [f"rank {state.rank}: {mark}" for state in overview.ranks for mark in state.marks]
+    lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks[:_SHOWN]]
+    if len(marks) > _SHOWN:
+        lines.append(Text(f"! and {len(marks) - _SHOWN} marks more: modtrace ranks --json", "yellow"))
+    return render_lines(lines, color=color, width=width)
+
+
+def render_ranks_json(overview: RanksOverview, check: ReplicaCheck | None) -> str:
+    """Returns the fields of both as JSON; `replicas` is null if there is one rank alone."""
+    replicas = None if check is None else asdict(check)
+    return json.dumps(_finite({**asdict(overview), "replicas": replicas}), indent=2) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """Returns a value without NaN and infinities, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _describe_check(check: ReplicaCheck | None) -> Iterator[Text]:
+    if check is None:
+        yield Text("one rank was recorded: there is nothing to compare")
+    elif not check.compared:
+        yield Text(
+            "no copies were compared: ranks have none, or parameters were not measured: record(values='stats')",
+            "yellow",
+        )
+    elif not check.first:
+        by = f"{format_count(check.by_hash)} by hashes" if check.by_hash else "by statistics"
+        yield Text(f"the ranks agree: {format_count(check.compared)} copies of tensors, {by}")
+    else:
+        first = check.first[0]
+        yield Text.join(
+            [
+                Text(_tell_who(first), "bold red"),
+                Text(
+                    f": {BY_NAME[first.role].of_one if first.role in BY_NAME else first.role} {printable(first.name)}, "
+                ),
+                Text(f"step {first.step}{_tell_factor(first)}"),
+            ]
+        )
+        others = [f"{one.role} {printable(one.name)}" for one in check.first[1:]]
+        if others:
+            yield Text(f"  in that step {count_of(len(others), 'tensor')} more, first {first_few(others, 3)}")
+        later = check.disagreeing_steps[1:]
+        yield Text(f"  and in {count_of(len(later), 'later step')}" if later else "  and in no later step")
+        if first.alone is None and len(first.groups[0]) > 1:
+            alike = "; ".join(ranges_of(sorted(group)) for group in first.groups[:_SHOWN])
+            yield Text(f"  the ranks with equal numbers: {alike}")
+
+
+def _tell_who(first: Disagreement) -> str:
+    if first.alone is not None:
+        return f"rank {first.alone} alone has other numbers"
+    ranks = sorted(rank for group in first.groups for rank in group)
+    return f"the ranks {ranges_of(ranks) if len(ranks) > 2 else ' and '.join(map(str, ranks))} have other numbers"
+
+
+def _tell_factor(first: Disagreement) -> str:
+    if not math.isfinite(first.factor):
+        return ""
+    against = f"rank {first.groups[1][0]}'s norm is {first.factor:.4g} x that of rank {first.groups[0][0]}"
+    return f"; {against}" if abs(first.factor - 1) > 1e-4 else "; their norms are equal up to 0.01 %"
+
+
+def _describe_missing(overview: RanksOverview) -> Iterator[Text]:
+    if overview.missing:
+        count = count_of(len(overview.missing), "rank")
+        yield Text(f"{count} of {overview.world_size} missing: {ranges_of(overview.missing)}", "yellow")
+    for first, last, ranks in overview.lacking:
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        yield Text(f"{steps}: not of rank {ranges_of(ranks)}", "yellow")
+    restarted = [state for state in overview.ranks if state.attempt]
+    if restarted:
+        numbers = ranges_of(state.rank for state in restarted)
+        yield Text(f"restarted: rank {numbers}; what ran after the last restart is read", "yellow")
+
+
+def _describe_ranks(overview: RanksOverview) -> Iterator[Text]:
+    fastest = min((state.step_ns for state in overview.ranks if state.step_ns > 0), default=math.nan)
+    shown = overview.ranks if len(overview.ranks) <= _SHOWN else _choose(overview.ranks, fastest)
+    for state in shown:
+        yield Text(f"rank {state.rank:<4d} {_describe_state(state, fastest)}")
+    if len(shown) < len(overview.ranks):
+        yield Text(f"{len(overview.ranks) - len(shown)} more are like the first")
+
+
+def _choose(states: Sequence[RankState], fastest: float) -> list[RankState]:
+    first = states[0]
+    unlike = [
+        state
+        for state in states[1:]
+        if (state.steps, state.last_step, state.is_closed) != (first.steps, first.last_step, first.is_closed)
+        or state.step_ns > _SLOWER * fastest
+    ]
+    return [first, *unlike[: _SHOWN - 1]]
+
+
+def _describe_state(state: RankState, fastest: float) -> str:
+    steps = count_of(state.steps, "step")
+    if state.last_step is not None:
+        steps += f" to {state.last_step}"
+    time = f", {format_time(int(state.step_ns))} a step" if state.step_ns > 0 else ""
+    slower = f", {state.step_ns / fastest:.2f} x the fastest" if state.step_ns > _SLOWER * fastest else ""
+    return f"{steps}{time}{slower}{'' if state.is_closed else ', not closed'}"

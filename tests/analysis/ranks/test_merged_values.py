@@ -1,0 +1,122 @@
+"""Ranks that were typed by hand: parts become the whole, copies are known, and what is missing is told."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import RecordingBuilder, TypedRecording
+from modtrace.analysis.ranks.overview import read_overview
+from modtrace.analysis.ranks.replicas import check_replicas
+from modtrace.analysis.tables.ranks import OLD_NOTE, RanksData
+
+Rank = tuple[int, TypedRecording]
+
+
+def rank_with(numbers: Any, *, rank: int = 0, world: int = 2, steps: int = 1, **columns: Any) -> Rank:
+    """A rank with the parameter `head.weight` in each step."""
+    build = RecordingBuilder(rank=rank, world_size=world, complete=True)
+    net = build.module("", "Net")
+    head = build.module("head", "Linear", parent=net)
+    for step in range(steps):
+        build.step(step, 1_000 * step, 1_000 * step + 500 * (1 + rank))
+        build.call(net, 1_000 * step, 1_000 * step + 100)
+        flat = np.asarray(numbers, np.float64).reshape(-1).tolist()
+        build.parameter(head, "weight", flat, shape=list(np.shape(numbers)), **columns)
+    data = build.data()
+    assert isinstance(data, TypedRecording)
+    return rank, data
+
+
+def part(whole: Any, rows: slice, rank: int, **more: Any) -> Rank:
+    """A rank with some rows of a matrix."""
+    numbers = whole[rows]
+    place = {
+        "global_shape": [*whole.shape],
+        "global_offset": [rows.start, 0],
+        "placements": "S(0)",
+        "mesh": "2 on 0-1",
+    }
+    found = numbers[~np.isfinite(numbers)]
+    if len(found):
+        at = int(np.flatnonzero(~np.isfinite(numbers.reshape(-1)))[0])
+        place["first_index"] = at
+    return rank_with(numbers, rank=rank, **place, **more)
+
+
+def merged_row(*ranks: Rank) -> dict[str, Any]:
+    [row] = RanksData(ranks).table("values").to_pylist()
+    return row
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_parts_have_the_statistics_of_the_whole(
+    rows: int, more: int, width: int, data: st.DataObject
+) -> None:
+    numbers = st.sampled_from([0.0, -1.5, 2.0, 1e3, float("inf"), float("nan")])
+    size = (rows + more) * width
+    whole = np.array(data.draw(st.lists(numbers, min_size=size, max_size=size))).reshape(-1, width)
+    row = merged_row(part(whole, slice(0, rows), 0), part(whole, slice(rows, rows + more), 1))
+    finite = whole[np.isfinite(whole)]
+    assert (row["shape"], row["numel"], row["count"]) == ([*whole.shape], whole.size, whole.size)
+    assert row["nan_count"] == np.isnan(whole).sum()
+    assert row["inf_count"] == np.isinf(whole).sum()
+    if len(finite) == whole.size:
+        assert (row["min"], row["max"]) == (whole.min(), whole.max())
+        assert row["sum"] == pytest.approx(whole.sum())
+        assert row["sumsq"] == pytest.approx((whole**2).sum())
+        assert row["first_index"] is None
+    else:
+        assert row["first_index"] == np.flatnonzero(~np.isfinite(whole.reshape(-1)))[0]
+
+
+def test_copies_count_once_and_the_lowest_rank_is_read() -> None:
+    row = merged_row(rank_with([1.0, 2.0]), rank_with([1.0, 3.0], rank=1))
+    assert (row["count"], row["max"]) == (2, 2.0)
+
+
+def test_rows_of_old_recordings_are_not_compared() -> None:
+    old = {"note": OLD_NOTE}
+    ranks = rank_with([1.0, 2.0], **old), rank_with([3.0, 4.0], rank=1, **old)
+    row = merged_row(*ranks)
+    assert (row["count"], row["max"]) == (None, None)
+    assert (
+        row["note"]
+        == "not comparable: the part of a DTensor, recorded by an older modtrace without its place"
+    )
+    assert check_replicas(ranks).compared == 0
+
+
+def test_what_is_missing_is_marked() -> None:
+    ranks = [rank_with([1.0], rank=rank, world=6, steps=2 if rank < 3 else 3) for rank in (0, 1, 2, 4)]
+    meta = RanksData(ranks).meta
+    assert meta.marks == ("2 ranks of 6 missing: 3,5", "tensors that rank 0 lacks are left out: 1 of rank 4")
+    assert not meta.complete
+    overview = read_overview(ranks)
+    assert overview.missing == (3, 5)
+    assert overview.lacking == ((2, 2, (0, 1, 2)),)
+    assert [state.steps for state in overview.ranks] == [2, 2, 2, 3]
+    assert [state.step_ns for state in overview.ranks] == [500.0, 1000.0, 1500.0, 2500.0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "groups", "alone"),
+    [
+        ([2.0, 1.0, 1.0, 1.0], ((1, 2, 3), (0,)), 0),
+        ([1.0, 1.0, 2.0, 2.0], ((0, 1), (2, 3)), None),
+        ([1.0, 2.0, 3.0, 1.0], ((0, 3), (1,), (2,)), None),
+    ],
+)
+def test_ranks_with_equal_numbers_are_grouped(numbers: list[float], groups: Any, alone: int | None) -> None:
+    ranks = [rank_with([number], rank=rank, world=4) for rank, number in enumerate(numbers)]
+    [first] = check_replicas(ranks).first
+    assert (first.groups, first.alone) == (groups, alone)
+
+
+def test_a_rank_that_ended_early_hides_no_step() -> None:
+    ranks = [rank_with([1.0], steps=1), rank_with([1.0], rank=1, steps=3), rank_with([2.0], rank=2, steps=3)]
+    check = check_replicas(ranks)
+    assert check.disagreeing_steps == (0, 1, 2)
+    assert check.compared == 3

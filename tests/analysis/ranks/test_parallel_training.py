@@ -1,0 +1,223 @@
+"""What several processes train together is told as one run, and which of them is unlike the others."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from helpers.command_line import Command
+from helpers.parallel_training import Run, record_runs
+from modtrace.analysis.divergence.answer import Comparison
+from modtrace.analysis.divergence.compare import compare_recordings
+from modtrace.analysis.ranks.first_nonfinite import find_first_of_ranks
+from modtrace.analysis.ranks.replicas import check_replicas
+from modtrace.analysis.tables.ranks import as_one
+from modtrace.recording.protocols import RecordingData
+from modtrace.store.reader import open_last_attempts
+
+RUNS = {
+    "single": Run(),
+    "single with ops": Run(ops=True),
+    "ddp": Run("ddp"),
+    "fsdp2": Run("fsdp2"),
+    "tp": Run("tp"),
+    "ddp with ops": Run("ddp", ops=True),
+    "fsdp2 with ops": Run("fsdp2", ops=True),
+    "tp with ops": Run("tp", ops=True),
+    "ddp with another eps": Run("ddp", "eps", ops=True),
+    "fsdp2 with another eps": Run("fsdp2", "eps", ops=True),
+    "tp with another eps": Run("tp", "eps", ops=True),
+    "ddp with other weights": Run("ddp", "weights"),
+    "ddp with another gradient": Run("ddp", "gradient"),
+    "ddp with an inf": Run("ddp", "inf"),
+}
+FOUR = {
+    "single": Run(),
+    "ddp": Run("ddp"),
+    "hsdp": Run("hsdp"),
+    "fsdp2 x tp": Run("fsdp2 x tp"),
+    "ddp with other weights": Run("ddp", "weights"),
+    "ddp with another gradient": Run("ddp", "gradient"),
+}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return record_runs(tmp_path_factory.mktemp("two"), RUNS, 2)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return record_runs(tmp_path_factory.mktemp("four"), FOUR, 4)
+
+
+def ranks_of(path: str) -> list[tuple[int, RecordingData]]:
+    return [*open_last_attempts(path)]
+
+
+def together(path: str) -> RecordingData:
+    return as_one(ranks_of(path))
+
+
+def compare(recordings: Mapping[str, str], a: str, b: str) -> Comparison:
+    return compare_recordings(together(recordings[a]), together(recordings[b]))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [("single", "ddp"), ("single", "fsdp2"), ("single", "tp"), ("ddp", "fsdp2"), ("tp", "fsdp2")]
+)
+def test_training_on_two_ranks_is_that_on_one_and_on_another_mesh(
+    two: Mapping[str, str], a: str, b: str
+) -> None:
+    found = compare(two, a, b)
+    assert found.first is None
+    assert found.beyond == 0
+    assert found.ok
+    assert found.compared >= 270
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
+def test_ops_of_ranks_are_no_difference(two: Mapping[str, str], kind: str) -> None:
+    found = compare(two, "single with ops", f"{kind} with ops")
+    assert (found.first, found.beyond) == (None, 0)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
+def test_op_that_is_called_otherwise_on_a_mesh_is_named(two: Mapping[str, str], kind: str) -> None:
+    first = compare(two, "single with ops", f"{kind} with another eps").first
+    assert first is not None
+    assert (first.step, first.phase, first.path) == (0, "forward", "blocks.1.norm")
+    assert first.op is not None and "native_layer_norm" in first.op
+
+
+def test_gradients_of_a_mean_over_ranks_are_divided_with_a_word(two: Mapping[str, str]) -> None:
+    [text] = [line for line in compare(two, "single", "ddp").environment if line.startswith("gradients")]
+    assert "2 x in the second run" in text
+    [text] = [line for line in compare(two, "ddp", "single").environment if line.startswith("gradients")]
+    assert "2 x in the first run" in text
+    assert not any(line.startswith("gradients") for line in compare(two, "ddp", "fsdp2").environment)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "tp"])
+def test_parts_of_parameters_are_exactly_the_whole(two: Mapping[str, str], kind: str) -> None:
+    table = compare(two, "single", kind).table.to_pandas()
+    at_first = table[(table.step == 0) & (table.role == "parameter")]
+    assert len(at_first) == 14
+    assert (at_first.verdict == "equal").all()
+    assert (at_first.metric == "hashes").all()
+
+
+def test_rows_have_the_part_of_a_dtensor_and_its_place(two: Mapping[str, str]) -> None:
+    sharded = []
+    for _, data in ranks_of(two["fsdp2"]):
+        rows = data.table("values").to_pylist()
+        sharded.append(next(row for row in rows if row["global_shape"] == [64, 16]))
+    assert [row["shape"] for row in sharded] == [[32, 16], [32, 16]]
+    assert [row["numel"] for row in sharded] == [512, 512]
+    assert [row["global_offset"] for row in sharded] == [[0, 0], [32, 0]]
+    assert {(row["placements"], row["mesh"], row["note"]) for row in sharded} == {
+        ("S(0)", "dp=2 on 0-1", None)
+    }
+
+
+def test_partial_sums_are_not_compared(two: Mapping[str, str]) -> None:
+    values = together(two["tp"]).table("values").to_pylist()
+    partial = [row for row in values if row["placements"] == "P(sum)"]
+    assert len(partial) == 2 * 3  # of two blocks in each step
+    assert {row["count"] for row in partial} == {None}
+    assert {row["note"] for row in partial} == {
+        "not comparable: a partial sum (P(sum)) that is not reduced yet"
+    }
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp"])
+def test_ranks_of_a_healthy_run_agree(two: Mapping[str, str], name: str) -> None:
+    check = check_replicas(ranks_of(two[name]))
+    assert check.first == ()
+    assert check.compared == check.by_hash > 0
+
+
+def test_first_copy_that_differs_is_named(two: Mapping[str, str]) -> None:
+    check = check_replicas(ranks_of(two["ddp with other weights"]))
+    first = check.first[0]
+    assert (first.step, first.role, first.name) == (0, "parameter", "blocks.1.up.weight")
+    assert first.groups == ((0,), (1,))
+    assert first.alone is None  # one of two may be either
+    check = check_replicas(ranks_of(two["ddp with another gradient"]))
+    first = check.first[0]
+    assert (first.step, first.role, first.name) == (1, "parameter_grad", "blocks.0.down.weight")
+    assert first.factor == pytest.approx(1.01, rel=1e-5)
+
+
+def test_rank_where_an_infinite_number_came_up_is_named(two: Mapping[str, str]) -> None:
+    first, later = find_first_of_ranks(ranks_of(two["ddp with an inf"]))
+    assert (first.rank, first.found.step, first.found.phase, first.found.path) == (
+        1,
+        1,
+        "forward",
+        "blocks.0.norm",
+    )
+    assert (later.rank, later.found.step, later.found.phase) == (0, 1, "optimizer")
+
+
+def test_commands_tell_of_all_ranks_or_which_they_show(two: Mapping[str, str], command: Command) -> None:
+    broken, healthy = two["ddp with an inf"], two["ddp"]
+    assert command("nonfinite", broken, code=1).out.startswith("first on rank 1 of 2\n")
+    assert command("nonfinite", broken, "--rank", "0", code=1).out.startswith(
+        "first non-finite values: 16 NaN"
+    )
+    assert command("nonfinite", healthy).out.startswith("none on any of 2 ranks\n")
+    assert command("compare", two["single"], healthy).out.startswith("equal, up to noise")
+    assert command("ranks", healthy).out.startswith("the ranks agree: 210 copies of tensors, 210 by hashes\n")
+    told = command("ranks", two["ddp with other weights"], code=1).out
+    assert told.startswith("the ranks 0 and 1 have other numbers: parameter blocks.1.up.weight, step 0")
+    shown = command("show", healthy)
+    assert shown.err == "Rank 0 of 2 is shown. --rank N shows another; modtrace ranks compares all.\n"
+    assert command("show", healthy, "--rank", "1").err == ""
+    assert command("show", f"{healthy}/rank-00001").err == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("2", "the recording has the ranks 0-1"),
+        ("1:0", "'1:0' names no rank: give a number, a range such as 0:8, or all"),
+        ("all", "modtrace show shows one rank: give its number"),
+    ],
+)
+def test_wrong_ranks_are_refused(two: Mapping[str, str], command: Command, given: str, told: str) -> None:
+    assert told in command("show", two["ddp"], "--rank", given, code=2).err
+
+
+def test_api_compares_all_ranks_and_opens_one(two: Mapping[str, str]) -> None:
+    assert modtrace.compare(two["single"], two["fsdp2"])
+    assert modtrace.open_recording(two["ddp"], rank=1).meta.rank == 1
+    with pytest.raises(ValueError, match="rank=2: the recording has the ranks 0-1"):
+        modtrace.open_recording(two["ddp"], rank=2)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["ddp", "hsdp", "fsdp2 x tp"])
+def test_training_on_four_ranks_is_that_on_one(four: Mapping[str, str], kind: str) -> None:
+    found = compare(four, "single", kind)
+    assert (found.first, found.beyond, found.ok) == (None, 0, True)
+    assert check_replicas(ranks_of(four[kind])).first == ()
+
+
+@pytest.mark.ranks
+def test_rank_that_is_alone_is_named(four: Mapping[str, str]) -> None:
+    first = check_replicas(ranks_of(four["ddp with other weights"])).first[0]
+    assert (first.alone, first.groups) == (1, ((0, 2, 3), (1,)))
+    first = check_replicas(ranks_of(four["ddp with another gradient"])).first[0]
+    assert (first.alone, first.step, first.name) == (1, 1, "blocks.0.down.weight")
+
+
+def test_recording_with_a_rank_missing_says_so(
+    two: Mapping[str, str], tmp_path: Path, command: Command
+) -> None:
+    copy = tmp_path / "copy.modtrace"
+    shutil.copytree(two["ddp"], copy)
+    shutil.rmtree(copy / "rank-00001")
+    assert "1 rank of 2 missing: 1\n" in command("ranks", str(copy)).out
