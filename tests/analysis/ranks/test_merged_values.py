@@ -30,6 +30,16 @@ def rank_with(numbers: Any, *, rank: int = 0, world: int = 2, steps: int = 1, **
     return rank, data
 
 
+def rank_with_own(role: str, phase: str, numbers: list[float], rank: int) -> Rank:
+    """A rank with a tensor of `head` that may be its own."""
+    build = RecordingBuilder(rank=rank, world_size=2, complete=True)
+    net = build.module("", "Net")
+    head = build.module("head", "BatchNorm", parent=net)
+    build.step(0, 0, 500)
+    build.value(build.site(head, role, "mean"), numbers, phase=phase)
+    return rank, build.data()
+
+
 def part(whole: Any, rows: slice, rank: int, **more: Any) -> Rank:
     """A rank with some rows of a matrix."""
     numbers = whole[rows]
@@ -120,3 +130,19 @@ def test_a_rank_that_ended_early_hides_no_step() -> None:
     check = check_replicas(ranks)
     assert check.disagreeing_steps == (0, 1, 2)
     assert check.compared == 3
+
+
+@pytest.mark.parametrize(("role", "phase"), [("buffer", "forward"), ("parameter_grad", "backward")])
+def test_tensors_that_a_rank_may_have_of_its_own_accuse_nobody(role: str, phase: str) -> None:
+    ranks = rank_with_own(role, phase, [1.0, 2.0], 0), rank_with_own(role, phase, [1.0, 3.0], 1)
+    check = check_replicas(ranks)
+    assert (check.compared, check.first) == (0, ())
+
+
+def test_gradients_of_parts_of_a_batch_are_not_compared_before_they_are_reduced() -> None:
+    numbers = [1.0, 2.0], [1.0, 3.0]
+    row = merged_row(
+        *(rank_with_own("parameter_grad", "backward", own, rank) for rank, own in enumerate(numbers))
+    )
+    assert (row["count"], row["shape"]) == (None, [2])
+    assert row["note"] == "not comparable: the gradient of a part of the batch, before it is reduced"

@@ -9,14 +9,15 @@ import numpy as np
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.module_path import join
+from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import BUFFER, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
+from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ..tables.columns import Column, Rows, find_rows
-from ..tables.ranks import RankValues, bits_of, find_unread, read_rank_values
+from ..tables.ranks import RankValues, bits_of, find_unread, number_blocks, read_rank_values
 from ..tables.sites import read_sites
 
-#: The roles of tensors of which ranks have copies.
-_COPIED = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE, BUFFER)
+#: The roles of tensors of which ranks have copies. A buffer may be a rank's own, as the statistics of BatchNorm are.
+_COPIED = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
 #: Statistics of which at least one differs where tensors do, but for a rare chance.
 _STATISTICS = (
@@ -77,9 +78,10 @@ def check_replicas(ranks: Sequence[tuple[int, RecordingData]]) -> ReplicaCheck:
     values = read_rank_values(ranks)
     lowest = max(values, key=lambda rank: len(rank.key))  # a rank that died has fewer rows
     numbers, hashed = zip(*(_read_identity(rank, lowest.key) for rank in values), strict=True)
-    places = np.stack([_read_places(rank, lowest.key) for rank in values])
+    places = np.stack([_take_rows(rank, lowest.key, number_blocks(rank.placed.table)) for rank in values])
     has_row = np.stack([find_rows(rank.key, lowest.key) >= 0 for rank in values])
-    has_row &= lowest.placed.is_of(*_COPIED) & ~find_unread(lowest.placed.table)
+    is_reduced = lowest.placed.phase != PHASES.index(BACKWARD)
+    has_row &= lowest.placed.is_of(*_COPIED) & is_reduced & ~find_unread(lowest.placed.table)
     differs, compared, by_hash = np.zeros(has_row.shape[1], bool), np.zeros(has_row.shape[1], bool), 0
     for one in range(len(values)):
         for other in range(one + 1, len(values)):
@@ -115,18 +117,9 @@ def _read_identity(rank: RankValues, key: Rows) -> tuple[Column, Column]:
     return numbers, np.array(bits, np.int64).reshape(-1, 2)[at]
 
 
-def _read_places(rank: RankValues, key: Rows) -> Column:
-    """Returns a number for the place of each row in its DTensor; 0 for what is none."""
-    at, table = find_rows(rank.key, key), rank.placed.table
-    offsets = table["global_offset"]
-    if not table.num_rows or offsets.null_count == len(offsets):
-        return np.zeros(len(key), np.int64)
-    shapes = table["shape"].to_pylist()
-    places = [
-        0 if offset is None else hash((*offset, *shape))
-        for offset, shape in zip(offsets.to_pylist(), shapes, strict=True)
-    ]
-    return np.array(places, np.int64)[at]
+def _take_rows(rank: RankValues, key: Rows, column: Column) -> Column:
+    """Returns a column of a rank's values for each key; anything where it has no row."""
+    return column[find_rows(rank.key, key)] if len(column) else np.zeros(len(key), np.int64)
 
 
 def _describe(

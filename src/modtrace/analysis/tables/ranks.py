@@ -15,7 +15,7 @@ from ...recording.meta import ALL_RANKS, RunMeta
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
-from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LEAF, OP_OUTPUT, OUTPUT
+from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, LEAF, OP_OUTPUT, OUTPUT, PARAMETER_GRAD
 from ...recording.statistics.fingerprints import (
     hash_from_bytes,
     hash_to_bytes,
@@ -24,8 +24,9 @@ from ...recording.statistics.fingerprints import (
 )
 from ...recording.statistics.moments import RAW
 from ...recording.suggestions import count_of, ranges_of
-from .columns import ArrowTable, Bools, Column, Rows, count_before, find_rows
+from .columns import ArrowTable, Bools, Column, Rows, count_before, dictionary_codes, find_rows
 from .placement import NO_MODULE, NOWHERE, Placer
+from .tensors import read_sizes
 from .values import PlacedValues
 
 #: The note of recordings whose rows of DTensors have the numbers of a part beside the shape of the whole.
@@ -42,6 +43,10 @@ _BATCHED = (INPUT, OUTPUT, GRAD_INPUT, GRAD_OUTPUT, OP_OUTPUT, LEAF)
 
 #: The roles of gradients that are those of a mean over a rank's part of the batch.
 _SCALED = (GRAD_INPUT, GRAD_OUTPUT)
+
+#: Columns that merged rows need, also where they are null.
+_NEEDED = ("count", "note", "placements", "mesh", "global_shape", "global_offset", "sumabs", "sum4", "zero_count",
+           "first_index", "hash", "sketch", "histogram")  # fmt: skip
 
 #: What is known of a tensor, but not of several parts together.
 _OF_ONE_PART = ("argmax", "channel_max", "sample", "user", "blob")
@@ -181,7 +186,10 @@ def _merge(ranks: Sequence[RankValues]) -> _Merged:
     changed = np.unique(np.concatenate([several, np.flatnonzero(is_part | find_unread(tables[0]))]))
     if not len(changed):
         return _Merged(tables[0], degree, sentence)
-    merged = _merge_rows(tables, [of_rank[changed] for of_rank in rows], counts[:, changed], degree)
+    are_gradients = lowest.placed.is_of(PARAMETER_GRAD) & _find_batched(lowest.placed)
+    merged = _merge_rows(
+        tables, [of_rank[changed] for of_rank in rows], counts[:, changed], degree, are_gradients[changed]
+    )
     at = np.arange(tables[0].num_rows)
     at[changed] = len(at) + np.arange(len(changed))
     return _Merged(pa.concat_tables([tables[0], merged]).take(from_numpy(at)), degree, sentence)
@@ -205,26 +213,44 @@ def find_distinct(ranks: Sequence[RankValues], rows: Sequence[Rows]) -> Column:
 def _identify(values: PlacedValues, rows: Rows) -> Column:
     """Returns numbers by which the rows of two ranks are known to be of one block, or of equal tensors.
 
-    A parameter has one value on all ranks, so blocks at one offset are replicas, equal or not. An activation may be of
+    A parameter has one value on all ranks, so blocks at one offset are copies, equal or not. An activation may be of
     another part of the batch on another mesh.
     """
-    table = values.table
+    table, is_batched = values.table, _find_batched(values)
     if not table.num_rows:
         return np.zeros((len(rows), len(_IDENTITY) + 1), np.int64)
     identity = np.stack([bits_of(to_numpy(table[name], null=-1)) for name in _IDENTITY], axis=1)
-    identity[~values.is_of(*_BATCHED) & (values.role >= 0)] = 0
-    is_part = to_numpy(table["global_offset"].is_valid())
-    of_part = table.select(["global_offset", "shape", "mesh"]).filter(from_numpy(is_part)).to_pylist()
-    blocks = np.zeros(table.num_rows, np.int64)
-    blocks[is_part] = [hash((*part["global_offset"], *part["shape"])) for part in of_part]
-    is_on_mesh = is_part & values.is_of(*_BATCHED)
-    meshes = [hash(part["mesh"]) for part, here in zip(of_part, is_on_mesh[is_part], strict=True) if here]
-    identity[is_on_mesh, 0] = meshes
-    identity[is_on_mesh, 1:] = 0
+    blocks = number_blocks(table)
+    identity[~is_batched | (blocks != 0)] = 0
+    mesh, meshes = dictionary_codes(table["mesh"])
+    identity[is_batched, 0] += np.array([*map(hash, meshes), 0], np.int64)[mesh[is_batched]]
     return np.concatenate([identity, blocks[:, None]], axis=1)[rows]
 
 
+def _find_batched(values: PlacedValues) -> Bools:
+    """Returns which rows are of tensors that have other numbers for each part of a batch."""
+    in_backward = values.phase == PHASES.index(BACKWARD)
+    return np.asarray(values.is_of(*_BATCHED) | (values.is_of(PARAMETER_GRAD) & in_backward))
+
+
+def number_blocks(table: ArrowTable) -> Rows:
+    """Returns a number for the place and the shape of each row in its DTensor; 0 for what is none."""
+    numbers = np.zeros(table.num_rows, np.int64)
+    offsets = table["global_offset"]
+    if offsets.null_count == len(offsets):
+        return numbers
+    rows = np.flatnonzero(to_numpy(offsets.is_valid()))
+    found = table.select(["global_offset", "shape"]).take(from_numpy(rows))
+    sizes = np.concatenate([read_sizes(found["global_offset"]), read_sizes(found["shape"])], axis=1)
+    number = np.full(len(rows), sizes.shape[1], np.uint64)
+    for column in sizes.T:  # FNV-1a, of whole numbers in place of bytes
+        number = (number ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
+    numbers[rows] = number.view(np.int64) | 1
+    return numbers
+
+
 def bits_of(numbers: Column) -> Column:
+    """Returns numbers as integers that are equal where they are equal bit by bit; all NaN are one."""
     if numbers.dtype.kind != "f":
         return numbers.astype(np.int64)
     return np.where(np.isnan(numbers), np.nan, numbers).astype(np.float64).view(np.int64)
@@ -232,16 +258,11 @@ def bits_of(numbers: Column) -> Column:
 
 def find_unread(table: ArrowTable) -> Bools:
     """Returns which rows say nothing of a tensor of the model: partial sums, and parts in old recordings."""
-    placements, notes = (
-        table[name].to_pylist() if table[name].null_count < len(table) else ()
-        for name in ("placements", "note")
-    )
-    unread = np.zeros(table.num_rows, bool)
-    for row, text in enumerate(placements):
-        unread[row] |= text is not None and _PARTIAL in text
-    for row, text in enumerate(notes):
-        unread[row] |= text == OLD_NOTE
-    return unread
+    placement, placements = dictionary_codes(table["placements"])
+    note, notes = dictionary_codes(table["note"])
+    is_partial = np.array([*(_PARTIAL in text for text in placements), False])
+    is_old = np.array([*(text == OLD_NOTE for text in notes), False])
+    return np.asarray(is_partial[placement] | is_old[note])
 
 
 def _degree(lowest: RankValues, counts: Column) -> int:
@@ -252,24 +273,34 @@ def _degree(lowest: RankValues, counts: Column) -> int:
 
 
 def _merge_rows(
-    tables: Sequence[ArrowTable], rows: Sequence[Rows], counts: Column, degree: int
+    tables: Sequence[ArrowTable], rows: Sequence[Rows], counts: Column, degree: int, are_gradients: Bools
 ) -> ArrowTable:
     """Returns merged rows, in the schema of the tables; each has a row in the lowest rank."""
     schema = tables[0].schema
+    used = [
+        field.name for field in schema if any(table[field.name].null_count < len(table) for table in tables)
+    ]
+    needed = dict.fromkeys([*used, *_NEEDED])  # taking apart a column of nulls would be the most of the work
     parts = [
-        [table.take(from_numpy(np.maximum(at, 0))).to_pylist(), mine]
+        [table.select([*needed]).take(from_numpy(np.maximum(at, 0))).to_pylist(), mine]
         for table, at, mine in zip(tables, rows, counts, strict=True)
     ]
     merged = [
-        _merge_parts([of_rank[row] for of_rank, mine in parts if mine[row]], degree)
-        for row in range(counts.shape[1])
+        _merge_parts([of_rank[row] for of_rank, mine in parts if mine[row]], degree, is_gradient)
+        for row, is_gradient in enumerate(are_gradients.tolist())
     ]
-    columns = [from_list([row[field.name] for row in merged], field.type) for field in schema]
+    columns = [from_list([row.get(field.name) for row in merged], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _merge_parts(parts: Sequence[dict[str, Any]], degree: int) -> dict[str, Any]:
-    """Returns the row of a tensor, given those of its parts without replicas."""
+def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, is_gradient: bool) -> dict[str, Any]:
+    """Returns the row of a tensor, given those of its parts without copies.
+
+    Args:
+        parts: the rows.
+        degree: into how many parts the batch is divided.
+        is_gradient: it is of a parameter in backward, so that what ranks have adds up.
+    """
     row = dict(parts[0])
     whole, placements = row["global_shape"], row["placements"] or ""
     meshes = len({part["mesh"] for part in parts})
@@ -277,7 +308,7 @@ def _merge_parts(parts: Sequence[dict[str, Any]], degree: int) -> dict[str, Any]
         row["shape"] = [size * meshes if at == 0 else size for at, size in enumerate(whole)]
         row["global_shape"], row["global_offset"] = row["shape"], [0] * len(whole)
         row["numel"] = int(np.prod(row["shape"], dtype=np.int64))
-    if row["note"] == OLD_NOTE or _PARTIAL in placements:
+    if row["note"] == OLD_NOTE or _PARTIAL in placements or (is_gradient and len(parts) > 1):
         return {**row, **_NOTHING, "note": _why_unread(row)}
     if len(parts) == 1:
         return row
@@ -309,6 +340,8 @@ _NOTHING: dict[str, Any] = {
 def _why_unread(row: dict[str, Any]) -> str:
     if row["note"] == OLD_NOTE:
         return "not comparable: the part of a DTensor, recorded by an older modtrace without its place"
+    if row["placements"] is None or _PARTIAL not in row["placements"]:
+        return "not comparable: the gradient of a part of the batch, before it is reduced"
     return f"not comparable: a partial sum ({row['placements']}) that is not reduced yet"
 
 
