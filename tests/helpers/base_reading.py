@@ -74,6 +74,8 @@ ARGUMENTS = [
     "compare run.modtrace run.modtrace --step 0:1 -o growth.png",
     "recompute run.modtrace",
     "recompute run.modtrace --json",
+    "ranks run.modtrace",
+    "ranks run.modtrace --json",
     "verify factory:make",
     "record --quiet --to recorded.modtrace script.py",
     "doctor --json",
