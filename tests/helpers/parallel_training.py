@@ -38,10 +38,11 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.head = nn.Linear(WIDTH, 4)
 
-    def forward(self, x):
+    def forward(self, x, targets):
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        returned = self.head(x)
+        return {"loss": ((returned - targets) ** 2).mean(), "returned": returned}
 
 
 class Run(NamedTuple):
@@ -77,7 +78,7 @@ def train(run: Run, to: str, rank: int = 0, world: int = 1) -> None:
             if run.fault == "inf" and rank == 1 and step == 1:
                 given[0, 0] = float("inf")
             optimizer.zero_grad()
-            ((trained(given) - targets[step][mine]) ** 2).mean().backward()
+            trained(given, targets[step][mine])["loss"].backward()
             if run.fault == "gradient" and rank == 1 and step == 1:
                 model.blocks[0].down.weight.grad.mul_(1.01)
             optimizer.step()

@@ -1,5 +1,6 @@
 """Reads the recordings of several ranks as one: that of a run on a single device."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from ...recording.statistics.fingerprints import (
     merge_hashes,
     merge_sketches,
 )
-from ...recording.statistics.moments import RAW
+from ...recording.statistics.moments import RAW, add_up
 from ...recording.suggestions import count_of, ranges_of
 from .columns import ArrowTable, Bools, Column, Rows, count_before, dictionary_codes, find_rows
 from .placement import NO_MODULE, NOWHERE, Placer
@@ -307,11 +308,13 @@ def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, is_gradient: bool
     if whole is not None:  # an activation on several meshes is of several parts of the batch
         row["shape"] = [size * meshes if at == 0 else size for at, size in enumerate(whole)]
         row["global_shape"], row["global_offset"] = row["shape"], [0] * len(whole)
-        row["numel"] = int(np.prod(row["shape"], dtype=np.int64))
+        row["numel"] = math.prod(row["shape"])
     if row["note"] == OLD_NOTE or _PARTIAL in placements or (is_gradient and len(parts) > 1):
         return {**row, **_NOTHING, "note": _why_unread(row)}
     if len(parts) == 1:
         return row
+    if not row["shape"] and whole is None:
+        return {**row, **dict.fromkeys((*_OF_ONE_PART, "hash", "sketch")), **_average(parts)}
     if whole is None:
         row["shape"] = _join_shapes([part["shape"] for part in parts], degree)
         row["numel"] = sum(part["numel"] for part in parts)
@@ -352,14 +355,37 @@ def _merge_statistics(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: sum(part[name] for part in parts) for name in ("count", "nan_count", "inf_count")
     }
-    for name, choose in (("min", np.min), ("max", np.max)):
-        found[name] = float(choose([part[name] for part in filled])) if filled else None
+    for name, choose in (("min", min), ("max", max)):
+        ends = [part[name] for part in filled]
+        found[name] = (math.nan if any(map(math.isnan, ends)) else choose(ends)) if ends else None
     for name in ("sum", "sumsq", "sumabs", "sum4"):
         numbers = [part[name] for part in parts]
-        found[name] = None if None in numbers else float(np.sum(np.array(numbers, np.longdouble)))
+        found[name] = None if None in numbers else add_up(numbers)
     zeros = [part["zero_count"] for part in parts]
     found["zero_count"] = None if None in zeros else sum(zeros)
     return found
+
+
+def _average(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the statistics of the mean of single numbers: the loss of a batch, say, of whose parts ranks have one."""
+    if any(part["count"] is None for part in parts):
+        return _NOTHING
+    mean = add_up([part["sum"] for part in parts]) / len(parts)
+    is_finite = math.isfinite(mean)
+    return {
+        **_merge_statistics(parts[:1]),
+        **dict.fromkeys(("min", "max", "sum"), mean),
+        **{name: None if parts[0][name] is None else abs(mean) ** power for name, power in _POWERS.items()},
+        "nan_count": int(math.isnan(mean)),
+        "inf_count": int(math.isinf(mean)),
+        "zero_count": None if parts[0]["zero_count"] is None else int(mean == 0),
+        "first_index": None if is_finite else 0,
+        "histogram": None,
+    }
+
+
+#: The power of the magnitude that a sum is of.
+_POWERS = {"sumabs": 1, "sumsq": 2, "sum4": 4}
 
 
 def _first_index(parts: Sequence[dict[str, Any]]) -> int | None:
@@ -426,7 +452,7 @@ _SAME_RATIO = 1e-2
 def _first_gradient(run: RecordingData) -> float:
     """Returns the root mean square of the gradient of an activation that is measured first; 0 if there is none."""
     values = PlacedValues(data=run, table=run.table("values"))
-    rows = np.flatnonzero(values.is_of(*_SCALED))
+    rows = np.flatnonzero(values.is_of(*_SCALED) & (values.numel > 1))  # that of a loss is 1
     if not len(rows):
         return 0.0
     first = rows[np.lexsort((values.moment[rows], values.step[rows]))[0]]
@@ -451,10 +477,9 @@ class _Scaled:
     def _values(self) -> ArrowTable:
         table = self._data.table("values")
         values = PlacedValues(data=self._data, table=table)
-        is_scaled = values.is_of(*_SCALED) | (
-            values.is_of(OP_OUTPUT) & (values.phase == PHASES.index(BACKWARD))
-        )
-        for name, power in (("min", 1), ("max", 1), ("sum", 1), ("sumabs", 1), ("sumsq", 2), ("sum4", 4)):
+        in_backward = values.is_of(OP_OUTPUT) & (values.phase == PHASES.index(BACKWARD))
+        is_scaled = (values.is_of(*_SCALED) | in_backward) & (values.numel > 1)
+        for name, power in {"min": 1, "max": 1, "sum": 1, **_POWERS}.items():
             numbers = to_numpy(table[name], null=np.nan)
             scaled = np.where(is_scaled, numbers / self._factor**power, numbers)
             column = from_numpy(np.ma.masked_array(scaled, to_numpy(table[name].is_null())), pa.float64())
