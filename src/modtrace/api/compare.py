@@ -7,7 +7,7 @@ from typing import Any
 
 from ..analysis.divergence.answer import Comparison
 from ..analysis.divergence.compare import compare_recordings
-from ..analysis.tables.ranks import as_one
+from ..analysis.tables.ranks import as_one, find_missing
 from ..optional import require
 from ..recording.protocols import RecordingData
 from ..store.reader import open_last_attempts
@@ -86,7 +86,8 @@ def _read(
 ) -> RecordingData:
     """Returns a recording, or the recording of a model that is run on the arguments."""
     if isinstance(given, (str, os.PathLike)):
-        return as_one(open_last_attempts(given))
+        ranks = open_last_attempts(given)
+        return as_one(ranks, find_missing(ranks))
     data: Any = getattr(given, "data", None)
     if hasattr(data, "table"):
         recorded: RecordingData = data

@@ -7,9 +7,10 @@ from itertools import islice
 import click
 
 from ..analysis.provenance.search import find_absorbed, find_all
-from ..analysis.ranks.first_nonfinite import RankAnswer, find_first_of_ranks
+from ..analysis.ranks.first_nonfinite import RankAnswers, find_first_of_ranks
 from ..analysis.values.nonfinite import Measured, NonFinite, count_measured
 from ..recording.protocols import RecordingData
+from ..recording.suggestions import ranges_of
 from ..views.text.nonfinite import (
     group_alike,
     render_nonfinite,
@@ -42,24 +43,29 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     Where ops were recorded (--ops) it names the op, else the first module whose tensors hold such values. The exit code
     is 1 if there is an answer, 0 if not, and 2 if nothing could be checked.
     """
-    ranks = open_chosen_ranks(run)
-    answers: list[RankAnswer] = []
+    ranks, missing = open_chosen_ranks(run)
+    of_ranks = RankAnswers([], [])
     if len(ranks) > 1:
         with errors_of(run, ranks[0][1]):
-            answers = find_first_of_ranks(ranks)
-    shown = answers[0].rank if answers else ranks[0][0]
-    data = dict(ranks)[shown]
-    measured, meta = _count_all(ranks) if len(ranks) > 1 else count_measured(data), data.meta
+            of_ranks = find_first_of_ranks(ranks)
+    searched = [(rank, data) for rank, data in ranks if rank not in of_ranks.unmeasured]
+    data = dict(ranks)[of_ranks.answers[0].rank if of_ranks.answers else searched[0][0]]
+    measured, meta = _count_all(searched), data.meta
+    marks = meta.marks if len(ranks) == 1 else _mark_all(ranks, missing)
     if as_json:
         with errors_of(run, data):
             made = list(islice(find_all(data), limit if every else 1))
         found = next(iter(made), None)
         others = made[1:] if every else None
         absorbed = find_absorbed(data, limit) if every else ()
-        of_ranks = answers if len(ranks) > 1 else None
         print_text(
             render_nonfinite_json(
-                found, measured, marks=meta.marks, further=others, absorbed=absorbed, of_ranks=of_ranks
+                found,
+                measured,
+                marks=marks,
+                further=others,
+                absorbed=absorbed,
+                of_ranks=of_ranks if len(ranks) > 1 else None,
             )
         )
     else:
@@ -67,7 +73,7 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
             [first, *further] = _find_groups(data, limit + 1 if every else 1) or [[]]
         found = next(iter(first), None)
         if len(ranks) > 1:
-            print_view(render_ranks_with_nonfinite, answers, len(ranks))
+            print_view(render_ranks_with_nonfinite, of_ranks, len(ranks))
         print_view(
             render_nonfinite,
             found,
@@ -75,7 +81,7 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
             further=[group for group in (first[1:], *further) if group],
             absorbed=find_absorbed(data, limit + 1) if every else (),
             limit=limit,
-            marks=meta.marks,
+            marks=marks,
             notes=meta.notes,
         )
     return 0 if found is None else EXIT_FOUND
@@ -94,3 +100,8 @@ def _count_all(ranks: Sequence[tuple[int, RecordingData]]) -> Measured:
         name: sum(getattr(one, name) for one in counts) for name in ("tensors", "unmeasured", "nonfinite")
     }
     return replace(counts[0], **sums)
+
+
+def _mark_all(ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int]) -> list[str]:
+    marks = [f"rank {rank}: {mark}" for rank, data in ranks for mark in data.meta.marks]
+    return [*marks, f"ranks of the run are missing: {ranges_of(missing)}"] if missing else marks

@@ -4,13 +4,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import click
 
 from ..analysis.tables.chosen_step import STEP_NAMES, ShownStep, find_step
 from ..analysis.tables.missing_rows import require_ops, require_rows, say_missing
-from ..analysis.tables.ranks import as_one, describe_ranks
-from ..errors import NothingRecordedError
+from ..analysis.tables.ranks import as_one, describe_ranks, find_missing
+from ..errors import NothingRecordedError, RecordingError
 from ..recording.protocols import RecordingData
 from ..recording.suggestions import did_you_mean
 from ..store.reader import FolderReader, open_last_attempts
@@ -41,7 +42,7 @@ def open_with_rows(run: str, *tables: str, is_of_all: bool = False) -> Recording
     data: RecordingData = FolderReader(run)
     asked = click.get_current_context().meta.get(_ASKED_RANKS)
     if asked is not None:
-        [(_, data), *more] = open_chosen_ranks(run)
+        [(_, data), *more], _ = open_chosen_ranks(run)
         if more:
             command = click.get_current_context().info_name
             raise click.BadParameter(
@@ -60,16 +61,24 @@ def open_together(run: str, *tables: str) -> RecordingData:
 
     Raises: as `open_with_rows`.
     """
-    return _check(run, as_one(open_chosen_ranks(run)), tables)
+    return _check(run, as_one(*open_chosen_ranks(run)), tables)
 
 
-def open_chosen_ranks(run: str) -> list[tuple[int, RecordingData]]:
-    """Returns the ranks that `--rank` chooses of the recording in the folder `run`, all by default; each after its last
-    restart.
+class ChosenRanks(NamedTuple):
+    """The ranks of a recording that `--rank` chooses."""
+
+    ranks: list[tuple[int, RecordingData]]  # ascending, at least one
+    missing: tuple[int, ...]  # the ranks of the run that have no folder
+
+
+def open_chosen_ranks(run: str) -> ChosenRanks:
+    """Returns the ranks that `--rank` chooses of the recording in the folder `run`, all by default.
+
+    After a restart only what ran since is read. A rank that cannot be read is left out, with a word on standard error.
 
     Raises:
         click.BadParameter: there is no such rank.
-        ModtraceError: it cannot be read.
+        ModtraceError: none of them can be read.
     """
     asked: slice | None = click.get_current_context().meta.get(_ASKED_RANKS)
     found: list[tuple[int, RecordingData]] = [*open_last_attempts(run)]
@@ -77,7 +86,23 @@ def open_chosen_ranks(run: str) -> list[tuple[int, RecordingData]]:
     if not chosen:
         there = describe_ranks(rank for rank, _ in found)
         raise click.BadParameter(f"the recording has {there}", param_hint="--rank")
-    return chosen
+    return ChosenRanks(_readable(chosen), find_missing(found))
+
+
+def _readable(ranks: list[tuple[int, RecordingData]]) -> list[tuple[int, RecordingData]]:
+    if len(ranks) == 1:
+        return ranks
+    damaged: dict[int, RecordingError] = {}
+    for rank, data in ranks:
+        try:
+            for table in ("modules", "sites", "steps", "calls", "values"):
+                data.table(table)
+        except RecordingError as error:
+            damaged[rank] = error
+            click.echo(f"Rank {rank} is left out, because it cannot be read: {error}", err=True)
+    if len(damaged) == len(ranks):
+        raise damaged[ranks[0][0]]
+    return [(rank, data) for rank, data in ranks if rank not in damaged]
 
 
 def _check(run: str, data: RecordingData, tables: Sequence[str]) -> RecordingData:

@@ -21,9 +21,9 @@ def ranks(run: str, as_json: bool) -> int:
     part of them. The first copy that differs is named, with its step and rank. The exit code is 1 if one differs, and 0
     if not.
     """
-    found = open_chosen_ranks(run)
+    found, missing = open_chosen_ranks(run)
     with errors_of(run, found[0][1]):
-        overview = read_overview(found)
+        overview = read_overview(found, missing)
         check = check_replicas(found) if len(found) > 1 else None
     if as_json:
         print_text(render_ranks_json(overview, check))

@@ -259,13 +259,17 @@ def open_ranks(reader: FolderReader) -> list[RankData]:
 
 
 def open_last_attempts(path: str | os.PathLike[str]) -> list[tuple[int, FolderReader]]:
-    """Returns the ranks of a recording in their order, with their numbers, each as it ran after its last restart.
+    """Returns the ranks of a recording in their order, with their numbers, as they ran after the last restart.
+
+    A restart is of all ranks; one that has recorded nothing since is left out.
 
     Raises:
         ModtraceError: as `FolderReader` raises.
     """
     found = open_ranks(FolderReader(path))
-    return [*{rank.name.rank: rank.data for rank in found}.items()]  # attempts come in their order
+    attempts = [int(rank.data.folder.name.partition(_ATTEMPT)[2] or 0) for rank in found]
+    last = max(attempts, default=0)
+    return [(rank.name.rank, rank.data) for rank, own in zip(found, attempts, strict=True) if own == last]
 
 
 def _named(reader: FolderReader) -> RankData:

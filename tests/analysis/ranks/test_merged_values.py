@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
+from modtrace.analysis.ranks.first_nonfinite import find_first_of_ranks
 from modtrace.analysis.ranks.overview import read_overview
 from modtrace.analysis.ranks.replicas import check_replicas
-from modtrace.analysis.tables.ranks import OLD_NOTE, RanksData
+from modtrace.analysis.tables.ranks import OLD_NOTE, RanksData, find_missing
 
 Rank = tuple[int, TypedRecording]
 
@@ -101,14 +102,131 @@ def test_rows_of_old_recordings_are_not_compared() -> None:
 
 def test_what_is_missing_is_marked() -> None:
     ranks = [rank_with([1.0], rank=rank, world=6, steps=2 if rank < 3 else 3) for rank in (0, 1, 2, 4)]
-    meta = RanksData(ranks).meta
-    assert meta.marks == ("2 ranks of 6 missing: 3,5", "tensors that rank 0 lacks are left out: 1 of rank 4")
+    missing = find_missing(ranks)
+    assert missing == (3, 5)
+    meta = RanksData(ranks, missing).meta
+    assert meta.marks == (
+        "ranks of the run are missing: 3,5",
+        "tensors that rank 0 lacks are left out: 1 of rank 4",
+    )
     assert not meta.complete
-    overview = read_overview(ranks)
+    overview = read_overview(ranks, missing)
     assert overview.missing == (3, 5)
-    assert overview.lacking == ((2, 2, (0, 1, 2)),)
+    assert overview.lacking == ((0, 1), (1, 1), (2, 1))
     assert [state.steps for state in overview.ranks] == [2, 2, 2, 3]
     assert [state.step_ns for state in overview.ranks] == [500.0, 1000.0, 1500.0, 2500.0]
+    assert find_missing([rank_with([1.0], world=10**12)]) == ()
+
+
+def test_ranks_without_values_are_left_out() -> None:
+    empty = RecordingBuilder(rank=0, world_size=2).data()
+    data = RanksData([(0, empty), rank_with([1.0, 2.0], rank=1)])
+    assert data.table("values").num_rows == 1
+    assert data.meta.marks == ("rank 0: nothing was measured",)
+    assert RanksData([(0, empty), (1, empty)]).table("values").num_rows == 0
+    check = check_replicas([(0, empty), rank_with([1.0], rank=1), rank_with([1.0], rank=2)])
+    assert (check.compared, check.uncompared) == (1, (0,))
+
+
+def test_whole_is_not_told_from_a_part_of_its_parts() -> None:
+    whole = np.arange(12.0).reshape(4, 3)
+    row = merged_row(part(whole, slice(0, 1), 0), part(whole, slice(1, 3), 1))
+    assert (row["shape"], row["count"]) == ([4, 3], None)
+    assert row["note"] == "not comparable: parts of it are on ranks that are not read, or lack this row"
+
+
+def with_evaluations(kinds: str, rank: int, *, bad: int | None = None, phase: str = "forward") -> Rank:
+    """A rank with a training step for each `t`, and with one of evaluation for each `e`; `bad` is a step with NaN."""
+    build = RecordingBuilder(rank=rank, world_size=2, complete=True)
+    net = build.module("", "Net")
+    trained = 0
+    for step, kind in enumerate(kinds):
+        build.step(step, 1_000 * step, 1_000 * step + 500, kind={"t": "train", "e": "eval"}[kind])
+        call = build.call(net, 1_000 * step, 1_000 * step + 100)
+        number = float("nan") if step == bad else float(trained)
+        build.output(call, [number if phase == "forward" else 1.0])
+        if kind == "t":
+            build.parameter_grad(net, "weight", [number])
+            build.parameter(net, "weight", [float(trained)])
+            trained += 1
+    return rank, build.data()
+
+
+def test_rank_that_evaluates_alone_is_like_the_others() -> None:
+    check = check_replicas([with_evaluations("tetteet", 0), with_evaluations("tttt", 1)])
+    assert (check.compared, check.first) == (8, ())
+    overview = read_overview([with_evaluations("tettee", 0), with_evaluations("tttt", 1)])
+    assert overview.lacking == ((0, 1),)
+
+
+def test_rank_that_evaluates_alone_is_told_when_it_makes_a_nan() -> None:
+    ranks = [with_evaluations("tett", 0, bad=2), with_evaluations("ttt", 1, bad=1, phase="optimizer")]
+    answers = find_first_of_ranks(ranks).answers
+    assert [(answer.rank, answer.found.step) for answer in answers] == [(0, 2), (1, 1)]
+
+
+def test_rank_that_has_a_nan_at_an_earlier_place_is_in_front() -> None:
+    nan = float("nan")
+    ranks = []
+    for rank, outputs in enumerate(([1.0, nan], [nan, nan])):
+        build = RecordingBuilder(rank=rank, world_size=2, complete=True)
+        net = build.module("", "Net")
+        build.step(0, 0, 500)
+        call = build.call(net, 0, 400)
+        for at, number in enumerate(outputs):
+            inner = build.module(f"l{at}", "Linear", parent=net)
+            build.output(build.call(inner, 10 + at, 11 + at, parent=call), [number])
+        ranks.append((rank, build.data()))
+    answers = find_first_of_ranks(ranks).answers
+    assert [(answer.rank, answer.found.path) for answer in answers] == [(1, "l0"), (0, "l1")]
+
+
+def test_rank_that_measured_nothing_is_not_called_healthy() -> None:
+    empty = RecordingBuilder(rank=1, world_size=2).data()
+    found = find_first_of_ranks([with_evaluations("tt", 0), (1, empty)])
+    assert found == ([], [1])
+
+
+def test_tensors_of_other_shapes_and_flat_parameters_accuse_nobody() -> None:
+    check = check_replicas([rank_with([1.0, 2.0]), rank_with([1.0, 2.0, 3.0], rank=1)])
+    assert (check.compared, check.first) == (0, ())
+
+
+def test_copies_are_those_of_any_two_ranks() -> None:
+    """Ranks 0 and 1 have another stage of a pipeline than ranks 2 and 3."""
+    ranks = []
+    for rank in range(4):
+        build = RecordingBuilder(rank=rank, world_size=4, complete=True)
+        net = build.module("", "Net")
+        build.step(0, 0, 500)
+        for name in ("a", "b", "c") if rank < 2 else ("d",):
+            build.parameter(build.module(name, "Linear", parent=net), "weight", [2.0 if rank == 3 else 1.0])
+        ranks.append((rank, build.data()))
+    check = check_replicas(ranks)
+    assert check.compared == 4
+    assert [(one.name, one.groups) for one in check.first] == [("d.weight", ((2,), (3,)))]
+
+
+def test_what_was_not_measured_agrees_with_nothing() -> None:
+    ranks = [rank_with([1.0]), rank_with([1.0], rank=1), rank_with([1.0], rank=2, count=None)]
+    check = check_replicas(ranks)
+    assert (check.compared, check.first, check.uncompared) == (1, (), (2,))
+    assert check_replicas([rank_with([1.0], count=None), rank_with([1.0], rank=1, count=None)]).compared == 0
+
+
+def test_equal_hashes_are_equal_however_the_sums_were_rounded() -> None:
+    same = {"hash": b"12345678"}
+    ranks = rank_with([1.0], **same), rank_with([1.0], rank=1, sum=1.0000000000000002, **same)
+    check = check_replicas(ranks)
+    assert (check.compared, check.by_hash, check.first) == (1, 1, ())
+
+
+def test_weights_that_no_two_ranks_share_may_be_their_own() -> None:
+    assert check_replicas([rank_with([1.0]), rank_with([2.0], rank=1)]).may_be_own
+    numbers = [1.0, 1.0, 2.0]
+    assert not check_replicas(
+        [rank_with([number], rank=rank) for rank, number in enumerate(numbers)]
+    ).may_be_own
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_first_copy_that_differs_is_named(two: Mapping[str, str]) -> None:
 
 
 def test_rank_where_an_infinite_number_came_up_is_named(two: Mapping[str, str]) -> None:
-    first, later = find_first_of_ranks(ranks_of(two["ddp with an inf"]))
+    first, later = find_first_of_ranks(ranks_of(two["ddp with an inf"])).answers
     assert (first.rank, first.found.step, first.found.phase, first.found.path) == (
         1,
         1,

@@ -16,7 +16,7 @@ from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
 from ..tables.columns import ArrowTable, Column, Rows, build_table, decode, take_of_tables
 from ..tables.missing_rows import require_rows
-from ..tables.ranks import align_gradients
+from ..tables.ranks import align_gradients, scale_gradients
 from ..tables.run import RunTables
 from .answer import (
     ABSORBED,
@@ -70,7 +70,9 @@ def compare_recordings(
         raise ValueError(f"tolerance={tolerance!r}: give a relative error such as 1e-5; 0 tolerates none")
     require_rows(a, "values")
     require_rows(b, "values")
-    a, b, scaled = align_gradients(a, b)
+    aligned = align_gradients(a, b)
+    noise = [scale_gradients(run, aligned.factors[0]) for run in noise]
+    a, b = (scale_gradients(run, factor) for run, factor in zip((a, b), aligned.factors, strict=True))
     tables, tables_b, steps = read_both(a, b, step=step, step_b=step_b)
     alignment = align_tables(tables, tables_b, steps, rules=rules)
     if not len(alignment.values) and not len(alignment.joined):
@@ -82,7 +84,7 @@ def compare_recordings(
             "Record both with values='stats', or the same captures."
         )
     found = _build_answer(alignment, parts, allow_missing)
-    return found if scaled is None else replace(found, environment=(*found.environment, scaled))
+    return found if aligned.text is None else replace(found, environment=(*found.environment, aligned.text))
 
 
 def _compare_all(

@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from ...errors import NothingRecordedError
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from ...recording.arrow.arrays import to_numpy
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..provenance.search import find_all
-from ..values.nonfinite import PRODUCER, NonFinite
+from ..tables.columns import column_of, phase_codes
+from ..tables.ranks import StepOrder
+from ..values.nonfinite import NonFinite
 
 #: The phases in the order in which values pass through them, also from one rank to another.
 _ORDER = {None: -1, FORWARD: 0, RECOMPUTE: 1, BACKWARD: 1, OPTIMIZER: 2}
@@ -20,32 +25,51 @@ class RankAnswer(NamedTuple):
     found: NonFinite
 
 
-def find_first_of_ranks(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankAnswer]:
+class RankAnswers(NamedTuple):
+    """What made the first such values on each rank that has some, and which ranks could not be searched."""
+
+    answers: list[RankAnswer]
+    unmeasured: list[int]
+
+
+def find_first_of_ranks(ranks: Sequence[tuple[int, RecordingData]]) -> RankAnswers:
     """Returns the first answer of each rank that has one, that of the rank where the values came up first in front.
 
     A rank that has them in an earlier step, or in an earlier phase of the same step, is in front of one that may have
-    been given them: by an all-reduce of gradients, say. In one phase, a rank where an op made them is in front of one
-    that only held them.
+    been given them: by an all-reduce of gradients, say. So is, in one phase, a rank that has them at an earlier place
+    of the program, which all ranks run.
 
     Raises:
         NothingRecordedError: no rank has measured a tensor.
     """
-    answers: list[RankAnswer] = []
-    missing: list[NothingRecordedError] = []
+    answers: list[tuple[tuple[int, ...], RankAnswer]] = []
+    missing: dict[int, NothingRecordedError] = {}
     for rank, data in ranks:
         try:
             found = next(find_all(data), None)
         except NothingRecordedError as error:
-            missing.append(error)
+            missing[rank] = error
             continue
         if found is not None:
-            answers.append(RankAnswer(rank, found))
+            answers.append((_when(data, found), RankAnswer(rank, found)))
     if len(missing) == len(ranks):
-        raise missing[0]
-    return sorted(answers, key=_when)
+        raise missing[ranks[0][0]]
+    return RankAnswers(
+        [answer for _, answer in sorted(answers, key=lambda pair: (pair[0], pair[1].rank))], [*missing]
+    )
 
 
-def _when(answer: RankAnswer) -> tuple[int, int, bool, int]:
-    found = answer.found
+def _when(data: RecordingData, found: NonFinite) -> tuple[int, ...]:
     phase = found.phase if found.phase is not None else found.follows
-    return found.step, _ORDER.get(phase, 0), found.kind not in (PRODUCER, None), answer.rank
+    return StepOrder(data).place(found.step), _ORDER.get(phase, 0), _find_moment(data, found)
+
+
+def _find_moment(data: RecordingData, found: NonFinite) -> int:
+    """Returns the number of the first measurement of such values in the phase, among those of its step."""
+    table = data.table("values").select(["step", "phase", "order", "nan_count", "inf_count"])
+    rows = column_of(table, "step") == found.step
+    rows &= (to_numpy(table["nan_count"]) if found.nan_count else column_of(table, "inf_count")) > 0
+    if found.phase is not None:
+        rows &= phase_codes(table["phase"]) == PHASES.index(found.phase)
+    moments = column_of(table, "order")[rows]
+    return int(np.min(moments, initial=np.iinfo(np.int64).max))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
 from ..tables.columns import column_of
+from ..tables.ranks import TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,8 @@ class RankState:
     attempt: int  # how often it was restarted
     steps: int
     last_step: int | None  # None if it has no complete step
-    step_ns: float  # the median time of its steps, without what modtrace spent measuring; NaN if unknown
+    #: The median time of its training steps, or of all if there are none, without that of measuring; NaN if unknown.
+    step_ns: float
     is_closed: bool  # False: the process ended without closing the recording, or still runs
     marks: tuple[str, ...]  # what is missing from its recording
 
@@ -30,50 +31,38 @@ class RanksOverview:
     world_size: int
     ranks: tuple[RankState, ...]
     missing: tuple[int, ...]  # ranks that have no folder
-    #: For each range of steps that some ranks lack: its first and its last step, and those ranks.
-    lacking: tuple[tuple[int, int, tuple[int, ...]], ...]
+    #: The ranks that have recorded fewer training steps than another, and how many fewer.
+    lacking: tuple[tuple[int, int], ...]
 
 
-def read_overview(ranks: Sequence[tuple[int, RecordingData]]) -> RanksOverview:
-    """Returns what is known of the ranks, given with their numbers in ascending order."""
-    states, steps = [], []
+def read_overview(ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int] = ()) -> RanksOverview:
+    """Returns what is known of the ranks, given with their numbers in ascending order; `missing` have no folder."""
+    states, trained = [], []
     for rank, data in ranks:
         table, meta = data.table("steps"), data.meta
-        step = column_of(table, "step")
-        ended = to_numpy(table["end_ns"].is_valid())
-        took = (
-            column_of(table, "end_ns")
-            - column_of(table, "start_ns")
-            - np.maximum(column_of(table, "overhead_ns"), 0)
-        )
-        steps.append(set(step.tolist()))
+        step, kind = column_of(table, "step"), table["kind"].to_pylist()
+        overhead_ns = np.maximum(column_of(table, "overhead_ns"), 0)
+        took_ns = column_of(table, "end_ns") - column_of(table, "start_ns") - overhead_ns
+        is_training = np.array([one == TRAIN for one in kind], bool)
+        shown = took_ns[is_training] if is_training.any() else took_ns
+        trained.append(int(is_training.sum()))
         states.append(
             RankState(
                 rank=rank,
                 attempt=meta.attempt,
                 steps=len(step),
                 last_step=int(step.max()) if len(step) else None,
-                step_ns=float(np.median(took[ended])) if ended.any() else np.nan,
+                step_ns=float(np.median(shown)) if len(shown) else np.nan,
                 is_closed=not any(mark.startswith("not closed") for mark in meta.marks),
                 marks=meta.marks,
             )
         )
-    world_size = max([data.meta.world_size for _, data in ranks], default=0)
-    numbers = [rank for rank, _ in ranks]
+    most = max(trained, default=0)
     return RanksOverview(
-        world_size=world_size,
+        world_size=max([data.meta.world_size for _, data in ranks], default=0),
         ranks=tuple(states),
-        missing=tuple(sorted({*range(world_size)}.difference(numbers))),
-        lacking=tuple(_find_lacking(numbers, steps)),
+        missing=tuple(missing),
+        lacking=tuple(
+            (number, most - own) for (number, _), own in zip(ranks, trained, strict=True) if own < most
+        ),
     )
-
-
-def _find_lacking(ranks: Sequence[int], steps: Sequence[set[int]]) -> list[tuple[int, int, tuple[int, ...]]]:
-    found: list[tuple[int, int, tuple[int, ...]]] = []
-    for step in sorted(set().union(*steps)):
-        without = tuple(rank for rank, there in zip(ranks, steps, strict=True) if step not in there)
-        if found and found[-1][2] == without and found[-1][1] == step - 1:
-            found[-1] = (found[-1][0], step, without)
-        else:
-            found.append((step, step, without))
-    return [lacking for lacking in found if lacking[2]]

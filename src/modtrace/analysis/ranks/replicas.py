@@ -1,44 +1,41 @@
 """Checks that ranks agree on what each of them has a copy of: parameters, reduced gradients, optimizer states."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ...recording.arrow.arrays import to_numpy
+from ...recording.arrow.arrays import from_numpy, to_numpy
 from ...recording.module_path import join
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
-from ..tables.columns import Column, Rows, find_rows
-from ..tables.ranks import RankValues, bits_of, find_unread, number_blocks, read_rank_values
-from ..tables.sites import read_sites
+from ...recording.statistics.moments import RAW
+from ..tables.columns import Column, Rows
+from ..tables.ranks import (
+    RankValues,
+    StepOrder,
+    bits_of,
+    find_unread,
+    mix_columns,
+    number_blocks,
+    read_rank_values,
+)
+from ..tables.sites import Site, read_sites
+from ..tables.tensors import read_sizes
 
 #: The roles of tensors of which ranks have copies. A buffer may be a rank's own, as the statistics of BatchNorm are.
 _COPIED = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
-#: Statistics of which at least one differs where tensors do, but for a rare chance.
-_STATISTICS = (
-    "count",
-    "min",
-    "max",
-    "sum",
-    "sumsq",
-    "nan_count",
-    "inf_count",
-    "sumabs",
-    "sum4",
-    "zero_count",
-)
+#: The name of FSDP1's parameters, of which each rank has another part.
+_FLAT = "_flat_param"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
     """A tensor of which ranks have other numbers than others, although each has a copy of it."""
 
-    step: int
+    step: int  # on the lowest rank that has it
     role: str
     path: str  # of the module; "" for a root, and for a parameter that no module owns
     slot: str  # the name of the parameter or buffer in the module
@@ -62,94 +59,111 @@ class Disagreement:
 class ReplicaCheck:
     """Which copies of ranks were compared, and which differ."""
 
-    compared: int  # how many tensors of which at least two ranks have a row
+    compared: int  # how many tensors of which at least two ranks have a measured row
     by_hash: int  # how many of them by hashes; the others by all statistics
+    uncompared: tuple[int, ...]  # the ranks that have none of these tensors
     #: The tensors that disagree in the first step in which any does, in the order in which they were measured.
     first: tuple[Disagreement, ...]
     disagreeing_steps: tuple[int, ...]  # the steps in which any tensor disagrees
+    #: Whether the first disagreement is in the first compared step, and each rank has other numbers than any other: the
+    #: ranks may each have a model, or a part of it, of their own.
+    may_be_own: bool
 
 
 def check_replicas(ranks: Sequence[tuple[int, RecordingData]]) -> ReplicaCheck:
     """Compares the tensors of which several ranks have a copy, bit by bit, by their hashes or by all statistics.
 
-    Of DTensors the parts at one place are copies. Other parameters, their gradients when the optimizer uses them, and
-    its states have one value on all ranks that train one model. Partial sums are left out.
+    Of DTensors the parts at one place are copies. Other parameters of one shape, their gradients when the optimizer
+    uses them, and its states have one value on all ranks that train one model. Partial sums, FSDP1's flat parameters
+    and what was not measured are left out.
     """
     values = read_rank_values(ranks)
-    lowest = max(values, key=lambda rank: len(rank.key))  # a rank that died has fewer rows
-    numbers, hashed = zip(*(_read_identity(rank, lowest.key) for rank in values), strict=True)
-    places = np.stack([_take_rows(rank, lowest.key, number_blocks(rank.placed.table)) for rank in values])
-    has_row = np.stack([find_rows(rank.key, lowest.key) >= 0 for rank in values])
-    is_reduced = lowest.placed.phase != PHASES.index(BACKWARD)
-    has_row &= lowest.placed.is_of(*_COPIED) & is_reduced & ~find_unread(lowest.placed.table)
-    differs, compared, by_hash = np.zeros(has_row.shape[1], bool), np.zeros(has_row.shape[1], bool), 0
-    for one in range(len(values)):
-        for other in range(one + 1, len(values)):
-            both = has_row[one] & has_row[other] & (places[one] == places[other])
-            with_hash = both & hashed[one][:, -1].astype(bool) & hashed[other][:, -1].astype(bool)
-            compared |= both
-            is_same = (numbers[one] == numbers[other]).all(axis=1)
-            is_same &= ~with_hash | (hashed[one] == hashed[other]).all(axis=1)
-            differs |= both & ~is_same
-            by_hash = max(by_hash, int(with_hash.sum()))
-    step = lowest.placed.step
+    parts = [_read_copies(number, rank) for number, rank in enumerate(values)]
+    rows = np.concatenate(parts, axis=0)
+    rows = rows[np.lexsort((rows[:, _RANK], rows[:, _PLACE], rows[:, _KEY]))]
+    is_new = np.ones(len(rows), bool)
+    is_new[1:] = (rows[1:, [_KEY, _PLACE]] != rows[:-1, [_KEY, _PLACE]]).any(axis=1)
+    group = np.cumsum(is_new) - 1
+    sizes = np.bincount(group)
+    is_hashed = np.bincount(group, rows[:, _IS_HASHED] == 0) == 0 if len(rows) else np.zeros(0, bool)
+    identity = (
+        np.where(is_hashed[group], rows[:, _HASH], rows[:, _STATISTICS])
+        if len(rows)
+        else np.zeros(0, np.int64)
+    )
+    differs = np.zeros(len(sizes), bool)
+    differs[group[~is_new & (identity != np.roll(identity, 1))]] = True
+    first_rows = np.flatnonzero(is_new)
     bad = np.flatnonzero(differs)
-    steps = tuple(np.unique(step[bad]).tolist())
-    first = bad[step[bad] == steps[0]] if steps else bad
-    order = np.lexsort((first, lowest.placed.moment[first]))
-    identities = [
-        np.concatenate([places[at][:, None], numbers[at], hashed[at]], axis=1) for at in range(len(values))
-    ]
-    found = _describe(values, lowest, first[order], identities, has_row)
+    when = rows[first_rows[bad], _WHEN]
+    first = bad[when == when.min()] if len(bad) else bad
+    first = first[np.argsort(rows[first_rows[first], _MOMENT], kind="stable")]
+    compared = sizes > 1
+    found = tuple(_describe(values, rows, np.flatnonzero(group == at), identity) for at in first.tolist())
+    of_ranks = np.unique(rows[compared[group], _RANK]).tolist() if len(rows) else []
+    told = {values[number].rank for number in of_ranks}
+    earliest = rows[compared[group], _WHEN].min() if compared.any() else 0
     return ReplicaCheck(
-        compared=int(compared.sum()), by_hash=by_hash, first=tuple(found), disagreeing_steps=steps
+        compared=int(compared.sum()),
+        by_hash=int((compared & is_hashed).sum()),
+        uncompared=tuple(rank.rank for rank in values if rank.rank not in told),
+        first=found,
+        disagreeing_steps=tuple(np.unique(rows[first_rows[bad], _STEP]).tolist()),
+        may_be_own=bool(found)
+        and bool(when.min() == earliest)
+        and all(len(one) == 1 for one in found[0].groups),
     )
 
 
-def _read_identity(rank: RankValues, key: Rows) -> tuple[Column, Column]:
-    """Returns the bits of the statistics for each key, and those of the hash, behind which is whether there is one."""
-    table, at = rank.placed.table, find_rows(rank.key, key)
-    if not table.num_rows:
-        return np.zeros((len(key), len(_STATISTICS)), np.int64), np.zeros((len(key), 2), np.int64)
-    numbers = np.stack([bits_of(to_numpy(table[name], null=-1)) for name in _STATISTICS], axis=1)[at]
+#: The columns of the copies of all ranks.
+_KEY, _PLACE, _RANK, _ROW, _STEP, _WHEN, _MOMENT, _HASH, _IS_HASHED, _STATISTICS = range(10)
+
+
+def _read_copies(number: int, rank: RankValues) -> Rows:
+    """Returns the rows of a rank that other ranks may have a copy of; `number` is put where the rank is."""
+    placed = rank.placed
+    is_measured = to_numpy(placed.table["count"].is_valid()) | to_numpy(placed.table["hash"].is_valid())
+    is_reduced = placed.phase != PHASES.index(BACKWARD)
+    kept = placed.is_of(*_COPIED) & is_reduced & is_measured & ~find_unread(placed.table)
+    kept &= np.array([*(_FLAT not in slot for slot in placed.slots), True])[placed.slot]
+    rows = np.flatnonzero(kept)
+    table = placed.table.select(["shape", "hash", "global_offset", *RAW]).take(from_numpy(rows))
     hashes = [b"" if found is None else found for found in table["hash"].to_pylist()]
-    bits = [(int.from_bytes(found, "little", signed=True), bool(found)) for found in hashes]
-    return numbers, np.array(bits, np.int64).reshape(-1, 2)[at]
+    order = StepOrder(placed.data)
+    columns = [
+        rank.key[rows],
+        mix_columns(read_sizes(table["shape"])) ^ number_blocks(table),
+        np.full(len(rows), number),
+        rows,
+        placed.step[rows],
+        np.array([order.place(step) for step in placed.step[rows].tolist()], np.int64),
+        placed.moment[rows],
+        np.array([int.from_bytes(found, "little", signed=True) for found in hashes], np.int64),
+        np.array([bool(found) for found in hashes], np.int64),
+        mix_columns(np.stack([bits_of(to_numpy(table[name], null=-1)) for name in RAW], axis=1)),
+    ]
+    return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
 
 
-def _take_rows(rank: RankValues, key: Rows, column: Column) -> Column:
-    """Returns a column of a rank's values for each key; anything where it has no row."""
-    return column[find_rows(rank.key, key)] if len(column) else np.zeros(len(key), np.int64)
+def _describe(values: Sequence[RankValues], rows: Rows, members: Rows, identity: Column) -> Disagreement:
+    of_identity: dict[int, list[int]] = {}
+    for member in members.tolist():
+        of_identity.setdefault(int(identity[member]), []).append(member)
+    groups = sorted(of_identity.values(), key=lambda group: (-len(group), group[0]))
+    lowest = rows[members[0]]
+    placed = values[lowest[_RANK]].placed
+    site: Site = read_sites(placed.data)[int(placed.site_id[lowest[_ROW]])]
+    sizes = [_norm(values, rows[group[0]]) for group in groups[:2]]
+    return Disagreement(
+        step=int(lowest[_STEP]),
+        role=site.role or "",
+        path=site.path,
+        slot=site.slot,
+        groups=tuple(tuple(values[rows[member, _RANK]].rank for member in group) for group in groups),
+        factor=sizes[1] / sizes[0] if sizes[0] else np.nan,
+    )
 
 
-def _describe(
-    values: Sequence[RankValues],
-    lowest: RankValues,
-    rows: Rows,
-    identities: Sequence[Column],
-    has_row: Column,
-) -> Iterator[Disagreement]:
-    sites = read_sites(lowest.placed.data)
-    norms = [rank.placed.read_stats().l2 for rank in values]
-    at = [find_rows(rank.key, lowest.key) for rank in values]
-    for row in rows.tolist():
-        site = sites[int(lowest.placed.site_id[row])]
-        of_place: dict[Any, list[int]] = {}
-        for number in np.flatnonzero(has_row[:, row]).tolist():
-            of_place.setdefault(identities[number][row].tobytes(), []).append(number)
-        # Of a DTensor only the ranks at one place are compared.
-        place = Counter(
-            int(identities[number][row][0]) for group in of_place.values() for number in group[:1]
-        )
-        most = place.most_common(1)[0][0]
-        same = [group for group in of_place.values() if int(identities[group[0]][row][0]) == most]
-        groups = sorted(same, key=lambda group: (-len(group), group[0]))
-        sizes = [float(norms[group[0]][at[group[0]][row]]) for group in groups[:2]]
-        yield Disagreement(
-            step=int(lowest.placed.step[row]),
-            role=site.role or "",
-            path=site.path,
-            slot=site.slot,
-            groups=tuple(tuple(values[number].rank for number in group) for group in groups),
-            factor=sizes[1] / sizes[0] if len(sizes) > 1 and sizes[0] else np.nan,
-        )
+def _norm(values: Sequence[RankValues], row: Rows) -> float:
+    square = values[row[_RANK]].placed.table["sumsq"][int(row[_ROW])].as_py()
+    return float("nan") if square is None else float(square) ** 0.5

@@ -1,10 +1,12 @@
 """Reads the recordings of several ranks as one: that of a run on a single device."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +26,9 @@ from ...recording.statistics.fingerprints import (
     merge_sketches,
 )
 from ...recording.statistics.moments import RAW, add_up
-from ...recording.suggestions import count_of, ranges_of
+from ...recording.suggestions import ranges_of
 from .columns import ArrowTable, Bools, Column, Rows, count_before, dictionary_codes, find_rows
-from .placement import NO_MODULE, NOWHERE, Placer
+from .placement import NOWHERE, Placer
 from .tensors import read_sizes
 from .values import PlacedValues
 
@@ -62,32 +64,61 @@ class RankValues:
     key: Rows  # of each row; rows of one step, phase, module, call, role and slot have the same on all ranks
 
 
+class StepOrder:
+    """Finds which steps of several ranks are one: the n-th of its kind, as a rank may evaluate alone."""
+
+    def __init__(self, data: RecordingData) -> None:
+        steps = data.table("steps").select(["step", "kind"]).to_pylist()
+        self._numbers: dict[int, tuple[int, int]] = {}
+        counts = Counter[str]()
+        for row in sorted(steps, key=itemgetter("step")):
+            kind = row["kind"]
+            is_training = kind == TRAIN
+            self._numbers[row["step"]] = counts[kind], 2 * counts[TRAIN] + is_training
+            counts[kind] += 1
+        self._kinds = {row["step"]: _KINDS.get(row["kind"], len(_KINDS)) for row in steps}
+        self._trained = counts[TRAIN]
+
+    def identify(self, step: int) -> int:
+        """Returns a number that the step has on all ranks; a step that has not ended is paired by its own number."""
+        if step not in self._kinds:
+            return step * 4 + 3
+        return self._numbers[step][0] * 4 + self._kinds[step]
+
+    def place(self, step: int) -> int:
+        """Returns where the step stands among the training steps, as on all ranks."""
+        return self._numbers[step][1] if step in self._numbers else 2 * self._trained + 1
+
+
+TRAIN = "train"
+_KINDS = {TRAIN: 0, "eval": 1}
+
+
 class RanksData:
     """The `RecordingData` of several ranks together. What is not measured is read from the lowest of them.
 
     Of rows of `values` with equal site, offset and shape only that of the lowest rank counts; the others are its
-    replicas. The parts of a DTensor become the whole, exactly but for its sums (docs/ranks.md). Tensors that differ
-    from rank to rank and are no DTensors are parts of one too: of a batch, or of the features.
+    copies. The parts of a DTensor become the whole, exactly but for its sums (docs/ranks.md). Tensors that differ from
+    rank to rank and are no DTensors are parts of one too: of a batch, or of the features.
     """
 
-    def __init__(self, ranks: Sequence[tuple[int, RecordingData]]) -> None:
-        """Holds the ranks, at least one, with their numbers in ascending order."""
-        self.ranks = ranks
-        self._lowest = ranks[0][1]
+    def __init__(self, ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int] = ()) -> None:
+        """Holds the ranks, at least one, with their numbers in ascending order; `missing` have no folder."""
+        measured = [(rank, data) for rank, data in ranks if data.table("values").num_rows]
+        self.ranks = measured or ranks[:1]
+        self._marks = [
+            f"rank {rank}: nothing was measured" for rank, _ in ranks if rank not in dict(self.ranks)
+        ]
+        if missing:
+            self._marks.append(f"ranks of the run are missing: {ranges_of(missing)}")
+        self._lowest = self.ranks[0][1]
 
-    @property
+    @cached_property
     def meta(self) -> RunMeta:
         """The description of the lowest rank's run, with the marks of all."""
         marks = [f"rank {rank}: {mark}" for rank, data in self.ranks for mark in data.meta.marks]
-        meta = self._lowest.meta
-        missing = sorted({*range(meta.world_size)}.difference(rank for rank, _ in self.ranks))
-        if missing:
-            marks.append(
-                f"{count_of(len(missing), 'rank')} of {meta.world_size} missing: {ranges_of(missing)}"
-            )
-        if self._merged.lacking:
-            marks.append(self._merged.lacking)
-        return replace(meta, rank=ALL_RANKS, marks=tuple(marks), complete=not marks)
+        marks += [*self._marks, *filter(None, (self._merged.lacking,))]
+        return replace(self._lowest.meta, rank=ALL_RANKS, marks=tuple(marks), complete=not marks)
 
     def table(self, name: str) -> ArrowTable:
         """Returns all rows of a table.
@@ -115,9 +146,20 @@ class RanksData:
         return _merge(read_rank_values(self.ranks))
 
 
-def as_one(ranks: Sequence[tuple[int, RecordingData]]) -> RecordingData:
-    """Returns several ranks together, or the only one as it is."""
-    return RanksData(ranks) if len(ranks) > 1 else ranks[0][1]
+def as_one(ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int] = ()) -> RecordingData:
+    """Returns several ranks together, or the only one as it is; `missing` are ranks of the run that have no folder."""
+    return RanksData(ranks, missing) if len(ranks) > 1 else ranks[0][1]
+
+
+#: A larger world is none, but damage of its description.
+_MOST_RANKS = 2**20
+
+
+def find_missing(ranks: Sequence[tuple[int, RecordingData]]) -> tuple[int, ...]:
+    """Returns the ranks of the run that are not among all that were recorded."""
+    world = max((data.meta.world_size for _, data in ranks), default=0)
+    there = {rank for rank, _ in ranks}
+    return tuple(rank for rank in range(world) if rank not in there) if world <= _MOST_RANKS else ()
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:
@@ -135,7 +177,10 @@ def read_rank_values(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankVal
         site = np.array([*(known.setdefault(name, len(known)) for name in _name_sites(values)), -1])[
             values.site
         ]
-        keys.append(np.stack([values.step, values.phase, site], axis=1).astype(np.int64))
+        steps, which = np.unique(values.step, return_inverse=True)
+        order = StepOrder(values.data)
+        step = np.array([order.identify(number) for number in steps.tolist()], np.int64)[which.reshape(-1)]
+        keys.append(np.stack([step, values.phase, site], axis=1).astype(np.int64))
     sizes = np.cumsum([0, *map(len, keys)])
     every = np.concatenate(keys) if keys else np.empty((0, 3), np.int64)
     _, number = np.unique(every, axis=0, return_inverse=True)
@@ -151,12 +196,16 @@ def read_rank_values(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankVal
 
 
 def _name_sites(values: PlacedValues) -> Iterator[tuple[Any, ...]]:
+    """Yields what names each site on all ranks, and in other runs: an only root may be wrapped there."""
     placer = Placer(values.data)
+    sites = values.data.table("sites").to_pylist()
+    places = [
+        NOWHERE if row["module_id"] is None else placer.place(row["module_id"], NOWHERE) for row in sites
+    ]
     names = placer.name_modules()
-    for row in values.data.table("sites").to_pylist():
-        module = row["module_id"]
-        place = NOWHERE if module is None or module == NO_MODULE else placer.place(module, NOWHERE)
-        name = None if place == NOWHERE else names[place][:2] if place < len(names) else None
+    has_roots = len({name.root for name in names}) > 1
+    for row, place in zip(sites, places, strict=True):
+        name = None if place == NOWHERE else (names[place].root if has_roots else "", names[place].path)
         yield name, *(row[column] for column in ("nth", "role", "slot", "op", "op_nth"))
 
 
@@ -182,14 +231,15 @@ def _merge(ranks: Sequence[RankValues]) -> _Merged:
     tables = [rank.placed.table for rank in ranks]
     counts = find_distinct(ranks, rows)
     degree = _degree(lowest, counts)
-    several = np.flatnonzero(counts.sum(axis=0) > 1)
+    several = np.flatnonzero((counts.sum(axis=0) > 1) | ((degree > 1) & lowest.placed.is_of(*_BATCHED)))
     is_part = to_numpy(tables[0]["global_shape"].is_valid())
     changed = np.unique(np.concatenate([several, np.flatnonzero(is_part | find_unread(tables[0]))]))
     if not len(changed):
         return _Merged(tables[0], degree, sentence)
     are_gradients = lowest.placed.is_of(PARAMETER_GRAD) & _find_batched(lowest.placed)
+    kinds = np.where(are_gradients, _GRADIENT, np.where(_find_batched(lowest.placed), _ACTIVATION, _WEIGHT))
     merged = _merge_rows(
-        tables, [of_rank[changed] for of_rank in rows], counts[:, changed], degree, are_gradients[changed]
+        tables, [of_rank[changed] for of_rank in rows], counts[:, changed], degree, kinds[changed]
     )
     at = np.arange(tables[0].num_rows)
     at[changed] = len(at) + np.arange(len(changed))
@@ -243,11 +293,17 @@ def number_blocks(table: ArrowTable) -> Rows:
     rows = np.flatnonzero(to_numpy(offsets.is_valid()))
     found = table.select(["global_offset", "shape"]).take(from_numpy(rows))
     sizes = np.concatenate([read_sizes(found["global_offset"]), read_sizes(found["shape"])], axis=1)
-    number = np.full(len(rows), sizes.shape[1], np.uint64)
-    for column in sizes.T:  # FNV-1a, of whole numbers in place of bytes
-        number = (number ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
-    numbers[rows] = number.view(np.int64) | 1
+    numbers[rows] = mix_columns(sizes) | 1
     return numbers
+
+
+def mix_columns(columns: Column) -> Rows:
+    """Returns a number for each row of a matrix of integers; equal rows have equal ones (FNV-1a, of whole numbers)."""
+    mixed = np.full(len(columns), 0xCBF29CE484222325, np.uint64)
+    for column in columns.T:
+        mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
+        mixed ^= mixed >> np.uint64(29)  # the product alone hands on no bit to lower ones
+    return mixed.view(np.int64)
 
 
 def bits_of(numbers: Column) -> Column:
@@ -267,14 +323,19 @@ def find_unread(table: ArrowTable) -> Bools:
 
 
 def _degree(lowest: RankValues, counts: Column) -> int:
-    """Returns into how many parts the batch is divided: as many as the first output that is no DTensor has."""
+    """Returns into how many parts the batch is divided: as many as most outputs have that are no DTensors."""
     values = lowest.placed
-    rows = np.flatnonzero(values.is_of(OUTPUT) & ~to_numpy(values.table["global_shape"].is_valid()))
-    return int(counts[:, rows[0]].sum()) if len(rows) else 1
+    is_plain = values.is_of(OUTPUT) & ~to_numpy(values.table["global_shape"].is_valid()) & (values.numel > 1)
+    found = Counter(counts[:, is_plain].sum(axis=0).tolist()).most_common(1)
+    return int(found[0][0]) if found else 1
+
+
+#: What a merged tensor is of: something of the model, of the batch, or a gradient of which ranks have summands.
+_WEIGHT, _ACTIVATION, _GRADIENT = range(3)
 
 
 def _merge_rows(
-    tables: Sequence[ArrowTable], rows: Sequence[Rows], counts: Column, degree: int, are_gradients: Bools
+    tables: Sequence[ArrowTable], rows: Sequence[Rows], counts: Column, degree: int, kinds: Column
 ) -> ArrowTable:
     """Returns merged rows, in the schema of the tables; each has a row in the lowest rank."""
     schema = tables[0].schema
@@ -287,30 +348,41 @@ def _merge_rows(
         for table, at, mine in zip(tables, rows, counts, strict=True)
     ]
     merged = [
-        _merge_parts([of_rank[row] for of_rank, mine in parts if mine[row]], degree, is_gradient)
-        for row, is_gradient in enumerate(are_gradients.tolist())
+        _merge_parts([of_rank[row] for of_rank, mine in parts if mine[row]], degree, kind)
+        for row, kind in enumerate(kinds.tolist())
     ]
     columns = [from_list([row.get(field.name) for row in merged], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, is_gradient: bool) -> dict[str, Any]:
+def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, kind: int) -> dict[str, Any]:
     """Returns the row of a tensor, given those of its parts without copies.
 
     Args:
         parts: the rows.
         degree: into how many parts the batch is divided.
-        is_gradient: it is of a parameter in backward, so that what ranks have adds up.
+        kind: what the tensor is of.
     """
     row = dict(parts[0])
-    whole, placements = row["global_shape"], row["placements"] or ""
-    meshes = len({part["mesh"] for part in parts})
-    if whole is not None:  # an activation on several meshes is of several parts of the batch
+    whole, reason = row["global_shape"], None
+    # An activation on several meshes is of several parts of the batch.
+    meshes = len({part["mesh"] for part in parts}) if kind == _ACTIVATION else 1
+    if whole is not None:
         row["shape"] = [size * meshes if at == 0 else size for at, size in enumerate(whole)]
         row["global_shape"], row["global_offset"] = row["shape"], [0] * len(whole)
         row["numel"] = math.prod(row["shape"])
-    if row["note"] == OLD_NOTE or _PARTIAL in placements or (is_gradient and len(parts) > 1):
-        return {**row, **_NOTHING, "note": _why_unread(row)}
+    if row["note"] == OLD_NOTE:
+        reason = "the part of a DTensor, recorded by an older modtrace without its place"
+    elif _PARTIAL in (row["placements"] or ""):
+        reason = f"a partial sum ({row['placements']}) that is not reduced yet"
+    elif kind == _GRADIENT and len(parts) > 1:
+        reason = "the gradient of a part of the batch, before it is reduced"
+    elif whole is not None and sum(math.prod(part["shape"]) for part in parts) != row["numel"]:
+        reason = "parts of it are on ranks that are not read, or lack this row"
+    elif kind == _ACTIVATION and whole is None and row["shape"] and len(parts) % degree:
+        reason = "equal on ranks that have other parts of the batch: copies or parts"
+    if reason is not None:
+        return {**row, **_NOTHING, "note": f"not comparable: {reason}"}
     if len(parts) == 1:
         return row
     if not row["shape"] and whole is None:
@@ -320,13 +392,11 @@ def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, is_gradient: bool
         row["numel"] = sum(part["numel"] for part in parts)
     row.update(dict.fromkeys(_OF_ONE_PART))
     row.update(_merge_statistics(parts), note=next((part["note"] for part in parts if part["note"]), None))
-    if row["nan_count"] or row["inf_count"]:
-        row["first_index"] = _first_index(parts) if whole is not None and meshes == 1 else None
     is_whole = whole is not None and meshes == 1
+    if row["nan_count"] or row["inf_count"]:
+        row["first_index"] = _first_index(parts) if is_whole else None
     row["hash"] = _merge_all(parts, "hash", _add_hashes) if is_whole else None
-    row["sketch"] = (
-        _merge_all(parts, "sketch", lambda found: merge_sketches(found).tolist()) if is_whole else None
-    )
+    row["sketch"] = _merge_all(parts, "sketch", _add_sketches) if is_whole else None
     row["histogram"] = _merge_all(parts, "histogram", lambda found: np.sum(found, axis=0).tolist())
     return row
 
@@ -338,14 +408,6 @@ _NOTHING: dict[str, Any] = {
     "nan_count": 0,
     "inf_count": 0,
 }
-
-
-def _why_unread(row: dict[str, Any]) -> str:
-    if row["note"] == OLD_NOTE:
-        return "not comparable: the part of a DTensor, recorded by an older modtrace without its place"
-    if row["placements"] is None or _PARTIAL not in row["placements"]:
-        return "not comparable: the gradient of a part of the batch, before it is reduced"
-    return f"not comparable: a partial sum ({row['placements']}) that is not reduced yet"
 
 
 def _merge_statistics(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -416,6 +478,11 @@ def _merge_all(parts: Sequence[dict[str, Any]], name: str, merge: Any) -> Any:
     return None if any(one is None for one in found) else merge(found)
 
 
+def _add_sketches(sketches: Sequence[Sequence[float]]) -> list[float]:
+    found: list[float] = merge_sketches(sketches).tolist()
+    return found
+
+
 def _add_hashes(hashes: Sequence[bytes]) -> bytes:
     return hash_to_bytes(merge_hashes(map(hash_from_bytes, hashes)))
 
@@ -423,40 +490,53 @@ def _add_hashes(hashes: Sequence[bytes]) -> bytes:
 # ---- Gradients of a mean.
 
 
-def align_gradients(a: RecordingData, b: RecordingData) -> tuple[RecordingData, RecordingData, str | None]:
-    """Scales gradients that are of the mean over a rank's part of the batch in only one of two runs.
+class GradientFactors(NamedTuple):
+    """What makes gradients of two runs comparable."""
 
-    The loss of such a rank is `degree` times as steep in its part as the loss of the whole batch. Whether it is shows
-    in the gradient that comes first.
+    factors: tuple[float, float]  # by which those of the first and of the second run are divided
+    text: str | None  # a sentence if one is not 1
 
-    Returns:
-        both runs, and a sentence if the gradients of one were divided.
+
+def align_gradients(a: RecordingData, b: RecordingData) -> GradientFactors:
+    """Returns by what the gradients of activations are to be divided, if they are of a mean over a part of the batch.
+
+    The loss of a rank is then `degree` times as steep in its part as the loss of the whole batch. Whether it is shows
+    in the median ratio of the gradients.
     """
     degrees = [run.degree if isinstance(run, RanksData) else 1 for run in (a, b)]
     ratio = degrees[1] / degrees[0]
-    sizes = [_first_gradient(run) for run in (a, b)] if ratio != 1 else []
-    if not sizes or not sizes[0] or not np.isclose(sizes[1] / sizes[0], ratio, rtol=_SAME_RATIO):
-        return a, b, None
+    if ratio == 1 or not np.isclose(_median_ratio(a, b), ratio, rtol=_SAME_RATIO):
+        return GradientFactors((1.0, 1.0), None)
     name, factor = ("second", ratio) if ratio > 1 else ("first", 1 / ratio)
     text = (
         f"gradients of activations: {factor:.4g} x in the {name} run, whose loss is a mean over the part of the batch "
         f"on each of its ranks; they are compared divided by {factor:.4g}"
     )
-    return (a, _Scaled(b, factor), text) if ratio > 1 else (_Scaled(a, factor), b, text)
+    return GradientFactors((1.0, factor) if ratio > 1 else (factor, 1.0), text)
 
 
-#: How exactly the first gradients have to be in the ratio of the degrees; the runs may differ a little.
+#: How exactly the gradients have to be in the ratio of the degrees; the runs may differ a little.
 _SAME_RATIO = 1e-2
 
 
-def _first_gradient(run: RecordingData) -> float:
-    """Returns the root mean square of the gradient of an activation that is measured first; 0 if there is none."""
-    values = PlacedValues(data=run, table=run.table("values"))
-    rows = np.flatnonzero(values.is_of(*_SCALED) & (values.numel > 1))  # that of a loss is 1
+def _median_ratio(a: RecordingData, b: RecordingData) -> float:
+    """Returns the median ratio of the norms of the gradients of activations in two runs; NaN if there are none."""
+    one, other = read_rank_values([(0, a), (1, b)])
+    at = find_rows(other.key, one.key)
+    rows = np.flatnonzero(
+        one.placed.is_of(*_SCALED) & (one.placed.numel > 1) & (at >= 0)
+    )  # that of a loss is 1
     if not len(rows):
-        return 0.0
-    first = rows[np.lexsort((values.moment[rows], values.step[rows]))[0]]
-    return float(values.read_stats().rms[first])
+        return math.nan
+    with np.errstate(all="ignore"):
+        ratios = other.placed.read_stats().l2[at[rows]] / one.placed.read_stats().l2[rows]
+    known = ratios[np.isfinite(ratios)]
+    return float(np.median(known)) if len(known) else math.nan
+
+
+def scale_gradients(data: RecordingData, factor: float) -> RecordingData:
+    """Returns a recording with its gradients of activations divided by a factor."""
+    return data if factor == 1 else _Scaled(data, factor)
 
 
 class _Scaled:

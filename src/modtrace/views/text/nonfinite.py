@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from ...analysis.graph.parts import forms_of_op
-from ...analysis.ranks.first_nonfinite import RankAnswer
+from ...analysis.ranks.first_nonfinite import RankAnswers
 from ...analysis.values.nonfinite import (
     FIRST_SEEN,
     PRODUCER,
@@ -119,12 +119,13 @@ def render_nonfinite_json(
     marks: Sequence[str] = (),
     further: Sequence[NonFinite] | None = None,
     absorbed: Sequence[NonFinite] = (),
-    of_ranks: Sequence[RankAnswer] | None = None,
+    of_ranks: RankAnswers | None = None,
 ) -> str:
     """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing.
 
     If `further` is given, `all` lists the first answer and those, and `absorbed` those on values that did not matter.
-    If `of_ranks` is given, `ranks` lists the first answer of each rank that has one, that of `first` in front.
+    If `of_ranks` is given, `ranks` lists the first answer of each rank that has one, that of `first` in front, and
+    `unmeasured` the ranks that could not be searched.
     """
     told: dict[str, Any] = {
         "first": asdict(found) if found else None,
@@ -135,29 +136,32 @@ def render_nonfinite_json(
         told["all"] = [asdict(one) for one in (found, *further) if one is not None]
         told["absorbed"] = [asdict(one) for one in absorbed]
     if of_ranks is not None:
-        told["ranks"] = [{"rank": rank, "first": asdict(one)} for rank, one in of_ranks]
+        told["ranks"] = [{"rank": rank, "first": asdict(one)} for rank, one in of_ranks.answers]
+        told["unmeasured"] = of_ranks.unmeasured
     return json.dumps(told, indent=2) + "\n"
 
 
 def render_ranks_with_nonfinite(
-    answers: Sequence[RankAnswer], ranks: int, *, width: int | None = None, color: Color = False
+    found: RankAnswers, ranks: int, *, width: int | None = None, color: Color = False
 ) -> str:
     """Returns on which of several ranks the values came up first, and what the others say of theirs.
 
     Args:
-        answers: the first answer of each rank that has one, in the order in which they came up.
-        ranks: how many ranks were searched.
+        found: the first answer of each rank that has one, in the order in which they came up.
+        ranks: how many ranks there are.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
-    if not answers:
-        return render_lines([Text(f"none on any of {ranks} ranks")], color=color, width=width)
-    first, *others = answers
-    lines = [Text(f"first on rank {first.rank} of {ranks}", "bold red")]
+    unmeasured = ranges_of(found.unmeasured)
+    lines = [Text(f"  nothing was measured on rank {unmeasured}", "yellow")] if unmeasured else []
+    if not found.answers:
+        searched = ranks - len(found.unmeasured)
+        return render_lines([Text(f"none on any of {searched} ranks"), *lines], color=color, width=width)
+    first, *others = found.answers
+    lines.insert(0, Text(f"first on rank {first.rank} of {ranks}", "bold red"))
     for rank, one in others[:_OTHER_RANKS]:
-        when = "" if one.step == first.found.step and one.phase == first.found.phase else "later "
         place = f"step {one.step}, {one.phase or 'between phases'}"
-        lines.append(Text(f"  {when}on rank {rank}, {place}: {printable(describe_made(one))}", "dim"))
+        lines.append(Text(f"  then on rank {rank}, {place}: {printable(describe_made(one))}", "dim"))
     if len(others) > _OTHER_RANKS:
         more = ranges_of(sorted(answer.rank for answer in others[_OTHER_RANKS:]))
         lines.append(Text(f"  and on the ranks {more}", "dim"))

@@ -59,12 +59,14 @@ def _describe_check(check: ReplicaCheck | None) -> Iterator[Text]:
         yield Text("one rank was recorded: there is nothing to compare")
     elif not check.compared:
         yield Text(
-            "no copies were compared: ranks have none, or parameters were not measured: record(values='stats')",
+            "no copies were compared: each rank has parts of its own, or parameters were not measured",
             "yellow",
         )
     elif not check.first:
         by = f"{format_count(check.by_hash)} by hashes" if check.by_hash else "by statistics"
         yield Text(f"the ranks agree: {format_count(check.compared)} copies of tensors, {by}")
+        if check.uncompared:
+            yield Text(f"  nothing was compared of rank {ranges_of(check.uncompared)}", "yellow")
     else:
         first = check.first[0]
         yield Text.join(
@@ -81,6 +83,11 @@ def _describe_check(check: ReplicaCheck | None) -> Iterator[Text]:
             yield Text(f"  in that step {count_of(len(others), 'tensor')} more, first {first_few(others, 3)}")
         later = check.disagreeing_steps[1:]
         yield Text(f"  and in {count_of(len(later), 'later step')}" if later else "  and in no later step")
+        if check.may_be_own:
+            yield Text(
+                "  from the first step on, and no two ranks agree: they did not begin with the same weights, or each "
+                "has its own (experts, stages)"
+            )
         if first.alone is None and len(first.groups[0]) > 1:
             alike = "; ".join(ranges_of(sorted(group)) for group in first.groups[:_SHOWN])
             yield Text(f"  the ranks with equal numbers: {alike}")
@@ -104,9 +111,9 @@ def _describe_missing(overview: RanksOverview) -> Iterator[Text]:
     if overview.missing:
         count = count_of(len(overview.missing), "rank")
         yield Text(f"{count} of {overview.world_size} missing: {ranges_of(overview.missing)}", "yellow")
-    for first, last, ranks in overview.lacking:
-        steps = f"step {first}" if first == last else f"steps {first} to {last}"
-        yield Text(f"{steps}: not of rank {ranges_of(ranks)}", "yellow")
+    if overview.lacking:
+        fewer = [f"{count} of rank {rank}" for rank, count in overview.lacking]
+        yield Text(f"training steps that other ranks have are missing: the last {first_few(fewer)}", "yellow")
     restarted = [state for state in overview.ranks if state.attempt]
     if restarted:
         numbers = ranges_of(state.rank for state in restarted)
