@@ -69,6 +69,7 @@ ARGUMENTS = {
     "nonfinite": "run.modtrace",
     "recompute": "run.modtrace",
     "compare": "run.modtrace run.modtrace",
+    "ranks": "run.modtrace",
     "verify": "factory:make",
     "doctor": "",
 }

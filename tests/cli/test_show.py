@@ -1,32 +1,30 @@
 """`modtrace show`."""
 
 import json
-import sys
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from helpers.command_line import Command
-from modtrace.errors import RecordingNotFoundError
+from modtrace.store.copy import write_recording
+
+
+class Recordings:
+    """The recordings in the current folder, by path."""
+
+    def __setitem__(self, path: str, data: TypedRecording) -> None:
+        write_recording(data, path)
 
 
 @pytest.fixture
-def recordings(monkeypatch: pytest.MonkeyPatch) -> dict[str, TypedRecording]:
-    """The recordings that can be opened, by path."""
-    found: dict[str, TypedRecording] = {}
-
-    def open_recording(path: str) -> SimpleNamespace:
-        if path not in found:
-            raise RecordingNotFoundError(f"{path}: nothing is there")
-        return SimpleNamespace(data=found[path])
-
-    monkeypatch.setitem(sys.modules, "modtrace.api.recording", SimpleNamespace(open_recording=open_recording))
-    return found
+def recordings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recordings:
+    monkeypatch.chdir(tmp_path)
+    return Recordings()
 
 
 def two_steps() -> TypedRecording:
-    build = RecordingBuilder(argv=("train.py",))
+    build = RecordingBuilder(complete=True, argv=("train.py",))
     net = build.module("", "Net", parameters=1_200_000)
     blocks = [build.module(str(index), "Block", parent=net) for index in range(2)]
     inside = [build.module(f"{index}.fc", "Linear", parent=block) for index, block in enumerate(blocks)]
@@ -40,7 +38,7 @@ def two_steps() -> TypedRecording:
     return build.data()
 
 
-def test_shows_the_tree_of_the_last_step(command: Command, recordings: dict[str, TypedRecording]) -> None:
+def test_shows_the_tree_of_the_last_step(command: Command, recordings: Recordings) -> None:
     recordings["run.modtrace"] = two_steps()
 
     assert command("show", "run.modtrace").out == (
@@ -65,7 +63,7 @@ def test_shows_the_tree_of_the_last_step(command: Command, recordings: dict[str,
     )
 
 
-def test_options_reach_the_view(command: Command, recordings: dict[str, TypedRecording]) -> None:
+def test_options_reach_the_view(command: Command, recordings: Recordings) -> None:
     recordings["run.modtrace"] = two_steps()
 
     arguments = ("--step", "0", "--depth", "1", "--sort", "name", "--no-fold", "--no-types")
@@ -84,10 +82,8 @@ def test_options_reach_the_view(command: Command, recordings: dict[str, TypedRec
     )
 
 
-def test_slots_have_lines_of_their_own_when_asked_for(
-    command: Command, recordings: dict[str, TypedRecording]
-) -> None:
-    build = RecordingBuilder()
+def test_slots_have_lines_of_their_own_when_asked_for(command: Command, recordings: Recordings) -> None:
+    build = RecordingBuilder(complete=True)
     build.step(0, 0, 1_000)
     build.output(build.call(build.module("", "Net"), 0, 500), [1.0], "['logits']")
     recordings["run.modtrace"] = build.data()
@@ -100,7 +96,7 @@ def test_slots_have_lines_of_their_own_when_asked_for(
     ]
 
 
-def test_json_is_the_whole_tree(command: Command, recordings: dict[str, TypedRecording]) -> None:
+def test_json_is_the_whole_tree(command: Command, recordings: Recordings) -> None:
     recordings["run.modtrace"] = two_steps()
 
     found = json.loads(command("show", "run.modtrace", "--json", "--step", "1").out)
@@ -110,7 +106,7 @@ def test_json_is_the_whole_tree(command: Command, recordings: dict[str, TypedRec
 
 
 def test_step_that_does_not_exist_is_misuse_and_names_those_there_are(
-    command: Command, recordings: dict[str, TypedRecording]
+    command: Command, recordings: Recordings
 ) -> None:
     recordings["run.modtrace"] = two_steps()
 

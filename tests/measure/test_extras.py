@@ -197,7 +197,7 @@ def test_sites_that_share_a_tensor_have_each_its_own_channels_and_sample():
 
 
 def test_a_part_that_fails_leaves_the_others(monkeypatch):
-    def fail(*args):
+    def fail(*args, **options):
         raise MemoryError("no room")
 
     monkeypatch.setattr(extras_module, "tier2_array", fail)
@@ -252,8 +252,8 @@ def on_device(monkeypatch):
     monkeypatch.setattr(extras_module, "_measure_host", _measure_as_on_device)
 
 
-def _measure_as_on_device(tensor, form, parts, want, extra):
-    extras_module._measure_device(tensor, parts, want, extra)
+def _measure_as_on_device(tensor, form, parts, want, extra, shard):
+    extras_module._measure_device(tensor, parts, want, extra, shard)
 
 
 OWN_DISPATCH = "subclass with __torch_dispatch__ and own memory"  # raises when it hears of an op

@@ -151,7 +151,7 @@ def test_the_local_part_of_a_dtensor_is_measured(mesh, wrap):
 
     for placement in (Shard(0), Replicate()):
         tensor = distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [placement])
-        expected = expect((3, 2), "DTensor: the part on this rank", (6, 0, 5, 15, 55, 0, 0))
+        expected = expect((3, 2), None, (6, 0, 5, 15, 55, 0, 0))
         check(wrap(tensor), expected)
         check(wrap(tensor), expected)
 
