@@ -156,6 +156,18 @@ def test_the_local_part_of_a_dtensor_is_measured(mesh, wrap):
         check(wrap(tensor), expected)
 
 
+def test_a_dtensor_is_measured_also_where_torch_does_not_say_its_place(mesh, monkeypatch):
+    from torch.distributed.tensor import Shard, _utils, distribute_tensor
+
+    def refuse(*given):
+        raise NotImplementedError("placement")
+
+    tensor = distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [Shard(0)])
+    monkeypatch.setattr(_utils, "compute_local_shape_and_global_offset", refuse)
+    note = "DTensor: the part on this rank, at an unknown place"
+    check(tensor, expect((3, 2), note, (6, 0, 5, 15, 55, 0, 0)))
+
+
 def test_a_collective_that_has_not_been_waited_for_is_not_waited_for(mesh):
     import torch.distributed._functional_collectives as collectives
 

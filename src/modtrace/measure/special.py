@@ -34,6 +34,9 @@ _SPARSE_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torc
 _DTENSOR = ("torch.distributed.tensor", "DTensor")
 _MASKED = ("torch.masked.maskedtensor.core", "MaskedTensor")
 
+#: The note of a part of which torch does not say where it lies.
+_UNPLACED = "DTensor: the part on this rank, at an unknown place"
+
 #: At most this many nested subclasses are unwrapped, in case they never end.
 _MOST_LAYERS = 8
 
@@ -147,7 +150,10 @@ def _unwrap_transform(tensor: torch.Tensor) -> _Inner | None:
 
 def _unwrap_known_subclass(tensor: Any) -> _Inner | None:
     if is_instance_of(tensor, *_DTENSOR):
-        local, shard = find_shard(tensor)
+        try:
+            local, shard = find_shard(tensor)
+        except Exception:  # of a placement of the user's, or in other versions of torch
+            return _Inner(local_part(tensor), _UNPLACED, shape_of(local_part(tensor)))
         return _Inner(local, None, shape_of(local), shard)
     if is_instance_of(tensor, *_MASKED):
         data, mask = masked_parts(tensor)

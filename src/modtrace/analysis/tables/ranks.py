@@ -32,7 +32,8 @@ from .placement import NOWHERE, Placer
 from .tensors import read_sizes
 from .values import PlacedValues
 
-#: The note of recordings whose rows of DTensors have the numbers of a part beside the shape of the whole.
+#: The beginning of the note on the part of a DTensor whose place is not known. Where it is the whole note, the
+#: recording is an old one, and has the numbers of the part beside the shape of the whole.
 OLD_NOTE = "DTensor: the part on this rank"
 
 #: The beginning of the text that torch prints for the placement of a partial sum.
@@ -318,7 +319,7 @@ def find_unread(table: ArrowTable) -> Bools:
     placement, placements = dictionary_codes(table["placements"])
     note, notes = dictionary_codes(table["note"])
     is_partial = np.array([*(_PARTIAL in text for text in placements), False])
-    is_old = np.array([*(text == OLD_NOTE for text in notes), False])
+    is_old = np.array([*(text.startswith(OLD_NOTE) for text in notes), False])
     return np.asarray(is_partial[placement] | is_old[note])
 
 
@@ -371,8 +372,8 @@ def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, kind: int) -> dic
         row["shape"] = [size * meshes if at == 0 else size for at, size in enumerate(whole)]
         row["global_shape"], row["global_offset"] = row["shape"], [0] * len(whole)
         row["numel"] = math.prod(row["shape"])
-    if row["note"] == OLD_NOTE:
-        reason = "the part of a DTensor, recorded by an older modtrace without its place"
+    if (row["note"] or "").startswith(OLD_NOTE):
+        reason = "the part of a DTensor, recorded without its place"
     elif _PARTIAL in (row["placements"] or ""):
         reason = f"a partial sum ({row['placements']}) that is not reduced yet"
     elif kind == _GRADIENT and len(parts) > 1:
