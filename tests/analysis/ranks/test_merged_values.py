@@ -11,7 +11,8 @@ from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.ranks.first_nonfinite import find_first_of_ranks
 from modtrace.analysis.ranks.overview import read_overview
 from modtrace.analysis.ranks.replicas import check_replicas
-from modtrace.analysis.tables.ranks import OLD_NOTE, RanksData, find_missing
+from modtrace.analysis.tables.rank_values import OLD_NOTE
+from modtrace.analysis.tables.ranks import RanksData, find_missing
 
 Rank = tuple[int, TypedRecording]
 

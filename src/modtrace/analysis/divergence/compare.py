@@ -15,8 +15,8 @@ from ..alignment.align import align_tables, read_both
 from ..alignment.contract import Alignment
 from ..tables.calls import iterate_levels
 from ..tables.columns import ArrowTable, Column, Rows, build_table, decode, take_of_tables
+from ..tables.gradient_factors import align_gradients, scale_gradients
 from ..tables.missing_rows import require_rows
-from ..tables.ranks import align_gradients, scale_gradients
 from ..tables.run import RunTables
 from .answer import (
     ABSORBED,

@@ -11,7 +11,7 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..provenance.search import find_all
 from ..tables.columns import column_of, phase_codes
-from ..tables.ranks import StepOrder
+from ..tables.rank_values import StepOrder
 from ..values.nonfinite import NonFinite
 
 #: The phases in the order in which values pass through them, also from one rank to another.

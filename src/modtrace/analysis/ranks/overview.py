@@ -7,7 +7,7 @@ import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..tables.columns import column_of
-from ..tables.ranks import TRAIN
+from ..tables.rank_values import TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)

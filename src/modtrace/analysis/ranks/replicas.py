@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import RAW
 from ..tables.columns import Column, Rows
-from ..tables.ranks import (
+from ..tables.rank_values import (
     RankValues,
     StepOrder,
     bits_of,

@@ -1,0 +1,141 @@
+"""Finds which rows of several ranks are of one tensor, and what these rows are of."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.protocols import RecordingData
+from .columns import ArrowTable, Bools, Column, Rows, count_before, dictionary_codes
+from .placement import NOWHERE, Placer
+from .tensors import read_sizes
+from .values import PlacedValues
+
+#: The beginning of the note on the part of a DTensor whose place is not known. Where it is the whole note, the
+#: recording is an old one, and has the numbers of the part beside the shape of the whole.
+OLD_NOTE = "DTensor: the part on this rank"
+
+#: The beginning of the text that torch prints for the placement of a partial sum.
+PARTIAL = "P"
+
+#: The kind of training steps, and the numbers of all kinds.
+TRAIN = "train"
+_KINDS = {TRAIN: 0, "eval": 1}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankValues:
+    """The rows of `values` of one rank, in the order of keys that are equal on all ranks."""
+
+    rank: int
+    placed: PlacedValues
+    key: Rows  # of each row; rows of one step, phase, module, call, role and slot have the same on all ranks
+
+
+class StepOrder:
+    """Finds which steps of several ranks are one: the n-th of its kind, as a rank may evaluate alone."""
+
+    def __init__(self, data: RecordingData) -> None:
+        steps = data.table("steps").select(["step", "kind"]).to_pylist()
+        self._numbers: dict[int, tuple[int, int]] = {}
+        counts = Counter[str]()
+        for row in sorted(steps, key=itemgetter("step")):
+            kind = row["kind"]
+            is_training = kind == TRAIN
+            self._numbers[row["step"]] = counts[kind], 2 * counts[TRAIN] + is_training
+            counts[kind] += 1
+        self._kinds = {row["step"]: _KINDS.get(row["kind"], len(_KINDS)) for row in steps}
+        self._trained = counts[TRAIN]
+
+    def identify(self, step: int) -> int:
+        """Returns a number that the step has on all ranks; a step that has not ended is paired by its own number."""
+        if step not in self._kinds:
+            return step * 4 + 3
+        return self._numbers[step][0] * 4 + self._kinds[step]
+
+    def place(self, step: int) -> int:
+        """Returns where the step stands among the training steps, as on all ranks."""
+        return self._numbers[step][1] if step in self._numbers else 2 * self._trained + 1
+
+
+def read_rank_values(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankValues]:
+    """Returns the values of all ranks, with keys by which rows of several ranks are found to be of one tensor."""
+    known: dict[Any, int] = {}
+    keys: list[Rows] = []
+    placed = [PlacedValues(data=data, table=data.table("values")) for _, data in ranks]
+    for values in placed:
+        site = np.array([*(known.setdefault(name, len(known)) for name in _name_sites(values)), -1])[
+            values.site
+        ]
+        steps, which = np.unique(values.step, return_inverse=True)
+        order = StepOrder(values.data)
+        step = np.array([order.identify(number) for number in steps.tolist()], np.int64)[which.reshape(-1)]
+        keys.append(np.stack([step, values.phase, site], axis=1).astype(np.int64))
+    sizes = np.cumsum([0, *map(len, keys)])
+    every = np.concatenate(keys) if keys else np.empty((0, 3), np.int64)
+    _, number = np.unique(every, axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    found = []
+    for (rank, _), values, first, last in zip(ranks, placed, sizes, sizes[1:], strict=False):
+        of_site = number[first:last]
+        repeat = count_before(of_site)  # of a module that returns one tensor twice, say
+        found.append(
+            RankValues(rank=rank, placed=values, key=of_site * 2**20 + np.minimum(repeat, 2**20 - 1))
+        )
+    return found
+
+
+def _name_sites(values: PlacedValues) -> Iterator[tuple[Any, ...]]:
+    """Yields what names each site on all ranks, and in other runs: an only root may be wrapped there."""
+    placer = Placer(values.data)
+    sites = values.data.table("sites").to_pylist()
+    places = [
+        NOWHERE if row["module_id"] is None else placer.place(row["module_id"], NOWHERE) for row in sites
+    ]
+    names = placer.name_modules()
+    has_roots = len({name.root for name in names}) > 1
+    for row, place in zip(sites, places, strict=True):
+        name = None if place == NOWHERE else (names[place].root if has_roots else "", names[place].path)
+        yield name, *(row[column] for column in ("nth", "role", "slot", "op", "op_nth"))
+
+
+def number_blocks(table: ArrowTable) -> Rows:
+    """Returns a number for the place and the shape of each row in its DTensor; 0 for what is none."""
+    numbers = np.zeros(table.num_rows, np.int64)
+    offsets = table["global_offset"]
+    if offsets.null_count == len(offsets):
+        return numbers
+    rows = np.flatnonzero(to_numpy(offsets.is_valid()))
+    found = table.select(["global_offset", "shape"]).take(from_numpy(rows))
+    sizes = np.concatenate([read_sizes(found["global_offset"]), read_sizes(found["shape"])], axis=1)
+    numbers[rows] = mix_columns(sizes) | 1
+    return numbers
+
+
+def mix_columns(columns: Column) -> Rows:
+    """Returns a number for each row of a matrix of integers; equal rows have equal ones (FNV-1a, of whole numbers)."""
+    mixed = np.full(len(columns), 0xCBF29CE484222325, np.uint64)
+    for column in columns.T:
+        mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
+        mixed ^= mixed >> np.uint64(29)  # the product alone hands on no bit to lower ones
+    return mixed.view(np.int64)
+
+
+def bits_of(numbers: Column) -> Column:
+    """Returns numbers as integers that are equal where they are equal bit by bit; all NaN are one."""
+    if numbers.dtype.kind != "f":
+        return numbers.astype(np.int64)
+    return np.where(np.isnan(numbers), np.nan, numbers).astype(np.float64).view(np.int64)
+
+
+def find_unread(table: ArrowTable) -> Bools:
+    """Returns which rows say nothing of a tensor of the model: partial sums, and parts in old recordings."""
+    placement, placements = dictionary_codes(table["placements"])
+    note, notes = dictionary_codes(table["note"])
+    is_partial = np.array([*(PARTIAL in text for text in placements), False])
+    is_old = np.array([*(text.startswith(OLD_NOTE) for text in notes), False])
+    return np.asarray(is_partial[placement] | is_old[note])
