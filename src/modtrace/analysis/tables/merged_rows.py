@@ -29,6 +29,10 @@ _OF_ONE_PART = ("argmax", "channel_max", "sample", "user", "blob")
 WEIGHT, ACTIVATION, GRADIENT = range(3)
 
 
+#: So many rows are taken apart at a time: of 8 ranks, some 200 MB of Python's numbers and lists.
+_AT_A_TIME = 20_000
+
+
 def merge_rows(
     tables: Sequence[ArrowTable], rows: Sequence[Rows], counts: Column, degree: int, kinds: Column
 ) -> ArrowTable:
@@ -37,17 +41,27 @@ def merge_rows(
     used = [
         field.name for field in schema if any(table[field.name].null_count < len(table) for table in tables)
     ]
-    needed = dict.fromkeys([*used, *_NEEDED])  # taking apart a column of nulls would be the most of the work
-    parts = [
-        [table.select([*needed]).take(from_numpy(np.maximum(at, 0))).to_pylist(), mine]
-        for table, at, mine in zip(tables, rows, counts, strict=True)
-    ]
-    merged = [
-        _merge_parts([of_rank[row] for of_rank, mine in parts if mine[row]], degree, kind)
-        for row, kind in enumerate(kinds.tolist())
-    ]
-    columns = [from_list([row.get(field.name) for row in merged], field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
+    needed = [
+        *dict.fromkeys([*used, *_NEEDED])
+    ]  # taking apart a column of nulls would be the most of the work
+    batches = []
+    for first in range(0, len(kinds), _AT_A_TIME):
+        here = slice(first, first + _AT_A_TIME)
+        parts = [
+            table.select(needed).take(from_numpy(np.maximum(at[here], 0))).to_pylist()
+            for table, at in zip(tables, rows, strict=True)
+        ]
+        merged = [
+            _merge_parts(
+                [of_rank[row] for of_rank, is_part in zip(parts, mine, strict=True) if is_part], degree, kind
+            )
+            for row, (mine, kind) in enumerate(
+                zip(counts[:, here].T.tolist(), kinds[here].tolist(), strict=True)
+            )
+        ]
+        columns = [from_list([row.get(field.name) for row in merged], field.type) for field in schema]
+        batches.append(pa.Table.from_arrays(columns, schema=schema))
+    return pa.concat_tables(batches) if batches else schema.empty_table()
 
 
 def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, kind: int) -> dict[str, Any]:

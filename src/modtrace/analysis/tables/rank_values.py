@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...recording.arrow.arrays import from_numpy, to_numpy
+from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from .columns import ArrowTable, Bools, Column, Rows, count_before, dictionary_codes
 from .placement import NOWHERE, Placer
@@ -65,28 +66,35 @@ class StepOrder:
 def read_rank_values(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankValues]:
     """Returns the values of all ranks, with keys by which rows of several ranks are found to be of one tensor."""
     known: dict[Any, int] = {}
-    keys: list[Rows] = []
     placed = [PlacedValues(data=data, table=data.table("values")) for _, data in ranks]
-    for values in placed:
-        site = np.array([*(known.setdefault(name, len(known)) for name in _name_sites(values)), -1])[
-            values.site
-        ]
-        steps, which = np.unique(values.step, return_inverse=True)
-        order = StepOrder(values.data)
-        step = np.array([order.identify(number) for number in steps.tolist()], np.int64)[which.reshape(-1)]
-        keys.append(np.stack([step, values.phase, site], axis=1).astype(np.int64))
-    sizes = np.cumsum([0, *map(len, keys)])
-    every = np.concatenate(keys) if keys else np.empty((0, 3), np.int64)
-    _, number = np.unique(every, axis=0, return_inverse=True)
-    number = number.reshape(-1)
-    found = []
-    for (rank, _), values, first, last in zip(ranks, placed, sizes, sizes[1:], strict=False):
-        of_site = number[first:last]
-        repeat = count_before(of_site)  # of a module that returns one tensor twice, say
-        found.append(
-            RankValues(rank=rank, placed=values, key=of_site * 2**20 + np.minimum(repeat, 2**20 - 1))
+    of_sites = [
+        np.array([*(known.setdefault(name, len(known)) for name in _name_sites(one)), -1]) for one in placed
+    ]
+    room = len(known) + 1
+    keys = [
+        (_identify_steps(values) * (len(PHASES) + 1) + values.phase + 1) * room + of_site[values.site] + 1
+        for values, of_site in zip(placed, of_sites, strict=True)
+    ]
+    _, number = np.unique(np.concatenate(keys), return_inverse=True)
+    of_rank = np.split(number.reshape(-1), np.cumsum([len(key) for key in keys])[:-1])
+    return [
+        # A module may return one tensor twice.
+        RankValues(
+            rank=rank,
+            placed=values,
+            key=key * _MOST_REPEATS + np.minimum(count_before(key), _MOST_REPEATS - 1),
         )
-    return found
+        for (rank, _), values, key in zip(ranks, placed, of_rank, strict=True)
+    ]
+
+
+_MOST_REPEATS = 2**20
+
+
+def _identify_steps(values: PlacedValues) -> Rows:
+    steps, which = np.unique(values.step, return_inverse=True)
+    order = StepOrder(values.data)
+    return np.array([order.identify(step) for step in steps.tolist()], np.int64)[which.reshape(-1)]
 
 
 def _name_sites(values: PlacedValues) -> Iterator[tuple[Any, ...]]:
