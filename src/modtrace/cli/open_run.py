@@ -39,20 +39,23 @@ def open_with_rows(run: str, *tables: str, is_of_all: bool = False) -> Recording
         ModtraceError: it cannot be read.
         click.BadParameter: there is no such rank, or `--rank` chooses several.
     """
-    data: RecordingData = FolderReader(run)
     asked = click.get_current_context().meta.get(_ASKED_RANKS)
-    if asked is not None:
+    if asked is None and is_of_all:
+        return _check(run, FolderReader(run), tables)
+    data: RecordingData
+    if asked is None:
+        last, own = open_last_attempts(run), FolderReader(run)
+        data = own if own.folder == last[0][1].folder else last[0][1]
+        if len(last) > 1:
+            shown = f"Rank {last[0][0]} of {len(last)} is shown"
+            click.echo(f"{shown}. --rank N shows another; modtrace ranks compares all.", err=True)
+    else:
         [(_, data), *more], _ = open_chosen_ranks(run)
         if more:
             command = click.get_current_context().info_name
             raise click.BadParameter(
                 f"modtrace {command} shows one rank: give its number", param_hint="--rank"
             )
-    elif not is_of_all and len(ranks := open_last_attempts(run)) > 1:
-        click.echo(
-            f"Rank {data.meta.rank} of {len(ranks)} is shown. --rank N shows another; modtrace ranks compares all.",
-            err=True,
-        )
     return _check(run, data, tables)
 
 

@@ -221,3 +221,26 @@ def test_recording_with_a_rank_missing_says_so(
     shutil.copytree(two["ddp"], copy)
     shutil.rmtree(copy / "rank-00001")
     assert "1 rank of 2 missing: 1\n" in command("ranks", str(copy)).out
+
+
+def test_what_ran_after_a_restart_is_read(two: Mapping[str, str], tmp_path: Path, command: Command) -> None:
+    copy = tmp_path / "copy.modtrace"
+    shutil.copytree(two["ddp"], copy)
+    shutil.copytree(Path(two["ddp with other weights"]) / "rank-00000", copy / "rank-00000.attempt-1")
+    assert [(rank, data.folder.name) for rank, data in open_last_attempts(copy)] == [
+        (0, "rank-00000.attempt-1")
+    ]
+    told = command("ranks", str(copy)).out
+    assert "1 rank of 2 missing: 1\n" in told
+    assert command("show", str(copy)).err == ""
+
+
+def test_damaged_rank_is_left_out_with_a_word(
+    two: Mapping[str, str], tmp_path: Path, command: Command
+) -> None:
+    copy = tmp_path / "copy.modtrace"
+    shutil.copytree(two["ddp with an inf"], copy)
+    (copy / "rank-00000" / "values.arrow").write_bytes(b"no Arrow")
+    told = command("nonfinite", str(copy), code=1)
+    assert told.err.startswith("Rank 0 is left out, because it cannot be read: ")
+    assert told.out.startswith("first non-finite values: 16 NaN in step 1, forward\n")
