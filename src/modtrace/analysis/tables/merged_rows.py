@@ -29,7 +29,7 @@ _OF_ONE_PART = ("argmax", "channel_max", "sample", "user", "blob")
 WEIGHT, ACTIVATION, GRADIENT = range(3)
 
 
-#: So many rows are taken apart at a time: of 8 ranks, some 200 MB of Python's numbers and lists.
+#: At most this many rows are taken apart at a time: of 8 ranks, some 200 MB of Python's numbers and lists.
 _AT_A_TIME = 20_000
 
 
