@@ -139,3 +139,16 @@ def cuda_device(cuda_driver, monkeypatch):
 
     as_device(cuda_driver, monkeypatch)
     return cuda_driver
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs a command of modtrace, as a `Command`; returns what it has printed."""
+    from helpers.command_line import Printed, run_command
+
+    def run(*arguments, code=0):
+        capsys.readouterr()  # what came before
+        assert run_command(monkeypatch, *arguments) == code
+        return Printed(*capsys.readouterr())
+
+    return run

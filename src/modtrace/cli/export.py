@@ -43,7 +43,7 @@ def export(
     name = find_format(name, path)
     given = {"step": step, "depth": depth, "phase": phase}
     check_options(name, given)
-    data = open_with_rows(run, *FORMATS[name].tables, is_of_all=name == "parquet")
+    data = open_with_rows(run, *FORMATS[name].tables, reads_all=name == "parquet")
     write = FORMATS[name].load_writer()
     options = ExportOptions(step=read_step(run, data, step), depth=depth, phase=phase)
     with errors_told(path):

@@ -8,9 +8,9 @@ import click
 
 from ..analysis.provenance.search import find_absorbed, find_all
 from ..analysis.ranks.first_nonfinite import RankAnswers, find_first_of_ranks
+from ..analysis.tables.ranks import mark_ranks
 from ..analysis.values.nonfinite import Measured, NonFinite, count_measured
 from ..recording.protocols import RecordingData
-from ..recording.suggestions import ranges_of
 from ..views.text.nonfinite import (
     group_alike,
     render_nonfinite,
@@ -51,10 +51,11 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     searched = [(rank, data) for rank, data in ranks if rank not in of_ranks.unmeasured]
     data = dict(ranks)[of_ranks.answers[0].rank if of_ranks.answers else searched[0][0]]
     measured, meta = _count_all(searched), data.meta
-    marks = meta.marks if len(ranks) == 1 else _mark_all(ranks, missing)
+    marks = meta.marks if len(ranks) == 1 else mark_ranks(ranks, missing)
+    known = of_ranks.answers[0].found if of_ranks.answers else None
     if as_json:
         with errors_of(run, data):
-            made = list(islice(find_all(data), limit if every else 1))
+            made = [known] if known and not every else list(islice(find_all(data), limit if every else 1))
         found = next(iter(made), None)
         others = made[1:] if every else None
         absorbed = find_absorbed(data, limit) if every else ()
@@ -70,7 +71,8 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
         )
     else:
         with errors_of(run, data):
-            [first, *further] = _find_groups(data, limit + 1 if every else 1) or [[]]
+            groups = [[known]] if known and not every else _find_groups(data, limit + 1 if every else 1)
+            [first, *further] = groups or [[]]
         found = next(iter(first), None)
         if len(ranks) > 1:
             print_view(render_ranks_with_nonfinite, of_ranks, len(ranks))
@@ -100,8 +102,3 @@ def _count_all(ranks: Sequence[tuple[int, RecordingData]]) -> Measured:
         name: sum(getattr(one, name) for one in counts) for name in ("tensors", "unmeasured", "nonfinite")
     }
     return replace(counts[0], **sums)
-
-
-def _mark_all(ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int]) -> list[str]:
-    marks = [f"rank {rank}: {mark}" for rank, data in ranks for mark in data.meta.marks]
-    return [*marks, f"ranks of the run are missing: {ranges_of(missing)}"] if missing else marks

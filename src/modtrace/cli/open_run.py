@@ -26,13 +26,13 @@ SHOWN_STEP = "The step to show. Default: the last complete training step."
 _HOW = f"a number, -1 for the last, or {', '.join(STEP_NAMES)}"
 
 
-def open_with_rows(run: str, *tables: str, is_of_all: bool = False) -> RecordingData:
+def open_with_rows(run: str, *tables: str, reads_all: bool = False) -> RecordingData:
     """Returns the recording in the folder `run`: of several ranks the one that `--rank` chooses, else the first.
 
     Args:
         run: the folder.
         tables: tables that have to have rows.
-        is_of_all: the command reads all ranks itself if `--rank` chooses none.
+        reads_all: the command reads all ranks itself if `--rank` chooses none.
 
     Raises:
         NothingRecordedError: one of the tables has no rows; the message says why.
@@ -40,7 +40,7 @@ def open_with_rows(run: str, *tables: str, is_of_all: bool = False) -> Recording
         click.BadParameter: there is no such rank, or `--rank` chooses several.
     """
     asked = click.get_current_context().meta.get(_ASKED_RANKS)
-    if asked is None and is_of_all:
+    if asked is None and reads_all:
         return _check(run, FolderReader(run), tables)
     data: RecordingData
     if asked is None:

@@ -17,9 +17,8 @@ EXIT_DIFFERS = 1
 def ranks(run: str, as_json: bool) -> int:
     """Tells which ranks the recording RUN has, how far each came, and whether they agree.
 
-    Each rank has a copy of the parameters, of the gradients that the optimizer uses, and of its states, or of the same
-    part of them. The first copy that differs is named, with its step and rank. The exit code is 1 if one differs, and 0
-    if not.
+    Parameters, the gradients that the optimizer uses, and its states have replicas on several ranks, whole or as
+    shards. The first that differs is named, with its step and rank. The exit code is 1 if one differs, and 0 if not.
     """
     found, missing = open_chosen_ranks(run)
     with errors_of(run, found[0][1]):

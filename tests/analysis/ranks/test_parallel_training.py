@@ -170,7 +170,9 @@ def test_commands_tell_of_all_ranks_or_which_they_show(two: Mapping[str, str], c
     )
     assert command("nonfinite", healthy).out.startswith("none on any of 2 ranks\n")
     assert command("compare", two["single"], healthy).out.startswith("equal, up to noise")
-    assert command("ranks", healthy).out.startswith("the ranks agree: 210 copies of tensors, 210 by hashes\n")
+    assert command("ranks", healthy).out.startswith(
+        "the ranks agree: 210 replicated tensors, 210 by hashes\n"
+    )
     told = command("ranks", two["ddp with other weights"], code=1).out
     assert told.startswith("the ranks 0 and 1 have other numbers: parameter blocks.1.up.weight, step 0")
     shown = command("show", healthy)

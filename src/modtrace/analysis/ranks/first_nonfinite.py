@@ -14,7 +14,7 @@ from ..tables.columns import column_of, phase_codes
 from ..tables.rank_values import StepOrder
 from ..values.nonfinite import NonFinite
 
-#: The phases in the order in which values pass through them, also from one rank to another.
+#: The position of each phase in a step. A recompute runs inside of the backward; None is before the forward.
 _ORDER = {None: -1, FORWARD: 0, RECOMPUTE: 1, BACKWARD: 1, OPTIMIZER: 2}
 
 
@@ -26,7 +26,7 @@ class RankAnswer(NamedTuple):
 
 
 class RankAnswers(NamedTuple):
-    """What made the first such values on each rank that has some, and which ranks could not be searched."""
+    """What made the first NaN or infinite values on each rank that has any, and which ranks measured nothing."""
 
     answers: list[RankAnswer]
     unmeasured: list[int]

@@ -1,5 +1,6 @@
-"""Checks that ranks agree on what each of them has a copy of: parameters, reduced gradients, optimizer states."""
+"""Checks that the replicas of parameters, reduced gradients and optimizer states are equal on all ranks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,21 +12,21 @@ from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import RAW
-from ..tables.columns import Column, Rows
+from ..tables.columns import Bools, Column, Rows, join_columns
 from ..tables.rank_values import (
     RankValues,
     StepOrder,
     bits_of,
-    find_unread,
+    find_incomparable,
     mix_columns,
     number_blocks,
     read_rank_values,
 )
-from ..tables.sites import Site, read_sites
+from ..tables.sites import read_sites
 from ..tables.tensors import read_sizes
 
-#: The roles of tensors of which ranks have copies. A buffer may be a rank's own, as the statistics of BatchNorm are.
-_COPIED = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
+#: The roles of tensors that are replicated. A buffer may be a rank's own, as the statistics of BatchNorm are.
+_REPLICATED = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
 #: The name of FSDP1's parameters, of which each rank has another part.
 _FLAT = "_flat_param"
@@ -33,7 +34,7 @@ _FLAT = "_flat_param"
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """A tensor of which ranks have other numbers than others, although each has a copy of it."""
+    """A tensor whose replicas differ from rank to rank."""
 
     step: int  # on the lowest rank that has it
     role: str
@@ -57,7 +58,7 @@ class Disagreement:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaCheck:
-    """Which copies of ranks were compared, and which differ."""
+    """Which replicas were compared, and which differ."""
 
     compared: int  # how many tensors of which at least two ranks have a measured row
     by_hash: int  # how many of them by hashes; the others by all statistics
@@ -71,99 +72,100 @@ class ReplicaCheck:
 
 
 def check_replicas(ranks: Sequence[tuple[int, RecordingData]]) -> ReplicaCheck:
-    """Compares the tensors of which several ranks have a copy, bit by bit, by their hashes or by all statistics.
+    """Compares the replicas of each tensor on several ranks, by their hashes or by all tier-1 statistics.
 
-    Of DTensors the parts at one place are copies. Other parameters of one shape, their gradients when the optimizer
-    uses them, and its states have one value on all ranks that train one model. Partial sums, FSDP1's flat parameters
-    and what was not measured are left out.
+    Replicas are the shards of a DTensor at one offset, and any other parameters of one shape, their gradients when the
+    optimizer uses them, and its states: ranks that train one model have equal ones. Partial sums, FSDP1's flat
+    parameters and what was not measured are left out.
     """
     values = read_rank_values(ranks)
-    parts = [_read_copies(number, rank) for number, rank in enumerate(values)]
-    rows = np.concatenate(parts, axis=0)
-    rows = rows[np.lexsort((rows[:, _RANK], rows[:, _PLACE], rows[:, _KEY]))]
-    is_new = np.ones(len(rows), bool)
-    is_new[1:] = (rows[1:, [_KEY, _PLACE]] != rows[:-1, [_KEY, _PLACE]]).any(axis=1)
-    group = np.cumsum(is_new) - 1
-    sizes = np.bincount(group)
-    is_hashed = np.bincount(group, rows[:, _IS_HASHED] == 0) == 0 if len(rows) else np.zeros(0, bool)
-    identity = (
-        np.where(is_hashed[group], rows[:, _HASH], rows[:, _STATISTICS])
-        if len(rows)
-        else np.zeros(0, np.int64)
-    )
-    differs = np.zeros(len(sizes), bool)
-    differs[group[~is_new & (identity != np.roll(identity, 1))]] = True
-    first_rows = np.flatnonzero(is_new)
-    bad = np.flatnonzero(differs)
-    when = rows[first_rows[bad], _WHEN]
-    first = bad[when == when.min()] if len(bad) else bad
-    first = first[np.argsort(rows[first_rows[first], _MOMENT], kind="stable")]
-    compared = sizes > 1
-    found = tuple(_describe(values, rows, np.flatnonzero(group == at), identity) for at in first.tolist())
-    of_ranks = np.unique(rows[compared[group], _RANK]).tolist() if len(rows) else []
-    told = {values[number].rank for number in of_ranks}
-    earliest = rows[compared[group], _WHEN].min() if compared.any() else 0
+    rows = _Replicas(**join_columns([_read_replicas(number, rank) for number, rank in enumerate(values)]))
+    _, group = np.unique(mix_columns(np.stack([rows.key, rows.place], axis=1)), return_inverse=True)
+    group = group.reshape(-1)
+    is_hashed = np.bincount(group, ~rows.is_hashed) == 0
+    identity = np.where(is_hashed[group], rows.hash, rows.statistics)
+    of_identities = np.unique(np.stack([group, identity], axis=1), axis=0)[:, 0]
+    is_compared = (np.bincount(group) > 1)[group]
+    bad = np.flatnonzero((np.bincount(of_identities) > 1)[group])
+    first = bad[rows.when[bad] == rows.when[bad].min(initial=_NEVER)]
+    groups = dict.fromkeys(group[first[np.argsort(rows.moment[first], kind="stable")]].tolist())
+    found = [_describe(values, rows, np.flatnonzero(group == number), identity) for number in groups]
+    of_ranks = {values[number].rank for number in np.unique(rows.rank[is_compared]).tolist()}
+    begins_so = len(first) > 0 and bool(rows.when[first[0]] == rows.when[is_compared].min())
     return ReplicaCheck(
-        compared=int(compared.sum()),
-        by_hash=int((compared & is_hashed).sum()),
-        uncompared=tuple(rank.rank for rank in values if rank.rank not in told),
-        first=found,
-        disagreeing_steps=tuple(np.unique(rows[first_rows[bad], _STEP]).tolist()),
-        may_be_own=bool(found)
-        and bool(when.min() == earliest)
-        and all(len(one) == 1 for one in found[0].groups),
+        compared=len(np.unique(group[is_compared])),
+        by_hash=len(np.unique(group[is_compared & is_hashed[group]])),
+        uncompared=tuple(rank.rank for rank in values if rank.rank not in of_ranks),
+        first=tuple(found),
+        disagreeing_steps=tuple(
+            np.unique(rows.step[bad[np.unique(group[bad], return_index=True)[1]]]).tolist()
+        ),
+        may_be_own=begins_so and all(len(ranks_) == 1 for ranks_ in found[0].groups),
     )
 
 
-#: The columns of the copies of all ranks.
-_KEY, _PLACE, _RANK, _ROW, _STEP, _WHEN, _MOMENT, _HASH, _IS_HASHED, _STATISTICS = range(10)
+_NEVER = np.iinfo(np.int64).max
 
 
-def _read_copies(number: int, rank: RankValues) -> Rows:
-    """Returns the rows of a rank that other ranks may have a copy of; `number` is put where the rank is."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Replicas:
+    """Rows of `values` of all ranks, those of lower ranks first."""
+
+    key: Rows  # see `RankValues`
+    place: Rows  # a number for the shape and, of a DTensor, the offset
+    rank: Rows  # the position of the rank among all
+    row: Rows  # in the rank's table
+    step: Rows
+    when: Rows  # see `StepOrder.place`
+    moment: Rows
+    hash: Rows
+    is_hashed: Bools
+    statistics: Rows  # a number that is equal for equal statistics
+
+
+def _read_replicas(number: int, rank: RankValues) -> _Replicas:
     placed = rank.placed
     is_measured = to_numpy(placed.table["count"].is_valid()) | to_numpy(placed.table["hash"].is_valid())
     is_reduced = placed.phase != PHASES.index(BACKWARD)
-    kept = placed.is_of(*_COPIED) & is_reduced & is_measured & ~find_unread(placed.table)
+    kept = placed.is_of(*_REPLICATED) & is_reduced & is_measured & ~find_incomparable(placed.table)
     kept &= np.array([*(_FLAT not in slot for slot in placed.slots), True])[placed.slot]
     rows = np.flatnonzero(kept)
     table = placed.table.select(["shape", "hash", "global_offset", *RAW]).take(from_numpy(rows))
     hashes = [b"" if found is None else found for found in table["hash"].to_pylist()]
     order = StepOrder(placed.data)
-    columns = [
-        rank.key[rows],
-        mix_columns(read_sizes(table["shape"])) ^ number_blocks(table),
-        np.full(len(rows), number),
-        rows,
-        placed.step[rows],
-        np.array([order.place(step) for step in placed.step[rows].tolist()], np.int64),
-        placed.moment[rows],
-        np.array([int.from_bytes(found, "little", signed=True) for found in hashes], np.int64),
-        np.array([bool(found) for found in hashes], np.int64),
-        mix_columns(np.stack([bits_of(to_numpy(table[name], null=-1)) for name in RAW], axis=1)),
-    ]
-    return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+    return _Replicas(
+        key=rank.key[rows],
+        place=mix_columns(read_sizes(table["shape"])) ^ number_blocks(table),
+        rank=np.full(len(rows), number),
+        row=rows,
+        step=placed.step[rows].astype(np.int64),
+        when=np.array([order.place(step) for step in placed.step[rows].tolist()], np.int64),
+        moment=placed.moment[rows],
+        hash=np.array([int.from_bytes(found, "little", signed=True) for found in hashes], np.int64),
+        is_hashed=np.array([bool(found) for found in hashes], bool),
+        statistics=mix_columns(np.stack([bits_of(to_numpy(table[name], null=-1)) for name in RAW], axis=1)),
+    )
 
 
-def _describe(values: Sequence[RankValues], rows: Rows, members: Rows, identity: Column) -> Disagreement:
+def _describe(values: Sequence[RankValues], rows: _Replicas, members: Rows, identity: Column) -> Disagreement:
     of_identity: dict[int, list[int]] = {}
     for member in members.tolist():
         of_identity.setdefault(int(identity[member]), []).append(member)
     groups = sorted(of_identity.values(), key=lambda group: (-len(group), group[0]))
-    lowest = rows[members[0]]
-    placed = values[lowest[_RANK]].placed
-    site: Site = read_sites(placed.data)[int(placed.site_id[lowest[_ROW]])]
-    sizes = [_norm(values, rows[group[0]]) for group in groups[:2]]
+    lowest = int(members[0])
+    placed = values[rows.rank[lowest]].placed
+    site = read_sites(placed.data)[int(placed.site_id[rows.row[lowest]])]
+    norms = [_read_norm(values[rows.rank[group[0]]], int(rows.row[group[0]])) for group in groups[:2]]
     return Disagreement(
-        step=int(lowest[_STEP]),
+        step=int(rows.step[lowest]),
         role=site.role or "",
         path=site.path,
         slot=site.slot,
-        groups=tuple(tuple(values[rows[member, _RANK]].rank for member in group) for group in groups),
-        factor=sizes[1] / sizes[0] if sizes[0] else np.nan,
+        groups=tuple(tuple(values[rows.rank[member]].rank for member in group) for group in groups),
+        factor=norms[1] / norms[0] if norms[0] else math.nan,
     )
 
 
-def _norm(values: Sequence[RankValues], row: Rows) -> float:
-    square = values[row[_RANK]].placed.table["sumsq"][int(row[_ROW])].as_py()
-    return float("nan") if square is None else float(square) ** 0.5
+def _read_norm(rank: RankValues, row: int) -> float:
+    square = rank.placed.table["sumsq"][row].as_py()
+    return math.nan if square is None else math.sqrt(square)

@@ -48,7 +48,8 @@ def align_gradients(a: RecordingData, b: RecordingData) -> GradientFactors:
     return GradientFactors((1.0, factor) if ratio > 1 else (factor, 1.0), text)
 
 
-#: How exactly the gradients have to be in the ratio of the degrees; the runs may differ a little.
+#: The relative tolerance within which the median ratio of the gradients' norms has to be that of the degrees of data
+#: parallelism: the compared runs may differ a little.
 _SAME_RATIO = 1e-2
 
 

@@ -1,4 +1,4 @@
-"""Merges the rows that several ranks have of the parts of one tensor."""
+"""Merges the rows that several ranks have of one tensor: of its shards, or of parts of a batch."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from .rank_values import OLD_NOTE, PARTIAL
 _NEEDED = ("count", "note", "placements", "mesh", "global_shape", "global_offset", "sumabs", "sum4", "zero_count",
            "first_index", "hash", "sketch", "histogram")  # fmt: skip
 
-#: What is known of a tensor, but not of several parts together.
+#: Columns that cannot be merged from those of parts.
 _OF_ONE_PART = ("argmax", "channel_max", "sample", "user", "blob")
 
 #: What a merged tensor is of: something of the model, of the batch, or a gradient of which ranks have summands.
@@ -36,7 +36,15 @@ _AT_A_TIME = 20_000
 def merge_rows(
     tables: Sequence[ArrowTable], rows: Sequence[Rows], counts: Column, degree: int, kinds: Column
 ) -> ArrowTable:
-    """Returns merged rows, in the schema of the tables; each has a row in the lowest rank."""
+    """Returns one row for each tensor, in the schema of the tables, merged from those that ranks have of it.
+
+    Args:
+        tables: `values` of each rank, the lowest first.
+        rows: for each rank, its row of each tensor; -1 for none. The lowest rank has one of each.
+        counts: `counts[rank, tensor]` is False for a replica of a lower rank's, and where there is no row.
+        degree: into how many parts the batch is divided.
+        kinds: WEIGHT, ACTIVATION or GRADIENT of each tensor.
+    """
     schema = tables[0].schema
     used = [
         field.name for field in schema if any(table[field.name].null_count < len(table) for table in tables)
@@ -65,7 +73,7 @@ def merge_rows(
 
 
 def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, kind: int) -> dict[str, Any]:
-    """Returns the row of a tensor, given those of its parts without copies.
+    """Returns the row of a tensor, given those of its parts without replicas.
 
     Args:
         parts: the rows.
@@ -89,7 +97,7 @@ def _merge_parts(parts: Sequence[dict[str, Any]], degree: int, kind: int) -> dic
     elif whole is not None and sum(math.prod(part["shape"]) for part in parts) != row["numel"]:
         reason = "parts of it are on ranks that are not read, or lack this row"
     elif kind == ACTIVATION and whole is None and row["shape"] and len(parts) % degree:
-        reason = "equal on ranks that have other parts of the batch: copies or parts"
+        reason = "equal on ranks that have other parts of the batch: replicas or parts"
     if reason is not None:
         return {**row, **_NOTHING, "note": f"not comparable: {reason}"}
     if len(parts) == 1:
@@ -138,7 +146,7 @@ def _merge_statistics(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _average(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the statistics of the mean of single numbers: the loss of a batch, say, of whose parts ranks have one."""
+    """Returns the statistics of the mean over ranks of a tensor of one element, such as the loss of each part."""
     if any(part["count"] is None for part in parts):
         return _NOTHING
     mean = add_up([part["sum"] for part in parts]) / len(parts)

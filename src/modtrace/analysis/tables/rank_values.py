@@ -1,4 +1,4 @@
-"""Finds which rows of several ranks are of one tensor, and what these rows are of."""
+"""Matches the rows of `values` that several ranks have of one tensor, and finds which shard of it each row is of."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from .placement import NOWHERE, Placer
 from .tensors import read_sizes
 from .values import PlacedValues
 
-#: The beginning of the note on the part of a DTensor whose place is not known. Where it is the whole note, the
-#: recording is an old one, and has the numbers of the part beside the shape of the whole.
+#: The beginning of the note on the shard of a DTensor whose place is not known. Where it is the whole note, the
+#: recording is an old one, and has the numbers of the shard beside the shape of the DTensor.
 OLD_NOTE = "DTensor: the part on this rank"
 
 #: The beginning of the text that torch prints for the placement of a partial sum.
@@ -64,7 +64,10 @@ class StepOrder:
 
 
 def read_rank_values(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankValues]:
-    """Returns the values of all ranks, with keys by which rows of several ranks are found to be of one tensor."""
+    """Returns the rows of `values` of each rank.
+
+    Rows of different ranks have equal keys if they are of the same tensor of the model: its replicas or its shards.
+    """
     known: dict[Any, int] = {}
     placed = [PlacedValues(data=data, table=data.table("values")) for _, data in ranks]
     of_sites = [
@@ -140,8 +143,8 @@ def bits_of(numbers: Column) -> Column:
     return np.where(np.isnan(numbers), np.nan, numbers).astype(np.float64).view(np.int64)
 
 
-def find_unread(table: ArrowTable) -> Bools:
-    """Returns which rows say nothing of a tensor of the model: partial sums, and parts in old recordings."""
+def find_incomparable(table: ArrowTable) -> Bools:
+    """Returns which rows are of no tensor of the model: partial sums, and shards whose place is unknown."""
     placement, placements = dictionary_codes(table["placements"])
     note, notes = dictionary_codes(table["note"])
     is_partial = np.array([*(PARTIAL in text for text in placements), False])

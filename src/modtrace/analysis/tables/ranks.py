@@ -20,7 +20,7 @@ from ...recording.statistics.moments import RAW
 from ...recording.suggestions import ranges_of
 from .columns import ArrowTable, Bools, Column, Rows, dictionary_codes, find_rows
 from .merged_rows import ACTIVATION, GRADIENT, WEIGHT, merge_rows
-from .rank_values import RankValues, bits_of, find_unread, number_blocks, read_rank_values
+from .rank_values import RankValues, bits_of, find_incomparable, number_blocks, read_rank_values
 from .values import PlacedValues
 
 #: Statistics that are equal bit by bit where tensors are; two tensors that differ share all of them by a rare chance.
@@ -34,8 +34,8 @@ class RanksData:
     """The `RecordingData` of several ranks together. What is not measured is read from the lowest of them.
 
     Of rows of `values` with equal site, offset and shape only that of the lowest rank counts; the others are its
-    copies. The parts of a DTensor become the whole, exactly but for its sums (docs/ranks.md). Tensors that differ from
-    rank to rank and are no DTensors are parts of one too: of a batch, or of the features.
+    replicas. The shards of a DTensor are merged, exactly but for sums (docs/ranks.md). Activations that differ from
+    rank to rank and are no DTensors are merged too: each rank has a part of the batch, or of the features.
     """
 
     def __init__(self, ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int] = ()) -> None:
@@ -45,15 +45,13 @@ class RanksData:
         self._marks = [
             f"rank {rank}: nothing was measured" for rank, _ in ranks if rank not in dict(self.ranks)
         ]
-        if missing:
-            self._marks.append(f"ranks of the run are missing: {ranges_of(missing)}")
+        self._missing = missing
         self._lowest = self.ranks[0][1]
 
     @cached_property
     def meta(self) -> RunMeta:
         """The description of the lowest rank's run, with the marks of all."""
-        marks = [f"rank {rank}: {mark}" for rank, data in self.ranks for mark in data.meta.marks]
-        marks += [*self._marks, *filter(None, (self._merged.lacking,))]
+        marks = [*mark_ranks(self.ranks, self._missing), *self._marks, *filter(None, (self._merged.lacking,))]
         return replace(self._lowest.meta, rank=ALL_RANKS, marks=tuple(marks), complete=not marks)
 
     def table(self, name: str) -> ArrowTable:
@@ -98,6 +96,12 @@ def find_missing(ranks: Sequence[tuple[int, RecordingData]]) -> tuple[int, ...]:
     return tuple(rank for rank in range(world) if rank not in there) if world <= _MOST_RANKS else ()
 
 
+def mark_ranks(ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[int]) -> list[str]:
+    """Returns the marks of several ranks, and one on those that have no folder."""
+    marks = [f"rank {rank}: {mark}" for rank, data in ranks for mark in data.meta.marks]
+    return [*marks, f"ranks of the run are missing: {ranges_of(missing)}"] if missing else marks
+
+
 def describe_ranks(ranks: Iterable[int]) -> str:
     """Returns which ranks a recording has: `the ranks 0-3`, or `rank 0 alone`."""
     numbers = [*ranks]
@@ -105,10 +109,10 @@ def describe_ranks(ranks: Iterable[int]) -> str:
 
 
 class _Merged(NamedTuple):
-    """The values of all ranks together."""
+    """The table `values` of all ranks merged into one, with one row for each row of the lowest rank."""
 
     table: ArrowTable
-    degree: int  # into how many parts the batch is divided
+    degree: int  # the degree of data parallelism: into how many parts the batch is divided
     lacking: str | None  # a sentence on rows that the lowest rank lacks
 
 
@@ -125,7 +129,7 @@ def _merge(ranks: Sequence[RankValues]) -> _Merged:
     degree = _degree(lowest, counts)
     several = np.flatnonzero((counts.sum(axis=0) > 1) | ((degree > 1) & lowest.placed.is_of(*_BATCHED)))
     is_part = to_numpy(tables[0]["global_shape"].is_valid())
-    changed = np.unique(np.concatenate([several, np.flatnonzero(is_part | find_unread(tables[0]))]))
+    changed = np.unique(np.concatenate([several, np.flatnonzero(is_part | find_incomparable(tables[0]))]))
     if not len(changed):
         return _Merged(tables[0], degree, sentence)
     are_gradients = lowest.placed.is_of(PARAMETER_GRAD) & _find_batched(lowest.placed)
@@ -154,9 +158,9 @@ def find_distinct(ranks: Sequence[RankValues], rows: Sequence[Rows]) -> Column:
 
 
 def _identify(values: PlacedValues, rows: Rows) -> Column:
-    """Returns numbers by which the rows of two ranks are known to be of one block, or of equal tensors.
+    """Returns numbers that are equal for rows of two ranks if these are of one shard, or of equal tensors.
 
-    A parameter has one value on all ranks, so blocks at one offset are copies, equal or not. An activation may be of
+    A parameter has one value on all ranks, so shards at one offset are replicas, equal or not. An activation may be of
     another part of the batch on another mesh.
     """
     table, is_batched = values.table, _find_batched(values)

@@ -1,4 +1,4 @@
-"""Renders the ranks of a run and the first of their copies that differ, as lines for a terminal or as JSON."""
+"""Renders the ranks of a run and the first replica that differs, as lines for a terminal or as JSON."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def render_ranks(
 
     Args:
         overview: the ranks.
-        check: the comparison of their copies; None if there is one rank alone.
+        check: the comparison of their replicas; None if there is one rank alone.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
@@ -59,12 +59,12 @@ def _describe_check(check: ReplicaCheck | None) -> Iterator[Text]:
         yield Text("one rank was recorded: there is nothing to compare")
     elif not check.compared:
         yield Text(
-            "no copies were compared: each rank has parts of its own, or parameters were not measured",
+            "no replicas were compared: each rank has shards of its own, or parameters were not measured",
             "yellow",
         )
     elif not check.first:
         by = f"{format_count(check.by_hash)} by hashes" if check.by_hash else "by statistics"
-        yield Text(f"the ranks agree: {format_count(check.compared)} copies of tensors, {by}")
+        yield Text(f"the ranks agree: {format_count(check.compared)} replicated tensors, {by}")
         if check.uncompared:
             yield Text(f"  nothing was compared of rank {ranges_of(check.uncompared)}", "yellow")
     else:
