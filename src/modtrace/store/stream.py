@@ -115,7 +115,7 @@ class _Collector:
 
 
 LARGE_BATCH_ROWS = 65_536
-_BYTES = 64 * 2**20  # limits the memory if rows contain long lists
+_BYTES = 64 * 2**20  # of a batch at most, because rows may contain long lists
 
 
 def compact(path: Path) -> int:

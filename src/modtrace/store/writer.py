@@ -23,6 +23,7 @@ from .layout import table_file
 from .stream import TableStream, compact
 from .tensor_shards import TensorShards
 
+#: Rows of steps that are not flushed by force, as those of copies, are flushed after this time at the latest.
 _FLUSH_AFTER_NS = 100_000_000
 _FLUSH_BYTES = 16 * 2**20
 _COMPACT_BELOW_ROWS = 8192  # the mean number of rows of a batch

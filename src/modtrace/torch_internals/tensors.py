@@ -143,7 +143,8 @@ def hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> No
     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
     hooks = tensor._backward_hooks or {}
     for key in list(hooks)[:-1]:
-        hooks[key] = hooks.pop(key)  # torch calls hooks in the order of the dict, not of the OrderedDict
+        # torch iterates the plain dict below the OrderedDict, whose order `move_to_end` does not change.
+        hooks[key] = hooks.pop(key)
 
 
 def forget_removed_hooks(tensor: torch.Tensor) -> None:

@@ -209,7 +209,7 @@ def find_summands(tables: RunTables) -> Rows:
 
 
 def find_tensors(tables: RunTables, rows: Rows, wanted: Bools) -> Rows:
-    """Returns the tensor of each row of `values` that an op or an outermost call returned; -1 for other rows.
+    """Returns for each of the `rows` the number of its tensor in the op flow; -1 if no op or outermost call returned it.
 
     For `wanted` rows, the tensor is also found if a module returned a view of it.
     """

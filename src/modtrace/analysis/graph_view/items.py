@@ -75,7 +75,7 @@ class Items:
         return np.where(number >= 0, self.first_tensor + number, NONE)
 
     def phase_of(self, items: Rows) -> Column:
-        """Returns the phase of each item; tensors have none."""
+        """Returns the phase of each item, as a code of `PHASES`; -1 for tensors."""
         phases = np.concatenate([self.graph.layers.phase, self.graph.nodes.phase, [NONE]])
         return np.asarray(phases[np.minimum(items, self.first_tensor)])
 

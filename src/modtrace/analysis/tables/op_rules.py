@@ -46,7 +46,7 @@ CARRIERS = WRITES | _names(
     "view unsafe_view index_copy index_add scatter_add baddbmm"
 )
 
-#: Ops that can replace an unwanted value: `where(x > 0, log(x), 0)`.
+#: Ops that can absorb an unwanted value on purpose, by replacing it: `where(x > 0, log(x), 0)`.
 GUARDS = _names(
     "where masked_fill nan_to_num clamp clamp_min clamp_max masked_scatter masked_select index_put index index_select "
     "minimum maximum"

@@ -284,7 +284,7 @@ class Backward:
         #: Whether hooks distinguish the engine's sums of gradients from the work of nodes.
         self.marks_additions = False
         self.adding_for = -1  # the number of the node that has just finished its own work
-        #: The innermost call around all calls whose gradients are added there.
+        #: The innermost call that contains all calls whose gradients are added after the node `adding_for`.
         self.adding_in: CallRef | None = None
 
     def _remade_from(self) -> int:

@@ -185,7 +185,7 @@ def are_finite(measured: Iterable[HasSites]) -> bool:
 
 
 def _rows_of(measured: Iterable[HasSites]) -> Iterator[tuple[Rows, list[int]]]:
-    """Yields the row slots that some measurements use, each once."""
+    """Yields each `Rows` that holds statistics of these measurements, with the numbers of the rows used, each once."""
     samples = list(dict.fromkeys(chain.from_iterable(some.sites[:: some.width] for some in measured)))
     for rows, here in group_by_rows(samples):
         yield rows, list(dict.fromkeys(samples[at].row for at in here))

@@ -124,7 +124,7 @@ def _open_library() -> Any:
 
 
 def _library_paths() -> Iterator[str]:
-    """Yields where NVRTC may be: loaded already, where torch's packages have it, where the system has it."""
+    """Yields the paths to try for NVRTC: pip's nvidia packages, torch's folder, then the name alone for the system."""
     major = (torch.version.cuda or "").split(".")[0]
     for folder in sys.path:
         nvidia = Path(folder or ".") / "nvidia"

@@ -25,7 +25,7 @@ _Array = npt.NDArray[Any]
 
 
 class Difference(NamedTuple):
-    """The change of a tensor."""
+    """The elements of a tensor minus those of an earlier copy, or the reason why they are not known."""
 
     tensor: torch.Tensor | None  # None: not known
     shape: tuple[int, ...]

@@ -171,7 +171,7 @@ def _measure_host(
         return
     if HASH in parts and SKETCH in parts:  # one pass is hardly dearer than either
         parts = [part for part in parts if part not in (HASH, SKETCH)] + [_FINGERPRINT]
-    with np.errstate(all="ignore"):  # the user's error handler does not receive ours
+    with np.errstate(all="ignore"):  # a handler of `np.seterrcall` is not called for errors of ours
         for part in parts:
             _add(part, partial(_ON_HOST[part], array, form, want, shard), want, extra)
 
