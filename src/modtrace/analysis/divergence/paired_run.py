@@ -209,7 +209,7 @@ def find_summands(tables: RunTables) -> Rows:
 
 
 def find_tensors(tables: RunTables, rows: Rows, wanted: Bools) -> Rows:
-    """Returns for each of the `rows` the number of its tensor in the op flow; -1 if no op or outermost call returned it.
+    """Returns for each of the `rows` the number of its tensor in the op flow; -1 if no op or root call returned it.
 
     For `wanted` rows, the tensor is also found if a module returned a view of it.
     """
