@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -48,8 +48,10 @@ class Net(nn.Module):
 class Run(NamedTuple):
     """One training."""
 
-    kind: str = "single"  # single, ddp, fsdp2, hsdp, tp, fsdp2 x tp
-    fault: str = ""  # of rank 1: weights, gradient, inf; of all: eps
+    kind: str = "single"  # single, ddp, fsdp1, fsdp2, hsdp, tp, fsdp2 x tp
+    fault: str = (
+        ""  # of rank 1: weights, gradient, inf; of all: eps; none, but evaluations of rank 0: evaluates
+    )
     ops: bool = False
 
 
@@ -82,12 +84,19 @@ def train(run: Run, to: str, rank: int = 0, world: int = 1) -> None:
             if run.fault == "gradient" and rank == 1 and step == 1:
                 model.blocks[0].down.weight.grad.mul_(1.01)
             optimizer.step()
+            if run.fault == "evaluates" and rank == 0:
+                with torch.no_grad():
+                    for batch in range(2):
+                        model(inputs[batch], targets[batch])
 
 
 def _parallel(kind: str, model: Net, rank: int, world: int) -> tuple[nn.Module, int, int]:
     """The model as it is trained, into how many parts the batch is divided, and which of them is this rank's."""
     if kind == "ddp":
         return DistributedDataParallel(model), world, rank
+    if kind == "fsdp1":
+        sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+        return sharded, world, rank
     if kind in ("fsdp2", "hsdp"):
         sizes, names = ((world,), ("dp",)) if kind == "fsdp2" else ((2, world // 2), ("copies", "dp"))
         _shard(model, init_device_mesh("cpu", sizes, mesh_dim_names=names))

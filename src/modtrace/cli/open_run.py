@@ -13,7 +13,7 @@ from ..analysis.tables.missing_rows import require_ops, require_rows, say_missin
 from ..analysis.tables.ranks import as_one, describe_ranks, find_missing
 from ..errors import NothingRecordedError, RecordingError
 from ..recording.protocols import RecordingData
-from ..recording.suggestions import did_you_mean
+from ..recording.suggestions import did_you_mean, ranges_of
 from ..store.reader import FolderReader, open_last_attempts
 
 #: The type of the value of `--step` before the recording is open.
@@ -64,7 +64,12 @@ def open_together(run: str, *tables: str) -> RecordingData:
 
     Raises: as `open_with_rows`.
     """
-    return _check(run, as_one(*open_chosen_ranks(run)), tables)
+    ranks, missing = open_chosen_ranks(run)
+    if missing:
+        click.echo(
+            f"Ranks of {run} are missing: {ranges_of(missing)}. What they had is not compared.", err=True
+        )
+    return _check(run, as_one(ranks, missing), tables)
 
 
 class ChosenRanks(NamedTuple):
@@ -88,7 +93,7 @@ def open_chosen_ranks(run: str) -> ChosenRanks:
     chosen = [(rank, data) for rank, data in found if asked is None or asked.start <= rank < asked.stop]
     if not chosen:
         there = describe_ranks(rank for rank, _ in found)
-        raise click.BadParameter(f"the recording has {there}", param_hint="--rank")
+        raise click.BadParameter(f"the recording {run} has {there}", param_hint="--rank")
     return ChosenRanks(_readable(chosen), find_missing(found))
 
 
@@ -139,7 +144,7 @@ def _to_ranks(text: str) -> slice:
         stop = (int(end) if end else sys.maxsize) if colon else start + 1
     except ValueError:
         start, stop = -1, -1
-    if not 0 <= start < stop:
+    if not text or not 0 <= start < stop:
         raise click.BadParameter(f"{text!r} names no rank: give a number, a range such as 0:8, or all")
     return slice(start, stop)
 

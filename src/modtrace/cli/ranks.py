@@ -8,7 +8,7 @@ from ..views.text.ranks import render_ranks, render_ranks_json
 from .open_run import errors_of, open_chosen_ranks
 from .output import print_text, print_view
 
-EXIT_DIFFERS = 1
+EXIT_DIFFERS, EXIT_NOT_COMPARED = 1, 2
 
 
 @click.command()
@@ -18,7 +18,8 @@ def ranks(run: str, as_json: bool) -> int:
     """Tells which ranks the recording RUN has, how far each came, and whether they agree.
 
     Parameters, the gradients that the optimizer uses, and its states have replicas on several ranks, whole or as
-    shards. The first that differs is named, with its step and rank. The exit code is 1 if one differs, and 0 if not.
+    shards. The first that differs is named, with its step and rank. The exit code is 1 if one differs, 2
+    if no two ranks were measured, and 0 otherwise.
     """
     found, missing = open_chosen_ranks(run)
     with errors_of(run, found[0][1]):
@@ -28,4 +29,6 @@ def ranks(run: str, as_json: bool) -> int:
         print_text(render_ranks_json(overview, check))
     else:
         print_view(render_ranks, overview, check)
-    return EXIT_DIFFERS if check is not None and check.first else 0
+    if check is None or not check.measured:
+        return EXIT_NOT_COMPARED
+    return EXIT_DIFFERS if check.first else 0

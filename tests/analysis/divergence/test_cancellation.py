@@ -14,7 +14,7 @@ from modtrace.analysis.tables.run import read_run_tables
 
 def factors(data: TypedRecording) -> list[float]:
     rows = np.arange(data.table("values").num_rows)
-    run = pair_run(read_run_tables(data, [0]), rows, np.empty(0, np.int64))
+    run = pair_run(read_run_tables(data, [0]), rows, np.empty(0, np.int64), other_mesh=False)
     return [float(factor) for factor in find_cancellation(run)]
 
 

@@ -32,6 +32,9 @@ RUNS = {
     "ddp with other weights": Run("ddp", "weights"),
     "ddp with another gradient": Run("ddp", "gradient"),
     "ddp with an inf": Run("ddp", "inf"),
+    "ddp with an inf and ops": Run("ddp", "inf", ops=True),
+    "ddp whose rank 0 evaluates": Run("ddp", "evaluates"),
+    "fsdp1": Run("fsdp1"),
 }
 FOUR = {
     "single": Run(),
@@ -81,7 +84,37 @@ def test_training_on_two_ranks_is_that_on_one_and_on_another_mesh(
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
 def test_ops_of_ranks_are_no_difference(two: Mapping[str, str], kind: str) -> None:
     found = compare(two, "single with ops", f"{kind} with ops")
+    assert (found.first, found.beyond, found.ok) == (None, 0, True)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
+def test_memory_that_a_collective_has_yet_to_write_is_no_nan(two: Mapping[str, str], kind: str) -> None:
+    ranks = ranks_of(two[f"{kind} with ops"])
+    assert find_first_of_ranks(ranks) == ([], [])
+    for _, data in ranks:
+        names = {row["op_id"]: row["name"] for row in data.table("ops").to_pylist()}
+        measured = {names[op] for op in data.table("values")["op_id"].to_pylist() if op is not None}
+        assert not any(name.startswith(("c10d.", "fsdp.all_gather_copy_in")) for name in measured)
+
+
+def test_nan_that_a_collective_brings_is_no_op_of_this_rank(two: Mapping[str, str]) -> None:
+    first, later = find_first_of_ranks(ranks_of(two["ddp with an inf and ops"])).answers
+    assert (first.rank, first.found.step, later.rank, later.found.phase) == (1, 1, 0, "backward")
+    assert later.found.kind == "first seen"
+    assert later.found.hint is not None and "allreduce_ wrote it" in later.found.hint
+
+
+def test_rank_that_evaluates_alone_makes_no_difference(two: Mapping[str, str]) -> None:
+    found = compare(two, "single", "ddp whose rank 0 evaluates")
     assert (found.first, found.beyond) == (None, 0)
+    check = check_replicas(ranks_of(two["ddp whose rank 0 evaluates"]))
+    assert (check.first, check.compared) == ((), 210)
+
+
+def test_shards_that_do_not_say_so_accuse_nobody(two: Mapping[str, str], command: Command) -> None:
+    check = check_replicas(ranks_of(two["fsdp1"]))
+    assert (check.first, check.compared, check.measured) == ((), 0, 0)
+    assert command("ranks", two["fsdp1"], code=2).out.startswith("no replicas were compared: ")
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
@@ -175,6 +208,9 @@ def test_commands_tell_of_all_ranks_or_which_they_show(two: Mapping[str, str], c
     )
     told = command("ranks", two["ddp with other weights"], code=1).out
     assert told.startswith("the ranks 0 and 1 have other numbers: parameter blocks.1.up.weight, step 0")
+    assert command("ranks", two["single"], code=2).out.startswith(
+        "the run has one rank: there are no replicas"
+    )
     shown = command("show", healthy)
     assert shown.err == "Rank 0 of 2 is shown. --rank N shows another; modtrace ranks compares all.\n"
     assert command("show", healthy, "--rank", "1").err == ""
@@ -184,7 +220,8 @@ def test_commands_tell_of_all_ranks_or_which_they_show(two: Mapping[str, str], c
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("2", "the recording has the ranks 0-1"),
+        ("2", " has the ranks 0-1"),
+        ("", "'' names no rank"),
         ("1:0", "'1:0' names no rank: give a number, a range such as 0:8, or all"),
         ("all", "modtrace show shows one rank: give its number"),
     ],
@@ -222,7 +259,9 @@ def test_recording_with_a_rank_missing_says_so(
     copy = tmp_path / "copy.modtrace"
     shutil.copytree(two["ddp"], copy)
     shutil.rmtree(copy / "rank-00001")
-    assert "1 rank of 2 missing: 1\n" in command("ranks", str(copy)).out
+    assert "1 rank of 2 missing: 1\n" in command("ranks", str(copy), code=2).out
+    told = command("compare", two["single"], str(copy), code=1)
+    assert told.err == f"Ranks of {copy} are missing: 1. What they had is not compared.\n"
 
 
 def test_what_ran_after_a_restart_is_read(two: Mapping[str, str], tmp_path: Path, command: Command) -> None:
@@ -232,8 +271,8 @@ def test_what_ran_after_a_restart_is_read(two: Mapping[str, str], tmp_path: Path
     assert [(rank, data.folder.name) for rank, data in open_last_attempts(copy)] == [
         (0, "rank-00000.attempt-1")
     ]
-    told = command("ranks", str(copy)).out
-    assert "1 rank of 2 missing: 1\n" in told
+    told = command("ranks", str(copy), code=2).out
+    assert told.startswith("rank 0 alone is read: there are no replicas to compare\n1 rank of 2 missing: 1\n")
     assert command("show", str(copy)).err == ""
 
 
@@ -246,3 +285,10 @@ def test_damaged_rank_is_left_out_with_a_word(
     told = command("nonfinite", str(copy), code=1)
     assert told.err.startswith("Rank 0 is left out, because it cannot be read: ")
     assert told.out.startswith("first non-finite values: 16 NaN in step 1, forward\n")
+
+
+def test_noise_is_measured_of_gradients_that_are_scaled_alike(two: Mapping[str, str]) -> None:
+    one, other = together(two["ddp"]), together(two["single"])
+    found = compare_recordings(one, other, noise=[together(two["fsdp2"])])
+    assert (found.first, found.noise) == (None, "measured")
+    assert "5.0e-01" not in found.noise_text

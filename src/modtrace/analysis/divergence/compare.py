@@ -113,8 +113,9 @@ def _compare_all(
 def _build_answer(alignment: Alignment, parts: Sequence[ComparedPairs], allow_missing: bool) -> Comparison:
     pairs = parts[0]
     meta, meta_b = (run.tables.data.meta for run in (pairs.a, pairs.b))
-    missing = list_unmatched(pairs.a.tables, alignment.missing, pairs.resized[:, 0])
-    extra = list_unmatched(pairs.b.tables, alignment.extra, pairs.resized[:, 1])
+    other_mesh = meta.world_size != meta_b.world_size
+    missing = list_unmatched(pairs.a.tables, alignment.missing, pairs.resized[:, 0], other_mesh=other_mesh)
+    extra = list_unmatched(pairs.b.tables, alignment.extra, pairs.resized[:, 1], other_mesh=other_mesh)
     merged = merge_pairs(parts)
     ranking = merge_rankings([part.ranking for part in parts], merged.order)
     details, first = [Details(part) for part in parts], choose_first(ranking)

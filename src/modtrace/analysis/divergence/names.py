@@ -88,15 +88,20 @@ def _in_module(place: ModuleName | None) -> str:
     return f"in {label(place)}" if place is not None else "outside of modules"
 
 
-def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows) -> OneSided:
+def list_unmatched(tables: RunTables, unpaired: Unpaired, resized: Rows, *, other_mesh: bool) -> OneSided:
     """Returns the names and counts of rows that only this recording has.
 
     Args:
         tables: the tables of the recording.
         unpaired: its rows without partner.
         resized: its rows of `values` whose partners have another number of elements.
+        other_mesh: as for `pair_run`; ops that only one recording has are harmless then.
     """
-    names, is_plain, op_of_value = Names(tables), np.append(tables.ops.is_plain, False), tables.values.op
+    names, is_plain, op_of_value = (
+        Names(tables),
+        np.append(tables.ops.is_plain | other_mesh, False),
+        tables.values.op,
+    )
     calls, call_reason = _choose_harmful(unpaired.calls, np.zeros(len(unpaired.calls), bool))
     ops, op_reason = _choose_harmful(unpaired.ops, is_plain[unpaired.ops.rows])
     values, value_reason = _choose_harmful(unpaired.values, is_plain[op_of_value[unpaired.values.rows]])

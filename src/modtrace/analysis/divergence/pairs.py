@@ -78,7 +78,12 @@ def compare_pairs(
     """
     joined = find_joined_errors(a.data, b.data, alignment)
     rows, rows_b, order, resized = _choose_rows(a, b, alignment, joined)
-    runs = pair_run(a, rows, alignment.ops[:, 0]), pair_run(b, rows_b, alignment.ops[:, 1])
+    other_mesh = a.data.meta.world_size != b.data.meta.world_size
+    paired_ops = alignment.ops.T
+    runs = (
+        pair_run(a, rows, paired_ops[0], other_mesh=other_mesh),
+        pair_run(b, rows_b, paired_ops[1], other_mesh=other_mesh),
+    )
     errors = _find_errors(runs, alignment, joined, order)
     noise = _find_noise(runs, order >= len(alignment.values), further, tolerance)
     recompute_error = np.maximum(recompute_errors[0][rows], recompute_errors[1][rows_b])

@@ -20,6 +20,7 @@ class RankState:
     last_step: int | None  # None if it has no complete step
     #: The median time of its training steps, or of all if there are none, without that of measuring; NaN if unknown.
     step_ns: float
+    seed: int | None  # of torch, that was set last; None if unknown
     is_closed: bool  # False: the process ended without closing the recording, or still runs
     marks: tuple[str, ...]  # what is missing from its recording
 
@@ -53,6 +54,7 @@ def read_overview(ranks: Sequence[tuple[int, RecordingData]], missing: Sequence[
                 steps=len(step),
                 last_step=int(step.max()) if len(step) else None,
                 step_ns=float(np.median(shown)) if len(shown) else np.nan,
+                seed=(meta.flags or {}).get("seed"),
                 is_closed=not any(mark.startswith("not closed") for mark in meta.marks),
                 marks=meta.marks,
             )

@@ -28,8 +28,8 @@ from ..tables.tensors import read_sizes
 #: The roles of tensors that are replicated. A buffer may be a rank's own, as the statistics of BatchNorm are.
 _REPLICATED = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
-#: The name of FSDP1's parameters, of which each rank has another part.
-_FLAT = "_flat_param"
+#: The wrapper of FSDP1, below which each rank has shards of its own without a DTensor that says so.
+_FSDP1 = "FullyShardedDataParallel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ class Disagreement:
 class ReplicaCheck:
     """Which replicas were compared, and which differ."""
 
+    measured: int  # how many rows of parameters, gradients and states could have replicas
     compared: int  # how many tensors of which at least two ranks have a measured row
     by_hash: int  # how many of them by hashes; the others by all statistics
     uncompared: tuple[int, ...]  # the ranks that have none of these tensors
@@ -75,8 +76,8 @@ def check_replicas(ranks: Sequence[tuple[int, RecordingData]]) -> ReplicaCheck:
     """Compares the replicas of each tensor on several ranks, by their hashes or by all tier-1 statistics.
 
     Replicas are the shards of a DTensor at one offset, and any other parameters of one shape, their gradients when the
-    optimizer uses them, and its states: ranks that train one model have equal ones. Partial sums, FSDP1's flat
-    parameters and what was not measured are left out.
+    optimizer uses them, and its states: ranks that train one model have equal ones. Partial sums, what was
+    not measured, and all of a model in FSDP1 are left out.
     """
     values = read_rank_values(ranks)
     rows = _Replicas(**join_columns([_read_replicas(number, rank) for number, rank in enumerate(values)]))
@@ -93,6 +94,7 @@ def check_replicas(ranks: Sequence[tuple[int, RecordingData]]) -> ReplicaCheck:
     of_ranks = {values[number].rank for number in np.unique(rows.rank[is_compared]).tolist()}
     begins_so = len(first) > 0 and bool(rows.when[first[0]] == rows.when[is_compared].min())
     return ReplicaCheck(
+        measured=len(group),
         compared=len(np.unique(group[is_compared])),
         by_hash=len(np.unique(group[is_compared & is_hashed[group]])),
         uncompared=tuple(rank.rank for rank in values if rank.rank not in of_ranks),
@@ -128,7 +130,8 @@ def _read_replicas(number: int, rank: RankValues) -> _Replicas:
     is_measured = to_numpy(placed.table["count"].is_valid()) | to_numpy(placed.table["hash"].is_valid())
     is_reduced = placed.phase != PHASES.index(BACKWARD)
     kept = placed.is_of(*_REPLICATED) & is_reduced & is_measured & ~find_incomparable(placed.table)
-    kept &= np.array([*(_FLAT not in slot for slot in placed.slots), True])[placed.slot]
+    if any(row.startswith(_FSDP1) for row in placed.data.table("modules")["type"].to_pylist()):
+        kept[:] = False
     rows = np.flatnonzero(kept)
     table = placed.table.select(["shape", "hash", "global_offset", *RAW]).take(from_numpy(rows))
     hashes = [b"" if found is None else found for found in table["hash"].to_pylist()]

@@ -50,7 +50,8 @@ class StepOrder:
             self._numbers[row["step"]] = counts[kind], 2 * counts[TRAIN] + is_training
             counts[kind] += 1
         self._kinds = {row["step"]: _KINDS.get(row["kind"], len(_KINDS)) for row in steps}
-        self._trained = counts[TRAIN]
+        #: The training steps that have ended.
+        self.training = [row["step"] for row in steps if row["kind"] == TRAIN]
 
     def identify(self, step: int) -> int:
         """Returns a number that the step has on all ranks; a step that has not ended is paired by its own number."""
@@ -60,7 +61,7 @@ class StepOrder:
 
     def place(self, step: int) -> int:
         """Returns where the step stands among the training steps, as on all ranks."""
-        return self._numbers[step][1] if step in self._numbers else 2 * self._trained + 1
+        return self._numbers[step][1] if step in self._numbers else 2 * len(self.training) + 1
 
 
 def read_rank_values(ranks: Sequence[tuple[int, RecordingData]]) -> list[RankValues]:

@@ -20,7 +20,7 @@ from ...recording.statistics.moments import RAW
 from ...recording.suggestions import ranges_of
 from .columns import ArrowTable, Bools, Column, Rows, dictionary_codes, find_rows
 from .merged_rows import ACTIVATION, GRADIENT, WEIGHT, merge_rows
-from .rank_values import RankValues, bits_of, find_incomparable, number_blocks, read_rank_values
+from .rank_values import RankValues, StepOrder, bits_of, find_incomparable, number_blocks, read_rank_values
 from .values import PlacedValues
 
 #: Statistics that are equal bit by bit where tensors are; two tensors that differ share all of them by a rare chance.
@@ -126,7 +126,7 @@ def _merge(ranks: Sequence[RankValues]) -> _Merged:
     )
     tables = [rank.placed.table for rank in ranks]
     counts = find_distinct(ranks, rows)
-    degree = _degree(lowest, counts)
+    degree = _degree(lowest, counts, rows)
     several = np.flatnonzero((counts.sum(axis=0) > 1) | ((degree > 1) & lowest.placed.is_of(*_BATCHED)))
     is_part = to_numpy(tables[0]["global_shape"].is_valid())
     changed = np.unique(np.concatenate([several, np.flatnonzero(is_part | find_incomparable(tables[0]))]))
@@ -180,9 +180,16 @@ def _find_batched(values: PlacedValues) -> Bools:
     return np.asarray(values.is_of(*_BATCHED) | (values.is_of(PARAMETER_GRAD) & in_backward))
 
 
-def _degree(lowest: RankValues, counts: Column) -> int:
-    """Returns into how many parts the batch is divided: as many as most outputs have that are no DTensors."""
+def _degree(lowest: RankValues, counts: Column, rows: Sequence[Rows]) -> int:
+    """Returns the degree of data parallelism: how many parts most outputs of training steps have.
+
+    Outputs that are DTensors, or that only some ranks have, are left out. So are steps of evaluation, which ranks may
+    run alone or on the same batch, unless there are no others.
+    """
     values = lowest.placed
-    is_plain = values.is_of(OUTPUT) & ~to_numpy(values.table["global_shape"].is_valid()) & (values.numel > 1)
-    found = Counter(counts[:, is_plain].sum(axis=0).tolist()).most_common(1)
+    kept = values.is_of(OUTPUT) & ~to_numpy(values.table["global_shape"].is_valid()) & (values.numel > 1)
+    kept &= (np.stack(rows) >= 0).all(axis=0)
+    is_training = np.isin(values.step, StepOrder(values.data).training)
+    kept = kept & is_training if (kept & is_training).any() else kept
+    found = Counter(counts[:, kept].sum(axis=0).tolist()).most_common(1)
     return int(found[0][0]) if found else 1

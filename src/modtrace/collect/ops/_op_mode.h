@@ -40,7 +40,8 @@ typedef struct {
     PyObject *schema; /* owned: OpSchema */
     PyObject *call;   /* owned: what runs the op */
     PyObject *index;  /* owned: its number */
-    int may_be_ours, is_collective, is_foreach, is_changing_view, has_out, hides_writes, is_view, is_uninitialized;
+    int may_be_ours, is_collective, is_foreach, is_changing_view, has_out, hides_writes, is_view, is_uninitialized,
+        returns_early;
     int written_count;
     Written *written;
 } Op;

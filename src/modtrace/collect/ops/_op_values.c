@@ -71,7 +71,7 @@ static int measure_output(OpMode *self, PyObject *tensor, PyObject *slot, Run *r
 int measure_outputs(OpMode *self, Run *run, PyObject *output) {
     if (run->of->hides_writes) PyDict_Clear(self->measured[LATEST]);
     run->mask = self->usual_mask; /* another thread may change it meanwhile */
-    if (run->of->is_view || run->mask == 0) return 0;
+    if (run->of->is_view || run->of->returns_early || run->mask == 0) return 0;
     if (visit_tensors(self, output, self->state->no_text, run, measure_output) == 0) return 0;
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
     PyObject *error = take_exception();

@@ -100,6 +100,7 @@ static int read_schema(PyObject *schema, PyObject *func, Op *op) {
                    read_truth(schema, "hides_writes", &op->hides_writes) < 0 ||
                    read_truth(schema, "is_view", &op->is_view) < 0 ||
                    read_truth(schema, "is_uninitialized", &op->is_uninitialized) < 0 ||
+                   read_truth(schema, "returns_early", &op->returns_early) < 0 ||
                    read_truth(schema, "is_changing_view", &op->is_changing_view) < 0 || read_all_written(schema, op) < 0
                ? -1
                : 0;

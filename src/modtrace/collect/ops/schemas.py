@@ -33,6 +33,10 @@ _UNINITIALIZED = {
 }  # fmt: skip
 
 
+#: The namespaces of collectives, which return before the tensors that they return are written.
+_COLLECTIVES = ("c10d.", "_c10d_functional.")
+
+
 class WrittenArgument(NamedTuple):
     """An argument that an op writes to: a tensor, or a list of tensors."""
 
@@ -46,7 +50,7 @@ class OpSchema:
     __slots__ = (
         "argument_names", "call", "func", "hides_writes", "index", "is_changing_view", "is_collective",
         "is_differentiable", "is_foreach", "is_random", "is_uninitialized", "is_view", "may_be_ours", "name",
-        "out_names", "writes", "written",
+        "out_names", "returns_early", "writes", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any, index: int) -> None:
@@ -60,6 +64,10 @@ class OpSchema:
         arguments = [] if declared is None else list(declared.arguments)
         self.argument_names = tuple(argument.name for argument in arguments)
         self.is_collective = self.name.startswith("c10d.")
+        #: What it returns is read too early when it has returned: other ranks write it, or nobody has yet.
+        self.returns_early = self.name.startswith((*_COLLECTIVES, "fsdp.all_gather_copy_in")) and (
+            "wait_tensor" not in self.name
+        )
         #: `t_` and the like write to the tensor, and not to its storage.
         self.is_changing_view = _is_changing_view(func, self.name)
         self.is_differentiable = base_name(self.name) not in _NEVER_DIFFERENTIABLE

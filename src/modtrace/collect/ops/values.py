@@ -121,10 +121,10 @@ class OpValues:
         return found if ref() is tensor and version == self._measurer.version_of(tensor) else None
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
-        """Measures the outputs of an op, unless they are views."""
+        """Measures the outputs of an op, unless they are views, or are written after it has returned."""
         if schema.hides_writes:
             self._latest.clear()
-        if schema.is_view or self._is_off:
+        if schema.is_view or schema.returns_early or self._is_off:
             return
         mask = self._mask(schema.name, OP_OUTPUT)
         if not mask:

@@ -156,7 +156,10 @@ def render_ranks_with_nonfinite(
     lines = [Text(f"  nothing was measured on rank {unmeasured}", "yellow")] if unmeasured else []
     if not found.answers:
         searched = ranks - len(found.unmeasured)
-        return render_lines([Text(f"none on any of {searched} ranks"), *lines], color=color, width=width)
+        none = (
+            f"none on any of {searched} ranks" if searched > 1 else "none on the only rank that was searched"
+        )
+        return render_lines([Text(none), *lines], color=color, width=width)
     first, *others = found.answers
     lines.insert(0, Text(f"first on rank {first.rank} of {ranks}", "bold red"))
     for rank, one in others[:_OTHER_RANKS]:

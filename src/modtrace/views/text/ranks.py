@@ -31,7 +31,12 @@ def render_ranks(
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
-    lines = [*_describe_check(check), *_describe_missing(overview), Text(), *_describe_ranks(overview)]
+    lines = [
+        *_describe_check(overview, check),
+        *_describe_missing(overview),
+        Text(),
+        *_describe_ranks(overview),
+    ]
     marks = [f"rank {state.rank}: {mark}" for state in overview.ranks for mark in state.marks]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks[:_SHOWN]]
     if len(marks) > _SHOWN:
@@ -54,13 +59,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _describe_check(check: ReplicaCheck | None) -> Iterator[Text]:
+def _describe_check(overview: RanksOverview, check: ReplicaCheck | None) -> Iterator[Text]:
     if check is None:
-        yield Text("one rank was recorded: there is nothing to compare")
+        is_whole = overview.world_size == 1
+        only = "the run has one rank" if is_whole else f"rank {overview.ranks[0].rank} alone is read"
+        yield Text(f"{only}: there are no replicas to compare", "" if is_whole else "yellow")
+    elif not check.compared and check.measured:
+        yield Text("no replicas were compared: each rank has shards of its own")
     elif not check.compared:
         yield Text(
-            "no replicas were compared: each rank has shards of its own, or parameters were not measured",
-            "yellow",
+            "no replicas were compared: parameters were not measured: record(values='stats')", "yellow"
         )
     elif not check.first:
         by = f"{format_count(check.by_hash)} by hashes" if check.by_hash else "by statistics"
@@ -88,6 +96,9 @@ def _describe_check(check: ReplicaCheck | None) -> Iterator[Text]:
                 "  from the first step on, and no two ranks agree: they did not begin with the same weights, or each "
                 "has its own (experts, stages)"
             )
+            if len(seeds := {state.seed for state in overview.ranks}) > 1 and None not in seeds:
+                last = [f"{state.seed} on rank {state.rank}" for state in overview.ranks]
+                yield Text(f"  the seeds that were set last: {first_few(last)}")
         if first.alone is None and len(first.groups[0]) > 1:
             alike = "; ".join(ranges_of(sorted(group)) for group in first.groups[:_SHOWN])
             yield Text(f"  the ranks with equal numbers: {alike}")
