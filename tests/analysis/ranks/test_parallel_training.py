@@ -290,5 +290,5 @@ def test_damaged_rank_is_left_out_with_a_word(
 def test_noise_is_measured_of_gradients_that_are_scaled_alike(two: Mapping[str, str]) -> None:
     one, other = together(two["ddp"]), together(two["single"])
     found = compare_recordings(one, other, noise=[together(two["fsdp2"])])
-    assert (found.first, found.noise) == (None, "measured")
-    assert "5.0e-01" not in found.noise_text
+    assert found.noise == "measured"
+    assert found.table.to_pandas().noise.max() < 1e-3  # not 1/2, of gradients that are twice as large
