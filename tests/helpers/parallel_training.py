@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import modtrace
 from modtrace import Capture
 
-STEPS, BATCH, WIDTH = 3, 8, 16
+STEPS, BATCH, WIDTH, OUTPUTS = 3, 8, 16, 5
 
 
 class Block(nn.Module):
@@ -36,7 +36,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(WIDTH, 4)
+        self.head = nn.Linear(WIDTH, OUTPUTS)  # uneven shards
 
     def forward(self, x, targets):
         for block in self.blocks:
@@ -49,9 +49,8 @@ class Run(NamedTuple):
     """One training."""
 
     kind: str = "single"  # single, ddp, fsdp1, fsdp2, hsdp, tp, fsdp2 x tp
-    fault: str = (
-        ""  # of rank 1: weights, gradient, inf; of all: eps; none, but evaluations of rank 0: evaluates
-    )
+    fault: str = ""
+    """Of rank 1: weights, gradient, inf. Of all: eps, evaluates (the same batches, of which rank 0 has one more)."""
     ops: bool = False
 
 
@@ -67,7 +66,7 @@ def train(run: Run, to: str, rank: int = 0, world: int = 1) -> None:
             model.blocks[1].up.weight[3, 2] += 1e-3
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
     numbers = torch.Generator().manual_seed(1)
-    inputs, targets = (torch.randn(STEPS, BATCH, width, generator=numbers) for width in (WIDTH, 4))
+    inputs, targets = (torch.randn(STEPS, BATCH, width, generator=numbers) for width in (WIDTH, OUTPUTS))
     mine = slice(part * BATCH // parts, (part + 1) * BATCH // parts)
     roles = ("output", "grad_output", *(["op_output"] if run.ops else []))
     captures = [
@@ -84,9 +83,9 @@ def train(run: Run, to: str, rank: int = 0, world: int = 1) -> None:
             if run.fault == "gradient" and rank == 1 and step == 1:
                 model.blocks[0].down.weight.grad.mul_(1.01)
             optimizer.step()
-            if run.fault == "evaluates" and rank == 0:
+            if run.fault == "evaluates":
                 with torch.no_grad():
-                    for batch in range(2):
+                    for batch in range(3 if rank == 0 else 2):
                         model(inputs[batch], targets[batch])
 
 
