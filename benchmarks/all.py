@@ -18,6 +18,7 @@ PARTS = {
     "scopes": ("following the modules, beside torch's own trackers", 7),
     "values": ("measuring values, beside hooks and torch's DebugMode", 5),
     "on_nonfinite": ("what looking for NaN adds while a run goes on", 13),
+    "collectives": ("recording what ranks send each other", 1),
     "compiled": ("measuring inside of compiled code", 5),
     "captures": ("what a Capture adds to a step", 10),
     "tier2": ("histograms of one tensor", 1),

@@ -36,6 +36,7 @@ ABOUT = {
     "collect/module_tracker": "ModuleTracker",
     "collect/stash": "track()",
     "collect/compile": "compiled code: taps, hooks",
+    "collect/collectives": "what ranks send each other",
     "collect/scopes": "which call runs now",
     "collect/steps": "which step it belongs to",
     "collect/backward": "engine runs, recompute",

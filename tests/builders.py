@@ -386,6 +386,11 @@ class RecordingBuilder:
         """A number that the user logged in the current step."""
         self._rows["scalars"].append({"step": self._step, "name": name, "value": value})
 
+    def collective(self, name: str, seq_id: int | None, start_ns: int, **more: Any) -> None:
+        """A collective of the group `world` in the current step."""
+        row = {"step": self._step, "name": name, "group": "world", "seq_id": seq_id, "start_ns": start_ns}
+        self._rows["collectives"].append(row | more)
+
     def data(self) -> TypedRecording:
         """The recording."""
         return TypedRecording(self._rows, self._meta)

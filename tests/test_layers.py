@@ -90,7 +90,8 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
             "tensor_ids",
             "flops",
         },
-        "recorder": {"ops", "values", "compile", "steps", "scopes", "log", "names"},
+        "collectives": {"steps", "scopes", "log", "names"},
+        "recorder": {"ops", "values", "compile", "collectives", "steps", "scopes", "log", "names"},
     },
     "store": {"flight_recorder": set()},
     "analysis": {

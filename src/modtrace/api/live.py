@@ -295,6 +295,7 @@ class LiveRecording(Recording):
             inside=options.compiled == INSIDE,
             flight_recorder=sink if isinstance(sink, FlightRecorder) else None,
             flush_after_s=FLUSH_TO_MEMORY_S if self.path is None else FLUSH_TO_DISK_S,
+            make_ring=None if self._writer is None else self._writer.open_ring,
         )
         recorder.start()
         return recorder

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from ..errors import ModtraceWarning, describe_error
+from .meta import RUN_ENDED
 from .protocols import Sink
 
 #: The argument with which internal errors are raised instead of being reported.
@@ -86,16 +87,16 @@ class FailureReporter:
         )
         warn_of_error(text, error, strict=_STRICT)
 
-    def compilations_failed(self, error: Exception) -> None:
-        """Reports that compilations are not recorded any more. The lock over the tracker's events may be held here."""
+    def rows_failed(self, table: str, error: Exception, step: int | None = None) -> None:
+        """Reports that no more rows of one table are recorded, from `step` on, by default the running one.
+
+        The lock over the tracker's events may be held here.
+        """
         if self.strict:
             raise error
-        step, reason = self._step(), describe_error(error)
-        self._late_marks.append(f"compilations are incomplete from step {step}: modtrace failed: {reason}")
-        text = (
-            "modtrace met an internal error and records no more compilations; "
-            "the run and the recording of calls go on"
-        )
+        step, reason = self._step() if step is None else step, describe_error(error)
+        self._late_marks.append(f"{table} are incomplete from step {step}: modtrace failed: {reason}")
+        text = f"modtrace met an internal error and records no more {table}; the run and the recording of calls go on"
         warn_of_error(text, error, strict=_STRICT)
 
     def rows_refused(self, table: str, faults: Sequence[str], step: int | None) -> None:
@@ -150,7 +151,7 @@ class FailureReporter:
         """Reports the exception that ended the run, unless it is a clean exit."""
         if is_clean_exit(error):
             return
-        text = f"the run ended by {describe_error(error)}"
+        text = f"{RUN_ENDED} {describe_error(error)}"
         steps = self._step()
         self._sink.mark(f"{text}; step {steps - 1} was the last to end" if steps else text)
 

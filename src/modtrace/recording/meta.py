@@ -7,6 +7,9 @@ from typing import Any
 #: The rank of what is read of all ranks together.
 ALL_RANKS = -1
 
+#: The beginning of the mark on an exception that ended the run.
+RUN_ENDED = "the run ended by"
+
 #: The kind of the note that steps were held and never written.
 HELD = "held"
 

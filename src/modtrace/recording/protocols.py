@@ -64,6 +64,28 @@ class Sink(Protocol):
         """Drops the files without writing, because this process is a fork and the recording is its parent's."""
 
 
+#: The name in a row that has only the number of the last collective of a group, and when it was read.
+UNKNOWN = "unknown"
+
+
+class RecentCollectives(Protocol):
+    """Keeps the newest collectives so that they survive the killing of the process."""
+
+    def begin(self, new: Sequence[int], texts: bytes) -> int:
+        """Keeps a collective that begins, and returns its number.
+
+        Args:
+            new: start_ns, end_ns (0), seq_id, bytes_read, bytes_written, step, thread, peer; -1 for what is not known.
+            texts: name, group, ranks, dtype, phase, path; with "\x1f" between them.
+        """
+
+    def set_last(self, slot: int, last: Sequence[int], texts: bytes) -> None:
+        """Keeps the number of the last collective of a group, in place of what was in this slot; see `begin`."""
+
+    def end(self, number: int, now_ns: int) -> None:
+        """Keeps that a collective is complete."""
+
+
 class RecordingData(Protocol):
     """The source from which analyses read a recording."""
 

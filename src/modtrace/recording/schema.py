@@ -120,27 +120,37 @@ table tensors                     one tensor as an op or a call produced or firs
     note            dictionary?   why its storage is not known: it has none, or a subclass of yours raised when asked;
                                   null columns and an empty shape are then not known either
 
-table collectives                 later: one collective, or one message between two ranks, on this rank's side
-    step            int32
-    op_id           int64?        the op that issued it; null if none was seen, as of DDP's gradient buckets
-    call_id         int64?        the call that issued it; null outside of calls
+table collectives                 one collective, or one message between two ranks, on this rank's side. Of those that
+                                  C++ code starts (DDP's buckets, DTensors, compiled code) the newest 2,000 when the
+                                  recording ends, and at times before
+    step            int32         of what is in no step: the step before it
+    op_id           int64?        later: the op that issued it
+    call_id         int64?        the call that issued it, in backward the forward call; null outside of calls, and
+                                  where it is not known
+    path            dictionary?   the path of that call's module, also where the row of the call is missing; of one of
+                                  DDP's buckets, those of the first and the last layer whose gradients it has:
+                                  `blocks.2.up to blocks.1.down`
     phase           phase?
-    name            dictionary    all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, ...
+    name            dictionary    all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, ...;
+                                  `unknown`: of a killed run, the number of the group's last one, as it was when the
+                                  process was last seen to live, at start_ns
     group           dictionary    name of the process group, the same on all ranks
     ranks           dictionary?   global ranks of the group: `0-3,8`
-    seq_id          int64?        number of the collective, or of the message, within its group: rows of several
-                                  ranks with the same group and number are one collective
+    seq_id          int64?        number of the collective within its group, or of the message between its two ranks in
+                                  one direction: rows of several ranks with the same group and number are one
+                                  collective
     peer            int32?        global rank: of send and recv the other one, of broadcast, reduce, scatter and gather
                                   the root
     reduce_op       dictionary?   sum, avg, max, ...
     dtype           dictionary?
     bytes_read      int64?        of the tensors it was given
     bytes_written   int64?        of the tensors it filled
-    thread          int32
+    thread          int32?        null: C++ code started it
     start_ns        int64         when it was issued
     end_ns          int64?        when it was seen to be complete: its results may be read from then on
-    device_start_ns int64?
-    device_end_ns   int64?
+    wait_ns         int64?        of this time, how long the program waited for it; null: it was not seen to wait
+    device_start_ns int64?        later
+    device_end_ns   int64?        later
 
 table compilations                one compilation of torch.compile: of a function into a region, the first or a further
                                   one, or of a region's backward

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from itertools import groupby
 
 _FEW = 8
+_MOST = 2**20  # numbers in a range that is read
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
@@ -36,3 +37,13 @@ def ranges_of(numbers: Iterable[int]) -> str:
         run = [number for _, number in group]
         texts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
     return ",".join(texts)
+
+
+def numbers_of(ranges: str) -> tuple[int, ...]:
+    """Returns the numbers that `ranges_of` has written; none of what is not understood."""
+    found: list[int] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last.isdecimal() or not last):
+            found += range(int(first), min(int(last or first), int(first) + _MOST) + 1)
+    return tuple(found)

@@ -19,6 +19,7 @@ from ..recording.meta import RunMeta
 from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema, schemas
 from .arrow_messages import Messages
+from .collective_ring import with_newest
 from .damage import no_header_yet, no_rank
 from .json_files import StoredMeta, is_temporary_header, read_header, read_meta
 from .layout import META, describe_content, is_rank_folder, rank_folders, table_file
@@ -89,6 +90,11 @@ class FolderReader:
             DamagedRecordingError: its file cannot be understood. A truncated file is read to its last complete batch.
             RecordingError: its file cannot be read.
         """
+        table = self._read(name)
+        is_killed = name == "collectives" and self._stored.ended is None
+        return with_newest(table, self.folder) if is_killed else table
+
+    def _read(self, name: str) -> pa.Table:
         wanted, file = schema(name), table_file(self.folder, name)
         self._check_is_same()
         is_final = name in (self._stored.ended or ())

@@ -17,6 +17,7 @@ from ..recording.arrow.buffer import TableBuffer
 from ..recording.meta import Note, RunMeta
 from ..recording.options.tensor_options import TensorOptions
 from ..recording.schema import schema, schemas
+from .collective_ring import CollectiveRing
 from .folder import HeldFolder, create_rank_folder, delete_replaced, undo_rank_folder
 from .json_files import write_meta
 from .layout import table_file
@@ -90,6 +91,7 @@ class FolderWriter:
         self._buffers = {name: TableBuffer(name) for name in schemas()}  # rows precede references to them
         self._streams: dict[str, TableStream] = {}
         self._tensors = TensorShards(self.folder, tensors or TensorOptions(), self._held.is_in_place)
+        self._ring: CollectiveRing | None = None
         self._warned_of_tensors = False  # whether the user was warned that no more tensors are written
         self._ended: list[str] | None = None  # tables with an end-of-stream marker, once closed
         self._last_step = -1  # the last step in `steps` on disk
@@ -144,6 +146,13 @@ class FolderWriter:
         if not self._is_open():
             return None
         return self._tensors.put(name, array, dtype, shape, self.steps if step is None else step)
+
+    def open_ring(self) -> CollectiveRing | None:
+        """Makes the file with the newest collectives, which the close deletes; None if it cannot be made."""
+        with contextlib.suppress(OSError):
+            if self._is_open() and self._ring is None:
+                self._ring = CollectiveRing(self.folder)
+        return self._ring
 
     def wait_for_tensors(self) -> None:
         """Waits until all whole tensors so far are in their files, where a `FolderReader` finds them."""
@@ -217,6 +226,7 @@ class FolderWriter:
             self._abandon_streams()
             self._tensors.abandon()
             self._held.close()
+            self._close_ring(keep=True)
         self._state = _ABANDONED
 
     def _is_open(self) -> bool:
@@ -312,11 +322,16 @@ class FolderWriter:
             raise RecordingError(text) from failure.error
         warnings.warn(f"{text} The run and the recording go on without them.", ModtraceWarning, 2)
 
+    def _close_ring(self, *, keep: bool) -> None:
+        if self._ring is not None:
+            self._ring.close(keep=keep)
+
     def _drop_buffers(self) -> None:
         self._buffers = {name: TableBuffer(name) for name in self._buffers}
 
     def _make_final(self) -> None:
         was, self._state = self._state, _CLOSED
+        self._close_ring(keep=was != _OPEN)
         if was == _LOST:
             return
         self._ended = []

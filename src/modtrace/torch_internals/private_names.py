@@ -20,6 +20,7 @@ _OPS = "recording ops: nothing of modtrace can be imported"
 _LEAVING = "taking a mode off that is not the innermost"
 _COPIES = "copies of a model without what is on it"
 _STOPS = "stopping a run before the compiled step of an optimizer"
+_OF_CXX = "collectives that C++ code starts: DDP's buckets, DTensors"
 _UNSEEN = "reading a scalar unseen by torch.jit.trace"
 _MODE = "torch.utils._python_dispatch.TorchDispatchMode"
 _ALL = "names of modules: nothing can be recorded"
@@ -69,6 +70,12 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.utils.checkpoint._CachingTorchDispatchMode": _SELECTIVE,
     "torch._higher_order_ops.effects.with_effects.py_impl": _SELECTIVE,
     "torch._higher_order_ops.effects.with_effects.python_key_table": _SELECTIVE,
+    # collectives.py
+    "torch.distributed.distributed_c10d._world.pg_map": _OF_CXX,
+    "torch.distributed.distributed_c10d.ProcessGroup._get_sequence_number_for_group": "collectives",
+    "torch.distributed.distributed_c10d.ProcessGroup._get_backend_name": "ends of collectives, and numbers on gloo",
+    "torch._C._distributed_c10d._dump_fr_trace_json": _OF_CXX,
+    "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": "the layers of DDP's buckets",
     # compiled_graphs.py
     "torch._dynamo.backends.common.aot_module_simplified": _GRAPHS,
     "torch._guards.CompileContext.current_compile_id": _GRAPHS,

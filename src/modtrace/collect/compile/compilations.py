@@ -1,7 +1,6 @@
 """Records what torch.compile compiles: which functions of which modules, how often and why, and where graphs break."""
 
 import threading
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from ...torch_internals.dynamo import (
     read_compilation,
 )
 from ..log.listeners import Listener
-from ..log.segments import CallRef, Segment
+from ..log.segments import CallRef, Segment, call_at
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
 from .compiled_ops import CompiledOpRecorder
@@ -140,7 +139,7 @@ class CompilationRecorder(Listener):
     def _report(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._reporter.compilations_failed(failure)
+            self._reporter.rows_failed("compilations", failure)
 
     def _read(self) -> None:
         """Reads the new records of Dynamo."""
@@ -248,15 +247,9 @@ def _behind(last: Any, kept: Sequence[Any]) -> Sequence[Any]:
 
 def _find_call(step: Step, record: CompileRecord) -> CallRef | None:
     """Returns the innermost call that ran when a compilation began; None if calls ran on two threads, or no call."""
-    now_ns = record.start_ns
-    if record.is_backward or not step.start_ns <= now_ns <= step.end_ns:
+    if record.is_backward or not step.start_ns <= record.start_ns <= step.end_ns:
         return None
-    found = [
-        call
-        for segment in step.segments
-        if (call := segment.call_after(bisect_right(segment.times, now_ns) - 1)) is not None
-    ]
-    return found[0] if len(found) == 1 else None
+    return call_at(step.segments, record.start_ns)
 
 
 def _is_in(compilation: _Compilation, step: Step) -> bool:

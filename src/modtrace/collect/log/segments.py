@@ -3,7 +3,7 @@
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +106,16 @@ class InsideCall(NamedTuple):
     def in_place_of(self, repeated: CallRef) -> "InsideCall":
         """Returns the call that this one repeats, given the call that the surrounding call seen by hooks repeats."""
         return self._replace(seen=repeated)
+
+
+def call_at(segments: "Iterable[Segment]", now_ns: int) -> CallRef | None:
+    """Returns the innermost call that ran at a time; None if calls ran in two segments, or no call."""
+    found = [
+        call
+        for segment in segments
+        if (call := segment.call_after(bisect_right(segment.times, now_ns) - 1)) is not None
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 class Segment:

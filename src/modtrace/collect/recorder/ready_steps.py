@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.schedule import ALL_STEPS, StepRange
-from ..compile.compilations import CompilationRecorder
 from ..steps.device_columns import count_device_events
 from ..steps.step import Step
 from ..steps.step_rules import StepFinder
 from ..values.recorder import ValueRecorder
-from .row_writer import free_step
+from .row_writer import RowWriter, free_step
 
 #: This many device events take as much memory as one measurement.
 _EVENTS_OF_SAMPLE = 8
@@ -49,8 +48,8 @@ class ReadySteps:
         """Returns whether a step may be one to record; None stands for the step of the running optimizer."""
         return self._selected == ALL_STEPS or bool(self.numbers_of(step))
 
-    def settle(self, values: ValueRecorder, compilations: CompilationRecorder) -> None:
-        """Takes the steps that have ended since the last call, with their values and compilations."""
+    def settle(self, values: ValueRecorder, writer: RowWriter) -> None:
+        """Takes the steps that have ended since the last call, with their values, compilations and collectives."""
         ended = self._finder.take_ended()
         if not ended:
             return
@@ -61,7 +60,8 @@ class ReadySteps:
             for step in ended:
                 self.ended += 1
                 values.take_segments(step)
-                compilations.settle(step, has_calls=step.number in self._selected)
+                for recorder in (writer.compilations, writer.collectives):
+                    recorder.settle(step, has_calls=step.number in self._selected)
                 self._add(step)
         except BaseException as error:
             if not isinstance(error, Exception):  # a signal handler raised it

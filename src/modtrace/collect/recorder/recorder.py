@@ -4,7 +4,7 @@ import atexit
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...recording.failure_reporter import FailureReporter, is_clean_exit
 from ...recording.options.capture import Capture
 from ...recording.options.op_options import Ops
 from ...recording.options.schedule import ALL_STEPS, StepRange
-from ...recording.protocols import Sink
+from ...recording.protocols import RecentCollectives, Sink
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..log.listeners import Listener
 from ..log.segments import Segment
@@ -52,11 +52,13 @@ class Recorder(Listener):
         inside: bool = False,  # whether modules inside of compiled code are measured
         flight_recorder: "StepHolder | None" = None,  # the sink, if it checks triggers
         flush_after_s: float = FLUSH_TO_DISK_S,  # how long ended steps may wait to be written
+        make_ring: Callable[[], RecentCollectives | None] | None = None,  # keeps collectives of a killed run
     ) -> None:
         """Creates a recorder, which records nothing before `start()`."""
         self.wants_backward_events = backward_times or ops is not None
         self.wants_additions = ops is not None
         self._takes_device_times = device_times
+        self._make_ring = make_ring
         self._roots = roots_of(model)
         self._selected = steps
         self._strict = strict
@@ -139,6 +141,7 @@ class Recorder(Listener):
         if self._takes_device_times:
             self._tracker.device_times.start(self)
         self._writer.compilations.start(self._tracker, None if self._ops is None else self._ops.compiled_runs)
+        self._writer.collectives.start(self._tracker, self._make_ring)
         self._nonfinite.start(self._tracker.subscribers)
         self._signals.start()
         atexit.register(self.stop)  # for a block that is never left, as our threads must not outlive Python
@@ -147,6 +150,7 @@ class Recorder(Listener):
         """Unsubscribes from all events, and returns warnings about what could not be removed."""
         self._values.leave()
         self._writer.compilations.stop()
+        self._writer.collectives.stop()
         self._nonfinite.stop()
         texts = [None if self._ops is None else self._ops.stop()]
         if self._tracker is not None:
@@ -192,7 +196,7 @@ class Recorder(Listener):
         with self._lock:
             self._take_ops(self._finder.current)
             self._finder.end_step()
-            self._ready.settle(self._values, self._writer.compilations)
+            self._ready.settle(self._values, self._writer)
         self._check_ended()
         self._nonfinite.raise_found()
 
@@ -234,7 +238,7 @@ class Recorder(Listener):
             first = self.steps_ended
             try:
                 with self._lock:
-                    self._ready.settle(self._values, self._writer.compilations)
+                    self._ready.settle(self._values, self._writer)
                     ready = self._ready.take()
                     first = next((step.number for step in ready if step.number is not None), first)
                     if self._flight_recorder is None or force:
@@ -276,7 +280,7 @@ class Recorder(Listener):
             step = self._finder.enter(segment, in_step, now_ns)
             if self._ops is not None:
                 self._ops.enter_step(last, step, segment)
-            self._ready.settle(self._values, self._writer.compilations)
+            self._ready.settle(self._values, self._writer)
         if self._check_ended() and step.start_ns == now_ns:
             step.start_ns = time.perf_counter_ns()  # excludes the time for checking the previous step
         if not self._values.is_measuring and self._ops is None:
@@ -337,6 +341,7 @@ class Recorder(Listener):
         """Drops the recording, which belongs to the parent. It takes no lock, as its holder may be missing here."""
         self._active, self._is_forked = False, True
         self._nonfinite.stop()
+        self._writer.collectives.forked()
         self._values.abandon()
         if self._ops is not None:
             self._ops.abandon()

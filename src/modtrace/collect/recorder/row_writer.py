@@ -11,6 +11,7 @@ from ...recording.protocols import Sink
 from ...recording.triggers.step_conditions import NonFiniteFinding
 from ...recording.triggers.trigger_kinds import OnSignal
 from ...recording.triggers.watch import TriggerFinding
+from ..collectives.recorder import CollectiveRecorder
 from ..compile.compilations import CompilationRecorder
 from ..log.device_times import DeviceTimes
 from ..ops.recorder import OpRecorder
@@ -78,6 +79,7 @@ class RowWriter:
     ) -> None:
         """Creates a writer. `with_backward` includes the rows of backward calls."""
         self.compilations = CompilationRecorder(sink, reporter)
+        self.collectives = CollectiveRecorder(sink, reporter)
         self.scalars = Scalars(reporter.warn_once)
         self._with_backward = with_backward
         self._with_device_times = with_device_times
@@ -103,6 +105,7 @@ class RowWriter:
         batches, optimizer_ids = self._read_calls(steps, tracker)
         self._write_modules(tracker)
         self.compilations.write()
+        self.collectives.write()
         of_ops = () if ops is None else ops.write(steps, batches, optimizer_ids)
         for columns in batches:
             self._sink.write("calls", columns)

@@ -8,6 +8,12 @@ from typing import Any
 
 from ...analysis.ranks.overview import RanksOverview, RankState
 from ...analysis.ranks.replicas import Disagreement, ReplicaCheck
+from ...analysis.ranks.stalls import Stall
+from ...analysis.ranks.stragglers import Straggler
+from ...analysis.ranks.waiting import Waiting
+from ...analysis.tables.collectives import RECV, Collective
+from ...recording.phase import BACKWARD
+from ...recording.protocols import UNKNOWN
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of, first_few, ranges_of
 from ..common.columns import Color, Text, printable, render_lines
@@ -16,22 +22,33 @@ from ..common.numbers import format_count, format_time
 #: At most this many ranks have a line of their own; of more, those that are unlike the others.
 _SHOWN = 16
 
+#: At most this many collectives to which ranks did not come have lines.
+_SHOWN_STALLS = 3
+
 #: A rank whose steps take this much longer than the fastest's is told.
 _SLOWER = 1.1
 
 
 def render_ranks(
-    overview: RanksOverview, check: ReplicaCheck | None, *, width: int | None = None, color: Color = False
+    overview: RanksOverview,
+    check: ReplicaCheck | None,
+    waiting: Waiting,
+    *,
+    width: int | None = None,
+    color: Color = False,
 ) -> str:
-    """Returns which ranks disagree first, which are missing or ended early, and how long their steps took.
+    """Returns which ranks did not come or disagree, which are missing or ended early, and how long their steps took.
 
     Args:
         overview: the ranks.
         check: the comparison of their replicas; None if there is one rank alone.
+        waiting: what ranks wait for.
         width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     lines = [
+        *(line for stall in waiting.stalls[:_SHOWN_STALLS] for line in _describe_stall(stall)),
+        *_describe_straggler(waiting.straggler),
         *_describe_check(overview, check),
         *_describe_missing(overview),
         Text(),
@@ -44,10 +61,55 @@ def render_ranks(
     return render_lines(lines, color=color, width=width)
 
 
-def render_ranks_json(overview: RanksOverview, check: ReplicaCheck | None) -> str:
-    """Returns the fields of both as JSON; `replicas` is null if there is one rank alone."""
-    replicas = None if check is None else asdict(check)
-    return json.dumps(_finite({**asdict(overview), "replicas": replicas}), indent=2) + "\n"
+def render_ranks_json(overview: RanksOverview, check: ReplicaCheck | None, waiting: Waiting) -> str:
+    """Returns the fields of all as JSON; `replicas` is null if there is one rank alone."""
+    parts = {"replicas": None if check is None else asdict(check), "waiting": asdict(waiting)}
+    return json.dumps(_finite({**asdict(overview), **parts}), indent=2) + "\n"
+
+
+def _describe_stall(stall: Stall) -> Iterator[Text]:
+    absent, came = ranges_of(stall.absent), ranges_of(stall.came)
+    who, does = (f"rank {absent}", "has") if len(stall.absent) == 1 else (f"the ranks {absent}", "have")
+    if stall.name == RECV:
+        what = f"{does} not sent message {stall.seq_id} to rank {came}"
+    else:
+        what = f"{does} not come to {stall.name} {stall.seq_id} of group {stall.group}"
+    yield Text.join([Text(who, "bold red"), Text(f" {printable(what)}")])
+    waits = f"rank {came} waits" if len(stall.came) == 1 else f"the ranks {came} wait"
+    yield Text(f"  {waits} for it: {_tell_place(stall.where)}")
+    for rank, last in stall.last[:_SHOWN_STALLS]:
+        did = (
+            "it has done nothing there" if last is None else f"{last.name} {last.seq_id}, {_tell_place(last)}"
+        )
+        yield Text(f"  the last of rank {rank}: {did}")
+
+
+def _tell_place(row: Collective) -> str:
+    """Returns where in the run a collective stands: `step 7, blocks.3, forward`."""
+    outside = None if row.phase == BACKWARD or row.name == UNKNOWN else "outside of modules"
+    path = row.path or outside
+    return ", ".join(printable(part) for part in (f"step {row.step}", path, row.phase) if part)
+
+
+def _describe_straggler(straggler: Straggler | None) -> Iterator[Text]:
+    if straggler is None:
+        return
+    one = straggler
+    late = f"{format_time(int(one.late_ns))} after the others"
+    where = f" from {printable(one.path)}" if one.path else ""
+    yield Text.join(
+        [
+            Text(
+                f"rank {one.rank} comes last in {one.late_steps} of {count_of(one.steps, 'step')}",
+                "bold yellow",
+            ),
+            Text(f", {late}: to {one.name}{where}"),
+        ]
+    )
+    if one.slow_path is not None:
+        yield Text(
+            f"  its {printable(one.slow_path)} takes {format_time(int(one.slow_ns))} longer a step, forward"
+        )
 
 
 def _finite(value: Any) -> Any:

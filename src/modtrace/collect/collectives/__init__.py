@@ -1,0 +1,1 @@
+"""Records collectives: what ranks send each other."""

@@ -1,0 +1,58 @@
+"""Tells which layers' gradients DDP reduces in a collective."""
+
+from collections.abc import Iterator, Sequence
+
+from ...torch_internals.collectives import Bucket, StartedCollective, read_buckets
+from ..names.module_names import ModuleNames
+
+
+class BucketNames:
+    """Names the buckets of the `DistributedDataParallel` models that were seen."""
+
+    def __init__(self) -> None:
+        self._models: list[
+            list[tuple[int, str]]
+        ] = []  # of each bucket in their order, its bytes and its layers
+
+    def learn(self, names: ModuleNames) -> None:
+        """Reads which buckets there are. In a backward it would wait for DDP, which may wait for another rank."""
+        modules = [module for named in names.modules if (module := named.module) is not None]
+        self._models = [
+            [(bucket.size_bytes, _describe(bucket, names)) for bucket in buckets]
+            for module in modules
+            if (buckets := read_buckets(module))
+        ]
+
+    def find(self, entries: Sequence[StartedCollective]) -> dict[int, str]:
+        """Returns for the records of torch's log that are buckets the paths of their first and last layer.
+
+        The buckets are reduced in their order in each backward, so a row of records with their sizes is one. If several
+        models have such rows, the result is empty.
+
+        Args:
+            entries: all-reduces that C++ code has started, in their order.
+        """
+        found = [dict(_match(entries, buckets)) for buckets in self._models]
+        matching = [one for one in found if one]
+        return matching[0] if len(matching) == 1 else {}
+
+
+def _match(
+    entries: Sequence[StartedCollective], buckets: Sequence[tuple[int, str]]
+) -> Iterator[tuple[int, str]]:
+    at = 0
+    for entry in entries:
+        if entry.bytes_read != buckets[at][0]:
+            at = 0
+        if entry.bytes_read == buckets[at][0]:
+            yield entry.record, buckets[at][1]
+            at = (at + 1) % len(buckets)
+
+
+def _describe(bucket: Bucket, names: ModuleNames) -> str:
+    paths = [
+        path.rpartition(".")[0] or path
+        for parameter in bucket.parameters
+        if (path := names.parameter_name(parameter)) is not None
+    ]
+    return " to ".join(dict.fromkeys([paths[0], paths[-1]])) if paths else ""

@@ -1,0 +1,164 @@
+"""Notes the collectives that Python code calls, inside of these calls."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+from ...recording.protocols import RecentCollectives
+from ...recording.suggestions import ranges_of
+from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.collectives import (
+    EntryPoint,
+    backend_of,
+    describe_group,
+    number_of_last,
+    unwatch_collectives,
+    watch_collectives,
+)
+from ..log.call_context import CallContext
+from ..scopes.tracker import ScopeTracker
+from .rows import Group, Row, Site, count_bytes, first_tensor
+
+#: Collectives that wait for the end of their step, which may never come; works that nobody has waited for.
+_MOST_WAITING, _MOST_WORKS = 2**16, 2**12
+
+
+class CalledCollectives:
+    """Notes collectives as they are called, with as little work as may be: 10 us each.
+
+    An internal error ends the noting, and never reaches the user's collective.
+    """
+
+    def __init__(
+        self, fail: Callable[[Exception], None], begin: Callable[[], None], step: Callable[[], int]
+    ) -> None:
+        """Creates what notes; see `start`.
+
+        Args:
+            fail: receives an internal error.
+            begin: called before the first collective is noted.
+            step: returns the number of the running step.
+        """
+        self.rows: deque[Row] = deque(maxlen=_MOST_WAITING)  # their steps have not ended
+        self.groups: dict[str, Group] = {}  # by the name that the group has in this process
+        self.ring: RecentCollectives | None = None
+        self.counted = 0  # those that count in the numbers of their groups
+        self.messages_before: dict[str, int] = {}  # by the group's name
+        self._begin: Callable[[], None] | None = begin
+        self._fail, self._step = fail, step
+        self._tracker: ScopeTracker | None = None
+        self._sites: dict[tuple[Any, ...], Site] = {}
+        self._by_work: dict[int, Row] = {}  # by the id of its `Work`, until it is waited for
+        self._lock = threading.RLock()
+
+    def start(self, tracker: ScopeTracker) -> None:
+        """Starts noting."""
+        self._tracker = tracker
+        watch_collectives(self)
+
+    def stop(self) -> None:
+        """Stops noting."""
+        unwatch_collectives(self)
+        self._tracker = None
+
+    def find_group(self, group: Any) -> Group:
+        """Returns what is known of a process group."""
+        known = self.groups.get(group.group_name)
+        if known is None:
+            name, ranks = describe_group(group)
+            is_gloo = backend_of(group) == "gloo"
+            messages = self.messages_before.get(name, 0) if is_gloo else None
+            known = self.groups[group.group_name] = Group(
+                name, ranks, ranges_of(sorted(ranks)) or None, messages, is_gloo
+            )
+        return known
+
+    def began(self, group: Any, entry: EntryPoint, args: Sequence[Any]) -> Row | None:
+        """Notes a collective that begins on this thread."""
+        tracker = self._tracker
+        if tracker is None:
+            return None
+        try:
+            if self._begin is not None:
+                begin, self._begin = self._begin, None
+                begin()
+            known = self.groups.get(group.group_name) or self.find_group(group)
+            outputs = args[entry.outputs] if entry.outputs >= 0 else None
+            inputs = args[entry.inputs] if entry.inputs >= 0 else None
+            written = count_bytes(outputs)
+            read = written if inputs is outputs else count_bytes(inputs)
+            tensor = first_tensor(outputs if inputs is None else inputs)
+            dtype = None if tensor is None else tensor.dtype
+            is_message = entry.peer >= 0 or entry.name == "recv"
+            number = None if is_message else number_of_last(group) + 1 - (known.messages or 0)
+            log = tracker.logs.current
+            segment, call = log.segment, None
+            context: CallContext | None
+            phase: str | None
+            if segment is not None and log.task == graph_task_id():
+                context, phase = log.context, segment.phase
+            else:
+                segment = None
+                where = tracker.where()
+                call, phase = where.call, where.phase
+                context = None if call is None else call.context
+            key = (entry.name, known, dtype, phase, context)
+            site = self._sites.get(key)
+            if site is None:
+                path = (
+                    None if context is None or context.named is None else context.path or context.named.shown
+                )
+                site = self._sites[key] = Site(entry.name, known.name, known.shown_ranks, dtype, phase, path)
+            row = Row(site, perf_counter_ns(), number, read, written, log.number, None, known)
+            row.segment, row.call, row.events = segment, call, 0 if segment is None else len(log.times)
+            row.step = self._step()
+            if is_message:
+                self._number_message(row, known, entry, args)
+            else:
+                known.numbers.append(number or 0)
+                row.options = args[-1] if entry.has_options else None
+            if not is_message or known.messages is not None:
+                self.counted += 1
+            if self.ring is not None:
+                row.kept_as = self.ring.begin(row.numbers(), site.texts)
+            self.rows.append(row)
+            return row
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    @staticmethod
+    def _number_message(row: Row, known: Group, entry: EntryPoint, args: Sequence[Any]) -> None:
+        peer = known.global_rank(args[entry.peer]) if 0 <= entry.peer < len(args) else None
+        if peer is not None:
+            row.peer = peer
+            row.seq_id = known.sent[entry.name, peer] = known.sent.get((entry.name, peer), 0) + 1
+        if known.messages is not None:
+            known.messages += 1
+
+    def issued(self, begun: Row | None, work: Any) -> None:
+        """Notes what the program may wait for; without it, a collective has ended when its call has."""
+        if begun is None:
+            return
+        if work is None:
+            self._end(begun, perf_counter_ns())
+            return
+        if len(self._by_work) >= _MOST_WORKS:
+            self._by_work.clear()
+        self._by_work[id(work)] = begun
+
+    def waited(self, work: Any, start_ns: int) -> None:
+        """Notes that the program has waited for a collective."""
+        row = self._by_work.pop(id(work), None)
+        if row is not None:
+            now_ns = perf_counter_ns()
+            row.wait_ns = now_ns - start_ns
+            self._end(row, now_ns)
+
+    def _end(self, row: Row, now_ns: int) -> None:
+        if row.group is not None and row.group.waits:
+            row.end_ns = now_ns
+        if self.ring is not None:
+            self.ring.end(row.kept_as, now_ns)

@@ -1,0 +1,270 @@
+"""Records collectives without a dispatch mode: of Python where they are called, of C++ from torch's log."""
+
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from ...recording.failure_reporter import FailureReporter
+from ...recording.phase import BACKWARD, OPTIMIZER
+from ...recording.protocols import UNKNOWN, RecentCollectives, Sink
+from ...recording.suggestions import ranges_of
+from ...torch_internals.collectives import (
+    count_started,
+    describe_group,
+    is_distributed,
+    list_groups,
+    number_of_last,
+    read_torch_log,
+)
+from ..log.segments import Segment, call_at
+from ..scopes.tracker import ScopeTracker
+from ..steps.step import Step
+from .buckets import BucketNames
+from .called import CalledCollectives
+from .rows import MOST_IN_LOG, Row, Site, make_columns
+from .stall_watch import StallWatch
+
+#: The newest collectives of C++ code that are kept when no collective advances.
+_MOST_KEPT = 64
+
+
+class CollectiveRecorder:
+    """Records the collectives of this process. It sends no message, and waits for none.
+
+    An internal error ends the recording of collectives alone.
+    """
+
+    def __init__(self, sink: Sink, reporter: FailureReporter) -> None:
+        self._sink = sink
+        self._reporter = reporter
+        self._tracker: ScopeTracker | None = None  # set while it records
+        self._make_ring: Callable[[], RecentCollectives | None] | None = None
+        self._has_groups = False
+        self._called = CalledCollectives(self._fail, self._begin, lambda: reporter.step)
+        self._lock = threading.RLock()  # guards the following; no lock is taken inside
+        self._placed: list[Row] = []  # not written yet
+        self._spans: deque[_Span] = deque(maxlen=MOST_IN_LOG)  # the newest steps that have ended
+        self._started = 0  # collectives before the recording
+        self._unseen_when_read = 0
+        self._buckets = BucketNames()
+        self._last_record = -1  # the newest record of torch's log that was read
+        self._stalls = StallWatch(self._keep_numbers, self._keep_unseen)
+        self._failure: tuple[Exception, int] | None = None  # an error that is not reported yet, and its step
+
+    def start(self, tracker: ScopeTracker, make_ring: Callable[[], RecentCollectives | None] | None) -> None:
+        """Starts recording; `make_ring` makes what keeps the newest collectives, once there is one."""
+        self._make_ring = make_ring
+        self._tracker = tracker
+        try:
+            self._begin()
+            self._called.start(tracker)
+        except Exception as error:
+            self._fail(error)
+
+    def _begin(self) -> None:
+        """Reads what process groups have done before, once there are any."""
+        with self._lock:
+            if self._has_groups or not is_distributed():
+                return
+            self._has_groups = True
+            for entry in read_torch_log():
+                self._last_record = entry.record
+                self._called.messages_before[entry.group] = entry.started - entry.number
+            if self._make_ring is not None:
+                self._called.ring = self._make_ring()
+            self._started = count_started()
+            self._stalls.start()
+
+    def stop(self) -> None:
+        """Stops recording, and reads what is left in torch's log."""
+        try:
+            if self._tracker is not None and self._has_groups and self._count_unseen() > 0:
+                with self._lock:
+                    self._read_log(None)
+        except Exception as error:
+            self._fail(error)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._called.stop()
+        self._stalls.stop()
+        self._tracker = None
+
+    def forked(self) -> None:
+        """Stops in a forked child, which writes nothing."""
+        self._called.ring = None
+        self._leave()
+
+    def _fail(self, error: Exception) -> None:
+        """Stops recording after an internal error, which is reported later, because ranks may wait for this one."""
+        self._leave()
+        self._failure = error, self._reporter.step
+
+    # What C++ code starts, from torch's log.
+
+    def _count_unseen(self) -> int:
+        """Returns how many collectives C++ code has started since the recording began, of the groups that there are."""
+        return count_started() - self._started - self._called.counted
+
+    def _read_log(self, step: Step | None) -> None:
+        """Takes the collectives that were not seen to be called. Callers hold the lock."""
+        if self._tracker is not None and step is not None:
+            self._buckets.learn(self._tracker.names)
+        found, self._last_record = self._unseen([] if step is None else step.segments)
+        self._called.rows.extend(found)
+
+    def _unseen(self, segments: Sequence[Segment]) -> tuple[list[Row], int]:
+        """Returns what was neither seen to be called nor read before, and the newest record of the log."""
+        groups = [*self._called.groups.values()]
+        called = {(group.name, number) for group in groups for number in [*group.numbers]}
+        offset_ns = time.perf_counter_ns() - time.time_ns()
+        ranks = {name: ranges_of(sorted(ranks)) for name, ranks in map(describe_group, list_groups())}
+        entries = [
+            entry
+            for entry in read_torch_log()
+            if entry.record > self._last_record and (entry.group, entry.number) not in called
+        ]
+        buckets = self._buckets.find([entry for entry in entries if entry.name == "all_reduce"])
+        found = []
+        for entry in entries:
+            start_ns = entry.time_ns + offset_ns
+            call = call_at(segments, start_ns)
+            path = buckets.get(entry.record) if call is None else call.context.path or call.named.shown
+            phase = None if call is None else call.segment.phase
+            site = Site(entry.name, entry.group, ranks.get(entry.group), entry.dtype, phase, path)
+            row = Row(site, start_ns, entry.number, entry.bytes_read, entry.bytes_written)
+            row.call = call
+            found.append(row)
+        return found, entries[-1].record if entries else self._last_record
+
+    def _keep_numbers(self) -> None:
+        """Keeps how many collectives each group has started, as another rank may wait for one that is not kept."""
+        ring = self._called.ring
+        if ring is None:
+            return
+        try:
+            for at, group in enumerate(list_groups()):
+                known = self._called.find_group(group)
+                number = number_of_last(group) - (known.messages or 0)
+                row = Row(Site(UNKNOWN, known.name, known.shown_ranks), time.perf_counter_ns(), number)
+                row.step = self._reporter.step
+                ring.set_last(at, row.numbers(), row.site.texts)
+        except Exception as error:
+            self._fail(error)
+
+    def _keep_unseen(self) -> None:
+        """Keeps what C++ code has started, on the thread that has found no collective to advance."""
+        tracker, ring = self._tracker, self._called.ring
+        if tracker is None or ring is None:
+            return
+        try:
+            found, _ = self._unseen(tracker.running_segments())
+            for row in found[-_MOST_KEPT:]:
+                self._find_place(row)
+                ring.begin(row.numbers(), row.site.texts)
+        except Exception as error:
+            self._fail(error)
+
+    def _find_place(self, row: Row) -> None:
+        """Sets the step and the phase of a collective whose step may not have ended."""
+        spans = [*self._spans]
+        span = spans[bisect_right(spans, row.start_ns, key=_start_of) - 1] if spans else None
+        if span is not None and row.start_ns <= span.end_ns:
+            _place(row, span)
+            return
+        row.step = self._reporter.step
+        logs = () if self._tracker is None else self._tracker.logs.all
+        backwards = [log.backward for log in logs if log.backward is not None]
+        if row.site.phase is None and any(backward.start_ns <= row.start_ns for backward in backwards):
+            row.site = replace(row.site, phase=BACKWARD)
+
+    # Steps.
+
+    def settle(self, step: Step, *, has_calls: bool) -> None:
+        """Assigns collectives to the step that has just ended. Callers hold the lock over the tracker's events.
+
+        Args:
+            step: the step; it still has its segments.
+            has_calls: the step is recorded.
+        """
+        try:
+            self._begin()
+            if self._has_groups:
+                with self._lock:
+                    self._settle(step, is_recorded=has_calls)
+        except Exception as error:
+            self._fail(error)
+        self._report()
+
+    def _settle(self, step: Step, *, is_recorded: bool) -> None:
+        if self._tracker is not None:
+            unseen = self._count_unseen()
+            # The counts are those of all ranks, so that these read at the same time, and none waits for another.
+            if unseen > 0 and unseen >= 2 * self._unseen_when_read:
+                self._unseen_when_read = unseen
+                self._read_log(step)
+        number = 0 if step.number is None else step.number
+        backwards = tuple((backward.start_ns, backward.end_ns) for backward in step.backwards)
+        optimizers = tuple((start_ns, end_ns) for start_ns, end_ns, _ in step.optimizer_steps)
+        self._spans.append(_Span(step.start_ns, step.end_ns, number, is_recorded, backwards, optimizers))
+        self._place_until(step.end_ns)
+
+    def _place_until(self, end_ns: float) -> None:
+        """Assigns each collective that began by a time to the last step that began before it, or to the first."""
+        rows = self._called.rows
+        while rows and rows[0].start_ns <= end_ns:
+            row = rows.popleft()
+            span = self._spans[max(bisect_right(self._spans, row.start_ns, key=_start_of) - 1, 0)]
+            if span.is_recorded:
+                _place(row, span)
+                self._placed.append(row)
+
+    def write(self) -> None:
+        """Writes collectives of ended steps; after `stop()` all. Callers hold the sink's lock."""
+        with self._lock:
+            if self._tracker is None and self._called.rows:
+                if not self._spans:
+                    self._spans.append(_Span(0, 0, max(self._reporter.step - 1, 0), True))
+                self._place_until(inf)
+            rows, self._placed = self._placed, []
+        if rows:
+            self._sink.write("collectives", make_columns(rows))
+        self._report()
+
+    def _report(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._reporter.rows_failed("collectives", *failure)
+
+
+class _Span(NamedTuple):
+    """A step that has ended. What comes behind it, and before the next, counts as of the step."""
+
+    start_ns: int
+    end_ns: int
+    step: int
+    is_recorded: bool
+    backwards: tuple[tuple[int, int], ...] = ()  # when each began and ended
+    optimizers: tuple[tuple[int, int], ...] = ()
+
+    def phase_at(self, now_ns: int) -> str | None:
+        """Returns what ran at a time, outside of forward calls."""
+        for phase, times in ((BACKWARD, self.backwards), (OPTIMIZER, self.optimizers)):
+            if any(start_ns <= now_ns <= end_ns for start_ns, end_ns in times):
+                return phase
+        return None
+
+
+_start_of = attrgetter("start_ns")
+
+
+def _place(row: Row, span: _Span) -> None:
+    row.step = span.step
+    if row.thread is None and row.site.phase is None:
+        row.site = replace(row.site, phase=span.phase_at(row.start_ns))

@@ -1,0 +1,123 @@
+"""Keeps the newest collectives of a process in a file, so that they survive its killing before their step ends."""
+
+import contextlib
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ..recording.arrow.batches import to_batch
+from ..recording.arrow.checked_sink import check_rows
+from ..recording.arrow.dictionary_codes import share_dictionaries
+
+RING = "collectives.ring"
+
+_RECORDS, _SLOTS = 1024, 64
+_MARK = b"modtrace ring 1\n"
+_BEGIN = len(_MARK) + 8  # behind the number of records that were begun
+
+#: A record: its number, start and end in nanoseconds (0: not yet), the number within the group, bytes read and written,
+#: step, thread and peer (-1: none); then the texts, with "\x1f" between them.
+_RECORD = struct.Struct("<qqqqqqiii252s")
+_NUMBERS = ("start_ns", "end_ns", "seq_id", "bytes_read", "bytes_written", "step", "thread", "peer")
+_TEXTS = ("name", "group", "ranks", "dtype", "phase", "path")
+_END = struct.Struct("<q")
+_END_AT = 16  # within a record
+_UNKNOWN = -1
+
+
+class CollectiveRing:
+    """The file, to which one process writes without a system call; at most one thread writes a record at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the file.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._path = folder / RING
+        with self._path.open("w+b") as file:
+            file.truncate(_BEGIN + (_RECORDS + _SLOTS) * _RECORD.size)
+            self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0)
+        self._map[: len(_MARK)] = _MARK
+        self._begun = 0
+
+    def begin(self, new: Sequence[int], texts: bytes) -> int:
+        """Writes a collective, and returns its number, for `end`; see `RecentCollectives`."""
+        number = self._begun
+        self._begun += 1
+        if self._map is not None:
+            _RECORD.pack_into(self._map, _at(number), number + 1, *new, texts)
+            _END.pack_into(self._map, len(_MARK), self._begun)
+        return number
+
+    def set_last(self, slot: int, last: Sequence[int], texts: bytes) -> None:
+        """Writes the number of a group's last collective; of more groups than there are slots, nothing."""
+        if self._map is not None and slot < _SLOTS:
+            at = _BEGIN + (_RECORDS + slot) * _RECORD.size
+            _RECORD.pack_into(self._map, at, 1, *last, texts)
+
+    def end(self, number: int, now_ns: int) -> None:
+        """Writes that a collective is complete."""
+        if self._map is not None and number > self._begun - _RECORDS:
+            _END.pack_into(self._map, _at(number) + _END_AT, now_ns)
+
+    def close(self, *, keep: bool = False) -> None:
+        """Closes the file, and deletes it unless it is to be kept. A second call does nothing."""
+        mapped, self._map = self._map, None
+        if mapped is not None:
+            with contextlib.suppress(OSError):
+                mapped.close()
+                if not keep:
+                    self._path.unlink()
+
+
+def _at(number: int) -> int:
+    return _BEGIN + number % _RECORDS * _RECORD.size
+
+
+def read_ring(folder: Path) -> list[dict[str, Any]]:
+    """Returns the collectives in the file of a rank's folder as columns of `collectives`, in the order they began.
+
+    The list is empty if there is no file.
+    """
+    with contextlib.suppress(OSError):
+        content = (folder / RING).read_bytes()
+        if content.startswith(_MARK):
+            return sorted(_read_records(content), key=lambda row: row["start_ns"])
+    return []
+
+
+def with_newest(table: pa.Table, folder: Path) -> pa.Table:
+    """Returns the table `collectives` of a run that was not closed, with those in the file that it lacks."""
+    keys = ("group", "name", "seq_id", "peer")
+    there = set(zip(*(table[name].to_pylist() for name in keys), strict=True))
+    rows = {tuple(row[name] for name in keys): row for row in read_ring(folder)}
+    new = [row for key, row in rows.items() if key not in there]
+    if not new:
+        return table
+    columns = {name: [row[name] for row in new] for name in new[0]}
+    with contextlib.suppress(ValueError):  # damaged texts
+        accepted, _ = check_rows("collectives", columns)
+        if accepted:
+            newest = pa.Table.from_batches([to_batch("collectives", accepted)])
+            return share_dictionaries(pa.concat_tables([table, newest]))
+    return table
+
+
+def _read_records(content: bytes) -> Iterator[dict[str, Any]]:
+    for at in range(_BEGIN, len(content) - _RECORD.size + 1, _RECORD.size):
+        number, *numbers, texts = _RECORD.unpack_from(content, at)
+        if number <= 0:
+            continue
+        words = texts.rstrip(b"\0").decode(errors="replace").split("\x1f")
+        row: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
+        row |= dict.fromkeys(_TEXTS) | {name: word or None for name, word in zip(_TEXTS, words, strict=False)}
+        row["end_ns"] = row["end_ns"] or None
+        for name in ("seq_id", "peer", "thread"):
+            row[name] = None if row[name] == _UNKNOWN else row[name]
+        if row["name"] and row["group"]:
+            yield row

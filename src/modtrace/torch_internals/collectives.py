@@ -1,0 +1,316 @@
+"""Watches the collectives that Python code starts, and reads from a log of torch those that C++ code starts.
+
+The log is what torch calls its "Flight Recorder"; it is on by default.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from .patches import replace
+
+
+class EntryPoint(NamedTuple):
+    """A method of `ProcessGroup` that starts collectives, or sends messages."""
+
+    name: str  # of the collective
+    outputs: int = 0  # the position of the tensors that it fills; -1 for none
+    inputs: int = 0  # the position of the tensors that it reads; -1 for none
+    peer: int = -1  # the position of the other rank, of messages
+    has_options: bool = True  # whether its last argument holds its root, or how it reduces
+
+
+#: By the name of the method, of torch 2.11 to 2.13; a torch lacks some. What `torch.distributed` does in Python, FSDP2
+#: and pipelines included, goes through them; DDP's buckets, DTensors and compiled code call C++.
+ENTRY_POINTS = {
+    "allreduce": EntryPoint("all_reduce"),
+    "allreduce_coalesced": EntryPoint("all_reduce"),
+    "broadcast": EntryPoint("broadcast"),
+    "reduce": EntryPoint("reduce"),
+    "allgather": EntryPoint("all_gather", inputs=1, has_options=False),
+    "allgather_coalesced": EntryPoint("all_gather", inputs=1, has_options=False),
+    "_allgather_base": EntryPoint("all_gather", inputs=1, has_options=False),
+    "all_gather_single": EntryPoint("all_gather", inputs=1, has_options=False),
+    "allgather_into_tensor_coalesced": EntryPoint("all_gather", inputs=1, has_options=False),
+    "all_gather_single_coalesced": EntryPoint("all_gather", inputs=1, has_options=False),
+    "gather": EntryPoint("gather", inputs=1),
+    "scatter": EntryPoint("scatter", inputs=1),
+    "reduce_scatter": EntryPoint("reduce_scatter", inputs=1),
+    "_reduce_scatter_base": EntryPoint("reduce_scatter", inputs=1),
+    "reduce_scatter_single": EntryPoint("reduce_scatter", inputs=1),
+    "reduce_scatter_tensor_coalesced": EntryPoint("reduce_scatter", inputs=1),
+    "reduce_scatter_single_coalesced": EntryPoint("reduce_scatter", inputs=1),
+    "alltoall": EntryPoint("all_to_all", inputs=1, has_options=False),
+    "alltoall_base": EntryPoint("all_to_all", inputs=1, has_options=False),
+    "all_to_all_single": EntryPoint("all_to_all", inputs=1, has_options=False),
+    "barrier": EntryPoint("barrier", -1, -1, has_options=False),
+    "send": EntryPoint("send", outputs=-1, peer=1, has_options=False),
+    "recv": EntryPoint("recv", inputs=-1, peer=1, has_options=False),
+    "recv_anysource": EntryPoint("recv", inputs=-1, has_options=False),
+}
+
+
+class CollectiveListener(Protocol):
+    """Receives the collectives that Python code starts, each on the thread that starts it. Its methods never raise."""
+
+    def began(self, group: Any, entry: EntryPoint, args: Sequence[Any]) -> Any:
+        """Receives a call that begins; returns what stands for it."""
+
+    def issued(self, begun: Any, work: Any) -> None:
+        """Receives the `Work` that the call has returned, or None."""
+
+    def waited(self, work: Any, start_ns: int) -> None:
+        """Receives a `Work` whose `wait()` has returned, with the time when that began."""
+
+
+_listeners: list[CollectiveListener] = []
+_patches = ExitStack()  # closed when there is no listener
+
+
+def watch_collectives(listener: CollectiveListener) -> None:
+    """Notifies a listener of all collectives that Python code starts, on any thread, until `unwatch_collectives`.
+
+    Only methods of classes are replaced, which Dynamo never traces: compiled code has the ops in place of
+    `torch.distributed`'s functions.
+    """
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    is_first = not _listeners
+    _listeners.append(listener)
+    if module is None or not is_first:
+        return
+    for name, entry in ENTRY_POINTS.items():
+        original = getattr(module.ProcessGroup, name, None)
+        if original is not None:
+            replace(module.ProcessGroup, name, _wrap_start(original, entry), _patches)
+    replace(module.Work, "wait", _wrap_wait(module.Work.wait), _patches)
+
+
+def unwatch_collectives(listener: CollectiveListener) -> None:
+    """Removes a listener, and what was replaced with the last one."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+    if not _listeners:
+        _patches.close()
+
+
+def _wrap_start(original: Any, entry: EntryPoint) -> Any:
+    @functools.wraps(original)
+    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values()) if kwargs else args
+        listeners = tuple(_listeners)
+        begun = [listener.began(self, entry, given) for listener in listeners]
+        work = original(self, *args, **kwargs)
+        for listener, call in zip(listeners, begun, strict=True):
+            listener.issued(call, work)
+        return work
+
+    return start
+
+
+def _wrap_wait(original: Any) -> Any:
+    @functools.wraps(original)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        start_ns = time.perf_counter_ns()
+        result = original(self, *args, **kwargs)
+        for listener in _listeners:
+            listener.waited(self, start_ns)
+        return result
+
+    return wait
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor; of a sparse one in coordinates those of its indices and values."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else 0
+
+
+def root_of(options: Any) -> int | None:
+    """Returns the group rank of the root in the options of a collective; None without one."""
+    root = getattr(options, "rootRank", None)
+    return root if isinstance(root, int) else None
+
+
+def reduction_of(options: Any) -> str | None:
+    """Returns how a collective reduces, from its options: `sum`, `avg`, ...; None if it does not."""
+    found = getattr(options, "reduceOp", None)
+    return None if found is None else str(getattr(found, "op", found)).rpartition(".")[2].strip(">").lower()
+
+
+def describe_group(group: Any) -> tuple[str, tuple[int, ...]]:
+    """Returns the name of a process group, the same on all of its ranks, and the global ranks in it, by group rank."""
+    ranks = torch.distributed.get_process_group_ranks(group)
+    described = getattr(group, "group_desc", "")
+    name = f"{group.group_name}:{described}" if described not in ("", "undefined") else group.group_name
+    return name, tuple(ranks)
+
+
+def is_distributed() -> bool:
+    """Returns whether this process belongs to a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class StartedCollective(NamedTuple):
+    """A collective in torch's log."""
+
+    record: int  # counts up in the order in which they were started
+    group: str  # as `describe_group` names it
+    number: int  # of the collective within its group
+    started: int  # how many collectives and messages the group had started with it
+    name: str
+    dtype: str | None
+    bytes_read: int
+    bytes_written: int
+    thread_ident: int
+    time_ns: int  # as `time.time_ns()`
+
+
+#: The functions that return torch's log as JSON; NCCL has one of its own.
+_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+
+#: The names of dtypes in the log, with those of torch's attributes.
+_DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+    "ComplexFloat": "complex64", "ComplexDouble": "complex128",
+}  # fmt: skip
+
+
+def read_torch_log() -> list[StartedCollective]:
+    """Returns the newest collectives (2,000 by default), in the order in which they were started.
+
+    It takes some 20 us for each, in which no other thread runs Python. Messages are left out; gloo's are not in it.
+    The result is empty where this torch has no such log, or it is switched off.
+    """
+    return [
+        _read_entry(entry)
+        for entry in _dump(True).get("entries", ())
+        if not entry.get("is_p2p") and ":coalesced" not in entry["profiling_name"]
+    ]
+
+
+def read_progress() -> tuple[tuple[str, str, str], ...]:
+    """Returns for each process group its number, and of the last collectives that were issued and completed (50 us)."""
+    status = _dump(False).get("pg_status", {})
+    return tuple(
+        (str(group), str(of.get("last_enqueued_collective")), str(of.get("last_completed_collective")))
+        for group, of in status.items()
+    )
+
+
+def _dump(with_entries: bool) -> dict[str, Any]:
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    for name in _DUMPS:
+        dump: Callable[..., bytes] | None = getattr(c10d, name, None)
+        if dump is None:
+            continue
+        try:
+            found = json.loads(dump(includeCollectives=with_entries))
+        except (RuntimeError, TypeError, ValueError):
+            continue
+        if found.get("pg_status"):
+            return dict(found)
+    return {}
+
+
+def _read_entry(entry: dict[str, Any]) -> StartedCollective:
+    name, described = entry["process_group"]
+    kind = entry["profiling_name"].partition(":")[2].lstrip("_")
+    dtypes = [*entry.get("input_dtypes", ()), *entry.get("output_dtypes", ())]
+    return StartedCollective(
+        record=entry["record_id"],
+        group=f"{name}:{described}" if described not in ("", "undefined") else name,
+        number=entry["collective_seq_id"],
+        started=entry["op_id"],
+        name=_NAMES.get(kind, kind),
+        dtype=_DTYPES.get(dtypes[0], dtypes[0].lower()) if dtypes else None,
+        bytes_read=_size(entry, "input"),
+        bytes_written=_size(entry, "output"),
+        thread_ident=int(entry.get("thread_id") or 0),
+        time_ns=entry["time_created_ns"],
+    )
+
+
+#: The names of collectives in the log that differ from ours.
+_NAMES = {
+    "allgather_base": "all_gather", "all_gather_into_tensor": "all_gather", "all_gather_single": "all_gather",
+    "reduce_scatter_base": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter", "all_to_all_single": "all_to_all", "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all", "all_reduce_barrier": "barrier",
+}  # fmt: skip
+
+
+def _size(entry: dict[str, Any], what: str) -> int:
+    total = 0
+    for shape, dtype in zip(entry.get(f"{what}_sizes", ()), entry.get(f"{what}_dtypes", ()), strict=False):
+        elements = functools.reduce(lambda product, size: product * size, shape, 1)
+        total += elements * getattr(torch, _DTYPES.get(dtype, "uint8")).itemsize
+    return int(total)
+
+
+def list_groups() -> list[Any]:
+    """Returns all process groups of this process."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return [*(getattr(getattr(module, "_world", None), "pg_map", None) or ())]
+
+
+def count_started() -> int:
+    """Returns how many collectives and messages all process groups have started (0.3 us for each group)."""
+    try:
+        return sum(map(number_of_last, list_groups()))
+    except RuntimeError:
+        return 0
+
+
+def number_of_last(group: Any) -> int:
+    """Returns the number of the last collective that a process group has started; of gloo, messages count too.
+
+    Raises:
+        RuntimeError: its backend does not count.
+    """
+    return int(group._get_sequence_number_for_group())
+
+
+def backend_of(group: Any) -> str:
+    """Returns the name of the backend of a process group: `gloo`, `nccl`; of gloo, messages count as collectives."""
+    return str(getattr(group, "_get_backend_name", lambda: "")())
+
+
+class Bucket(NamedTuple):
+    """Gradients that DDP reduces together."""
+
+    size_bytes: int
+    parameters: tuple[torch.Tensor, ...]  # in the order in which DDP expects their gradients
+
+
+def read_buckets(model: torch.nn.Module) -> list[Bucket]:
+    """Returns the buckets of a `DistributedDataParallel` in the order of their reduction.
+
+    The list is empty for another module, before the second backward, in which DDP makes them anew, and where this torch
+    does not tell.
+    """
+    read = getattr(model, "_get_ddp_logging_data", None)
+    parameters = getattr(model, "_module_parameters", None)
+    if read is None or parameters is None:
+        return []
+    told = read()
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    sizes = _numbers(told.get("rebuilt_bucket_sizes", ""))
+    members = [_numbers(part, " ") for part in told.get("rebuilt_per_bucket_param_indices", "").split(",")]
+    if not sizes or len(sizes) != len(members) or len(trained) != told.get("num_parameter_tensors"):
+        return []
+    return [
+        Bucket(size, tuple(trained[at] for at in of_bucket))
+        for size, of_bucket in zip(sizes, members, strict=True)
+    ]
+
+
+def _numbers(text: str, between: str = ",") -> list[int]:
+    return [int(part) for part in text.split(between) if part.strip()]

@@ -1,0 +1,167 @@
+"""Collectives are recorded as they are called, by C++ code too, and nothing of the run is touched by it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import ProcessGroup, Work
+
+import modtrace
+from helpers.collective_calls import KINDS, record
+from helpers.ranks import group_of_one
+from modtrace.torch_internals import collectives
+from modtrace.torch_internals.collectives import ENTRY_POINTS
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return record(tmp_path_factory.mktemp("collectives"))
+
+
+def rows_of(path: str, rank: int) -> list[Mapping[str, object]]:
+    return modtrace.open_recording(path, rank=rank).table("collectives").to_pylist()
+
+
+def test_each_kind_is_a_row_of_its_module(recorded: list[str]) -> None:
+    rows = rows_of(recorded[0], 0)
+    for step, (name, (_, wanted)) in enumerate(KINDS.items()):
+        own = [row for row in rows if row["step"] == step and row["path"]]
+        facts = [
+            (row["name"], row["reduce_op"], row["peer"], row["bytes_read"], row["bytes_written"])
+            for row in own
+        ]
+        assert facts == wanted, name
+        assert {(row["path"], row["phase"], row["ranks"]) for row in own} == {(name, "forward", "0-1")}
+    last = rows[-1]
+    assert (last["name"], last["path"], last["step"]) == ("barrier", None, len(KINDS) - 1)
+
+
+def test_ranks_number_collectives_alike_and_messages_by_pair(recorded: list[str]) -> None:
+    ranks = [rows_of(recorded[0], rank) for rank in (0, 1)]
+    numbered = [
+        [(row["name"], row["seq_id"]) for row in rows if row["name"] not in ("send", "recv")]
+        for rows in ranks
+    ]
+    assert numbered[0] == numbered[1]
+    numbers = [number for _, number in numbered[0]]
+    assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+    sent, received = (
+        [row["seq_id"] for row in rows if row["name"] == name]
+        for rows, name in ((ranks[0], "send"), (ranks[1], "recv"))
+    )
+    assert sent == received == [1, 2, 3]
+
+
+def test_what_python_waits_for_has_an_end(recorded: list[str]) -> None:
+    for row in rows_of(recorded[0], 0):
+        if row["thread"] is not None:
+            assert row["start_ns"] < row["end_ns"]
+            assert row["wait_ns"] is None or 0 < row["wait_ns"] < row["end_ns"] - row["start_ns"]
+        else:
+            assert row["path"] == "functional"
+
+
+def test_collective_that_raises_leaves_the_numbers_right(recorded: list[str]) -> None:
+    rows = rows_of(recorded[1], 0)
+    assert [row["end_ns"] is None for row in rows] == [True, False]
+    assert rows[1]["seq_id"] == rows_of(recorded[1], 1)[1]["seq_id"]
+
+
+def test_nothing_is_left_in_torch_or_on_disk(tmp_path: Path) -> None:
+    before = {name: vars(ProcessGroup).get(name) for name in (*ENTRY_POINTS, "size")}, Work.wait
+    model = nn.Linear(2, 2)
+    with group_of_one():
+        with modtrace.record(model, to=tmp_path / "run.modtrace", strict=True):
+            assert ProcessGroup.allreduce is not before[0]["allreduce"]
+            dist.all_reduce(model(torch.ones(2, 2)).detach())
+            assert (tmp_path / "run.modtrace" / "rank-00000" / "collectives.ring").exists()
+        after = {name: vars(ProcessGroup).get(name) for name in (*ENTRY_POINTS, "size")}, Work.wait
+        assert after == before
+    assert not [*tmp_path.rglob("*.ring")]
+    [row] = modtrace.open_recording(tmp_path / "run.modtrace").table("collectives").to_pylist()
+    assert (row["name"], row["path"], row["step"]) == ("all_reduce", None, 0)
+
+
+def test_group_may_begin_and_end_inside_of_the_recording(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with modtrace.record(model, to=tmp_path / "run.modtrace", strict=True):
+        for _ in range(2):
+            with group_of_one():
+                dist.all_reduce(model(torch.ones(2, 2)).detach())
+            model(torch.ones(2, 2))
+    rows = modtrace.open_recording(tmp_path / "run.modtrace").table("collectives").to_pylist()
+    assert [(row["name"], row["step"]) for row in rows] == [("all_reduce", 0), ("all_reduce", 2)]
+
+
+def test_steps_that_are_not_recorded_have_no_rows() -> None:
+    model = nn.Linear(2, 2)
+    with group_of_one(), modtrace.record(model, steps="1:3", strict=True) as rec:
+        for _ in range(4):
+            dist.all_reduce(model(torch.ones(2, 2)).detach())
+            rec.step()
+    assert [row["step"] for row in rec.table("collectives").to_pylist()] == [1, 2]
+
+
+def test_an_internal_error_ends_the_rows_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(group: object) -> int:
+        raise RuntimeError("no number")
+
+    model = nn.Linear(2, 2)
+    with (
+        group_of_one(),
+        pytest.warns(modtrace.ModtraceWarning, match="records no more collectives"),
+        modtrace.record(model) as rec,
+    ):
+        dist.all_reduce(model(torch.ones(2, 2)).detach())
+        rec.step()
+        monkeypatch.setattr("modtrace.collect.collectives.called.number_of_last", fail)
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        assert x.tolist() == [1.0, 1.0]
+        model(x)
+    assert len(rec.table("collectives")) == 1
+    [mark] = rec.meta.marks
+    assert mark.startswith("collectives are incomplete from step 1: modtrace failed: RuntimeError: no number")
+
+
+def test_compiled_code_is_neither_broken_nor_compiled_again() -> None:
+    def reduced(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        dist.all_reduce(x)
+        return x + 1
+
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    with group_of_one(), torch.no_grad():
+        compiled = torch.compile(reduced, backend=counter, fullgraph=True)
+        compiled(torch.ones(2))
+        with modtrace.record(nn.Linear(2, 2), strict=True) as rec:
+            compiled(torch.ones(2))
+        compiled(torch.ones(2))
+    assert counter.frame_count == 1
+    [row] = rec.table("collectives").to_pylist()
+    assert (row["name"], row["thread"]) == ("all_reduce", None)
+
+
+def test_torch_has_the_entry_points_and_the_log() -> None:
+    """A new torch that renames them would lose collectives without a word."""
+    known = {name for name in ENTRY_POINTS if hasattr(ProcessGroup, name)}
+    assert known >= {
+        "allreduce",
+        "broadcast",
+        "allgather",
+        "reduce_scatter",
+        "alltoall",
+        "send",
+        "recv",
+        "barrier",
+    }
+    with group_of_one():
+        dist.all_reduce(torch.ones(2))
+        [entry] = collectives.read_torch_log()[-1:]
+        assert (entry.name, entry.bytes_read, entry.dtype) == ("all_reduce", 8, "float32")
+        assert collectives.read_progress()
