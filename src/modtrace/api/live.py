@@ -281,7 +281,7 @@ class LiveRecording(Recording):
             options.triggers,
             max_bytes=options.max_bytes,
             behind=options.steps_behind,
-            reports=NonFiniteReports(strict=options.strict, measures_all=options.measures_all),
+            reports=NonFiniteReports(meta, strict=options.strict, measures_all=options.measures_all),
         )
         recorder = Recorder(
             sink,

@@ -12,6 +12,7 @@ from ..analysis.provenance.search import LiveStep, find_first
 from ..analysis.values.nonfinite import NonFinite
 from ..recording.arrow.arrays import from_numpy, to_numpy
 from ..recording.failure_reporter import warn_of_error
+from ..recording.meta import RunMeta
 from ..recording.phase import BACKWARD, OPTIMIZER
 from ..recording.protocols import RecordingData
 from ..recording.role import PARAMETER_GRAD
@@ -20,6 +21,7 @@ from ..recording.suggestions import count_of
 from ..recording.triggers.step_conditions import NonFiniteFinding, Use
 from ..recording.triggers.step_tables import StepData
 from ..recording.triggers.watch import TriggerFinding
+from ..views.common.headline import name_rank
 from ..views.text.nonfinite import describe_made, describe_place, render_nonfinite
 
 #: The largest number of reports that are printed in full; the others are counted.
@@ -29,13 +31,15 @@ _MOST_REPORTS = 5
 class NonFiniteReports:
     """The reports of one recording: one for each place, and at the end the number of steps with such values."""
 
-    def __init__(self, *, strict: bool, measures_all: bool) -> None:
+    def __init__(self, meta: RunMeta, *, strict: bool, measures_all: bool) -> None:
         """Creates the reports of one recording.
 
         Args:
+            meta: the description of the run; of several ranks, each report names its own.
             strict: whether to raise internal errors.
             measures_all: whether all outputs of ops are measured in every step.
         """
+        self._rank = name_rank(meta)
         self._strict = strict
         self._earlier = EarlierSteps(is_complete=measures_all)
         self._innocent = Innocent()
@@ -83,14 +87,20 @@ class NonFiniteReports:
         if len(self._places) > _MOST_REPORTS:
             self._untold += 1
         else:
-            _print(text or f"non-finite values in step {finding.step}: {reason}\n")
+            self._print(text or f"non-finite values in step {finding.step}: {reason}\n")
 
     def close(self) -> None:
         """Prints the number of steps with NaN or infinite values, if there were several."""
         if len(self._steps) > 1:
             steps = count_of(len(self._steps), "step")
             others = f", at {count_of(self._untold, 'more place')}" if self._untold else ""
-            _print(f"non-finite values in {steps}, {self._steps[0]} to {self._steps[-1]}{others}\n")
+            self._print(f"non-finite values in {steps}, {self._steps[0]} to {self._steps[-1]}{others}\n")
+
+    def _print(self, text: str) -> None:
+        """Prints to standard error, which may be closed."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"modtrace: {self._rank}{text}")
+            sys.stderr.flush()
 
 
 def _is_unused(found: NonFinite, data: RecordingData, is_used: bool | None) -> bool:
@@ -108,10 +118,3 @@ def _is_unused(found: NonFinite, data: RecordingData, is_used: bool | None) -> b
     if used.num_rows:
         return not len(nonfinite_rows(used))
     return is_used is None and OPTIMIZER not in data.table("calls")["phase"].unique().to_pylist()
-
-
-def _print(text: str) -> None:
-    """Prints to standard error, which may be closed."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"modtrace: {text}")
-        sys.stderr.flush()

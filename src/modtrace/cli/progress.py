@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..views.common.headline import name_rank
+
 _REPORT_EVERY_S = 10.0
 
 
@@ -66,7 +68,12 @@ class ProgressReporter:
         fresh = f"{' ' * (columns - 1)}\r" if columns else ""
         with contextlib.suppress(OSError, ValueError):  # standard error may be closed
             # A single write is used, because other ranks may print to the same terminal.
-            print(f"{fresh}modtrace: {text}\n", end="", file=sys.stderr, flush=True)
+            print(
+                f"{fresh}modtrace: {name_rank(self._recording.meta)}{text}\n",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _columns() -> int:

@@ -22,6 +22,7 @@ from ..store.folder import may_join
 from ..views.common.headline import describe_note
 from .children import StartedProcesses
 from .endings import Exited, end_like
+from .launch import check_count, start_ranks
 from .open_run import usage_errors
 from .progress import ProgressReporter
 from .run_program import Program, find_module, find_script, run_program
@@ -33,6 +34,10 @@ _SHOWN_NOTES = 2
 _SHOWN_MARKS = 2
 
 
+#: The key in click's context for the arguments without `--nproc`.
+_FOR_RANKS = "modtrace.for-ranks"
+
+
 class _RecordCommand(click.Command):
     """A command that leaves everything from the script, or from `-m` and the module's name, to the program."""
 
@@ -41,15 +46,18 @@ class _RecordCommand(click.Command):
             option for option in self.params if isinstance(option, click.Option) and not option.is_flag
         )
         take_values = {name for option in options for name in option.opts}
-        at = 0
+        given, at, count_at = [*args], 0, slice(0)  # the place of `--nproc` and its value
         while at < len(args) and args[at].startswith("-") and args[at] != "--":
             if args[at] == "-m":
                 args = [*args[: at + 2], "--", *args[at + 2 :]]
                 break
-            at += 2 if args[at] in take_values else 1
+            width = 2 if args[at] in take_values else 1
+            count_at = slice(at, at + width) if args[at].split("=")[0] == "--nproc" else count_at
+            at += width
         else:
             if at < len(args) and args[at] != "--":
                 args = [*args[:at], "--", *args[at:]]
+        ctx.meta[_FOR_RANKS] = [*given[: count_at.start or 0], *given[count_at.stop :]]
         return super().parse_args(ctx, args)
 
 
@@ -115,6 +123,13 @@ class _RecordCommand(click.Command):
     is_flag=True,
     help="Replace a recording that is there: that of --to, or train.modtrace for train.py.",
 )
+@click.option(
+    "--nproc",
+    callback=check_count,
+    metavar="N",
+    help="Start the program in N ranks, as `torchrun --standalone --nproc-per-node N` does: a number, or gpu for one a "
+    "GPU. All of them write one recording.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Neither progress nor the closing line on standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
@@ -133,6 +148,7 @@ def record(
     backward_times: bool,
     device_times: bool,
     overwrite: bool,
+    nproc: str | None,
     quiet: bool,
     module: str | None,
     program: tuple[str, ...],
@@ -160,6 +176,9 @@ def record(
         "device_times": device_times,
         "overwrite": overwrite,
     }
+    if nproc is not None:
+        arguments = ["--to", place, *click.get_current_context().meta[_FOR_RANKS]]
+        return lambda: start_ranks(nproc, arguments)
     recording = _make_recording(place, options)
     if recording is None:
         return lambda: end_like(run_program(found, contextlib.nullcontext(), lambda _: None))
@@ -319,8 +338,10 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded, *, has_ende
         missing.append(f"not recorded: {count_of(started, 'Python process', plural='es')} that it started")
     said = "; ".join([_describe_kept(recording.progress, kept, "keep_last" in meta.options), *missing])
     place = shlex.quote(str(recording.path))
-    if calls:
-        yield f"{said}. Look at it with: modtrace show {place}"
+    if calls and meta.rank:
+        yield f"{said}."
+    elif calls:
+        yield f"{said}. Look at it with: modtrace {'ranks' if meta.world_size > 1 else 'show'} {place}"
         if is_bad:
             yield f"it holds NaN or infinite values. Do they matter? modtrace nonfinite {place}"
     elif recording.path and not recording.progress.rows and os.path.exists(recording.path):

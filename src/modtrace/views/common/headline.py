@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from ...analysis.tables.chosen_step import ShownStep
-from ...recording.meta import HELD, Note
+from ...recording.meta import HELD, Note, RunMeta
 from ...recording.suggestions import count_of
 from .columns import Text, printable
 from .numbers import format_time
@@ -30,6 +30,11 @@ def describe_head(
         Text(_describe_step(step, missing)),
         *(Text(f"! {printable(mark)}", "yellow") for mark in marks),
     ]
+
+
+def name_rank(meta: RunMeta) -> str:
+    """Returns what is put in front of the messages of a rank among several: `rank 3: `."""
+    return f"rank {meta.rank}: " if meta.world_size > 1 else ""
 
 
 def _describe_step(step: ShownStep | None, missing: str) -> str:
