@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ class Run(NamedTuple):
 
     kind: str = "single"  # single, ddp, fsdp1, fsdp2, hsdp, tp, fsdp2 x tp
     fault: str = ""
-    """Of rank 1: weights, gradient, inf. Of all: eps, evaluates (the same batches, of which rank 0 has one more)."""
+    """Of rank 1: weights, gradient, inf. Of all: eps, unreduced, evaluates (the same batches; rank 0 one more)."""
     ops: bool = False
 
 
@@ -79,7 +80,8 @@ def train(run: Run, to: str, rank: int = 0, world: int = 1) -> None:
             if run.fault == "inf" and rank == 1 and step == 1:
                 given[0, 0] = float("inf")
             optimizer.zero_grad()
-            trained(given, targets[step][mine])["loss"].backward()
+            with trained.no_sync() if run.fault == "unreduced" and step == 1 else nullcontext():
+                trained(given, targets[step][mine])["loss"].backward()
             if run.fault == "gradient" and rank == 1 and step == 1:
                 model.blocks[0].down.weight.grad.mul_(1.01)
             optimizer.step()

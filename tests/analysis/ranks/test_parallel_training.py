@@ -31,6 +31,7 @@ RUNS = {
     "tp with another eps": Run("tp", "eps", ops=True),
     "ddp with other weights": Run("ddp", "weights"),
     "ddp with another gradient": Run("ddp", "gradient"),
+    "ddp with an all-reduce left out": Run("ddp", "unreduced"),
     "ddp with an inf": Run("ddp", "inf"),
     "ddp with an inf and ops": Run("ddp", "inf", ops=True),
     "ddp whose rank 0 evaluates": Run("ddp", "evaluates"),
@@ -102,6 +103,30 @@ def test_nan_that_a_collective_brings_is_no_op_of_this_rank(two: Mapping[str, st
     assert (first.rank, first.found.step, later.rank, later.found.phase) == (1, 1, 0, "backward")
     assert later.found.kind == "first seen"
     assert later.found.hint is not None and "allreduce_ wrote it" in later.found.hint
+
+
+def test_step_whose_gradients_are_not_reduced_is_named(two: Mapping[str, str]) -> None:
+    check = check_replicas(ranks_of(two["ddp with an all-reduce left out"]))
+    assert check.first
+    assert {(one.step, one.role) for one in check.first} >= {(1, "parameter_grad")}
+    assert {one.step for one in check.first} == {1}
+    assert (check.first[0].role, check.may_be_own) == ("parameter_grad", False)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
+def test_ranks_have_the_same_collectives_in_each_step(two: Mapping[str, str], kind: str) -> None:
+    """All of them are in the table: none of DDP's buckets, of FSDP's or of a DTensor's is missing, and none twice."""
+    columns = ["step", "name", "group", "seq_id", "ranks", "dtype", "bytes_read", "bytes_written", "phase"]
+    tables = [data.table("collectives").select(columns).to_pylist() for _, data in ranks_of(two[kind])]
+    assert tables[0] == tables[1]
+    numbers = [row["seq_id"] for row in tables[0]]
+    assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+    assert {row["step"] for row in tables[0]} == {0, 1, 2}
+    per_step = [[row["name"] for row in tables[0] if row["step"] == step] for step in range(3)]
+    own = {"ddp": ["all_reduce"], "fsdp2": ["all_gather", "reduce_scatter"], "tp": ["all_reduce"]}[kind]
+    assert {*per_step[2]} == {*own}
+    assert per_step[0] == per_step[2]
+    assert {row["phase"] for row in tables[0]} <= {"forward", "backward"}
 
 
 def test_rank_that_evaluates_alone_makes_no_difference(two: Mapping[str, str]) -> None:

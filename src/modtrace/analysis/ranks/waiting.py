@@ -1,24 +1,33 @@
 """Tells which ranks wait for which: in what hangs, and in every step."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from ...recording.meta import RUN_ENDED
-from ...recording.protocols import RecordingData
-from ..tables.collectives import read_collectives
+from ...recording.protocols import UNKNOWN, RecordingData
+from ..tables.collectives import Collective, read_collectives
 from .overview import RanksOverview
 from .stalls import Stall, find_stalls
 from .stragglers import Straggler, find_straggler
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankTraffic:
+    """What a rank sends and receives in a step: medians over the steps that have collectives."""
+
+    rank: int
+    collectives: float  # messages included
+    bytes_written: float  # of the tensors that these fill
+    wait_ns: float | None  # how long the program waits for them; None if none was seen to be waited for
+
+
+@dataclass(frozen=True, kw_only=True)
 class Waiting:
     """What ranks wait for."""
 
-    collectives: int  # that were recorded, of all ranks
-    bytes_written: int  # of the tensors that these filled
-    wait_ns: int  # how long the program was seen to wait for them
+    traffic: tuple[RankTraffic, ...]  # of the ranks that have started any
     stalls: tuple[Stall, ...]  # empty if all ranks have closed their recordings
     straggler: Straggler | None
 
@@ -26,15 +35,34 @@ class Waiting:
 def read_waiting(ranks: Sequence[tuple[int, RecordingData]], overview: RanksOverview) -> Waiting:
     """Returns what ranks wait for, given with their numbers in ascending order."""
     collectives = read_collectives(ranks)
-    rows = [row for of_rank in collectives.of_ranks.values() for row in of_rank]
     failed = {
         state.rank for state in overview.ranks if any(mark.startswith(RUN_ENDED) for mark in state.marks)
     }
     step_ns = median([state.step_ns for state in overview.ranks if state.step_ns > 0] or [0.0])
     return Waiting(
-        collectives=len(rows),
-        bytes_written=sum(row.bytes_written or 0 for row in rows),
-        wait_ns=sum(row.wait_ns or 0 for row in rows),
+        traffic=tuple(
+            _sum_up(rank, rows)
+            for rank, rows in collectives.of_ranks.items()
+            if any(row.name != UNKNOWN for row in rows)
+        ),
         stalls=tuple(find_stalls(collectives, failed)),
         straggler=find_straggler(ranks, collectives, step_ns) if len(ranks) > 1 else None,
+    )
+
+
+def _sum_up(rank: int, rows: Sequence[Collective]) -> RankTraffic:
+    of_steps = defaultdict(list)
+    for row in rows:
+        if row.name != UNKNOWN:
+            of_steps[row.step].append(row)
+    waits = [
+        sum(row.wait_ns or 0 for row in of_step)
+        for of_step in of_steps.values()
+        if any(row.wait_ns is not None for row in of_step)
+    ]
+    return RankTraffic(
+        rank=rank,
+        collectives=median(map(len, of_steps.values())),
+        bytes_written=median(sum(row.bytes_written or 0 for row in of_step) for of_step in of_steps.values()),
+        wait_ns=median(waits) if waits else None,
     )

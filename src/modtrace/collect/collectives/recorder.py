@@ -210,9 +210,7 @@ class CollectiveRecorder:
                 self._unseen_when_read = unseen
                 self._read_log(step)
         number = 0 if step.number is None else step.number
-        backwards = tuple((backward.start_ns, backward.end_ns) for backward in step.backwards)
-        optimizers = tuple((start_ns, end_ns) for start_ns, end_ns, _ in step.optimizer_steps)
-        self._spans.append(_Span(step.start_ns, step.end_ns, number, is_recorded, backwards, optimizers))
+        self._spans.append(_Span(step.start_ns, step.end_ns, number, is_recorded, _list_phases(step)))
         self._place_until(step.end_ns)
 
     def _place_until(self, end_ns: float) -> None:
@@ -250,15 +248,24 @@ class _Span(NamedTuple):
     end_ns: int
     step: int
     is_recorded: bool
-    backwards: tuple[tuple[int, int], ...] = ()  # when each began and ended
-    optimizers: tuple[tuple[int, int], ...] = ()
+    phases: tuple[
+        tuple[str, int, int], ...
+    ] = ()  # what ran, when it began and when it ended; innermost first
 
     def phase_at(self, now_ns: int) -> str | None:
-        """Returns what ran at a time, outside of forward calls."""
-        for phase, times in ((BACKWARD, self.backwards), (OPTIMIZER, self.optimizers)):
-            if any(start_ns <= now_ns <= end_ns for start_ns, end_ns in times):
-                return phase
-        return None
+        """Returns what ran at a time."""
+        return next((phase for phase, start_ns, end_ns in self.phases if start_ns <= now_ns <= end_ns), None)
+
+
+def _list_phases(step: Step) -> tuple[tuple[str, int, int], ...]:
+    segments = [
+        (segment.phase, int(segment.times[0]), int(segment.times[-1]))
+        for segment in step.segments
+        if segment.is_closed
+    ]
+    backwards = [(BACKWARD, backward.start_ns, backward.end_ns) for backward in step.backwards]
+    optimizers = [(OPTIMIZER, start_ns, end_ns) for start_ns, end_ns, _ in step.optimizer_steps]
+    return (*segments, *backwards, *optimizers)
 
 
 _start_of = attrgetter("start_ns")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,14 +10,14 @@ from ...analysis.ranks.overview import RanksOverview, RankState
 from ...analysis.ranks.replicas import Disagreement, ReplicaCheck
 from ...analysis.ranks.stalls import Stall
 from ...analysis.ranks.stragglers import Straggler
-from ...analysis.ranks.waiting import Waiting
+from ...analysis.ranks.waiting import RankTraffic, Waiting
 from ...analysis.tables.collectives import RECV, Collective
 from ...recording.phase import BACKWARD
 from ...recording.protocols import UNKNOWN
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of, first_few, ranges_of
 from ..common.columns import Color, Text, printable, render_lines
-from ..common.numbers import format_count, format_time
+from ..common.numbers import format_bytes, format_count, format_time
 
 #: At most this many ranks have a line of their own; of more, those that are unlike the others.
 _SHOWN = 16
@@ -52,7 +52,7 @@ def render_ranks(
         *_describe_check(overview, check),
         *_describe_missing(overview),
         Text(),
-        *_describe_ranks(overview),
+        *_describe_ranks(overview, {of.rank: of for of in waiting.traffic}),
     ]
     marks = [f"rank {state.rank}: {mark}" for state in overview.ranks for mark in state.marks]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks[:_SHOWN]]
@@ -193,13 +193,19 @@ def _describe_missing(overview: RanksOverview) -> Iterator[Text]:
         yield Text(f"restarted: rank {numbers}; what ran after the last restart is read", "yellow")
 
 
-def _describe_ranks(overview: RanksOverview) -> Iterator[Text]:
+def _describe_ranks(overview: RanksOverview, traffic: Mapping[int, RankTraffic]) -> Iterator[Text]:
     fastest = min((state.step_ns for state in overview.ranks if state.step_ns > 0), default=math.nan)
     shown = overview.ranks if len(overview.ranks) <= _SHOWN else _choose(overview.ranks, fastest)
     for state in shown:
-        yield Text(f"rank {state.rank:<4d} {_describe_state(state, fastest)}")
+        sent = _describe_traffic(traffic[state.rank]) if state.rank in traffic else ""
+        yield Text(f"rank {state.rank:<4d} {_describe_state(state, fastest)}{sent}")
     if len(shown) < len(overview.ranks):
         yield Text(f"{len(overview.ranks) - len(shown)} more are like the first")
+
+
+def _describe_traffic(of: RankTraffic) -> str:
+    waits = "" if of.wait_ns is None else f", waits {format_time(int(of.wait_ns))}"
+    return f"; collectives: {of.collectives:.3g} a step, {format_bytes(int(of.bytes_written))}{waits}"
 
 
 def _choose(states: Sequence[RankState], fastest: float) -> list[RankState]:
