@@ -3,12 +3,14 @@
 The log is what torch calls its "Flight Recorder"; it is on by default.
 """
 
+import contextlib
 import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -145,8 +147,11 @@ def reduction_of(options: Any) -> str | None:
 
 
 def describe_group(group: Any) -> tuple[str, tuple[int, ...]]:
-    """Returns the name of a process group, the same on all of its ranks, and the global ranks in it, by group rank."""
-    ranks = torch.distributed.get_process_group_ranks(group)
+    """Returns the name of a process group, the same on all of its ranks, and its global ranks, by group rank."""
+    try:
+        ranks = torch.distributed.get_process_group_ranks(group)
+    except (KeyError, ValueError, RuntimeError):  # it has been destroyed
+        ranks = []
     described = getattr(group, "group_desc", "")
     name = f"{group.group_name}:{described}" if described not in ("", "undefined") else group.group_name
     return name, tuple(ranks)
@@ -158,9 +163,10 @@ def is_distributed() -> bool:
 
 
 class StartedCollective(NamedTuple):
-    """A collective in torch's log."""
+    """A collective in one of torch's logs."""
 
-    record: int  # counts up in the order in which they were started
+    log: str  # the name of the log
+    record: int  # counts up in the log, in the order in which they were started
     group: str  # as `describe_group` names it
     number: int  # of the collective within its group
     started: int  # how many collectives and messages the group had started with it
@@ -189,42 +195,39 @@ def read_torch_log() -> list[StartedCollective]:
     It takes some 20 us for each, in which no other thread runs Python. Messages are left out; gloo's are not in it.
     The result is empty where this torch has no such log, or it is switched off.
     """
-    return [
-        _read_entry(entry)
-        for entry in _dump(True).get("entries", ())
+    found = [
+        _read_entry(log, entry)
+        for log, content in _dump(with_entries=True)
+        for entry in content.get("entries", ())
         if not entry.get("is_p2p") and ":coalesced" not in entry["profiling_name"]
     ]
+    return sorted(found, key=attrgetter("time_ns"))
 
 
 def read_progress() -> tuple[tuple[str, str, str], ...]:
     """Returns for each process group its number, and of the last collectives that were issued and completed (50 us)."""
-    status = _dump(False).get("pg_status", {})
     return tuple(
-        (str(group), str(of.get("last_enqueued_collective")), str(of.get("last_completed_collective")))
-        for group, of in status.items()
+        (f"{log} {group}", str(of.get("last_enqueued_collective")), str(of.get("last_completed_collective")))
+        for log, content in _dump(with_entries=False)
+        for group, of in content.get("pg_status", {}).items()
     )
 
 
-def _dump(with_entries: bool) -> dict[str, Any]:
+def _dump(*, with_entries: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     c10d = sys.modules.get("torch._C._distributed_c10d")
     for name in _DUMPS:
         dump: Callable[..., bytes] | None = getattr(c10d, name, None)
-        if dump is None:
-            continue
-        try:
-            found = json.loads(dump(includeCollectives=with_entries))
-        except (RuntimeError, TypeError, ValueError):
-            continue
-        if found.get("pg_status"):
-            return dict(found)
-    return {}
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):  # another torch
+            if dump is not None:
+                yield name, json.loads(dump(includeCollectives=with_entries))
 
 
-def _read_entry(entry: dict[str, Any]) -> StartedCollective:
+def _read_entry(log: str, entry: dict[str, Any]) -> StartedCollective:
     name, described = entry["process_group"]
     kind = entry["profiling_name"].partition(":")[2].lstrip("_")
     dtypes = [*entry.get("input_dtypes", ()), *entry.get("output_dtypes", ())]
     return StartedCollective(
+        log=log,
         record=entry["record_id"],
         group=f"{name}:{described}" if described not in ("", "undefined") else name,
         number=entry["collective_seq_id"],
@@ -261,21 +264,15 @@ def list_groups() -> list[Any]:
     return [*(getattr(getattr(module, "_world", None), "pg_map", None) or ())]
 
 
-def count_started() -> int:
-    """Returns how many collectives and messages all process groups have started (0.3 us for each group)."""
+def number_of_last(group: Any) -> int:
+    """Returns the number of the last collective that a process group has started (0.3 us); of gloo, messages count too.
+
+    It is 0 if its backend does not count, or the group was destroyed.
+    """
     try:
-        return sum(map(number_of_last, list_groups()))
+        return int(group._get_sequence_number_for_group())
     except RuntimeError:
         return 0
-
-
-def number_of_last(group: Any) -> int:
-    """Returns the number of the last collective that a process group has started; of gloo, messages count too.
-
-    Raises:
-        RuntimeError: its backend does not count.
-    """
-    return int(group._get_sequence_number_for_group())
 
 
 def backend_of(group: Any) -> str:

@@ -1,11 +1,13 @@
 """Collectives are recorded as they are called, by C++ code too, and nothing of the run is touched by it."""
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.distributed_c10d import ProcessGroup, Work
 
@@ -90,10 +92,19 @@ def test_group_may_begin_and_end_inside_of_the_recording(tmp_path: Path) -> None
     with modtrace.record(model, to=tmp_path / "run.modtrace", strict=True):
         for _ in range(2):
             with group_of_one():
-                dist.all_reduce(model(torch.ones(2, 2)).detach())
+                x = model(torch.ones(2, 2)).detach()
+                dist.all_reduce(x)
+                functional.all_reduce(x, "sum", dist.group.WORLD).clone()
             model(torch.ones(2, 2))
     rows = modtrace.open_recording(tmp_path / "run.modtrace").table("collectives").to_pylist()
-    assert [(row["name"], row["step"]) for row in rows] == [("all_reduce", 0), ("all_reduce", 2)]
+    assert [
+        (row["step"], row["seq_id"], row["thread"]) for row in sorted(rows, key=itemgetter("start_ns"))
+    ] == [
+        (0, 1, 0),
+        (0, 2, None),
+        (2, 1, 0),
+        (2, 2, None),
+    ]
 
 
 def test_steps_that_are_not_recorded_have_no_rows() -> None:

@@ -23,7 +23,7 @@ class BucketNames:
             if (buckets := read_buckets(module))
         ]
 
-    def find(self, entries: Sequence[StartedCollective]) -> dict[int, str]:
+    def find(self, entries: Sequence[StartedCollective]) -> dict[tuple[str, int], str]:
         """Returns for the records of torch's log that are buckets the paths of their first and last layer.
 
         The buckets are reduced in their order in each backward, so a row of records with their sizes is one. If several
@@ -39,13 +39,13 @@ class BucketNames:
 
 def _match(
     entries: Sequence[StartedCollective], buckets: Sequence[tuple[int, str]]
-) -> Iterator[tuple[int, str]]:
+) -> Iterator[tuple[tuple[str, int], str]]:
     at = 0
     for entry in entries:
         if entry.bytes_read != buckets[at][0]:
             at = 0
         if entry.bytes_read == buckets[at][0]:
-            yield entry.record, buckets[at][1]
+            yield (entry.log, entry.record), buckets[at][1]
             at = (at + 1) % len(buckets)
 
 

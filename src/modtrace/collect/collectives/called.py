@@ -44,7 +44,6 @@ class CalledCollectives:
         self.rows: deque[Row] = deque(maxlen=_MOST_WAITING)  # their steps have not ended
         self.groups: dict[str, Group] = {}  # by the name that the group has in this process
         self.ring: RecentCollectives | None = None
-        self.counted = 0  # those that count in the numbers of their groups
         self.messages_before: dict[str, int] = {}  # by the group's name
         self._begin: Callable[[], None] | None = begin
         self._fail, self._step = fail, step
@@ -63,13 +62,13 @@ class CalledCollectives:
         unwatch_collectives(self)
         self._tracker = None
 
-    def find_group(self, group: Any) -> Group:
-        """Returns what is known of a process group."""
+    def find_group(self, group: Any, started: int) -> Group:
+        """Returns what is known of a process group that has started so many collectives."""
         known = self.groups.get(group.group_name)
-        if known is None:
+        if known is None or started < known.last:  # another group had the name
             name, ranks = describe_group(group)
             is_gloo = backend_of(group) == "gloo"
-            messages = self.messages_before.get(name, 0) if is_gloo else None
+            messages = self.messages_before.pop(name, 0) if is_gloo else None
             known = self.groups[group.group_name] = Group(
                 name, ranks, ranges_of(sorted(ranks)) or None, messages, is_gloo
             )
@@ -84,7 +83,8 @@ class CalledCollectives:
             if self._begin is not None:
                 begin, self._begin = self._begin, None
                 begin()
-            known = self.groups.get(group.group_name) or self.find_group(group)
+            started = number_of_last(group)
+            known = self.find_group(group, started)
             outputs = args[entry.outputs] if entry.outputs >= 0 else None
             inputs = args[entry.inputs] if entry.inputs >= 0 else None
             written = count_bytes(outputs)
@@ -92,7 +92,8 @@ class CalledCollectives:
             tensor = first_tensor(outputs if inputs is None else inputs)
             dtype = None if tensor is None else tensor.dtype
             is_message = entry.peer >= 0 or entry.name == "recv"
-            number = None if is_message else number_of_last(group) + 1 - (known.messages or 0)
+            number = None if is_message else started + 1 - (known.messages or 0)
+            known.last = started
             log = tracker.logs.current
             segment, call = log.segment, None
             context: CallContext | None
@@ -120,7 +121,7 @@ class CalledCollectives:
                 known.numbers.append(number or 0)
                 row.options = args[-1] if entry.has_options else None
             if not is_message or known.messages is not None:
-                self.counted += 1
+                known.called += 1
             if self.ring is not None:
                 row.kept_as = self.ring.begin(row.numbers(), site.texts)
             self.rows.append(row)

@@ -15,7 +15,6 @@ from ...recording.phase import BACKWARD, OPTIMIZER
 from ...recording.protocols import UNKNOWN, RecentCollectives, Sink
 from ...recording.suggestions import ranges_of
 from ...torch_internals.collectives import (
-    count_started,
     describe_group,
     is_distributed,
     list_groups,
@@ -50,10 +49,9 @@ class CollectiveRecorder:
         self._lock = threading.RLock()  # guards the following; no lock is taken inside
         self._placed: list[Row] = []  # not written yet
         self._spans: deque[_Span] = deque(maxlen=MOST_IN_LOG)  # the newest steps that have ended
-        self._started = 0  # collectives before the recording
         self._unseen_when_read = 0
         self._buckets = BucketNames()
-        self._last_record = -1  # the newest record of torch's log that was read
+        self._last_records: dict[str, int] = {}  # the newest record of each of torch's logs that was read
         self._stalls = StallWatch(self._keep_numbers, self._keep_unseen)
         self._failure: tuple[Exception, int] | None = None  # an error that is not reported yet, and its step
 
@@ -74,17 +72,19 @@ class CollectiveRecorder:
                 return
             self._has_groups = True
             for entry in read_torch_log():
-                self._last_record = entry.record
+                self._last_records[entry.log] = entry.record
                 self._called.messages_before[entry.group] = entry.started - entry.number
             if self._make_ring is not None:
                 self._called.ring = self._make_ring()
-            self._started = count_started()
+            for group in list_groups():
+                started = number_of_last(group)
+                self._called.find_group(group, started).before = started
             self._stalls.start()
 
     def stop(self) -> None:
         """Stops recording, and reads what is left in torch's log."""
         try:
-            if self._tracker is not None and self._has_groups and self._count_unseen() > 0:
+            if self._tracker is not None and self._has_groups:
                 with self._lock:
                     self._read_log(None)
         except Exception as error:
@@ -110,17 +110,23 @@ class CollectiveRecorder:
 
     def _count_unseen(self) -> int:
         """Returns how many collectives C++ code has started since the recording began, of the groups that there are."""
-        return count_started() - self._started - self._called.counted
+        unseen = 0
+        for group in list_groups():
+            started = number_of_last(group)
+            known = self._called.find_group(group, started)
+            unseen += max(started - known.before - known.called, 0)
+        return unseen
 
     def _read_log(self, step: Step | None) -> None:
         """Takes the collectives that were not seen to be called. Callers hold the lock."""
         if self._tracker is not None and step is not None:
             self._buckets.learn(self._tracker.names)
-        found, self._last_record = self._unseen([] if step is None else step.segments)
+        found, last = self._unseen([] if step is None else step.segments)
+        self._last_records.update(last)
         self._called.rows.extend(found)
 
-    def _unseen(self, segments: Sequence[Segment]) -> tuple[list[Row], int]:
-        """Returns what was neither seen to be called nor read before, and the newest record of the log."""
+    def _unseen(self, segments: Sequence[Segment]) -> tuple[list[Row], dict[str, int]]:
+        """Returns what was neither seen to be called nor read before, and the newest record of each log."""
         groups = [*self._called.groups.values()]
         called = {(group.name, number) for group in groups for number in [*group.numbers]}
         offset_ns = time.perf_counter_ns() - time.time_ns()
@@ -128,20 +134,25 @@ class CollectiveRecorder:
         entries = [
             entry
             for entry in read_torch_log()
-            if entry.record > self._last_record and (entry.group, entry.number) not in called
+            if entry.record > self._last_records.get(entry.log, -1)
+            and (entry.group, entry.number) not in called
         ]
         buckets = self._buckets.find([entry for entry in entries if entry.name == "all_reduce"])
         found = []
         for entry in entries:
             start_ns = entry.time_ns + offset_ns
             call = call_at(segments, start_ns)
-            path = buckets.get(entry.record) if call is None else call.context.path or call.named.shown
+            path = (
+                buckets.get((entry.log, entry.record))
+                if call is None
+                else call.context.path or call.named.shown
+            )
             phase = None if call is None else call.segment.phase
             site = Site(entry.name, entry.group, ranks.get(entry.group), entry.dtype, phase, path)
             row = Row(site, start_ns, entry.number, entry.bytes_read, entry.bytes_written)
             row.call = call
             found.append(row)
-        return found, entries[-1].record if entries else self._last_record
+        return found, {entry.log: entry.record for entry in entries}
 
     def _keep_numbers(self) -> None:
         """Keeps how many collectives each group has started, as another rank may wait for one that is not kept."""
@@ -150,8 +161,9 @@ class CollectiveRecorder:
             return
         try:
             for at, group in enumerate(list_groups()):
-                known = self._called.find_group(group)
-                number = number_of_last(group) - (known.messages or 0)
+                started = number_of_last(group)
+                known = self._called.find_group(group, started)
+                number = started - (known.messages or 0)
                 row = Row(Site(UNKNOWN, known.name, known.shown_ranks), time.perf_counter_ns(), number)
                 row.step = self._reporter.step
                 ring.set_last(at, row.numbers(), row.site.texts)
@@ -222,6 +234,8 @@ class CollectiveRecorder:
             if span.is_recorded:
                 _place(row, span)
                 self._placed.append(row)
+            else:
+                row.segment = row.call = None  # they keep all calls around them alive
 
     def write(self) -> None:
         """Writes collectives of ended steps; after `stop()` all. Callers hold the sink's lock."""

@@ -31,6 +31,9 @@ class Group:
     waits: (
         bool  # whether `Work.wait` returns when the collective is complete, and not only when it is ordered
     )
+    before: int = 0  # collectives before the recording, and messages where they count
+    called: int = 0  # of these since, those that were seen to be called
+    last: int = 0  # the number that the backend had counted at the last of them
     sent: dict[tuple[str, int], int] = field(default_factory=dict)  # by kind and peer
     numbers: deque[int] = field(
         default_factory=lambda: deque(maxlen=MOST_IN_LOG)
