@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modtrace.recording.meta import RunMeta
@@ -69,6 +69,7 @@ def test_reader_adds_what_no_table_has_until_the_recording_is_closed(tmp_path: P
     assert len(FolderReader(path).table("collectives")) == 1
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400), st.integers(0, 600), st.integers(0, 2000))
 def test_damage_loses_rows_and_never_raises(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int, cut: int

@@ -113,9 +113,9 @@ def _read_records(content: bytes) -> Iterator[dict[str, Any]]:
         number, *numbers, texts = _RECORD.unpack_from(content, at)
         if number <= 0:
             continue
-        words = texts.rstrip(b"\0").decode(errors="replace").split("\x1f")
+        parts = texts.rstrip(b"\0").decode(errors="replace").split("\x1f")
         row: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
-        row |= dict.fromkeys(_TEXTS) | {name: word or None for name, word in zip(_TEXTS, words, strict=False)}
+        row |= dict.fromkeys(_TEXTS) | {name: part or None for name, part in zip(_TEXTS, parts, strict=False)}
         row["end_ns"] = row["end_ns"] or None
         for name in ("seq_id", "peer", "thread"):
             row[name] = None if row[name] == _UNKNOWN else row[name]

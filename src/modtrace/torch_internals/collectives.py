@@ -234,8 +234,8 @@ def _read_entry(log: str, entry: dict[str, Any]) -> StartedCollective:
         started=entry["op_id"],
         name=_NAMES.get(kind, kind),
         dtype=_DTYPES.get(dtypes[0], dtypes[0].lower()) if dtypes else None,
-        bytes_read=_size(entry, "input"),
-        bytes_written=_size(entry, "output"),
+        bytes_read=_size(entry.get("input_sizes", ()), entry.get("input_dtypes", ())),
+        bytes_written=_size(entry.get("output_sizes", ()), entry.get("output_dtypes", ())),
         thread_ident=int(entry.get("thread_id") or 0),
         time_ns=entry["time_created_ns"],
     )
@@ -250,9 +250,9 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _size(entry: dict[str, Any], what: str) -> int:
+def _size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int:
     total = 0
-    for shape, dtype in zip(entry.get(f"{what}_sizes", ()), entry.get(f"{what}_dtypes", ()), strict=False):
+    for shape, dtype in zip(shapes, dtypes, strict=False):
         elements = functools.reduce(lambda product, size: product * size, shape, 1)
         total += elements * getattr(torch, _DTYPES.get(dtype, "uint8")).itemsize
     return int(total)

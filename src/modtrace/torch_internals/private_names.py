@@ -74,7 +74,12 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.distributed.distributed_c10d._world.pg_map": _OF_CXX,
     "torch.distributed.distributed_c10d.ProcessGroup._get_sequence_number_for_group": "collectives",
     "torch.distributed.distributed_c10d.ProcessGroup._get_backend_name": "ends of collectives, and numbers on gloo",
+    "torch.distributed.distributed_c10d.ProcessGroup._allgather_base": "all-gathers of an older torch",
+    "torch.distributed.distributed_c10d.ProcessGroup._reduce_scatter_base": "the same",
     "torch._C._distributed_c10d._dump_fr_trace_json": _OF_CXX,
+    "torch._C._distributed_c10d._dump_nccl_trace_json": _OF_CXX,
+    "torch.nn.parallel.DistributedDataParallel.__init__._module_parameters": "the layers of DDP's buckets",
+    "torch.Tensor._indices": "the bytes of sparse tensors in collectives",
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": "the layers of DDP's buckets",
     # compiled_graphs.py
     "torch._dynamo.backends.common.aot_module_simplified": _GRAPHS,
@@ -220,7 +225,10 @@ PRIVATE_NAMES: Mapping[str, str] = {
 }
 
 
-_OF_CUDA = {"torch._C._cuda_getCurrentRawStream"}
+_OF_CUDA = {
+    "torch._C._cuda_getCurrentRawStream",
+    "torch._C._distributed_c10d._dump_nccl_trace_json",
+}
 
 
 def check_all() -> list[tuple[str, bool, str]]:

@@ -13,6 +13,10 @@ MESSAGES = SEND, RECV = "send", "recv"
 SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 
 
+#: The newest rows of a rank that are read; what ranks wait for shows in them.
+_MOST_ROWS = 100_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     """A rank's side of a collective or message; a row of `collectives`."""
@@ -51,12 +55,13 @@ class RankCollectives:
 
 
 def read_collectives(ranks: Sequence[tuple[int, RecordingData]]) -> RankCollectives:
-    """Returns the collectives of ranks, given with their numbers."""
+    """Returns the newest collectives of ranks, given with their numbers."""
     of_ranks: dict[int, list[Collective]] = {}
     members: dict[str, tuple[int, ...]] = {}
     users: dict[str, set[int]] = {}
     for rank, data in ranks:
         table = data.table("collectives")
+        table = table.slice(max(table.num_rows - _MOST_ROWS, 0))
         of_ranks[rank] = rows = [
             Collective(rank=rank, **row) for row in table.select([*_COLUMNS]).to_pylist()
         ]

@@ -19,7 +19,7 @@ from ...torch_internals.collectives import (
 )
 from ..log.call_context import CallContext
 from ..scopes.tracker import ScopeTracker
-from .rows import Group, Row, Site, count_bytes, first_tensor
+from .rows import CollectiveSite, KnownGroup, Row, count_bytes, first_tensor
 
 #: Collectives that wait for the end of their step, which may never come; works that nobody has waited for.
 _MOST_WAITING, _MOST_WORKS = 2**16, 2**12
@@ -42,13 +42,13 @@ class CalledCollectives:
             step: returns the number of the running step.
         """
         self.rows: deque[Row] = deque(maxlen=_MOST_WAITING)  # their steps have not ended
-        self.groups: dict[str, Group] = {}  # by the name that the group has in this process
+        self.groups: dict[str, KnownGroup] = {}  # by the name that the group has in this process
         self.ring: RecentCollectives | None = None
         self.messages_before: dict[str, int] = {}  # by the group's name
         self._begin: Callable[[], None] | None = begin
         self._fail, self._step = fail, step
         self._tracker: ScopeTracker | None = None
-        self._sites: dict[tuple[Any, ...], Site] = {}
+        self._sites: dict[tuple[Any, ...], CollectiveSite] = {}
         self._by_work: dict[int, Row] = {}  # by the id of its `Work`, until it is waited for
         self._lock = threading.RLock()
 
@@ -62,14 +62,14 @@ class CalledCollectives:
         unwatch_collectives(self)
         self._tracker = None
 
-    def find_group(self, group: Any, started: int) -> Group:
+    def find_group(self, group: Any, started: int) -> KnownGroup:
         """Returns what is known of a process group that has started so many collectives."""
         known = self.groups.get(group.group_name)
         if known is None or started < known.last:  # another group had the name
             name, ranks = describe_group(group)
             is_gloo = backend_of(group) == "gloo"
             messages = self.messages_before.pop(name, 0) if is_gloo else None
-            known = self.groups[group.group_name] = Group(
+            known = self.groups[group.group_name] = KnownGroup(
                 name, ranks, ranges_of(sorted(ranks)) or None, messages, is_gloo
             )
         return known
@@ -111,7 +111,9 @@ class CalledCollectives:
                 path = (
                     None if context is None or context.named is None else context.path or context.named.shown
                 )
-                site = self._sites[key] = Site(entry.name, known.name, known.shown_ranks, dtype, phase, path)
+                site = self._sites[key] = CollectiveSite(
+                    entry.name, known.name, known.shown_ranks, dtype, phase, path
+                )
             row = Row(site, perf_counter_ns(), number, read, written, log.number, None, known)
             row.segment, row.call, row.events = segment, call, 0 if segment is None else len(log.times)
             row.step = self._step()
@@ -131,7 +133,7 @@ class CalledCollectives:
             return None
 
     @staticmethod
-    def _number_message(row: Row, known: Group, entry: EntryPoint, args: Sequence[Any]) -> None:
+    def _number_message(row: Row, known: KnownGroup, entry: EntryPoint, args: Sequence[Any]) -> None:
         peer = known.global_rank(args[entry.peer]) if 0 <= entry.peer < len(args) else None
         if peer is not None:
             row.peer = peer

@@ -26,7 +26,7 @@ from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
 from .buckets import BucketNames
 from .called import CalledCollectives
-from .rows import MOST_IN_LOG, Row, Site, make_columns
+from .rows import MOST_IN_LOG, CollectiveSite, Row, make_columns
 from .stall_watch import StallWatch
 
 #: The newest collectives of C++ code that are kept when no collective advances.
@@ -148,7 +148,7 @@ class CollectiveRecorder:
                 else call.context.path or call.named.shown
             )
             phase = None if call is None else call.segment.phase
-            site = Site(entry.name, entry.group, ranks.get(entry.group), entry.dtype, phase, path)
+            site = CollectiveSite(entry.name, entry.group, ranks.get(entry.group), entry.dtype, phase, path)
             row = Row(site, start_ns, entry.number, entry.bytes_read, entry.bytes_written)
             row.call = call
             found.append(row)
@@ -164,7 +164,9 @@ class CollectiveRecorder:
                 started = number_of_last(group)
                 known = self._called.find_group(group, started)
                 number = started - (known.messages or 0)
-                row = Row(Site(UNKNOWN, known.name, known.shown_ranks), time.perf_counter_ns(), number)
+                row = Row(
+                    CollectiveSite(UNKNOWN, known.name, known.shown_ranks), time.perf_counter_ns(), number
+                )
                 row.step = self._reporter.step
                 ring.set_last(at, row.numbers(), row.site.texts)
         except Exception as error:

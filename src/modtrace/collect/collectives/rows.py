@@ -20,7 +20,7 @@ _TEXT_BYTES = 252
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class KnownGroup:
     """A process group that has started a collective."""
 
     name: str
@@ -45,7 +45,7 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class CollectiveSite:
     """What the collectives of one place share."""
 
     name: str
@@ -67,14 +67,14 @@ class Site:
 class Row:
     """A collective that is not written yet."""
 
-    site: Site
+    site: CollectiveSite
     start_ns: int
     seq_id: int | None
     bytes_read: int = 0
     bytes_written: int = 0
     thread: int | None = None  # None: C++ code started it
     options: Any = None  # those of torch
-    group: Group | None = None
+    group: KnownGroup | None = None
     peer: int | None = None
     segment: Segment | None = (
         None  # the outermost call in which it was started, with the number of its events then
@@ -107,7 +107,7 @@ class Row:
 
 def make_columns(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the columns of rows whose steps are known; calls are freed, which keep all surrounding calls alive."""
-    codes: dict[Site, int] = {}
+    codes: dict[CollectiveSite, int] = {}
     of_rows = np.array([codes.setdefault(row.site, len(codes)) for row in rows])
     columns: dict[str, Any] = {
         name: Coded([getattr(site, name) for site in codes], of_rows)
