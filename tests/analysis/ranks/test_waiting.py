@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Iterable, Mapping
+from math import comb
 
 import pytest
 
 from builders import RecordingBuilder
 from modtrace.analysis.ranks.overview import read_overview
+from modtrace.analysis.ranks.stragglers import _chance
 from modtrace.analysis.ranks.waiting import Waiting, read_waiting
 from modtrace.recording.protocols import UNKNOWN, RecordingData
 from modtrace.views.text.ranks import render_ranks
@@ -135,6 +137,15 @@ def test_straggler_is_found_whatever_its_clock_says(offset_ns: int) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_nobody_is_a_straggler_by_chance(world: int, seed: int) -> None:
     assert read(*late_ranks(0, world=world, steps=12, seed=seed)).straggler is None
+
+
+@pytest.mark.parametrize(("count", "steps", "part"), [(3, 4, 0.5), (41, 50, 0.25), (12, 12, 1 / 3)])
+def test_chance_is_that_of_the_binomial_distribution(count: int, steps: int, part: float) -> None:
+    wanted = sum(
+        comb(steps, hits) * part**hits * (1 - part) ** (steps - hits) for hits in range(count, steps + 1)
+    )
+    assert _chance(count, steps, part) == pytest.approx(wanted)
+    assert _chance(20_000, 30_000, 0.5) < 1e-100
 
 
 def test_too_few_steps_prove_nothing() -> None:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import exp, lgamma, log, log1p
 from statistics import median
 
 import numpy as np
@@ -127,7 +127,14 @@ def _find_late(
 def _chance(count: int, steps: int, part: float) -> float:
     """Returns the chance of `count` or more hits in as many steps; the tail of the binomial distribution."""
     return sum(
-        comb(steps, hits) * part**hits * (1 - part) ** (steps - hits) for hits in range(count, steps + 1)
+        exp(
+            lgamma(steps + 1)
+            - lgamma(hits + 1)
+            - lgamma(steps - hits + 1)
+            + hits * log(part)
+            + (steps - hits) * log1p(-part)
+        )
+        for hits in range(count, steps + 1)
     )
 
 

@@ -14,7 +14,7 @@ SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to
 
 
 #: The newest rows of a rank that are read; what ranks wait for shows in them.
-_MOST_ROWS = 100_000
+_MOST_ROWS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
