@@ -29,6 +29,8 @@ def render_schema() -> str:
             _, name, about = line.split(None, 2)
             lines += ["", f"## {name}", "", _sentence(about), "", "| column | type | null | what it says |"]
             lines.append("|---|---|---|---|")
+        elif line.startswith(" " * 8) and lines[-1].startswith("|--"):  # the table's sentence goes on
+            lines[-4] = f"{lines[-4].removesuffix('.')} {line.strip()}."
         elif line.startswith(" " * 8):
             lines[-1] = f"{lines[-1].removesuffix(' |')} {line.strip()} |"
         elif line.strip():

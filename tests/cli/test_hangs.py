@@ -1,6 +1,7 @@
 """Jobs that hang are killed, and the recording says which rank did not come, and to what."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,17 +20,17 @@ HANGS_S = 4.0
 WANTED = {
     "python": [
         "rank 1 has not come to all_reduce 31 of group 0:default_pg",
-        "  rank 0 waits for it: step 7, 2, forward",
+        "  rank 0 waits: step 7, 2, forward",
         "  the last of rank 1: all_reduce 30, step 7, 1, forward",
     ],
     "buckets": [
         "rank 1 has not come to all_reduce 19 of group 0:default_pg",
-        "  rank 0 waits for it: step 7, 3.linear to 2.linear, backward",
+        "  rank 0 waits: step 7, 3.linear to 2.linear, backward",
         "  the last of rank 1: all_reduce 18, step 6, 1.linear to 0.linear",
     ],
     "message": [
-        "rank 0 has not sent message 1 to rank 1",
-        "  rank 1 waits for it: step 7, 2, forward",
+        "rank 0 has not sent message 1 of group 0:default_pg to rank 1",
+        "  rank 1 waits: step 7, 2, forward",
         "  the last of rank 0: it has done nothing there",
     ],
 }
@@ -68,4 +69,4 @@ def killed(how: str, tmp_path: Path) -> Iterator[str]:
 
 def test_rank_that_did_not_come_is_named(killed: str, how: str, command: Command) -> None:
     told = command("ranks", killed, code=1).out.splitlines()
-    assert told[:3] == WANTED[how]
+    assert [re.sub(r"was there for \S+ when last seen", "waits", line) for line in told[:3]] == WANTED[how]

@@ -32,7 +32,7 @@ def ranks(run: str, as_json: bool) -> int:
         print_text(render_ranks_json(overview, check, waiting))
     else:
         print_view(render_ranks, overview, check, waiting)
-    if waiting.stalls:
+    if waiting.stalls or waiting.mismatch:
         return EXIT_DIFFERS
     if overview.world_size == 1:
         return 0

@@ -64,8 +64,8 @@ class Sink(Protocol):
         """Drops the files without writing, because this process is a fork and the recording is its parent's."""
 
 
-#: The name in a row that has only the number of the last collective of a group, and when it was read.
-UNKNOWN = "unknown"
+#: The name in a row that has only the number of the last collective of a group.
+LAST = "last"
 
 
 class RecentCollectives(Protocol):

@@ -120,9 +120,7 @@ table tensors                     one tensor as an op or a call produced or firs
     note            dictionary?   why its storage is not known: it has none, or a subclass of yours raised when asked;
                                   null columns and an empty shape are then not known either
 
-table collectives                 one collective, or one message between two ranks, on this rank's side. Of those that
-                                  C++ code starts (DDP's buckets, DTensors, compiled code) the newest 2,000 when the
-                                  recording ends, and at times before
+table collectives                 one collective, or one message between two ranks, on this rank's side
     step            int32         of what is in no step: the step before it
     op_id           int64?        later: the op that issued it
     call_id         int64?        the call that issued it, in backward the forward call; null outside of calls, and
@@ -132,8 +130,8 @@ table collectives                 one collective, or one message between two ran
                                   `blocks.2.up to blocks.1.down`
     phase           phase?
     name            dictionary    all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, ...;
-                                  `unknown`: of a killed run, the number of the group's last one, as it was when the
-                                  process was last seen to live, at start_ns
+                                  `last`: no collective, but the number of the group's last one when the recording
+                                  ended, or the process was last seen to live, at end_ns; no other began since start_ns
     group           dictionary    name of the process group, the same on all ranks
     ranks           dictionary?   global ranks of the group: `0-3,8`
     seq_id          int64?        number of the collective within its group, or of the message between its two ranks in
@@ -145,7 +143,8 @@ table collectives                 one collective, or one message between two ran
     dtype           dictionary?
     bytes_read      int64?        of the tensors it was given
     bytes_written   int64?        of the tensors it filled
-    thread          int32?        null: C++ code started it
+    thread          int32?        null: C++ code started it (DDP's buckets, DTensors, compiled code). Of these there are
+                                  the newest 2,000 when the recording ends, and at times before
     start_ns        int64         when it was issued
     end_ns          int64?        when it was seen to be complete: its results may be read from then on
     wait_ns         int64?        of this time, how long the program waited for it; null: it was not seen to wait

@@ -2,6 +2,7 @@
 
 import contextlib
 import mmap
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,9 +40,17 @@ class CollectiveRing:
             OSError: it cannot be made.
         """
         self._path = folder / RING
-        with self._path.open("w+b") as file:
-            file.truncate(_BEGIN + (_RECORDS + _SLOTS) * _RECORD.size)
-            self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0)
+        try:
+            with self._path.open("w+b") as file:
+                # With zeros, as writing to a page for which the disk has no room would kill the process.
+                file.write(bytes(_BEGIN + (_RECORDS + _SLOTS) * _RECORD.size))
+                file.flush()
+                os.fsync(file.fileno())
+                self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            raise
         self._map[: len(_MARK)] = _MARK
         self._begun = 0
 

@@ -104,7 +104,7 @@ def unwatch_collectives(listener: CollectiveListener) -> None:
 def _wrap_start(original: Any, entry: EntryPoint) -> Any:
     @functools.wraps(original)
     def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values()) if kwargs else args
+        given = (*args, *sorted(kwargs.values(), key=are_options)) if kwargs else args
         listeners = tuple(_listeners)
         begun = [listener.began(self, entry, given) for listener in listeners]
         work = original(self, *args, **kwargs)
@@ -132,6 +132,11 @@ def size_of(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.strided:
         return tensor.nbytes
     return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else 0
+
+
+def are_options(value: Any) -> bool:
+    """Returns whether an argument is torch's options of a collective, which come behind its tensors."""
+    return type(value).__name__.endswith("Options")
 
 
 def root_of(options: Any) -> int | None:
@@ -176,6 +181,7 @@ class StartedCollective(NamedTuple):
     bytes_written: int
     thread_ident: int
     time_ns: int  # as `time.time_ns()`
+    is_done: bool
 
 
 #: The functions that return torch's log as JSON; NCCL has one of its own.
@@ -238,6 +244,7 @@ def _read_entry(log: str, entry: dict[str, Any]) -> StartedCollective:
         bytes_written=_size(entry.get("output_sizes", ()), entry.get("output_dtypes", ())),
         thread_ident=int(entry.get("thread_id") or 0),
         time_ns=entry["time_created_ns"],
+        is_done=bool(entry.get("retired")),
     )
 
 
@@ -264,15 +271,15 @@ def list_groups() -> list[Any]:
     return [*(getattr(getattr(module, "_world", None), "pg_map", None) or ())]
 
 
-def number_of_last(group: Any) -> int:
+def number_of_last(group: Any) -> int | None:
     """Returns the number of the last collective that a process group has started (0.3 us); of gloo, messages count too.
 
-    It is 0 if its backend does not count, or the group was destroyed.
+    It is None if its backend does not count, as that of several devices, or the group was destroyed.
     """
     try:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
-        return 0
+        return None
 
 
 def backend_of(group: Any) -> str:

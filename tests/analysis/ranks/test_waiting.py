@@ -10,7 +10,7 @@ from builders import RecordingBuilder
 from modtrace.analysis.ranks.overview import read_overview
 from modtrace.analysis.ranks.stragglers import _chance
 from modtrace.analysis.ranks.waiting import Waiting, read_waiting
-from modtrace.recording.protocols import UNKNOWN, RecordingData
+from modtrace.recording.protocols import LAST, RecordingData
 from modtrace.views.text.ranks import render_ranks
 
 S, MS = 1_000_000_000, 1_000_000
@@ -38,8 +38,9 @@ def reduces(numbers: Iterable[int], **more: object) -> list[tuple[str, int, int,
     return [("all_reduce", number, number * 10 * MS, more) for number in numbers]
 
 
-def seen(number: int, at_ns: int) -> list[tuple[str, int, int, Mapping[str, object]]]:
-    return [(UNKNOWN, number, at_ns, {})]
+def seen(number: int, at_ns: int, *, since_ns: int = 0) -> list[tuple[str, int, int, Mapping[str, object]]]:
+    """The number of the last collective, and when a rank was last seen to live."""
+    return [(LAST, number, since_ns, {"end_ns": at_ns})]
 
 
 def told(*ranks: tuple[int, RecordingData]) -> list[str]:
@@ -52,7 +53,7 @@ def test_rank_that_did_not_come_is_named_by_who_waits_and_what_it_did_last() -> 
     absent = rank_with(1, [*reduces(range(1, 4), path="blocks.2", phase="forward", step=2), *seen(3, 9 * S)])
     assert told(waiting, absent)[:3] == [
         "rank 1 has not come to all_reduce 4 of group world",
-        "  rank 0 waits for it: step 2, blocks.3, forward",
+        "  rank 0 was there for 8.96s when last seen: step 2, blocks.3, forward",
         "  the last of rank 1: all_reduce 3, step 2, blocks.2, forward",
     ]
 
@@ -66,9 +67,11 @@ def test_several_of_four_ranks_are_absent() -> None:
     assert (stall.absent, stall.came, stall.seq_id) == ((0, 2), (1, 3), 3)
 
 
-def test_rank_that_was_killed_before_its_first_collective_is_absent() -> None:
-    [stall] = read(rank_with(0, [*reduces([1]), *seen(1, 9 * S)]), rank_with(1, ())).stalls
+def test_rank_that_has_not_begun_is_absent_and_one_of_which_nothing_is_known_is_not() -> None:
+    waiting = rank_with(0, [*reduces([1]), *seen(1, 9 * S)])
+    [stall] = read(waiting, rank_with(1, seen(0, 9 * S))).stalls
     assert (stall.absent, stall.last) == ((1,), ((1, None),))
+    assert read(waiting, rank_with(1, ())).stalls == ()
 
 
 @pytest.mark.parametrize("behind_s", [0.0, 0.4, 0.9])
@@ -84,24 +87,84 @@ def test_number_alone_shows_that_a_rank_came() -> None:
     assert read(waiting, rank_with(1, [*reduces(range(1, 3)), *seen(4, 9 * S)])).stalls == ()
 
 
-def test_closed_ranks_that_ended_at_different_places_accuse_nobody() -> None:
-    assert read(rank_with(0, reduces(range(5)), complete=True), rank_with(1, reduces(range(3)))).stalls == ()
+def test_numbers_alone_name_the_rank_that_did_not_come() -> None:
+    ranks = rank_with(0, seen(20, 9 * S, since_ns=2 * S)), rank_with(1, seen(12, 9 * S, since_ns=1 * S))
+    assert told(*ranks)[:3] == [
+        "rank 1 has not come to collective 13 of group world",
+        "  rank 0 was there for 7.00s when last seen: step 0",
+        "  the last of rank 1: collective 12, step 0",
+    ]
 
 
-def test_rank_whose_wait_ended_by_an_exception_names_the_absent_one() -> None:
-    failed = rank_with(0, reduces(range(1, 4)), marks=("the run ended by RuntimeError: timed out",))
-    [stall] = read(failed, rank_with(1, reduces(range(1, 3)))).stalls
-    assert (stall.absent, stall.seq_id) == ((1,), 3)
+def test_rank_that_recorded_fewer_steps_and_came_is_not_accused() -> None:
+    fewer = rank_with(0, [*reduces(range(1, 3)), *seen(40, 9 * S)])
+    assert read(fewer, rank_with(1, [*reduces(range(1, 41)), *seen(40, 9 * S)])).stalls == ()
+
+
+def test_collective_that_has_returned_is_none_that_a_rank_waits_for() -> None:
+    """A root need not wait for the others."""
+    root = rank_with(0, [("broadcast", 1, 0, {"end_ns": 5}), *seen(1, 9 * S)])
+    assert read(root, rank_with(1, seen(0, 9 * S))).stalls == ()
+
+
+def test_rank_that_waits_is_told_even_if_a_lower_one_has_just_come() -> None:
+    late = rank_with(0, [("all_reduce", 1, 8900 * MS, {}), *seen(1, 9 * S)], world=3)
+    waits = rank_with(2, [("all_reduce", 1, 0, {}), *seen(1, 9 * S)], world=3)
+    [stall] = read(late, rank_with(1, seen(0, 9 * S), world=3), waits).stalls
+    assert (stall.where.rank, stall.came, stall.absent) == (2, (0, 2), (1,))
+
+
+def test_culprit_of_a_chain_comes_first() -> None:
+    """Rank 0 waits for rank 1, which waits for rank 2."""
+    first, second = {"group": "a", "ranks": "0-1"}, {"group": "b", "ranks": "1-2"}
+    ranks = (
+        rank_with(0, [("all_reduce", 1, 0, first), (LAST, 1, 0, {**first, "end_ns": 9 * S})]),
+        rank_with(
+            1,
+            [
+                ("all_reduce", 1, 0, second),
+                (LAST, 0, 0, {**first, "end_ns": 9 * S}),
+                (LAST, 1, 0, {**second, "end_ns": 9 * S}),
+            ],
+        ),
+        rank_with(2, [(LAST, 0, 0, {**second, "end_ns": 9 * S})]),
+    )
+    assert [stall.absent for stall in read(*ranks).stalls] == [(2,), (1,)]
 
 
 def test_message_that_was_not_sent_names_the_sender() -> None:
     waits = rank_with(1, [("recv", 3, 0, {"peer": 0, "path": "stage", "phase": "forward"}), *seen(0, 9 * S)])
-    sender = rank_with(0, [("send", number, number, {"peer": 1, "step": 1}) for number in (1, 2)])
+    other = {"peer": 1, "step": 1, "group": "other"}
+    sent = [("send", number, number, {"peer": 1, "step": 1}) for number in (1, 2)]
+    sender = rank_with(0, [*sent, ("send", 9, 3, other), *seen(0, 9 * S)])
     assert told(sender, waits)[:3] == [
-        "rank 0 has not sent message 3 to rank 1",
-        "  rank 1 waits for it: step 0, stage, forward",
-        "  the last of rank 0: send 2, step 1, outside of modules",
+        "rank 0 has not sent message 3 of group world to rank 1",
+        "  rank 1 was there for 9.00s when last seen: step 0, stage, forward",
+        "  the last of rank 0: send 9, step 1, outside of modules",
     ]
+
+
+def test_ranks_that_call_different_collectives_are_told() -> None:
+    own = {"dtype": "float32", "bytes_read": 40, "path": "a", "phase": "forward"}
+    one = rank_with(0, [*reduces(range(1, 3)), ("all_reduce", 3, 0, own), *seen(3, 9 * S)], world=3)
+    same = rank_with(2, [*reduces(range(1, 3)), ("all_reduce", 3, 0, own), *seen(3, 9 * S)], world=3)
+    other = rank_with(1, [*reduces(range(1, 3)), ("all_gather", 3, 0, {**own, "path": "b"})], world=3)
+    assert told(one, other, same)[:3] == [
+        "ranks call different collectives as number 3 of group world",
+        "  the ranks 0,2: all_reduce, float32, 40B: step 0, a, forward",
+        "  rank 1: all_gather, float32, 40B: step 0, b, forward",
+    ]
+
+
+@pytest.mark.parametrize(("complete", "is_told"), [(True, False), (False, True)])
+def test_other_sizes_are_told_of_a_run_that_did_not_end_well(complete: bool, is_told: bool) -> None:
+    """A healthy one may have sparse tensors, which are of any size."""
+    marks = () if complete else ("not closed: the process ended",)
+    ranks = [
+        rank_with(rank, [("all_reduce", 1, 0, {"bytes_read": 8 * rank})], complete=complete, marks=marks)
+        for rank in (0, 1)
+    ]
+    assert (read(*ranks).mismatch is not None) == is_told
 
 
 def late_ranks(
@@ -146,6 +209,26 @@ def test_chance_is_that_of_the_binomial_distribution(count: int, steps: int, par
     )
     assert _chance(count, steps, part) == pytest.approx(wanted)
     assert _chance(20_000, 30_000, 0.5) < 1e-100
+
+
+def test_clocks_of_machines_that_are_apart_accuse_nobody() -> None:
+    """Without ends of collectives nothing tells how far they are apart."""
+    ranks = []
+    for rank, host in ((0, "a"), (1, "b")):
+        rows = [
+            ("all_reduce", step + 1, step * 100 * MS + rank * 20 * MS, {"step": step}) for step in range(40)
+        ]
+        ranks.append(rank_with(rank, rows, steps=40, process=f"{host} ns {rank} 1"))
+    assert read(*ranks).straggler is None
+    same = [rank_with(rank, rows_of(data), steps=40, process=f"a ns {rank} 1") for rank, data in ranks]
+    found = read(*same).straggler
+    assert found is not None
+    assert (found.rank, round(found.late_ns)) == (1, 20 * MS)
+
+
+def rows_of(data: RecordingData) -> Rows:
+    rows = data.table("collectives").to_pylist()
+    return [(row["name"], row["seq_id"], row["start_ns"], {"step": row["step"]}) for row in rows]
 
 
 def test_too_few_steps_prove_nothing() -> None:

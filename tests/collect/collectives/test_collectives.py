@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.distributed_c10d import ProcessGroup, Work
 import modtrace
 from helpers.collective_calls import KINDS, record
 from helpers.ranks import group_of_one
+from modtrace.recording.protocols import LAST
 from modtrace.torch_internals import collectives
 from modtrace.torch_internals.collectives import ENTRY_POINTS
 
@@ -23,7 +25,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return record(tmp_path_factory.mktemp("collectives"))
 
 
-def rows_of(path: str, rank: int) -> list[Mapping[str, object]]:
+def rows_of(recording: Any, rank: int | None = None) -> list[Mapping[str, Any]]:
+    """The rows, without those of the last numbers."""
+    rec = recording if rank is None else modtrace.open_recording(recording, rank=rank)
+    return [row for row in rec.table("collectives").to_pylist() if row["name"] != LAST]
+
+
+def all_rows_of(path: str, rank: int) -> list[Mapping[str, Any]]:
     return modtrace.open_recording(path, rank=rank).table("collectives").to_pylist()
 
 
@@ -50,6 +58,8 @@ def test_ranks_number_collectives_alike_and_messages_by_pair(recorded: list[str]
     assert numbered[0] == numbered[1]
     numbers = [number for _, number in numbered[0]]
     assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+    lasts = [row for rank in (0, 1) for row in all_rows_of(recorded[0], rank) if row["name"] == LAST]
+    assert [row["seq_id"] for row in lasts] == [numbers[-1]] * 2
     sent, received = (
         [row["seq_id"] for row in rows if row["name"] == name]
         for rows, name in ((ranks[0], "send"), (ranks[1], "recv"))
@@ -83,7 +93,7 @@ def test_nothing_is_left_in_torch_or_on_disk(tmp_path: Path) -> None:
         after = {name: vars(ProcessGroup).get(name) for name in (*ENTRY_POINTS, "size")}, Work.wait
         assert after == before
     assert not [*tmp_path.rglob("*.ring")]
-    [row] = modtrace.open_recording(tmp_path / "run.modtrace").table("collectives").to_pylist()
+    [row] = rows_of(modtrace.open_recording(tmp_path / "run.modtrace"))
     assert (row["name"], row["path"], row["step"]) == ("all_reduce", None, 0)
 
 
@@ -96,7 +106,7 @@ def test_group_may_begin_and_end_inside_of_the_recording(tmp_path: Path) -> None
                 dist.all_reduce(x)
                 functional.all_reduce(x, "sum", dist.group.WORLD).clone()
             model(torch.ones(2, 2))
-    rows = modtrace.open_recording(tmp_path / "run.modtrace").table("collectives").to_pylist()
+    rows = rows_of(modtrace.open_recording(tmp_path / "run.modtrace"))
     assert [
         (row["step"], row["seq_id"], row["thread"]) for row in sorted(rows, key=itemgetter("start_ns"))
     ] == [
@@ -113,7 +123,7 @@ def test_steps_that_are_not_recorded_have_no_rows() -> None:
         for _ in range(4):
             dist.all_reduce(model(torch.ones(2, 2)).detach())
             rec.step()
-    assert [row["step"] for row in rec.table("collectives").to_pylist()] == [1, 2]
+    assert [row["step"] for row in rows_of(rec)] == [1, 2]
 
 
 def test_an_internal_error_ends_the_rows_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +143,7 @@ def test_an_internal_error_ends_the_rows_and_not_the_run(monkeypatch: pytest.Mon
         dist.all_reduce(x)
         assert x.tolist() == [1.0, 1.0]
         model(x)
-    assert len(rec.table("collectives")) == 1
+    assert len(rows_of(rec)) == 1
     [mark] = rec.meta.marks
     assert mark.startswith("collectives are incomplete from step 1: modtrace failed: RuntimeError: no number")
 
@@ -154,7 +164,7 @@ def test_compiled_code_is_neither_broken_nor_compiled_again() -> None:
             compiled(torch.ones(2))
         compiled(torch.ones(2))
     assert counter.frame_count == 1
-    [row] = rec.table("collectives").to_pylist()
+    [row] = rows_of(rec)
     assert (row["name"], row["thread"]) == ("all_reduce", None)
 
 

@@ -1,95 +1,158 @@
 """Finds the collectives to which some ranks of a run have not come, as when it hung or was killed."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...recording.protocols import UNKNOWN
+from ...recording.protocols import LAST
 from ..tables.collectives import MESSAGES, RECV, SEND, Collective, RankCollectives
 
-#: A rank was seen to wait if it lived for this long without an answer. Each rank looks twice a second.
-_WAITED_NS = 1_000_000_000
+#: A rank has been at a collective in vain if it lived for this long since. Each rank looks twice a second.
+_IN_VAIN_NS = 1_000_000_000
+
+#: Collectives for which all ranks give tensors of one size and dtype.
+_OF_EQUAL_SIZE = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
     """A collective, or a message, to which not all ranks have come when their recordings ended."""
 
-    name: str
+    name: str  # `last` where only its number is known
     group: str
     seq_id: int
     came: tuple[int, ...]
     absent: tuple[int, ...]
-    where: Collective  # it, on the lowest rank that was seen to wait
+    where: Collective  # it, on a rank that was there in vain
+    in_vain_ns: int  # how long that rank was seen to live since
     #: What each absent rank did last in the group, of a message at all; None if it has done nothing.
     last: tuple[tuple[int, Collective | None], ...]
 
 
-def find_stalls(collectives: RankCollectives, failed: Set[int]) -> list[Stall]:
-    """Returns where ranks were seen to wait for others, that which waits for the longest first.
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """Ranks that call different collectives of a group under one number, or with tensors of other sizes."""
+
+    group: str
+    seq_id: int
+    calls: tuple[Collective, ...]  # one of each kind, with the lowest rank that called it
+    ranks: tuple[tuple[int, ...], ...]  # for each of these, the ranks that called it
+
+
+def find_stalls(collectives: RankCollectives) -> list[Stall]:
+    """Returns where ranks were in vain, first those for ranks that are not themselves at another collective in vain."""
+    found = [*_find_in_groups(collectives), *_find_messages(collectives)]
+    waiting = {rank for stall in found for rank in stall.came}
+    return sorted(found, key=lambda stall: (waiting.issuperset(stall.absent), -stall.in_vain_ns))
+
+
+def find_mismatch(collectives: RankCollectives, *, has_failed: bool) -> Mismatch | None:
+    """Returns the first collective that is not the same on all ranks; None if there is none.
 
     Args:
         collectives: what ranks sent each other.
-        failed: the ranks that an exception has ended, as when they have waited for too long.
+        has_failed: the run did not end well, so that sizes are compared, too.
     """
-    seen = {rank: _last_seen(rows) for rank, rows in collectives.of_ranks.items()}
-    found = [
-        stall
-        for stall in (*_find_in_groups(collectives), *_find_messages(collectives))
-        if stall.where.rank in failed or seen[stall.where.rank] - stall.where.start_ns >= _WAITED_NS
-    ]
-    return sorted(found, key=lambda stall: stall.where.start_ns)
+    found = []
+    for group, members in collectives.members.items():
+        by_number: dict[int, dict[int, Collective]] = {}
+        for rank in members:
+            for number, row in _numbered(collectives, rank, group).items():
+                by_number.setdefault(number, {})[rank] = row
+        for number, rows in sorted(by_number.items()):
+            kinds: dict[object, list[int]] = {}
+            for rank, row in rows.items():
+                kinds.setdefault(_kind(row, with_size=has_failed), []).append(rank)
+            if len(kinds) > 1:
+                calls = tuple(rows[ranks[0]] for ranks in kinds.values())
+                ranks = tuple(tuple(ranks) for ranks in kinds.values())
+                found.append(Mismatch(group=group, seq_id=number, calls=calls, ranks=ranks))
+                break
+    return min(found, key=lambda one: one.calls[0].start_ns, default=None)
 
 
-def _last_seen(rows: list[Collective]) -> int:
-    """Returns when a process that was killed was last seen to live; 0 for another."""
-    return max((row.start_ns for row in rows if row.name == UNKNOWN), default=0)
+def _kind(row: Collective, *, with_size: bool) -> object:
+    if with_size and row.name in _OF_EQUAL_SIZE:
+        return row.name, row.dtype, row.bytes_read
+    return row.name
+
+
+def _numbered(collectives: RankCollectives, rank: int, group: str) -> dict[int, Collective]:
+    return {
+        row.seq_id: row
+        for row in collectives.of_ranks.get(rank, ())
+        if row.group == group and row.name not in MESSAGES and row.seq_id is not None
+    }
+
+
+def _in_vain(row: Collective, collectives: RankCollectives) -> int:
+    """Returns how long the rank was seen to live since it came to a collective that has no end; 0 if too short."""
+    seen_ns = max((last.end_ns or 0 for last in collectives.last[row.rank].values()), default=0)
+    in_vain_ns = seen_ns - row.start_ns
+    is_over = row.end_ns is not None and row.name != LAST
+    return 0 if is_over or in_vain_ns < _IN_VAIN_NS + collectives.read_ns else in_vain_ns
 
 
 def _find_in_groups(collectives: RankCollectives) -> Iterator[Stall]:
     for group, members in collectives.members.items():
-        rows = {
-            rank: {
-                row.seq_id: row
-                for row in sorted(collectives.of_ranks[rank], key=lambda row: row.name != UNKNOWN)
-                if row.group == group and row.name not in MESSAGES and row.seq_id is not None
-            }
-            for rank in members
-            if rank in collectives.of_ranks  # else it was not recorded
-        }
-        last = {rank: max(of_rank, default=0) for rank, of_rank in rows.items()}
-        least = min(last.values(), default=0)
-        came = tuple(rank for rank, number in last.items() if number > least)
-        absent = tuple(rank for rank, number in last.items() if number == least)
-        where = next((row for rank in came if (row := rows[rank].get(least + 1)) is not None), None)
-        if where is not None:
-            yield Stall(
-                name=where.name,
-                group=group,
-                seq_id=least + 1,
-                came=came,
-                absent=absent,
-                where=where,
-                last=tuple((rank, rows[rank].get(least)) for rank in absent),
-            )
+        # Where a rank's last number is not known, it may have come.
+        known = [rank for rank in members if collectives.last.get(rank)]
+        rows = {rank: _numbered(collectives, rank, group) for rank in known}
+        for rank in known:
+            last = collectives.last[rank].get(group)
+            if last is not None and last.seq_id is not None:
+                rows[rank].setdefault(last.seq_id, last)
+        numbers = {rank: max(of_rank, default=0) for rank, of_rank in rows.items()}
+        least = min(numbers.values(), default=0)
+        candidates = []
+        for of_rank in rows.values():
+            ahead = [row for number, row in sorted(of_rank.items()) if number > least]
+            first = next((row for row in ahead if row.end_ns is None or row.name == LAST), None)
+            if first is not None and (in_vain_ns := _in_vain(first, collectives)):
+                candidates.append((first, in_vain_ns))
+        if not candidates:
+            continue
+        where, in_vain_ns = min(candidates, key=lambda one: (one[0].seq_id or 0, one[0].rank))
+        number = where.seq_id or 0
+        if where.name == LAST:  # what came before it is not known either
+            number = least + 1
+        absent = tuple(rank for rank in known if numbers[rank] == least)
+        yield Stall(
+            name=where.name,
+            group=group,
+            seq_id=number,
+            came=tuple(rank for rank in known if numbers[rank] >= number),
+            absent=absent,
+            where=where,
+            in_vain_ns=in_vain_ns,
+            last=tuple((rank, rows[rank].get(least) if least else None) for rank in absent),
+        )
 
 
 def _find_messages(collectives: RankCollectives) -> Iterator[Stall]:
     """Yields messages that were not sent, of each rank the first that it waits for."""
     for rank, rows in collectives.of_ranks.items():
         for row in rows:
-            if row.name != RECV or row.end_ns is not None or row.peer not in collectives.of_ranks:
+            if row.name != RECV or row.end_ns is not None or row.peer is None or row.seq_id is None:
                 continue
+            if not collectives.last.get(row.peer):
+                continue  # what it has sent may not be known
             of_peer = collectives.of_ranks[row.peer]
-            sent = {one.seq_id for one in of_peer if one.name == SEND and one.peer == rank}
-            if row.seq_id is not None and row.seq_id > max(filter(None, sent), default=0):
-                last = next((one for one in reversed(of_peer) if one.name != UNKNOWN), None)
-                yield Stall(
-                    name=RECV,
-                    group=row.group,
-                    seq_id=row.seq_id,
-                    came=(rank,),
-                    absent=(row.peer,),
-                    where=row,
-                    last=((row.peer, last),),
-                )
-                break
+            sent = [
+                one.seq_id or 0
+                for one in of_peer
+                if (one.name, one.peer, one.group) == (SEND, rank, row.group)
+            ]
+            in_vain_ns = _in_vain(row, collectives)
+            if row.seq_id <= max(sent, default=0) or not in_vain_ns:
+                continue
+            yield Stall(
+                name=RECV,
+                group=row.group,
+                seq_id=row.seq_id,
+                came=(rank,),
+                absent=(row.peer,),
+                where=row,
+                in_vain_ns=in_vain_ns,
+                last=((row.peer, of_peer[-1] if of_peer else None),),
+            )
+            break

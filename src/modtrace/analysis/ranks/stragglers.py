@@ -21,6 +21,9 @@ _LATE_PART = 0.1
 #: The chance of coming last in as many steps by accident, below which a rank is accused.
 _BY_CHANCE = 1e-4
 
+#: The fewest collectives with an end by which clocks are aligned.
+_FEWEST_ENDS = 10
+
 #: The first collective in a step to which a rank comes late by this part of the most is shown.
 _FIRST_PART = 0.8
 
@@ -47,14 +50,17 @@ def find_straggler(
 ) -> Straggler | None:
     """Returns the rank for which the others wait in most steps; None if there is none.
 
-    Clocks of ranks are aligned by the ends of their collectives, which all leave together.
+    Clocks of machines are aligned by the ends of collectives, which all ranks leave together.
 
     Args:
         ranks: the ranks with their numbers, at least two.
         collectives: what they sent each other.
         step_ns: the median time of a step.
     """
-    late = _find_late(collectives, _align(ranks, collectives))
+    added = _align(ranks, collectives)
+    if added is None:
+        return None
+    late = _find_late(collectives, added)
     lateness = {step: one for step, one in late.items() if one[1] > _LATE_PART * step_ns}
     counts = Counter(row.rank for row, _ in lateness.values())
     rank, count = max(counts.items(), key=lambda item: item[1], default=(-1, 0))
@@ -77,21 +83,31 @@ def find_straggler(
     )
 
 
-def _align(ranks: Sequence[tuple[int, RecordingData]], collectives: RankCollectives) -> dict[int, float]:
-    """Returns what to add to the times of each rank, so that they are those of the lowest one."""
-    metas = {rank: data.meta for rank, data in ranks}
+def _align(
+    ranks: Sequence[tuple[int, RecordingData]], collectives: RankCollectives
+) -> dict[int, float] | None:
+    """Returns what to add to the times of each rank, so that they are those of the lowest one; None if unknown.
+
+    Processes of one machine have one clock. The wall clocks of machines may be further apart than ranks are late.
+    """
     lowest = ranks[0][0]
-    unix_ns = {rank: meta.clock_time_ns - meta.clock_perf_counter_ns for rank, meta in metas.items()}
-    added: dict[int, float] = {rank: unix_ns[rank] - unix_ns[lowest] for rank in metas}
+    machines = {_machine_of(data) for _, data in ranks}
+    if len(machines) == 1 and machines != {""}:
+        return dict.fromkeys((rank for rank, _ in ranks), 0.0)
     apart = defaultdict(list)
     for rows in _shared(collectives):
         first = rows.get(lowest)
         for rank, row in rows.items():
             if first is not None and first.end_ns is not None and row.end_ns is not None:
-                apart[rank].append(first.end_ns - (row.end_ns + added[rank]))
-    for rank, differences in apart.items():
-        added[rank] += median(differences)
-    return added
+                apart[rank].append(first.end_ns - row.end_ns)
+    if any(len(apart[rank]) < _FEWEST_ENDS for rank, _ in ranks):
+        return None
+    return {rank: median(differences) for rank, differences in apart.items()}
+
+
+def _machine_of(data: RecordingData) -> str:
+    """Returns the machine, and its namespace of processes, in which a rank ran; "" if it is not known."""
+    return " ".join(data.meta.process.split(" ")[:2])
 
 
 def _shared(collectives: RankCollectives) -> Iterator[Mapping[int, Collective]]:

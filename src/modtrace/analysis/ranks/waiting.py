@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from ...recording.meta import RUN_ENDED
-from ...recording.protocols import UNKNOWN, RecordingData
+from ...recording.protocols import RecordingData
 from ..tables.collectives import Collective, read_collectives
 from .overview import RanksOverview
-from .stalls import Stall, find_stalls
+from .stalls import Mismatch, Stall, find_mismatch, find_stalls
 from .stragglers import Straggler, find_straggler
 
 
@@ -28,24 +28,23 @@ class Waiting:
     """What ranks wait for."""
 
     traffic: tuple[RankTraffic, ...]  # of the ranks that have started any
-    stalls: tuple[Stall, ...]  # empty if all ranks have closed their recordings
+    mismatch: Mismatch | None
+    stalls: tuple[Stall, ...]
     straggler: Straggler | None
 
 
 def read_waiting(ranks: Sequence[tuple[int, RecordingData]], overview: RanksOverview) -> Waiting:
     """Returns what ranks wait for, given with their numbers in ascending order."""
     collectives = read_collectives(ranks)
-    failed = {
-        state.rank for state in overview.ranks if any(mark.startswith(RUN_ENDED) for mark in state.marks)
-    }
+    has_failed = any(
+        not state.is_closed or any(mark.startswith(RUN_ENDED) for mark in state.marks)
+        for state in overview.ranks
+    )
     step_ns = median([state.step_ns for state in overview.ranks if state.step_ns > 0] or [0.0])
     return Waiting(
-        traffic=tuple(
-            _sum_up(rank, rows)
-            for rank, rows in collectives.of_ranks.items()
-            if any(row.name != UNKNOWN for row in rows)
-        ),
-        stalls=tuple(find_stalls(collectives, failed)),
+        traffic=tuple(_sum_up(rank, rows) for rank, rows in collectives.of_ranks.items() if rows),
+        mismatch=find_mismatch(collectives, has_failed=has_failed),
+        stalls=tuple(find_stalls(collectives)),
         straggler=find_straggler(ranks, collectives, step_ns) if len(ranks) > 1 else None,
     )
 
@@ -53,8 +52,7 @@ def read_waiting(ranks: Sequence[tuple[int, RecordingData]], overview: RanksOver
 def _sum_up(rank: int, rows: Sequence[Collective]) -> RankTraffic:
     of_steps = defaultdict(list)
     for row in rows:
-        if row.name != UNKNOWN:
-            of_steps[row.step].append(row)
+        of_steps[row.step].append(row)
     waits = [
         sum(row.wait_ns or 0 for row in of_step)
         for of_step in of_steps.values()

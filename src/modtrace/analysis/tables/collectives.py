@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from time import perf_counter_ns
 
-from ...recording.protocols import RecordingData
+from ...recording.protocols import LAST, RecordingData
 from ...recording.suggestions import numbers_of
 
 #: The names of messages; all others are collectives, in which every rank of the group takes part.
@@ -49,26 +51,33 @@ class RankCollectives:
     """The collectives of several ranks."""
 
     of_ranks: dict[int, list[Collective]]  # by rank, in the order in which they began
+    #: By rank and group, the number of its last collective, from when it was first seen to when it was last seen.
+    last: dict[int, dict[str, Collective]]
     members: dict[
         str, tuple[int, ...]
     ]  # the global ranks of each group; of one that is not known, those that used it
+    read_ns: int  # how long it took to read the tables: so much older is what the first of them says
 
 
 def read_collectives(ranks: Sequence[tuple[int, RecordingData]]) -> RankCollectives:
     """Returns the newest collectives of ranks, given with their numbers."""
     of_ranks: dict[int, list[Collective]] = {}
-    members: dict[str, tuple[int, ...]] = {}
+    last: dict[int, dict[str, Collective]] = {}
     users: dict[str, set[int]] = {}
-    for rank, data in ranks:
-        table = data.table("collectives")
-        table = table.slice(max(table.num_rows - _MOST_ROWS, 0))
-        of_ranks[rank] = rows = [
-            Collective(rank=rank, **row) for row in table.select([*_COLUMNS]).to_pylist()
-        ]
-        rows.sort(key=lambda row: row.start_ns)
-        shown = table.select(["group", "ranks"]).to_pylist()
-        members |= {row["group"]: numbers_of(row["ranks"]) for row in shown if row["ranks"]}
+    shown: dict[str, str] = {}
+    began_ns = perf_counter_ns()
+    tables = [(rank, data.table("collectives")) for rank, data in ranks]
+    read_ns = perf_counter_ns() - began_ns
+    for rank, table in tables:
+        newest = table.slice(max(table.num_rows - _MOST_ROWS, 0)).select([*_COLUMNS, "ranks"]).to_pylist()
+        shown |= {row["group"]: row["ranks"] for row in newest if row["ranks"]}
+        rows = [Collective(rank=rank, **{name: row[name] for name in _COLUMNS}) for row in newest]
+        last[rank] = {row.group: row for row in rows if row.name == LAST}
+        of_ranks[rank] = sorted((row for row in rows if row.name != LAST), key=attrgetter("start_ns"))
         for row in rows:
             users.setdefault(row.group, set()).add(rank)
-    members = {group: members.get(group, tuple(sorted(found))) for group, found in users.items()}
-    return RankCollectives(of_ranks=of_ranks, members=members)
+    members = {
+        group: numbers_of(shown[group]) if group in shown else tuple(sorted(found))
+        for group, found in users.items()
+    }
+    return RankCollectives(of_ranks=of_ranks, last=last, members=members, read_ns=read_ns)

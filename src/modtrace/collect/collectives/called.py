@@ -11,6 +11,7 @@ from ...recording.suggestions import ranges_of
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.collectives import (
     EntryPoint,
+    are_options,
     backend_of,
     describe_group,
     number_of_last,
@@ -44,7 +45,8 @@ class CalledCollectives:
         self.rows: deque[Row] = deque(maxlen=_MOST_WAITING)  # their steps have not ended
         self.groups: dict[str, KnownGroup] = {}  # by the name that the group has in this process
         self.ring: RecentCollectives | None = None
-        self.messages_before: dict[str, int] = {}  # by the group's name
+        #: By the group's name, how many messages count in its numbers; None if it is not known.
+        self.messages_before: dict[str, int | None] = {}
         self._begin: Callable[[], None] | None = begin
         self._fail, self._step = fail, step
         self._tracker: ScopeTracker | None = None
@@ -62,15 +64,17 @@ class CalledCollectives:
         unwatch_collectives(self)
         self._tracker = None
 
-    def find_group(self, group: Any, started: int) -> KnownGroup:
+    def find_group(self, group: Any, started: int | None) -> KnownGroup:
         """Returns what is known of a process group that has started so many collectives."""
         known = self.groups.get(group.group_name)
-        if known is None or started < known.last:  # another group had the name
+        if known is None or (started or 0) < known.last:  # another group had the name
             name, ranks = describe_group(group)
             is_gloo = backend_of(group) == "gloo"
-            messages = self.messages_before.pop(name, 0) if is_gloo else None
+            before = self.messages_before.pop(name, 0) if is_gloo else 0
+            messages = before or 0 if is_gloo else None
+            is_numbered = started is not None and before is not None
             known = self.groups[group.group_name] = KnownGroup(
-                name, ranks, ranges_of(sorted(ranks)) or None, messages, is_gloo
+                name, ranks, ranges_of(sorted(ranks)) or None, messages, is_numbered, is_gloo
             )
         return known
 
@@ -92,8 +96,11 @@ class CalledCollectives:
             tensor = first_tensor(outputs if inputs is None else inputs)
             dtype = None if tensor is None else tensor.dtype
             is_message = entry.peer >= 0 or entry.name == "recv"
-            number = None if is_message else started + 1 - (known.messages or 0)
-            known.last = started
+            number = None
+            if started is not None:
+                known.last = started
+                if not is_message and known.is_numbered:
+                    number = started + 1 - (known.messages or 0)
             log = tracker.logs.current
             segment, call = log.segment, None
             context: CallContext | None
@@ -121,7 +128,7 @@ class CalledCollectives:
                 self._number_message(row, known, entry, args)
             else:
                 known.numbers.append(number or 0)
-                row.options = args[-1] if entry.has_options else None
+                row.options = args[-1] if entry.has_options and are_options(args[-1]) else None
             if not is_message or known.messages is not None:
                 known.called += 1
             if self.ring is not None:

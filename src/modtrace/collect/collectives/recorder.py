@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.phase import BACKWARD, OPTIMIZER
-from ...recording.protocols import UNKNOWN, RecentCollectives, Sink
+from ...recording.protocols import LAST, RecentCollectives, Sink
 from ...recording.suggestions import ranges_of
 from ...torch_internals.collectives import (
     describe_group,
@@ -29,8 +29,8 @@ from .called import CalledCollectives
 from .rows import MOST_IN_LOG, CollectiveSite, Row, make_columns
 from .stall_watch import StallWatch
 
-#: The newest collectives of C++ code that are kept when no collective advances.
-_MOST_KEPT = 64
+#: The most collectives of C++ code that are kept when no collective advances, and how many that are done.
+_MOST_KEPT, _DONE_KEPT = 512, 64
 
 
 class CollectiveRecorder:
@@ -52,7 +52,8 @@ class CollectiveRecorder:
         self._unseen_when_read = 0
         self._buckets = BucketNames()
         self._last_records: dict[str, int] = {}  # the newest record of each of torch's logs that was read
-        self._stalls = StallWatch(self._keep_numbers, self._keep_unseen)
+        self._seen: dict[str, tuple[int, int]] = {}  # by group, the last number and when it was first seen
+        self._stalls = StallWatch(self._keep_last, self._keep_unseen)
         self._failure: tuple[Exception, int] | None = None  # an error that is not reported yet, and its step
 
     def start(self, tracker: ScopeTracker, make_ring: Callable[[], RecentCollectives | None] | None) -> None:
@@ -71,15 +72,25 @@ class CollectiveRecorder:
             if self._has_groups or not is_distributed():
                 return
             self._has_groups = True
-            for entry in read_torch_log():
-                self._last_records[entry.log] = entry.record
-                self._called.messages_before[entry.group] = entry.started - entry.number
+            self._read_what_was_before()
             if self._make_ring is not None:
                 self._called.ring = self._make_ring()
-            for group in list_groups():
-                started = number_of_last(group)
-                self._called.find_group(group, started).before = started
             self._stalls.start()
+
+    def _read_what_was_before(self) -> None:
+        """Reads how many collectives there were before, and on gloo how many messages were counted among them."""
+        entries = read_torch_log()
+        last = {entry.group: entry.number for entry in entries}
+        self._last_records = {entry.log: entry.record for entry in entries}
+        is_whole = bool(entries) and all(entry.record == 0 for entry in entries[:1])
+        for group in list_groups():
+            started = number_of_last(group)
+            name, _ = describe_group(group)
+            if started and name in last:
+                self._called.messages_before[name] = started - last[name]
+            elif started:
+                self._called.messages_before[name] = started if is_whole else None
+            self._called.find_group(group, started).before = started or 0
 
     def stop(self) -> None:
         """Stops recording, and reads what is left in torch's log."""
@@ -87,9 +98,14 @@ class CollectiveRecorder:
             if self._tracker is not None and self._has_groups:
                 with self._lock:
                     self._read_log(None)
+                    recorded = [span.step for span in self._spans if span.is_recorded]
+                    for row in self._list_last():
+                        row.step = max(recorded, default=0)
+                        self._placed.append(row)
         except Exception as error:
             self._fail(error)
         self._leave()
+        self._stalls.join()
 
     def _leave(self) -> None:
         self._called.stop()
@@ -97,7 +113,7 @@ class CollectiveRecorder:
         self._tracker = None
 
     def forked(self) -> None:
-        """Stops in a forked child, which writes nothing."""
+        """Stops in a forked child, which writes nothing and has no thread of ours."""
         self._called.ring = None
         self._leave()
 
@@ -113,8 +129,9 @@ class CollectiveRecorder:
         unseen = 0
         for group in list_groups():
             started = number_of_last(group)
-            known = self._called.find_group(group, started)
-            unseen += max(started - known.before - known.called, 0)
+            if started is not None:
+                known = self._called.find_group(group, started)
+                unseen += max(started - known.before - known.called, 0)
         return unseen
 
     def _read_log(self, step: Step | None) -> None:
@@ -150,24 +167,38 @@ class CollectiveRecorder:
             phase = None if call is None else call.segment.phase
             site = CollectiveSite(entry.name, entry.group, ranks.get(entry.group), entry.dtype, phase, path)
             row = Row(site, start_ns, entry.number, entry.bytes_read, entry.bytes_written)
-            row.call = call
+            row.call, row.is_done = call, entry.is_done
             found.append(row)
         return found, {entry.log: entry.record for entry in entries}
 
-    def _keep_numbers(self) -> None:
-        """Keeps how many collectives each group has started, as another rank may wait for one that is not kept."""
+    def _list_last(self) -> list[Row]:
+        """Returns for each group the number of its last collective, as another rank may wait for one that has no row.
+
+        The row begins when that number was first seen, and ends now.
+        """
+        rows, now_ns = [], time.perf_counter_ns()
+        for group in list_groups():
+            started = number_of_last(group)
+            known = self._called.find_group(group, started)
+            if started is None or not known.is_numbered:
+                continue
+            number = started - (known.messages or 0)
+            seen, since_ns = self._seen.get(known.name, (-1, now_ns))
+            if seen != number:
+                since_ns = now_ns
+            self._seen[known.name] = number, since_ns
+            row = Row(CollectiveSite(LAST, known.name, known.shown_ranks), since_ns, number)
+            row.end_ns, row.step = now_ns, self._reporter.step
+            rows.append(row)
+        return rows
+
+    def _keep_last(self) -> None:
+        """Keeps what `_list_last` returns."""
         ring = self._called.ring
         if ring is None:
             return
         try:
-            for at, group in enumerate(list_groups()):
-                started = number_of_last(group)
-                known = self._called.find_group(group, started)
-                number = started - (known.messages or 0)
-                row = Row(
-                    CollectiveSite(UNKNOWN, known.name, known.shown_ranks), time.perf_counter_ns(), number
-                )
-                row.step = self._reporter.step
+            for at, row in enumerate(self._list_last()):
                 ring.set_last(at, row.numbers(), row.site.texts)
         except Exception as error:
             self._fail(error)
@@ -179,7 +210,7 @@ class CollectiveRecorder:
             return
         try:
             found, _ = self._unseen(tracker.running_segments())
-            for row in found[-_MOST_KEPT:]:
+            for row in _choose(found):
                 self._find_place(row)
                 ring.begin(row.numbers(), row.site.texts)
         except Exception as error:
@@ -285,6 +316,13 @@ def _list_phases(step: Step) -> tuple[tuple[str, int, int], ...]:
 
 
 _start_of = attrgetter("start_ns")
+
+
+def _choose(rows: Sequence[Row]) -> Sequence[Row]:
+    """Returns the first collectives that are not done, for which ranks may wait, and some before them."""
+    first = next((at for at, row in enumerate(rows) if not row.is_done), len(rows))
+    start = max(first - _DONE_KEPT, 0)
+    return rows[start : start + _MOST_KEPT]
 
 
 def _place(row: Row, span: _Span) -> None:

@@ -28,9 +28,8 @@ class KnownGroup:
     shown_ranks: str | None
     #: How many messages its backend has counted as collectives; None if it does not count them.
     messages: int | None
-    waits: (
-        bool  # whether `Work.wait` returns when the collective is complete, and not only when it is ordered
-    )
+    is_numbered: bool  # whether its collectives have the same numbers on all ranks
+    waits: bool  # whether `Work.wait` returns when a collective is complete, and not only ordered
     before: int = 0  # collectives before the recording, and messages where they count
     called: int = 0  # of these since, those that were seen to be called
     last: int = 0  # the number that the backend had counted at the last of them
@@ -85,12 +84,13 @@ class Row:
     wait_ns: int | None = None
     kept_as: int = -1  # its number in the ring
     step: int = 0
+    is_done: bool = False  # whether torch's log has it as complete, without a time
 
     def numbers(self) -> tuple[int, ...]:
         """Returns its numbers for the ring."""
         return (
             self.start_ns,
-            0,
+            0 if self.end_ns is None else self.end_ns,
             -1 if self.seq_id is None else self.seq_id,
             self.bytes_read,
             self.bytes_written,

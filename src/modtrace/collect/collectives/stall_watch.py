@@ -32,8 +32,11 @@ class StallWatch:
         )
 
     def stop(self) -> None:
-        """Stops the thread, and waits for its end."""
+        """Stops the thread, without waiting for its end."""
         self._stopping.set()
+
+    def join(self) -> None:
+        """Waits for the end of the thread."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

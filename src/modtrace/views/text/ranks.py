@@ -8,12 +8,12 @@ from typing import Any
 
 from ...analysis.ranks.overview import RanksOverview, RankState
 from ...analysis.ranks.replicas import Disagreement, ReplicaCheck
-from ...analysis.ranks.stalls import Stall
+from ...analysis.ranks.stalls import Mismatch, Stall
 from ...analysis.ranks.stragglers import Straggler
 from ...analysis.ranks.waiting import RankTraffic, Waiting
 from ...analysis.tables.collectives import RECV, Collective
 from ...recording.phase import BACKWARD
-from ...recording.protocols import UNKNOWN
+from ...recording.protocols import LAST
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of, first_few, ranges_of
 from ..common.columns import Color, Text, printable, render_lines
@@ -47,6 +47,7 @@ def render_ranks(
         color: whether the text is styled for a terminal, or the markup in which it is written.
     """
     lines = [
+        *_describe_mismatch(waiting.mismatch),
         *(line for stall in waiting.stalls[:_SHOWN_STALLS] for line in _describe_stall(stall)),
         *_describe_straggler(waiting.straggler),
         *_describe_check(overview, check),
@@ -67,28 +68,47 @@ def render_ranks_json(overview: RanksOverview, check: ReplicaCheck | None, waiti
     return json.dumps(_finite({**asdict(overview), **parts}), indent=2) + "\n"
 
 
+def _describe_mismatch(mismatch: Mismatch | None) -> Iterator[Text]:
+    if mismatch is None:
+        return
+    yield Text.join(
+        [
+            Text("ranks call different collectives", "bold red"),
+            Text(f" as number {mismatch.seq_id} of group {printable(mismatch.group)}"),
+        ]
+    )
+    for row, ranks in zip(mismatch.calls, mismatch.ranks, strict=True):
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"the ranks {ranges_of(ranks)}"
+        size = f", {row.dtype}, {format_bytes(row.bytes_read or 0)}" if row.dtype else ""
+        yield Text(f"  {who}: {row.name}{size}: {_tell_place(row)}")
+
+
 def _describe_stall(stall: Stall) -> Iterator[Text]:
     absent, came = ranges_of(stall.absent), ranges_of(stall.came)
     who, does = (f"rank {absent}", "has") if len(stall.absent) == 1 else (f"the ranks {absent}", "have")
     if stall.name == RECV:
-        what = f"{does} not sent message {stall.seq_id} to rank {came}"
+        what = f"{does} not sent message {stall.seq_id} of group {stall.group} to rank {came}"
     else:
-        what = f"{does} not come to {stall.name} {stall.seq_id} of group {stall.group}"
+        what = f"{does} not come to {_name_collective(stall)} of group {stall.group}"
     yield Text.join([Text(who, "bold red"), Text(f" {printable(what)}")])
-    waits = f"rank {came} waits" if len(stall.came) == 1 else f"the ranks {came} wait"
-    yield Text(f"  {waits} for it: {_tell_place(stall.where)}")
+    since = f"for {format_time(stall.in_vain_ns)} when last seen"
+    is_there = f"rank {came} was" if len(stall.came) == 1 else f"the ranks {came} were"
+    yield Text(f"  {is_there} there {since}: {_tell_place(stall.where)}")
     for rank, last in stall.last[:_SHOWN_STALLS]:
         did = (
-            "it has done nothing there" if last is None else f"{last.name} {last.seq_id}, {_tell_place(last)}"
+            "it has done nothing there" if last is None else f"{_name_collective(last)}, {_tell_place(last)}"
         )
         yield Text(f"  the last of rank {rank}: {did}")
 
 
+def _name_collective(one: Stall | Collective) -> str:
+    return f"{'collective' if one.name == LAST else one.name} {one.seq_id}"
+
+
 def _tell_place(row: Collective) -> str:
     """Returns where in the run a collective stands: `step 7, blocks.3, forward`."""
-    outside = None if row.phase == BACKWARD or row.name == UNKNOWN else "outside of modules"
-    path = row.path or outside
-    return ", ".join(printable(part) for part in (f"step {row.step}", path, row.phase) if part)
+    outside = None if row.phase == BACKWARD or row.name == LAST else "outside of modules"
+    return ", ".join(printable(part) for part in (f"step {row.step}", row.path or outside, row.phase) if part)
 
 
 def _describe_straggler(straggler: Straggler | None) -> Iterator[Text]:
