@@ -1,5 +1,7 @@
 """Collectives are recorded as they are called, by C++ code too, and nothing of the run is touched by it."""
 
+import sys
+import weakref
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -146,6 +148,45 @@ def test_an_internal_error_ends_the_rows_and_not_the_run(monkeypatch: pytest.Mon
     assert len(rows_of(rec)) == 1
     [mark] = rec.meta.marks
     assert mark.startswith("collectives are incomplete from step 1: modtrace failed: RuntimeError: no number")
+
+
+def test_tensors_are_not_kept_and_arguments_may_be_given_by_name() -> None:
+    model = nn.Linear(2, 2)
+    with group_of_one(), modtrace.record(model, strict=True) as rec:
+        model(torch.ones(2, 2))
+        x, y = torch.ones(2), torch.ones(3)
+        kept = weakref.ref(x), weakref.ref(y)
+        dist.group.WORLD.allreduce([x]).wait()
+        dist.group.WORLD.allreduce(opts=dist.AllreduceOptions(), tensors=[y]).wait()
+        del x, y
+        assert [tensor() for tensor in kept] == [None, None]
+    assert [(row["bytes_read"], row["reduce_op"]) for row in rows_of(rec)] == [(8, None), (12, "sum")]
+
+
+def test_group_whose_backend_does_not_count_has_rows_without_numbers() -> None:
+    model = nn.Linear(2, 2)
+    excepthook = sys.excepthook
+    dist.init_process_group("cpu:gloo,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with modtrace.record(model, strict=True) as rec:
+            dist.all_reduce(model(torch.ones(2, 2)).detach())
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = excepthook
+    called = [row for row in rows_of(rec) if row["thread"] is not None]
+    assert [(row["name"], row["seq_id"]) for row in called] == [("all_reduce", None)]
+
+
+def test_full_disk_takes_the_file_and_not_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("modtrace.store.collective_ring.os.fsync", no_room)
+    model = nn.Linear(2, 2)
+    with group_of_one(), modtrace.record(model, to=tmp_path / "run.modtrace", strict=True):
+        dist.all_reduce(model(torch.ones(2, 2)).detach())
+        assert not [*tmp_path.rglob("*.ring")]
+    assert len(rows_of(modtrace.open_recording(tmp_path / "run.modtrace"))) == 1
 
 
 def test_compiled_code_is_neither_broken_nor_compiled_again() -> None:
