@@ -28,6 +28,7 @@ class ProgressReporter:
         self._quiet = quiet
         self._pid = os.getpid()
         self._reported = ""
+        self._rank: str | None = None  # as the recording names it; None until it is read
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._report, name="modtrace-progress", daemon=True)
         if not quiet and _columns():
@@ -69,11 +70,17 @@ class ProgressReporter:
         with contextlib.suppress(OSError, ValueError):  # standard error may be closed
             # A single write is used, because other ranks may print to the same terminal.
             print(
-                f"{fresh}modtrace: {name_rank(self._recording.meta)}{text}\n",
+                f"{fresh}modtrace: {self._name_rank()}{text}\n",
                 end="",
                 file=sys.stderr,
                 flush=True,
             )
+
+    def _name_rank(self) -> str:
+        if self._rank is None:
+            with contextlib.suppress(Exception):  # a file of the recording may be anything by now
+                self._rank = name_rank(self._recording.meta)
+        return self._rank or ""
 
 
 def _columns() -> int:
