@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.schema import schema
-from modtrace.store.collective_ring import RING, CollectiveRing, read_ring, with_newest
+from modtrace.store.collective_ring import CollectiveRing, read_ring, with_newest
+from modtrace.store.layout import RING
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter
 

@@ -13,12 +13,10 @@ import pyarrow as pa
 from ..recording.arrow.batches import to_batch
 from ..recording.arrow.checked_sink import check_rows
 from ..recording.arrow.dictionary_codes import share_dictionaries
-
-RING = "collectives.ring"
+from .layout import RING
 
 _RECORDS, _SLOTS = 1024, 64
 _MARK = b"modtrace ring 1\n"
-_BEGIN = len(_MARK) + 8  # behind the number of records that were begun
 
 #: A record: its number, start and end in nanoseconds (0: not yet), the number within the group, bytes read and written,
 #: step, thread and peer (-1: none); then the texts, with "\x1f" between them.
@@ -28,6 +26,9 @@ _TEXTS = ("name", "group", "ranks", "dtype", "phase", "path")
 _END = struct.Struct("<q")
 _END_AT = 16  # within a record
 _UNKNOWN = -1
+
+#: The rows of the table among which those of the file may be.
+_NEWEST = 8 * _RECORDS
 
 
 class CollectiveRing:
@@ -43,7 +44,7 @@ class CollectiveRing:
         try:
             with self._path.open("w+b") as file:
                 # With zeros, as writing to a page for which the disk has no room would kill the process.
-                file.write(bytes(_BEGIN + (_RECORDS + _SLOTS) * _RECORD.size))
+                file.write(bytes(len(_MARK) + (_RECORDS + _SLOTS) * _RECORD.size))
                 file.flush()
                 os.fsync(file.fileno())
                 self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0)
@@ -58,21 +59,24 @@ class CollectiveRing:
         """Writes a collective, and returns its number, for `end`; see `RecentCollectives`."""
         number = self._begun
         self._begun += 1
-        if self._map is not None:
-            _RECORD.pack_into(self._map, _at(number), number + 1, *new, texts)
-            _END.pack_into(self._map, len(_MARK), self._begun)
+        self._write(_RECORD, _at(number), number + 1, *new, texts)
         return number
 
     def set_last(self, slot: int, last: Sequence[int], texts: bytes) -> None:
         """Writes the number of a group's last collective; of more groups than there are slots, nothing."""
-        if self._map is not None and slot < _SLOTS:
-            at = _BEGIN + (_RECORDS + slot) * _RECORD.size
-            _RECORD.pack_into(self._map, at, 1, *last, texts)
+        if slot < _SLOTS:
+            self._write(_RECORD, len(_MARK) + (_RECORDS + slot) * _RECORD.size, 1, *last, texts)
 
     def end(self, number: int, now_ns: int) -> None:
         """Writes that a collective is complete."""
-        if self._map is not None and number > self._begun - _RECORDS:
-            _END.pack_into(self._map, _at(number) + _END_AT, now_ns)
+        if number > self._begun - _RECORDS:
+            self._write(_END, _at(number) + _END_AT, now_ns)
+
+    def _write(self, form: struct.Struct, at: int, *values: Any) -> None:
+        mapped = self._map
+        with contextlib.suppress(ValueError):  # another thread has closed it
+            if mapped is not None:
+                form.pack_into(mapped, at, *values)
 
     def close(self, *, keep: bool = False) -> None:
         """Closes the file, and deletes it unless it is to be kept. A second call does nothing."""
@@ -85,7 +89,7 @@ class CollectiveRing:
 
 
 def _at(number: int) -> int:
-    return _BEGIN + number % _RECORDS * _RECORD.size
+    return len(_MARK) + number % _RECORDS * _RECORD.size
 
 
 def read_ring(folder: Path) -> list[dict[str, Any]]:
@@ -103,7 +107,8 @@ def read_ring(folder: Path) -> list[dict[str, Any]]:
 def with_newest(table: pa.Table, folder: Path) -> pa.Table:
     """Returns the table `collectives` of a run that was not closed, with those in the file that it lacks."""
     keys = ("group", "name", "seq_id", "peer")
-    there = set(zip(*(table[name].to_pylist() for name in keys), strict=True))
+    newest = table.slice(max(table.num_rows - _NEWEST, 0))
+    there = set(zip(*(newest[name].to_pylist() for name in keys), strict=True))
     rows = {tuple(row[name] for name in keys): row for row in read_ring(folder)}
     new = [row for key, row in rows.items() if key not in there]
     if not new:
@@ -112,13 +117,13 @@ def with_newest(table: pa.Table, folder: Path) -> pa.Table:
     with contextlib.suppress(ValueError):  # damaged texts
         accepted, _ = check_rows("collectives", columns)
         if accepted:
-            newest = pa.Table.from_batches([to_batch("collectives", accepted)])
-            return share_dictionaries(pa.concat_tables([table, newest]))
+            added = pa.Table.from_batches([to_batch("collectives", accepted)])
+            return share_dictionaries(pa.concat_tables([table, added]))
     return table
 
 
 def _read_records(content: bytes) -> Iterator[dict[str, Any]]:
-    for at in range(_BEGIN, len(content) - _RECORD.size + 1, _RECORD.size):
+    for at in range(len(_MARK), len(content) - _RECORD.size + 1, _RECORD.size):
         number, *numbers, texts = _RECORD.unpack_from(content, at)
         if number <= 0:
             continue

@@ -7,6 +7,9 @@ from pathlib import Path
 HEADER = "recording.json"
 META = "meta.json"
 
+#: The file of a rank with its newest collectives, until the recording is closed.
+RING = "collectives.ring"
+
 #: A file that exists in a folder while a process starts to write there.
 STARTING = ".starting"
 

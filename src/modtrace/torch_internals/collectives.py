@@ -25,7 +25,11 @@ class EntryPoint(NamedTuple):
     outputs: int = 0  # the position of the tensors that it fills; -1 for none
     inputs: int = 0  # the position of the tensors that it reads; -1 for none
     peer: int = -1  # the position of the other rank, of messages
-    has_options: bool = True  # whether its last argument holds its root, or how it reduces
+
+    @property
+    def is_message(self) -> bool:
+        """True if it is between two ranks."""
+        return self.name in ("send", "recv")
 
 
 #: By the name of the method, of torch 2.11 to 2.13; a torch lacks some. What `torch.distributed` does in Python, FSDP2
@@ -35,12 +39,12 @@ ENTRY_POINTS = {
     "allreduce_coalesced": EntryPoint("all_reduce"),
     "broadcast": EntryPoint("broadcast"),
     "reduce": EntryPoint("reduce"),
-    "allgather": EntryPoint("all_gather", inputs=1, has_options=False),
-    "allgather_coalesced": EntryPoint("all_gather", inputs=1, has_options=False),
-    "_allgather_base": EntryPoint("all_gather", inputs=1, has_options=False),
-    "all_gather_single": EntryPoint("all_gather", inputs=1, has_options=False),
-    "allgather_into_tensor_coalesced": EntryPoint("all_gather", inputs=1, has_options=False),
-    "all_gather_single_coalesced": EntryPoint("all_gather", inputs=1, has_options=False),
+    "allgather": EntryPoint("all_gather", inputs=1),
+    "allgather_coalesced": EntryPoint("all_gather", inputs=1),
+    "_allgather_base": EntryPoint("all_gather", inputs=1),
+    "all_gather_single": EntryPoint("all_gather", inputs=1),
+    "allgather_into_tensor_coalesced": EntryPoint("all_gather", inputs=1),
+    "all_gather_single_coalesced": EntryPoint("all_gather", inputs=1),
     "gather": EntryPoint("gather", inputs=1),
     "scatter": EntryPoint("scatter", inputs=1),
     "reduce_scatter": EntryPoint("reduce_scatter", inputs=1),
@@ -48,13 +52,13 @@ ENTRY_POINTS = {
     "reduce_scatter_single": EntryPoint("reduce_scatter", inputs=1),
     "reduce_scatter_tensor_coalesced": EntryPoint("reduce_scatter", inputs=1),
     "reduce_scatter_single_coalesced": EntryPoint("reduce_scatter", inputs=1),
-    "alltoall": EntryPoint("all_to_all", inputs=1, has_options=False),
-    "alltoall_base": EntryPoint("all_to_all", inputs=1, has_options=False),
-    "all_to_all_single": EntryPoint("all_to_all", inputs=1, has_options=False),
-    "barrier": EntryPoint("barrier", -1, -1, has_options=False),
-    "send": EntryPoint("send", outputs=-1, peer=1, has_options=False),
-    "recv": EntryPoint("recv", inputs=-1, peer=1, has_options=False),
-    "recv_anysource": EntryPoint("recv", inputs=-1, has_options=False),
+    "alltoall": EntryPoint("all_to_all", inputs=1),
+    "alltoall_base": EntryPoint("all_to_all", inputs=1),
+    "all_to_all_single": EntryPoint("all_to_all", inputs=1),
+    "barrier": EntryPoint("barrier", -1, -1),
+    "send": EntryPoint("send", outputs=-1, peer=1),
+    "recv": EntryPoint("recv", inputs=-1, peer=1),
+    "recv_anysource": EntryPoint("recv", inputs=-1),
 }
 
 
@@ -157,9 +161,19 @@ def describe_group(group: Any) -> tuple[str, tuple[int, ...]]:
         ranks = torch.distributed.get_process_group_ranks(group)
     except (KeyError, ValueError, RuntimeError):  # it has been destroyed
         ranks = []
-    described = getattr(group, "group_desc", "")
-    name = f"{group.group_name}:{described}" if described not in ("", "undefined") else group.group_name
-    return name, tuple(ranks)
+    return _join_names(group.group_name, getattr(group, "group_desc", "")), tuple(ranks)
+
+
+def _join_names(name: str, described: str) -> str:
+    return f"{name}:{described}" if described not in ("", "undefined") else name
+
+
+def local_name(group: Any) -> str | None:
+    """Returns the name of a process group in this process; None if it was given none, as `ProcessGroup` itself."""
+    try:
+        return str(group.group_name)
+    except RuntimeError:
+        return None
 
 
 def is_distributed() -> bool:
@@ -179,7 +193,6 @@ class StartedCollective(NamedTuple):
     dtype: str | None
     bytes_read: int
     bytes_written: int
-    thread_ident: int
     time_ns: int  # as `time.time_ns()`
     is_done: bool
 
@@ -235,14 +248,13 @@ def _read_entry(log: str, entry: dict[str, Any]) -> StartedCollective:
     return StartedCollective(
         log=log,
         record=entry["record_id"],
-        group=f"{name}:{described}" if described not in ("", "undefined") else name,
+        group=_join_names(name, described),
         number=entry["collective_seq_id"],
         started=entry["op_id"],
         name=_NAMES.get(kind, kind),
         dtype=_DTYPES.get(dtypes[0], dtypes[0].lower()) if dtypes else None,
         bytes_read=_size(entry.get("input_sizes", ()), entry.get("input_dtypes", ())),
         bytes_written=_size(entry.get("output_sizes", ()), entry.get("output_dtypes", ())),
-        thread_ident=int(entry.get("thread_id") or 0),
         time_ns=entry["time_created_ns"],
         is_done=bool(entry.get("retired")),
     )

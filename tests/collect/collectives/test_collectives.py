@@ -128,6 +128,33 @@ def test_steps_that_are_not_recorded_have_no_rows() -> None:
     assert [row["step"] for row in rows_of(rec)] == [1, 2]
 
 
+def test_held_steps_have_their_collectives(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with (
+        group_of_one(),
+        modtrace.record(model, to=tmp_path / "run.modtrace", keep_last=2, strict=True) as rec,
+    ):
+        for step in range(5):
+            dist.all_reduce(model(torch.ones(2, 2)).detach())
+            rec.step()
+            if step == 3:
+                rec.dump()
+    rows = rows_of(modtrace.open_recording(tmp_path / "run.modtrace"))
+    assert [(row["step"], row["seq_id"]) for row in rows] == [(2, 3), (3, 4)]
+
+
+def test_step_of_a_thousand_calls_is_remembered_by_its_phases() -> None:
+    """Else a run of such steps would keep all their calls in memory."""
+    model = nn.Linear(2, 2)
+    with group_of_one(), modtrace.record(model, strict=True) as rec:
+        for _ in range(1000):
+            y = model(torch.ones(2, 2))
+        y.sum().backward()
+        functional.all_reduce(y.detach(), "sum", dist.group.WORLD).clone()
+        rec.step()
+        assert all(len(span.phases) <= 3 for span in rec._recorder._writer.collectives._spans)
+
+
 def test_an_internal_error_ends_the_rows_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(group: object) -> int:
         raise RuntimeError("no number")

@@ -130,29 +130,28 @@ def _find_in_groups(collectives: RankCollectives) -> Iterator[Stall]:
 
 def _find_messages(collectives: RankCollectives) -> Iterator[Stall]:
     """Yields messages that were not sent, of each rank the first that it waits for."""
+    sent: dict[tuple[int, int | None, str], int] = {}  # the last number, by sender, receiver and group
     for rank, rows in collectives.of_ranks.items():
         for row in rows:
-            if row.name != RECV or row.end_ns is not None or row.peer is None or row.seq_id is None:
+            if row.name == SEND and row.seq_id is not None:
+                sent[rank, row.peer, row.group] = row.seq_id
+    for rank, rows in collectives.of_ranks.items():
+        for row in rows:
+            sender = row.peer
+            # What a rank has sent may not be known where its last number is not.
+            if row.name != RECV or sender is None or row.seq_id is None or not collectives.last.get(sender):
                 continue
-            if not collectives.last.get(row.peer):
-                continue  # what it has sent may not be known
-            of_peer = collectives.of_ranks[row.peer]
-            sent = [
-                one.seq_id or 0
-                for one in of_peer
-                if (one.name, one.peer, one.group) == (SEND, rank, row.group)
-            ]
             in_vain_ns = _in_vain(row, collectives)
-            if row.seq_id <= max(sent, default=0) or not in_vain_ns:
+            if row.seq_id <= sent.get((sender, rank, row.group), 0) or not in_vain_ns:
                 continue
             yield Stall(
                 name=RECV,
                 group=row.group,
                 seq_id=row.seq_id,
                 came=(rank,),
-                absent=(row.peer,),
+                absent=(sender,),
                 where=row,
                 in_vain_ns=in_vain_ns,
-                last=((row.peer, of_peer[-1] if of_peer else None),),
+                last=((sender, next(reversed(collectives.of_ranks[sender]), None)),),
             )
             break

@@ -8,11 +8,12 @@ from statistics import median
 
 import numpy as np
 
+from ...recording.arrow.arrays import from_numpy
 from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..tables.calls import Calls, read_all_calls
 from ..tables.collectives import SYNCHRONIZING, Collective, RankCollectives
-from ..tables.columns import find_rows
+from ..tables.columns import column_of, find_rows
 from ..tables.placement import Placer
 
 #: A rank is late in a step if it comes this much later, as a part of the step's time.
@@ -26,6 +27,9 @@ _FEWEST_ENDS = 10
 
 #: The first collective in a step to which a rank comes late by this part of the most is shown.
 _FIRST_PART = 0.8
+
+#: The newest steps of which the times of layers are compared.
+_NEWEST_STEPS = 100
 
 #: A layer explains a delay if it takes this part of it longer than on the other ranks.
 _EXPLAINING_PART = 0.3
@@ -168,7 +172,10 @@ def _find_slow_layer(ranks: Sequence[tuple[int, RecordingData]], rank: int) -> t
 
 def _own_times(data: RecordingData) -> dict[str, float]:
     """Returns for each module how long its forward calls take in a step, without calls and waiting inside of them."""
-    calls = read_all_calls(data.table("calls"), Placer(data))
+    table = data.table("calls")
+    step = column_of(table, "step")
+    newest = np.unique(step)[-_NEWEST_STEPS:]
+    calls = read_all_calls(table.filter(from_numpy(np.isin(step, newest))), Placer(data))
     own_ns = calls.duration_ns.astype(float)
     for level in calls.levels:
         inside = level[calls.parent[level] >= 0]

@@ -10,9 +10,8 @@ class BucketNames:
     """Names the buckets of the `DistributedDataParallel` models that were seen."""
 
     def __init__(self) -> None:
-        self._models: list[
-            list[tuple[int, str]]
-        ] = []  # of each bucket in their order, its bytes and its layers
+        #: For each model its buckets in their order, with bytes and layers.
+        self._models: list[list[tuple[int, str]]] = []
 
     def learn(self, names: ModuleNames) -> None:
         """Reads which buckets there are. In a backward it would wait for DDP, which may wait for another rank."""

@@ -1,6 +1,5 @@
 """Notes the collectives that Python code calls, inside of these calls."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -14,11 +13,14 @@ from ...torch_internals.collectives import (
     are_options,
     backend_of,
     describe_group,
+    local_name,
     number_of_last,
     unwatch_collectives,
     watch_collectives,
 )
 from ..log.call_context import CallContext
+from ..log.segments import CallRef, Segment
+from ..log.thread_log import ThreadLog
 from ..scopes.tracker import ScopeTracker
 from .rows import CollectiveSite, KnownGroup, Row, count_bytes, first_tensor
 
@@ -52,7 +54,6 @@ class CalledCollectives:
         self._tracker: ScopeTracker | None = None
         self._sites: dict[tuple[Any, ...], CollectiveSite] = {}
         self._by_work: dict[int, Row] = {}  # by the id of its `Work`, until it is waited for
-        self._lock = threading.RLock()
 
     def start(self, tracker: ScopeTracker) -> None:
         """Starts noting."""
@@ -66,14 +67,15 @@ class CalledCollectives:
 
     def find_group(self, group: Any, started: int | None) -> KnownGroup:
         """Returns what is known of a process group that has started so many collectives."""
-        known = self.groups.get(group.group_name)
+        own_name = local_name(group) or ""
+        known = self.groups.get(own_name)
         if known is None or (started or 0) < known.last:  # another group had the name
             name, ranks = describe_group(group)
             is_gloo = backend_of(group) == "gloo"
             before = self.messages_before.pop(name, 0) if is_gloo else 0
             messages = before or 0 if is_gloo else None
             is_numbered = started is not None and before is not None
-            known = self.groups[group.group_name] = KnownGroup(
+            known = self.groups[own_name] = KnownGroup(
                 name, ranks, ranges_of(sorted(ranks)) or None, messages, is_numbered, is_gloo
             )
         return known
@@ -81,7 +83,7 @@ class CalledCollectives:
     def began(self, group: Any, entry: EntryPoint, args: Sequence[Any]) -> Row | None:
         """Notes a collective that begins on this thread."""
         tracker = self._tracker
-        if tracker is None:
+        if tracker is None or local_name(group) is None:
             return None
         try:
             if self._begin is not None:
@@ -95,32 +97,15 @@ class CalledCollectives:
             read = written if inputs is outputs else count_bytes(inputs)
             tensor = first_tensor(outputs if inputs is None else inputs)
             dtype = None if tensor is None else tensor.dtype
-            is_message = entry.peer >= 0 or entry.name == "recv"
+            is_message = entry.is_message
             number = None
             if started is not None:
                 known.last = started
                 if not is_message and known.is_numbered:
                     number = started + 1 - (known.messages or 0)
             log = tracker.logs.current
-            segment, call = log.segment, None
-            context: CallContext | None
-            phase: str | None
-            if segment is not None and log.task == graph_task_id():
-                context, phase = log.context, segment.phase
-            else:
-                segment = None
-                where = tracker.where()
-                call, phase = where.call, where.phase
-                context = None if call is None else call.context
-            key = (entry.name, known, dtype, phase, context)
-            site = self._sites.get(key)
-            if site is None:
-                path = (
-                    None if context is None or context.named is None else context.path or context.named.shown
-                )
-                site = self._sites[key] = CollectiveSite(
-                    entry.name, known.name, known.shown_ranks, dtype, phase, path
-                )
+            segment, call, context, phase = _locate(tracker, log)
+            site = self._find_site(entry, known, dtype, phase, context)
             row = Row(site, perf_counter_ns(), number, read, written, log.number, None, known)
             row.segment, row.call, row.events = segment, call, 0 if segment is None else len(log.times)
             row.step = self._step()
@@ -128,7 +113,7 @@ class CalledCollectives:
                 self._number_message(row, known, entry, args)
             else:
                 known.numbers.append(number or 0)
-                row.options = args[-1] if entry.has_options and are_options(args[-1]) else None
+                row.options = args[-1] if are_options(args[-1]) else None
             if not is_message or known.messages is not None:
                 known.called += 1
             if self.ring is not None:
@@ -138,6 +123,18 @@ class CalledCollectives:
         except Exception as error:
             self._fail(error)
             return None
+
+    def _find_site(
+        self, entry: EntryPoint, known: KnownGroup, dtype: Any, phase: str | None, context: CallContext | None
+    ) -> CollectiveSite:
+        key = (entry.name, known, dtype, phase, context)
+        site = self._sites.get(key)
+        if site is None:
+            named = None if context is None else context.named
+            path = None if context is None or named is None else context.path or named.shown
+            site = CollectiveSite(entry.name, known.name, known.shown_ranks, dtype, phase, path)
+            self._sites[key] = site
+        return site
 
     @staticmethod
     def _number_message(row: Row, known: KnownGroup, entry: EntryPoint, args: Sequence[Any]) -> None:
@@ -172,3 +169,17 @@ class CalledCollectives:
             row.end_ns = now_ns
         if self.ring is not None:
             self.ring.end(row.kept_as, now_ns)
+
+
+def _locate(
+    tracker: ScopeTracker, log: ThreadLog
+) -> tuple[Segment | None, CallRef | None, CallContext | None, str | None]:
+    """Returns what runs on this thread: an outermost call with its innermost context, or a call; and the phase.
+
+    In a forward, the call is found from the number of events when the row is written, which is faster.
+    """
+    segment = log.segment
+    if segment is not None and log.task == graph_task_id():
+        return segment, None, log.context, segment.phase
+    where = tracker.where()
+    return None, where.call, None if where.call is None else where.call.context, where.phase

@@ -6,12 +6,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from ...recording.failure_reporter import FailureReporter
-from ...recording.phase import BACKWARD, OPTIMIZER
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER
 from ...recording.protocols import LAST, RecentCollectives, Sink
 from ...recording.suggestions import ranges_of
 from ...torch_internals.collectives import (
@@ -231,23 +232,24 @@ class CollectiveRecorder:
 
     # Steps.
 
-    def settle(self, step: Step, *, has_calls: bool) -> None:
+    def settle(self, step: Step, *, is_recorded: bool, until_ns: Callable[[], float]) -> None:
         """Assigns collectives to the step that has just ended. Callers hold the lock over the tracker's events.
 
         Args:
             step: the step; it still has its segments.
-            has_calls: the step is recorded.
+            is_recorded: its rows are written.
+            until_ns: returns when the next step began; what comes before counts as of this one.
         """
         try:
             self._begin()
             if self._has_groups:
                 with self._lock:
-                    self._settle(step, is_recorded=has_calls)
+                    self._settle(step, is_recorded=is_recorded, until_ns=until_ns())
         except Exception as error:
             self._fail(error)
         self._report()
 
-    def _settle(self, step: Step, *, is_recorded: bool) -> None:
+    def _settle(self, step: Step, *, is_recorded: bool, until_ns: float) -> None:
         if self._tracker is not None:
             unseen = self._count_unseen()
             # The counts are those of all ranks, so that these read at the same time, and none waits for another.
@@ -256,13 +258,14 @@ class CollectiveRecorder:
                 self._read_log(step)
         number = 0 if step.number is None else step.number
         self._spans.append(_Span(step.start_ns, step.end_ns, number, is_recorded, _list_phases(step)))
-        self._place_until(step.end_ns)
+        self._place_until(until_ns)
 
-    def _place_until(self, end_ns: float) -> None:
-        """Assigns each collective that began by a time to the last step that began before it, or to the first."""
-        rows = self._called.rows
-        while rows and rows[0].start_ns <= end_ns:
-            row = rows.popleft()
+    def _place_until(self, until_ns: float) -> None:
+        """Assigns each collective that began before a time to the last step that began before it, or to the first."""
+        waiting = self._called.rows
+        rows = [waiting.popleft() for _ in range(len(waiting))]  # other threads may add some
+        waiting.extendleft(row for row in reversed(rows) if row.start_ns >= until_ns)
+        for row in sorted((row for row in rows if row.start_ns < until_ns), key=_start_of):
             span = self._spans[max(bisect_right(self._spans, row.start_ns, key=_start_of) - 1, 0)]
             if span.is_recorded:
                 _place(row, span)
@@ -295,9 +298,7 @@ class _Span(NamedTuple):
     end_ns: int
     step: int
     is_recorded: bool
-    phases: tuple[
-        tuple[str, int, int], ...
-    ] = ()  # what ran, when it began and when it ended; innermost first
+    phases: tuple[tuple[str, int, int], ...] = ()  # what ran, when it began and when it ended
 
     def phase_at(self, now_ns: int) -> str | None:
         """Returns what ran at a time."""
@@ -305,14 +306,19 @@ class _Span(NamedTuple):
 
 
 def _list_phases(step: Step) -> tuple[tuple[str, int, int], ...]:
-    segments = [
-        (segment.phase, int(segment.times[0]), int(segment.times[-1]))
+    """Returns what ran in a step; neighbouring calls are one, because a step may have thousands."""
+    parts = [
+        (int(segment.times[0]), int(segment.times[-1]), FORWARD)
         for segment in step.segments
-        if segment.is_closed
+        if segment.is_closed and segment.phase == FORWARD
     ]
-    backwards = [(BACKWARD, backward.start_ns, backward.end_ns) for backward in step.backwards]
-    optimizers = [(OPTIMIZER, start_ns, end_ns) for start_ns, end_ns, _ in step.optimizer_steps]
-    return (*segments, *backwards, *optimizers)
+    parts += [(backward.start_ns, backward.end_ns, BACKWARD) for backward in step.backwards]
+    parts += [(start_ns, end_ns, OPTIMIZER) for start_ns, end_ns, _ in step.optimizer_steps]
+    return tuple(
+        (phase, of_phase[0][0], max(end_ns for _, end_ns, _ in of_phase))
+        for phase, group in groupby(sorted(parts), key=itemgetter(2))
+        for of_phase in [[*group]]
+    )
 
 
 _start_of = attrgetter("start_ns")

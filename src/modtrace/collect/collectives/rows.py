@@ -34,9 +34,8 @@ class KnownGroup:
     called: int = 0  # of these since, those that were seen to be called
     last: int = 0  # the number that the backend had counted at the last of them
     sent: dict[tuple[str, int], int] = field(default_factory=dict)  # by kind and peer
-    numbers: deque[int] = field(
-        default_factory=lambda: deque(maxlen=MOST_IN_LOG)
-    )  # of those that were called
+    #: The numbers of the newest that were seen to be called.
+    numbers: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_IN_LOG))
 
     def global_rank(self, rank: Any) -> int | None:
         """Returns the global rank of a rank in the group; None if it is not known."""
@@ -75,9 +74,8 @@ class Row:
     options: Any = None  # those of torch
     group: KnownGroup | None = None
     peer: int | None = None
-    segment: Segment | None = (
-        None  # the outermost call in which it was started, with the number of its events then
-    )
+    #: The outermost call in which it was started, with the number of its events then.
+    segment: Segment | None = None
     events: int = 0
     call: CallRef | None = None  # the call, if it is known at once
     end_ns: int | None = None

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.schedule import ALL_STEPS, StepRange
@@ -60,8 +61,8 @@ class ReadySteps:
             for step in ended:
                 self.ended += 1
                 values.take_segments(step)
-                for recorder in (writer.compilations, writer.collectives):
-                    recorder.settle(step, has_calls=step.number in self._selected)
+                until_ns = partial(self._finder.start_after, step, ended)
+                writer.settle(step, has_calls=step.number in self._selected, until_ns=until_ns)
                 self._add(step)
         except BaseException as error:
             if not isinstance(error, Exception):  # a signal handler raised it

@@ -140,8 +140,7 @@ class Recorder(Listener):
             self._ops.start(self._values, is_wanted=self._ready.is_wanted())
         if self._takes_device_times:
             self._tracker.device_times.start(self)
-        self._writer.compilations.start(self._tracker, None if self._ops is None else self._ops.compiled_runs)
-        self._writer.collectives.start(self._tracker, self._make_ring)
+        self._writer.start(self._tracker, self._ops, self._make_ring)
         self._nonfinite.start(self._tracker.subscribers)
         self._signals.start()
         atexit.register(self.stop)  # for a block that is never left, as our threads must not outlive Python
@@ -149,8 +148,7 @@ class Recorder(Listener):
     def _leave(self) -> list[str | None]:
         """Unsubscribes from all events, and returns warnings about what could not be removed."""
         self._values.leave()
-        self._writer.compilations.stop()
-        self._writer.collectives.stop()
+        self._writer.stop()
         self._nonfinite.stop()
         texts = [None if self._ops is None else self._ops.stop()]
         if self._tracker is not None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...errors import describe_error
 from ...recording.failure_reporter import FailureReporter
-from ...recording.protocols import Sink
+from ...recording.protocols import RecentCollectives, Sink
 from ...recording.triggers.step_conditions import NonFiniteFinding
 from ...recording.triggers.trigger_kinds import OnSignal
 from ...recording.triggers.watch import TriggerFinding
@@ -89,6 +89,32 @@ class RowWriter:
         self._flight_recorder = flight_recorder
         self._memory = NthMemory()
         self._names_revision = 0
+
+    def start(
+        self,
+        tracker: ScopeTracker,
+        ops: OpRecorder | None,
+        make_ring: Callable[[], RecentCollectives | None] | None,
+    ) -> None:
+        """Starts recording compilations and collectives; `make_ring` makes what keeps the newest of these."""
+        self.compilations.start(tracker, None if ops is None else ops.compiled_runs)
+        self.collectives.start(tracker, make_ring)
+
+    def stop(self) -> None:
+        """Stops recording compilations and collectives."""
+        self.compilations.stop()
+        self.collectives.stop()
+
+    def settle(self, step: Step, *, has_calls: bool, until_ns: Callable[[], float]) -> None:
+        """Assigns compilations and collectives to a step that has just ended.
+
+        Args:
+            step: the step; it still has its segments.
+            has_calls: the step is recorded.
+            until_ns: returns when the next step began.
+        """
+        self.compilations.settle(step, has_calls=has_calls)
+        self.collectives.settle(step, is_recorded=has_calls, until_ns=until_ns)
 
     def write(
         self, steps: list[Step], tracker: ScopeTracker, ops: OpRecorder | None, *, force: bool = False

@@ -1,6 +1,7 @@
 """Finds the steps of a training or inference loop from what runs in it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -206,6 +207,11 @@ class StepFinder:
             self._pending.remove(step)
         self.ended += len(ended)
         return ended
+
+    def start_after(self, step: Step, others: Iterable[Step]) -> float:
+        """Returns the start of the next step, among `others` and those that have not ended; infinite without one."""
+        starts = [other.start_ns for other in (*self._pending, *others)]
+        return min((start_ns for start_ns in starts if start_ns > step.start_ns), default=inf)
 
     # The rules of docs/vocabulary.md.
 
