@@ -144,6 +144,11 @@ def test_message_that_was_not_sent_names_the_sender() -> None:
     ]
 
 
+def test_message_that_has_come_accuses_nobody_whatever_rows_the_sender_has() -> None:
+    received = rank_with(1, [("recv", 3, 0, {"peer": 0, "end_ns": 5}), *seen(0, 9 * S)])
+    assert read(rank_with(0, seen(0, 9 * S)), received).stalls == ()
+
+
 def test_ranks_that_call_different_collectives_are_told() -> None:
     own = {"dtype": "float32", "bytes_read": 40, "path": "a", "phase": "forward"}
     one = rank_with(0, [*reduces(range(1, 3)), ("all_reduce", 3, 0, own), *seen(3, 9 * S)], world=3)
@@ -196,6 +201,42 @@ def test_straggler_is_found_whatever_its_clock_says(offset_ns: int) -> None:
     assert found.late_ns == pytest.approx(18 * MS, rel=0.1)
 
 
+def test_layer_that_takes_longer_there_is_named_and_waiting_is_no_work() -> None:
+    """On rank 2 `slow` takes 18 ms more; in `waits` it waits longer than the others, for what they are not part of."""
+    ranks = []
+    for rank in range(3):
+        build = RecordingBuilder(rank=rank, world_size=3, process=f"a ns {rank} 1")
+        net = build.module("", "Net")
+        slow, waits = (build.module(name, "Layer", parent=net) for name in ("slow", "waits"))
+        for step in range(20):
+            start_ns = step * 100 * MS
+            work_ns = 20 * MS if rank == 2 else 2 * MS
+            build.step(step, start_ns, start_ns + 60 * MS)
+            end_ns = start_ns + (90 if rank == 2 else 40) * MS
+            outer = build.call(net, start_ns, end_ns)
+            build.call(slow, start_ns, start_ns + work_ns, parent=outer)
+            call = build.call(waits, start_ns + work_ns, end_ns, parent=outer)
+            build.collective(
+                "all_reduce",
+                step + 1,
+                start_ns + work_ns + 1 * MS,
+                call_id=call,
+                phase="forward",
+                end_ns=end_ns,
+                wait_ns=end_ns - start_ns - work_ns - 1 * MS,
+                ranks="0-2",
+            )
+        ranks.append((rank, build.data()))
+    found = read(*ranks).straggler
+    assert found is not None
+    assert (found.rank, found.slow_path, found.slow_ns) == (2, "slow", 18 * MS)
+    assert [(of.collectives, of.wait_ns) for of in read(*ranks).traffic] == [
+        (1, 37 * MS),
+        (1, 37 * MS),
+        (1, 69 * MS),
+    ]
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("world", [2, 4])
 def test_nobody_is_a_straggler_by_chance(world: int, seed: int) -> None:
@@ -229,6 +270,19 @@ def test_clocks_of_machines_that_are_apart_accuse_nobody() -> None:
 def rows_of(data: RecordingData) -> Rows:
     rows = data.table("collectives").to_pylist()
     return [(row["name"], row["seq_id"], row["start_ns"], {"step": row["step"]}) for row in rows]
+
+
+def test_rank_that_is_last_by_little_is_no_straggler() -> None:
+    ranks = [
+        rank_with(
+            rank,
+            [("all_reduce", step + 1, step * 100 * MS + rank * MS, {"step": step}) for step in range(50)],
+            steps=50,
+            process=f"a ns {rank} 1",
+        )
+        for rank in (0, 1)
+    ]
+    assert read(*ranks).straggler is None
 
 
 def test_too_few_steps_prove_nothing() -> None:

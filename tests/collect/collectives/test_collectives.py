@@ -17,6 +17,8 @@ from torch.distributed.distributed_c10d import ProcessGroup, Work
 import modtrace
 from helpers.collective_calls import KINDS, record
 from helpers.ranks import group_of_one
+from modtrace.collect.collectives.recorder import _choose
+from modtrace.collect.collectives.rows import CollectiveSite, Row
 from modtrace.recording.protocols import LAST
 from modtrace.torch_internals import collectives
 from modtrace.torch_internals.collectives import ENTRY_POINTS
@@ -102,10 +104,11 @@ def test_nothing_is_left_in_torch_or_on_disk(tmp_path: Path) -> None:
 def test_group_may_begin_and_end_inside_of_the_recording(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with modtrace.record(model, to=tmp_path / "run.modtrace", strict=True):
-        for _ in range(2):
+        for calls in (1, 0):
             with group_of_one():
                 x = model(torch.ones(2, 2)).detach()
-                dist.all_reduce(x)
+                for _ in range(calls):
+                    dist.all_reduce(x)
                 functional.all_reduce(x, "sum", dist.group.WORLD).clone()
             model(torch.ones(2, 2))
     rows = rows_of(modtrace.open_recording(tmp_path / "run.modtrace"))
@@ -114,8 +117,7 @@ def test_group_may_begin_and_end_inside_of_the_recording(tmp_path: Path) -> None
     ] == [
         (0, 1, 0),
         (0, 2, None),
-        (2, 1, 0),
-        (2, 2, None),
+        (2, 1, None),
     ]
 
 
@@ -200,8 +202,7 @@ def test_group_whose_backend_does_not_count_has_rows_without_numbers() -> None:
     finally:
         dist.destroy_process_group()
         sys.excepthook = excepthook
-    called = [row for row in rows_of(rec) if row["thread"] is not None]
-    assert [(row["name"], row["seq_id"]) for row in called] == [("all_reduce", None)]
+    assert [(row["name"], row["seq_id"], row["thread"]) for row in rows_of(rec)] == [("all_reduce", None, 0)]
 
 
 def test_full_disk_takes_the_file_and_not_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +235,14 @@ def test_compiled_code_is_neither_broken_nor_compiled_again() -> None:
     assert counter.frame_count == 1
     [row] = rows_of(rec)
     assert (row["name"], row["thread"]) == ("all_reduce", None)
+
+
+def test_oldest_that_is_not_done_is_kept_however_many_follow() -> None:
+    site = CollectiveSite("all_reduce", "world", None)
+    rows = [Row(site, number, number, is_done=number < 1000) for number in range(3000)]
+    kept = [row.seq_id for row in _choose(rows)]
+    assert kept[0] < 1000 and 1000 in kept and len(kept) <= 1024
+    assert _choose(rows[:1000])[-1].seq_id == 999
 
 
 def test_torch_has_the_entry_points_and_the_log() -> None:

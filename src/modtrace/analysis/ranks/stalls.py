@@ -85,11 +85,10 @@ def _numbered(collectives: RankCollectives, rank: int, group: str) -> dict[int, 
 
 
 def _in_vain(row: Collective, collectives: RankCollectives) -> int:
-    """Returns how long the rank was seen to live since it came to a collective that has no end; 0 if too short."""
+    """Returns how long the rank was seen to live since it came to a collective; 0 if too short."""
     seen_ns = max((last.end_ns or 0 for last in collectives.last[row.rank].values()), default=0)
     in_vain_ns = seen_ns - row.start_ns
-    is_over = row.end_ns is not None and row.name != LAST
-    return 0 if is_over or in_vain_ns < _IN_VAIN_NS + collectives.read_ns else in_vain_ns
+    return 0 if in_vain_ns < _IN_VAIN_NS + collectives.read_ns else in_vain_ns
 
 
 def _find_in_groups(collectives: RankCollectives) -> Iterator[Stall]:
@@ -138,6 +137,8 @@ def _find_messages(collectives: RankCollectives) -> Iterator[Stall]:
     for rank, rows in collectives.of_ranks.items():
         for row in rows:
             sender = row.peer
+            if row.end_ns is not None:
+                continue
             # What a rank has sent may not be known where its last number is not.
             if row.name != RECV or sender is None or row.seq_id is None or not collectives.last.get(sender):
                 continue

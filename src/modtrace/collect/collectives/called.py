@@ -112,7 +112,7 @@ class CalledCollectives:
             if is_message:
                 self._number_message(row, known, entry, args)
             else:
-                known.numbers.append(number or 0)
+                known.called_keys.append((entry.name, read) if number is None else number)
                 row.options = args[-1] if are_options(args[-1]) else None
             if not is_message or known.messages is not None:
                 known.called += 1

@@ -3,8 +3,9 @@
 import threading
 import time
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from math import inf
@@ -16,6 +17,7 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER
 from ...recording.protocols import LAST, RecentCollectives, Sink
 from ...recording.suggestions import ranges_of
 from ...torch_internals.collectives import (
+    StartedCollective,
     describe_group,
     is_distributed,
     list_groups,
@@ -27,7 +29,7 @@ from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
 from .buckets import BucketNames
 from .called import CalledCollectives
-from .rows import MOST_IN_LOG, CollectiveSite, Row, make_columns
+from .rows import MOST_IN_LOG, CalledKey, CollectiveSite, Row, make_columns
 from .stall_watch import StallWatch
 
 #: The most collectives of C++ code that are kept when no collective advances, and how many that are done.
@@ -139,22 +141,28 @@ class CollectiveRecorder:
         """Takes the collectives that were not seen to be called. Callers hold the lock."""
         if self._tracker is not None and step is not None:
             self._buckets.learn(self._tracker.names)
-        found, last = self._unseen([] if step is None else step.segments)
+        found, last, known = self._unseen([] if step is None else step.segments)
         self._last_records.update(last)
+        keys = {group.name: group.called_keys for group in self._called.groups.values()}
+        for name, key in known:
+            with suppress(ValueError):  # another group has the name now
+                keys[name].remove(key)
         self._called.rows.extend(found)
 
-    def _unseen(self, segments: Sequence[Segment]) -> tuple[list[Row], dict[str, int]]:
-        """Returns what was neither seen to be called nor read before, and the newest record of each log."""
+    def _unseen(
+        self, segments: Sequence[Segment]
+    ) -> tuple[list[Row], dict[str, int], list[tuple[str, CalledKey]]]:
+        """Returns what was neither seen to be called nor read before, and the newest record of each log.
+
+        The last result is what the log has of those that were seen to be called, by group.
+        """
         groups = [*self._called.groups.values()]
-        called = {(group.name, number) for group in groups for number in [*group.numbers]}
+        called = Counter((group.name, key) for group in groups for key in [*group.called_keys])
         offset_ns = time.perf_counter_ns() - time.time_ns()
         ranks = {name: ranges_of(sorted(ranks)) for name, ranks in map(describe_group, list_groups())}
-        entries = [
-            entry
-            for entry in read_torch_log()
-            if entry.record > self._last_records.get(entry.log, -1)
-            and (entry.group, entry.number) not in called
-        ]
+        new = [entry for entry in read_torch_log() if entry.record > self._last_records.get(entry.log, -1)]
+        known = {entry: key for entry in new if (key := _take_called(entry, called)) is not None}
+        entries = [entry for entry in new if entry not in known]
         buckets = self._buckets.find([entry for entry in entries if entry.name == "all_reduce"])
         found = []
         for entry in entries:
@@ -170,7 +178,7 @@ class CollectiveRecorder:
             row = Row(site, start_ns, entry.number, entry.bytes_read, entry.bytes_written)
             row.call, row.is_done = call, entry.is_done
             found.append(row)
-        return found, {entry.log: entry.record for entry in entries}
+        return found, {entry.log: entry.record for entry in new}, [*known.values()]
 
     def _list_last(self) -> list[Row]:
         """Returns for each group the number of its last collective, as another rank may wait for one that has no row.
@@ -210,7 +218,7 @@ class CollectiveRecorder:
         if tracker is None or ring is None:
             return
         try:
-            found, _ = self._unseen(tracker.running_segments())
+            found, _, _ = self._unseen(tracker.running_segments())
             for row in _choose(found):
                 self._find_place(row)
                 ring.begin(row.numbers(), row.site.texts)
@@ -322,6 +330,18 @@ def _list_phases(step: Step) -> tuple[tuple[str, int, int], ...]:
 
 
 _start_of = attrgetter("start_ns")
+
+
+def _take_called(
+    entry: StartedCollective, called: Counter[tuple[str, CalledKey]]
+) -> tuple[str, CalledKey] | None:
+    """Returns as what a collective in torch's log was seen to be called, each once; None if it was not."""
+    keys: tuple[CalledKey, ...] = entry.number, (entry.name, entry.bytes_read)
+    for key in keys:
+        if called[entry.group, key] > 0:
+            called[entry.group, key] -= 1
+            return entry.group, key
+    return None
 
 
 def _choose(rows: Sequence[Row]) -> Sequence[Row]:

@@ -15,6 +15,9 @@ from ..log.segments import CallRef, Segment
 #: The newest collectives of a group whose numbers are kept; torch's log has no more.
 MOST_IN_LOG = 2**12
 
+#: What a collective is known by in torch's log: its number, or where groups have none its name and bytes.
+CalledKey = int | tuple[str, int]
+
 #: The bytes of a site's texts in the ring.
 _TEXT_BYTES = 252
 
@@ -34,8 +37,8 @@ class KnownGroup:
     called: int = 0  # of these since, those that were seen to be called
     last: int = 0  # the number that the backend had counted at the last of them
     sent: dict[tuple[str, int], int] = field(default_factory=dict)  # by kind and peer
-    #: The numbers of the newest that were seen to be called.
-    numbers: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_IN_LOG))
+    #: The newest that were seen to be called and are yet to be found in torch's log.
+    called_keys: deque[CalledKey] = field(default_factory=lambda: deque(maxlen=MOST_IN_LOG))
 
     def global_rank(self, rank: Any) -> int | None:
         """Returns the global rank of a rank in the group; None if it is not known."""
