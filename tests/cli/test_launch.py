@@ -71,8 +71,8 @@ def test_module_with_arguments_and_the_exit_code_are_passed_on(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "environment", "told"),
     [
-        (["--nproc", "0"], {}, "'0': give the number of ranks, or gpu for one a GPU."),
-        (["--nproc=all"], {}, "'all': give the number of ranks, or gpu for one a GPU."),
+        (["--nproc", "0"], {}, "'0': give the number of ranks, or gpu, cpu or auto."),
+        (["--nproc=all"], {}, "'all': give the number of ranks, or gpu, cpu or auto."),
         (
             ["--nproc", "2"],
             {"RANK": "1"},

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.schema import schema
 from modtrace.store.collective_ring import CollectiveRing, read_ring, with_newest
@@ -68,6 +70,31 @@ def test_reader_adds_what_no_table_has_until_the_recording_is_closed(tmp_path: P
     writer.close()
     assert not (writer.folder / RING).exists()
     assert len(FolderReader(path).table("collectives")) == 1
+
+
+def test_collective_with_a_root_is_not_added_twice_and_one_without_a_number_is_told_by_its_time(
+    tmp_path: Path,
+) -> None:
+    """The file has no root, which the table's row has."""
+    ring = CollectiveRing(tmp_path)
+    texts = TEXTS.replace(b"all_reduce", b"broadcast")
+    ring.begin((1001, 0, 1, 8, 8, 0, 0, -1), texts)
+    for start_ns in (2001, 2002):
+        ring.begin((start_ns, 0, -1, 8, 8, 0, 0, -1), texts)
+    ring.close(keep=True)
+    row = {"name": "broadcast", "group": "0:default", "seq_id": 1, "peer": 0, "start_ns": 1001, "step": 0}
+    first = to_batch("collectives", {name: [value] for name, value in row.items()})
+    table = with_newest(pa.Table.from_batches([first]), tmp_path)
+    assert table["start_ns"].to_pylist() == [1001, 2001, 2002]
+
+
+def test_oldest_that_is_left_can_end(tmp_path: Path) -> None:
+    ring = CollectiveRing(tmp_path)
+    numbers = [begin(ring, number) for number in range(2000)]
+    ring.end(numbers[-1024], 9)
+    ring.end(numbers[-1025], 8)
+    ring.close(keep=True)
+    assert [row["end_ns"] for row in read_ring(tmp_path)][:2] == [9, None]
 
 
 @settings(deadline=None)

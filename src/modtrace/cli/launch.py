@@ -10,7 +10,7 @@ import click
 
 from ..optional import require
 
-#: What torchrun's `--nproc-per-node` takes.
+#: What is passed on to torchrun's `--nproc-per-node`.
 _COUNT = re.compile(r"[1-9]\d*|gpu|cpu|auto")
 
 #: The environment variables by which a process knows that it is a rank.
@@ -22,7 +22,7 @@ def check_count(ctx: click.Context, param: click.Parameter, value: str | None) -
     if value is None:
         return None
     if not _COUNT.fullmatch(value):
-        raise click.BadParameter(f"{value!r}: give the number of ranks, or gpu for one a GPU.")
+        raise click.BadParameter(f"{value!r}: give the number of ranks, or gpu, cpu or auto.")
     rank = next((name for name in _RANK if name in os.environ), None)
     if rank is not None:
         place = f"{rank}={os.environ[rank]}"

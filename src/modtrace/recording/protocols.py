@@ -67,6 +67,9 @@ class Sink(Protocol):
 #: The name in a row that has only the number of the last collective of a group.
 LAST = "last"
 
+#: The bytes of the texts of a collective that `RecentCollectives` keeps.
+TEXT_BYTES = 252
+
 
 class RecentCollectives(Protocol):
     """Keeps the newest collectives so that they survive the killing of the process."""

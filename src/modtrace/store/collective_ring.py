@@ -4,7 +4,7 @@ import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from ..recording.arrow.batches import to_batch
 from ..recording.arrow.checked_sink import check_rows
 from ..recording.arrow.dictionary_codes import share_dictionaries
+from ..recording.protocols import TEXT_BYTES
 from .layout import RING
 
 _RECORDS, _SLOTS = 1024, 64
@@ -20,19 +21,22 @@ _MARK = b"modtrace ring 1\n"
 
 #: A record: its number, start and end in nanoseconds (0: not yet), the number within the group, bytes read and written,
 #: step, thread and peer (-1: none); then the texts, with "\x1f" between them.
-_RECORD = struct.Struct("<qqqqqqiii252s")
+_RECORD = struct.Struct(f"<qqqqqqiii{TEXT_BYTES}s")
 _NUMBERS = ("start_ns", "end_ns", "seq_id", "bytes_read", "bytes_written", "step", "thread", "peer")
 _TEXTS = ("name", "group", "ranks", "dtype", "phase", "path")
 _END = struct.Struct("<q")
 _END_AT = 16  # within a record
 _UNKNOWN = -1
 
-#: The rows of the table among which those of the file may be.
+#: How many of the table's last rows are searched for those of the file; rows are written step by step.
 _NEWEST = 8 * _RECORDS
 
 
 class CollectiveRing:
-    """The file, to which one process writes without a system call; at most one thread writes a record at a time."""
+    """The file, to which one process writes without a system call.
+
+    Threads may begin collectives at the same time: if two get one number, the later one is kept.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Makes the file.
@@ -69,7 +73,7 @@ class CollectiveRing:
 
     def end(self, number: int, now_ns: int) -> None:
         """Writes that a collective is complete."""
-        if number > self._begun - _RECORDS:
+        if number >= self._begun - _RECORDS:
             self._write(_END, _at(number) + _END_AT, now_ns)
 
     def _write(self, form: struct.Struct, at: int, *values: Any) -> None:
@@ -93,7 +97,7 @@ def _at(number: int) -> int:
 
 
 def read_ring(folder: Path) -> list[dict[str, Any]]:
-    """Returns the collectives in the file of a rank's folder as columns of `collectives`, in the order they began.
+    """Returns the collectives in the file of a rank's folder as rows of `collectives`, in the order they began.
 
     The list is empty if there is no file.
     """
@@ -106,10 +110,9 @@ def read_ring(folder: Path) -> list[dict[str, Any]]:
 
 def with_newest(table: pa.Table, folder: Path) -> pa.Table:
     """Returns the table `collectives` of a run that was not closed, with those in the file that it lacks."""
-    keys = ("group", "name", "seq_id", "peer")
-    newest = table.slice(max(table.num_rows - _NEWEST, 0))
-    there = set(zip(*(newest[name].to_pylist() for name in keys), strict=True))
-    rows = {tuple(row[name] for name in keys): row for row in read_ring(folder)}
+    newest = table.slice(max(table.num_rows - _NEWEST, 0)).select([*_KEYS]).to_pylist()
+    there = {*map(_identify, newest)}
+    rows = {_identify(row): row for row in read_ring(folder)}
     new = [row for key, row in rows.items() if key not in there]
     if not new:
         return table
@@ -120,6 +123,15 @@ def with_newest(table: pa.Table, folder: Path) -> pa.Table:
             added = pa.Table.from_batches([to_batch("collectives", accepted)])
             return share_dictionaries(pa.concat_tables([table, added]))
     return table
+
+
+_KEYS = ("group", "name", "seq_id", "peer", "start_ns")
+
+
+def _identify(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what tells a collective from others; the file has no root, and a group may have no numbers."""
+    peer = row["peer"] if row["name"] in ("send", "recv") else None
+    return row["group"], row["name"], row["seq_id"], peer, row["start_ns"] if row["seq_id"] is None else None
 
 
 def _read_records(content: bytes) -> Iterator[dict[str, Any]]:

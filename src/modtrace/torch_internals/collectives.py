@@ -33,7 +33,8 @@ class EntryPoint(NamedTuple):
 
 
 #: By the name of the method, of torch 2.11 to 2.13; a torch lacks some. What `torch.distributed` does in Python, FSDP2
-#: and pipelines included, goes through them; DDP's buckets, DTensors and compiled code call C++.
+#: and pipelines included, goes through them, but for `monitored_barrier`. DDP's buckets, DTensors and compiled code
+#: call C++.
 ENTRY_POINTS = {
     "allreduce": EntryPoint("all_reduce"),
     "allreduce_coalesced": EntryPoint("all_reduce"),
@@ -188,7 +189,6 @@ class StartedCollective(NamedTuple):
     record: int  # counts up in the log, in the order in which they were started
     group: str  # as `describe_group` names it
     number: int  # of the collective within its group
-    started: int  # how many collectives and messages the group had started with it
     name: str
     dtype: str | None
     bytes_read: int
@@ -224,7 +224,10 @@ def read_torch_log() -> list[StartedCollective]:
 
 
 def read_progress() -> tuple[tuple[str, str, str], ...]:
-    """Returns for each process group its number, and of the last collectives that were issued and completed (50 us)."""
+    """Returns for each process group its log and number, and the numbers of its last issued and last completed ones.
+
+    It takes 50 us.
+    """
     return tuple(
         (f"{log} {group}", str(of.get("last_enqueued_collective")), str(of.get("last_completed_collective")))
         for log, content in _dump(with_entries=False)
@@ -250,7 +253,6 @@ def _read_entry(log: str, entry: dict[str, Any]) -> StartedCollective:
         record=entry["record_id"],
         group=_join_names(name, described),
         number=entry["collective_seq_id"],
-        started=entry["op_id"],
         name=_NAMES.get(kind, kind),
         dtype=_DTYPES.get(dtypes[0], dtypes[0].lower()) if dtypes else None,
         bytes_read=_size(entry.get("input_sizes", ()), entry.get("input_dtypes", ())),

@@ -17,9 +17,11 @@ from torch.distributed.distributed_c10d import ProcessGroup, Work
 import modtrace
 from helpers.collective_calls import KINDS, record
 from helpers.ranks import group_of_one
+from modtrace.collect.collectives.buckets import BucketLayers
 from modtrace.collect.collectives.recorder import _choose
 from modtrace.collect.collectives.rows import CollectiveSite, Row
 from modtrace.recording.protocols import LAST
+from modtrace.store.collective_ring import read_ring
 from modtrace.torch_internals import collectives
 from modtrace.torch_internals.collectives import ENTRY_POINTS
 
@@ -235,6 +237,44 @@ def test_compiled_code_is_neither_broken_nor_compiled_again() -> None:
     assert counter.frame_count == 1
     [row] = rows_of(rec)
     assert (row["name"], row["thread"]) == ("all_reduce", None)
+
+
+def test_wait_on_a_device_ends_nothing_nor_does_a_barrier_without_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wait()` of NCCL returns when the work is ordered, so that a rank that hangs would seem to have gone on."""
+    monkeypatch.setattr("modtrace.collect.collectives.called.backend_of", lambda group: "nccl")
+    model = nn.Linear(2, 2)
+    with group_of_one(), modtrace.record(model, to=tmp_path / "run.modtrace", strict=True):
+        dist.all_reduce(model(torch.ones(2, 2)).detach())
+        dist.group.WORLD.barrier()
+        kept = read_ring(tmp_path / "run.modtrace" / "rank-00000")
+        assert [(row["name"], row["end_ns"]) for row in kept[:2]] == [("all_reduce", None), ("barrier", None)]
+    rows = rows_of(modtrace.open_recording(tmp_path / "run.modtrace"))
+    assert [(row["end_ns"], row["wait_ns"] is None) for row in rows] == [(None, False), (None, True)]
+
+
+def entry(record: int, bytes_read: int) -> collectives.StartedCollective:
+    return collectives.StartedCollective(
+        "log", record, "world", record, "all_reduce", "float32", bytes_read, bytes_read, record, True
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ([100, 200, 100, 200], {0: "a", 1: "b", 2: "a", 3: "b"}),
+        ([100, 50, 100, 200], {2: "a", 3: "b"}),
+        ([100, 200, 100], {0: "a", 1: "b", 2: "a"}),
+        ([200, 100, 100, 200], {2: "a", 3: "b"}),
+        ([50], {}),
+    ],
+)
+def test_buckets_are_named_in_whole_backwards(sizes: list[int], wanted: dict[int, str]) -> None:
+    layers = BucketLayers()
+    layers._models = [[(100, "a"), (200, "b")]]
+    found = layers.find([entry(record, size) for record, size in enumerate(sizes)])
+    assert {record: text for (_, record), text in found.items()} == wanted
 
 
 def test_oldest_that_is_not_done_is_kept_however_many_follow() -> None:

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...recording.protocols import LAST
-from ..tables.collectives import MESSAGES, RECV, SEND, Collective, RankCollectives
+from ..tables.collectives import RECV, SEND, Collective, RankCollectives
 
-#: A rank has been at a collective in vain if it lived for this long since. Each rank looks twice a second.
+#: A rank has been at a collective in vain if it lived for this long since: two looks of `collect/collectives`, so that
+#: a rank that has come has been seen there.
 _IN_VAIN_NS = 1_000_000_000
 
 #: Collectives for which all ranks give tensors of one size and dtype.
@@ -22,9 +23,9 @@ class Stall:
     seq_id: int
     came: tuple[int, ...]
     absent: tuple[int, ...]
-    where: Collective  # it, on a rank that was there in vain
+    where: Collective  # its row on a rank that was there in vain
     in_vain_ns: int  # how long that rank was seen to live since
-    #: What each absent rank did last in the group, of a message at all; None if it has done nothing.
+    #: What each absent rank did last in the group, or for a message in any group; None if it has done nothing.
     last: tuple[tuple[int, Collective | None], ...]
 
 
@@ -56,7 +57,7 @@ def find_mismatch(collectives: RankCollectives, *, has_failed: bool) -> Mismatch
     for group, members in collectives.members.items():
         by_number: dict[int, dict[int, Collective]] = {}
         for rank in members:
-            for number, row in _numbered(collectives, rank, group).items():
+            for number, row in collectives.numbered.get((rank, group), {}).items():
                 by_number.setdefault(number, {})[rank] = row
         for number, rows in sorted(by_number.items()):
             kinds: dict[object, list[int]] = {}
@@ -76,14 +77,6 @@ def _kind(row: Collective, *, with_size: bool) -> object:
     return row.name
 
 
-def _numbered(collectives: RankCollectives, rank: int, group: str) -> dict[int, Collective]:
-    return {
-        row.seq_id: row
-        for row in collectives.of_ranks.get(rank, ())
-        if row.group == group and row.name not in MESSAGES and row.seq_id is not None
-    }
-
-
 def _in_vain(row: Collective, collectives: RankCollectives) -> int:
     """Returns how long the rank was seen to live since it came to a collective; 0 if too short."""
     seen_ns = max((last.end_ns or 0 for last in collectives.last[row.rank].values()), default=0)
@@ -95,7 +88,7 @@ def _find_in_groups(collectives: RankCollectives) -> Iterator[Stall]:
     for group, members in collectives.members.items():
         # Where a rank's last number is not known, it may have come.
         known = [rank for rank in members if collectives.last.get(rank)]
-        rows = {rank: _numbered(collectives, rank, group) for rank in known}
+        rows = {rank: dict(collectives.numbered.get((rank, group), {})) for rank in known}
         for rank in known:
             last = collectives.last[rank].get(group)
             if last is not None and last.seq_id is not None:

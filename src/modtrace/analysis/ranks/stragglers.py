@@ -13,7 +13,7 @@ from ...recording.phase import FORWARD, PHASES
 from ...recording.protocols import RecordingData
 from ..tables.calls import Calls, read_all_calls
 from ..tables.collectives import SYNCHRONIZING, Collective, RankCollectives
-from ..tables.columns import column_of, find_rows
+from ..tables.columns import Column, column_of, find_rows
 from ..tables.placement import Placer
 
 #: A rank is late in a step if it comes this much later, as a part of the step's time.
@@ -25,7 +25,7 @@ _BY_CHANCE = 1e-4
 #: The fewest collectives with an end by which clocks are aligned.
 _FEWEST_ENDS = 10
 
-#: The first collective in a step to which a rank comes late by this part of the most is shown.
+#: The first collective to which the rank is late by this part of its greatest lateness in the step is shown.
 _FIRST_PART = 0.8
 
 #: The newest steps of which the times of layers are compared.
@@ -40,7 +40,7 @@ class Straggler:
     """A rank that comes last to collectives in most steps."""
 
     rank: int
-    late_steps: int  # in which it comes last
+    late_steps: int  # in which it comes last, by more than `_LATE_PART`
     steps: int  # in which ranks wait for each other
     late_ns: float  # the median, in these, of how much later than the median of the other ranks it comes
     name: str  # the collective to which it comes last
@@ -73,7 +73,7 @@ def find_straggler(
     own = [(row, by_ns) for row, by_ns in lateness.values() if row.rank == rank]
     late_ns = median(by_ns for _, by_ns in own)
     name, path = Counter((row.name, row.path) for row, _ in own).most_common(1)[0][0]
-    slow_path, slow_ns = _find_slow_layer(ranks, rank)
+    slow_path, slow_ns = _find_slow_layer(ranks, rank, collectives)
     explains = slow_ns > _EXPLAINING_PART * late_ns
     return Straggler(
         rank=rank,
@@ -129,7 +129,10 @@ def _shared(collectives: RankCollectives) -> Iterator[Mapping[int, Collective]]:
 def _find_late(
     collectives: RankCollectives, added: Mapping[int, float]
 ) -> dict[int, tuple[Collective, float]]:
-    """Returns for each step the collective to which a rank comes the latest, and how late, in nanoseconds."""
+    """Returns for each step a collective of the rank that is the latest in it, and how late it comes, in nanoseconds.
+
+    It is the first one to which that rank comes nearly as late; see `_FIRST_PART`.
+    """
     of_steps: dict[int, list[tuple[Collective, float]]] = defaultdict(list)
     for rows in _shared(collectives):
         came = {rank: row.start_ns + added[rank] for rank, row in rows.items()}
@@ -158,9 +161,11 @@ def _chance(count: int, steps: int, part: float) -> float:
     )
 
 
-def _find_slow_layer(ranks: Sequence[tuple[int, RecordingData]], rank: int) -> tuple[str | None, float]:
+def _find_slow_layer(
+    ranks: Sequence[tuple[int, RecordingData]], rank: int, collectives: RankCollectives
+) -> tuple[str | None, float]:
     """Returns the module whose forward calls take the most longer on a rank than on others, and how much, a step."""
-    times = {number: _own_times(data) for number, data in ranks}
+    times = {number: _own_times(data, collectives.of_ranks[number]) for number, data in ranks}
     others = [of_rank for number, of_rank in times.items() if number != rank]
     longer = {
         path: own_ns - median(of_rank.get(path, own_ns) for of_rank in others)
@@ -170,7 +175,7 @@ def _find_slow_layer(ranks: Sequence[tuple[int, RecordingData]], rank: int) -> t
     return path, 0.0 if path is None else longer[path]
 
 
-def _own_times(data: RecordingData) -> dict[str, float]:
+def _own_times(data: RecordingData, rows: Sequence[Collective]) -> dict[str, float]:
     """Returns for each module how long its forward calls take in a step, without calls and waiting inside of them."""
     table = data.table("calls")
     step = column_of(table, "step")
@@ -180,16 +185,15 @@ def _own_times(data: RecordingData) -> dict[str, float]:
     for level in calls.levels:
         inside = level[calls.parent[level] >= 0]
         np.subtract.at(own_ns, calls.parent[inside], calls.duration_ns[inside])
-    _subtract_waits(data, calls, own_ns)
+    _subtract_waits(rows, calls, own_ns)
     kept = (calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0) & calls.ended
     total = np.bincount(calls.place[kept], own_ns[kept], minlength=len(calls.places))
     steps = max(len(np.unique(calls.column("step"))), 1)
     return {place.name: took_ns / steps for place, took_ns in zip(calls.places, total.tolist(), strict=True)}
 
 
-def _subtract_waits(data: RecordingData, calls: Calls, own_ns: np.ndarray) -> None:
-    rows = data.table("collectives").select(["call_id", "phase", "wait_ns"]).to_pylist()
-    waits = [row for row in rows if row["call_id"] is not None and row["wait_ns"] and row["phase"] == FORWARD]
-    at = find_rows(calls.call_id, np.array([row["call_id"] for row in waits], np.int64))
-    waited_ns = np.array([row["wait_ns"] for row in waits], float)
+def _subtract_waits(rows: Sequence[Collective], calls: Calls, own_ns: Column) -> None:
+    waits = [row for row in rows if row.call_id is not None and row.wait_ns and row.phase == FORWARD]
+    at = find_rows(calls.call_id, np.array([row.call_id for row in waits], np.int64))
+    waited_ns = np.array([row.wait_ns for row in waits], float)
     np.subtract.at(own_ns, at[at >= 0], waited_ns[at >= 0])

@@ -15,7 +15,7 @@ from .stragglers import Straggler, find_straggler
 
 @dataclass(frozen=True, kw_only=True)
 class RankTraffic:
-    """What a rank sends and receives in a step: medians over the steps that have collectives."""
+    """The collectives of a rank in a step: medians over the steps that have some."""
 
     rank: int
     collectives: float  # messages included

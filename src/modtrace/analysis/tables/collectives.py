@@ -1,7 +1,8 @@
-"""Reads the collectives of ranks, and says which of them are one."""
+"""Reads the collectives of ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from time import perf_counter_ns
 
@@ -56,7 +57,17 @@ class RankCollectives:
     members: dict[
         str, tuple[int, ...]
     ]  # the global ranks of each group; of one that is not known, those that used it
-    read_ns: int  # how long it took to read the tables: so much older is what the first of them says
+    read_ns: int  # how long reading took: the first table may be older than the last by this
+
+    @cached_property
+    def numbered(self) -> dict[tuple[int, str], dict[int, Collective]]:
+        """By rank and group, the collectives by number, without messages."""
+        found: dict[tuple[int, str], dict[int, Collective]] = {}
+        for rank, rows in self.of_ranks.items():
+            for row in rows:
+                if row.name not in MESSAGES and row.seq_id is not None:
+                    found.setdefault((rank, row.group), {})[row.seq_id] = row
+        return found
 
 
 def read_collectives(ranks: Sequence[tuple[int, RecordingData]]) -> RankCollectives:

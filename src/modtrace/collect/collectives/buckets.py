@@ -6,8 +6,8 @@ from ...torch_internals.collectives import Bucket, StartedCollective, read_bucke
 from ..names.module_names import ModuleNames
 
 
-class BucketNames:
-    """Names the buckets of the `DistributedDataParallel` models that were seen."""
+class BucketLayers:
+    """Names the layers in the buckets of the `DistributedDataParallel` models that were seen."""
 
     def __init__(self) -> None:
         #: For each model its buckets in their order, with bytes and layers.
@@ -25,8 +25,8 @@ class BucketNames:
     def find(self, entries: Sequence[StartedCollective]) -> dict[tuple[str, int], str]:
         """Returns for the records of torch's log that are buckets the paths of their first and last layer.
 
-        The buckets are reduced in their order in each backward, so a row of records with their sizes is one. If several
-        models have such rows, the result is empty.
+        All-reduces with exactly their sizes in their order are one backward; the last one may be cut off. If several
+        models have such all-reduces, the result is empty.
 
         Args:
             entries: all-reduces that C++ code has started, in their order.
@@ -39,13 +39,23 @@ class BucketNames:
 def _match(
     entries: Sequence[StartedCollective], buckets: Sequence[tuple[int, str]]
 ) -> Iterator[tuple[tuple[str, int], str]]:
-    at = 0
+    row: list[StartedCollective] = []  # of one backward
     for entry in entries:
-        if entry.bytes_read != buckets[at][0]:
-            at = 0
-        if entry.bytes_read == buckets[at][0]:
-            yield (entry.log, entry.record), buckets[at][1]
-            at = (at + 1) % len(buckets)
+        if entry.bytes_read != buckets[len(row)][0]:
+            row = []
+        if entry.bytes_read == buckets[len(row)][0]:
+            row.append(entry)
+        if len(row) == len(buckets):
+            yield from _name(row, buckets)
+            row = []
+    yield from _name(row, buckets)
+
+
+def _name(
+    row: Sequence[StartedCollective], buckets: Sequence[tuple[int, str]]
+) -> Iterator[tuple[tuple[str, int], str]]:
+    for entry, (_, layers) in zip(row, buckets, strict=False):
+        yield (entry.log, entry.record), layers
 
 
 def _describe(bucket: Bucket, names: ModuleNames) -> str:

@@ -24,7 +24,8 @@ from ..log.thread_log import ThreadLog
 from ..scopes.tracker import ScopeTracker
 from .rows import CollectiveSite, KnownGroup, Row, count_bytes, first_tensor
 
-#: Collectives that wait for the end of their step, which may never come; works that nobody has waited for.
+#: The most rows that are held until their step ends, which it may never do, and the most works until they are waited
+#: for; then all works are dropped.
 _MOST_WAITING, _MOST_WORKS = 2**16, 2**12
 
 
@@ -47,8 +48,6 @@ class CalledCollectives:
         self.rows: deque[Row] = deque(maxlen=_MOST_WAITING)  # their steps have not ended
         self.groups: dict[str, KnownGroup] = {}  # by the name that the group has in this process
         self.ring: RecentCollectives | None = None
-        #: By the group's name, how many messages count in its numbers; None if it is not known.
-        self.messages_before: dict[str, int | None] = {}
         self._begin: Callable[[], None] | None = begin
         self._fail, self._step = fail, step
         self._tracker: ScopeTracker | None = None
@@ -65,16 +64,21 @@ class CalledCollectives:
         unwatch_collectives(self)
         self._tracker = None
 
-    def find_group(self, group: Any, started: int | None) -> KnownGroup:
-        """Returns what is known of a process group that has started so many collectives."""
+    def find_group(self, group: Any, started: int | None, messages_before: int | None = 0) -> KnownGroup:
+        """Returns what is known of a process group, which is noted if it is new.
+
+        Args:
+            group: the process group.
+            started: how many collectives it has started; None if it does not count them.
+            messages_before: of a new group on gloo, how many of these were messages; None if it is not known.
+        """
         own_name = local_name(group) or ""
         known = self.groups.get(own_name)
         if known is None or (started or 0) < known.last:  # another group had the name
             name, ranks = describe_group(group)
             is_gloo = backend_of(group) == "gloo"
-            before = self.messages_before.pop(name, 0) if is_gloo else 0
-            messages = before or 0 if is_gloo else None
-            is_numbered = started is not None and before is not None
+            messages = messages_before or 0 if is_gloo else None
+            is_numbered = started is not None and (messages_before is not None or not is_gloo)
             known = self.groups[own_name] = KnownGroup(
                 name, ranks, ranges_of(sorted(ranks)) or None, messages, is_numbered, is_gloo
             )
@@ -113,7 +117,7 @@ class CalledCollectives:
                 self._number_message(row, known, entry, args)
             else:
                 known.called_keys.append((entry.name, read) if number is None else number)
-                row.options = args[-1] if are_options(args[-1]) else None
+                row.options = args[-1] if args and are_options(args[-1]) else None
             if not is_message or known.messages is not None:
                 known.called += 1
             if self.ring is not None:
@@ -141,12 +145,14 @@ class CalledCollectives:
         peer = known.global_rank(args[entry.peer]) if 0 <= entry.peer < len(args) else None
         if peer is not None:
             row.peer = peer
-            row.seq_id = known.sent[entry.name, peer] = known.sent.get((entry.name, peer), 0) + 1
+            row.seq_id = known.message_numbers[entry.name, peer] = (
+                known.message_numbers.get((entry.name, peer), 0) + 1
+            )
         if known.messages is not None:
             known.messages += 1
 
     def issued(self, begun: Row | None, work: Any) -> None:
-        """Notes what the program may wait for; without it, a collective has ended when its call has."""
+        """Notes what the program may wait for. If it is None, the call itself has waited."""
         if begun is None:
             return
         if work is None:
@@ -165,8 +171,9 @@ class CalledCollectives:
             self._end(row, now_ns)
 
     def _end(self, row: Row, now_ns: int) -> None:
-        if row.group is not None and row.group.waits:
-            row.end_ns = now_ns
+        if row.group is None or not row.group.shows_ends:
+            return
+        row.end_ns = now_ns
         if self.ring is not None:
             self.ring.end(row.kept_as, now_ns)
 
@@ -174,9 +181,10 @@ class CalledCollectives:
 def _locate(
     tracker: ScopeTracker, log: ThreadLog
 ) -> tuple[Segment | None, CallRef | None, CallContext | None, str | None]:
-    """Returns what runs on this thread: an outermost call with its innermost context, or a call; and the phase.
+    """Returns what runs on this thread: the outermost call, or the innermost one; its context; and the phase.
 
-    In a forward, the call is found from the number of events when the row is written, which is faster.
+    Where an outermost call runs, the innermost one is found when the row is written, by the number of events, as that
+    is faster.
     """
     segment = log.segment
     if segment is not None and log.task == graph_task_id():

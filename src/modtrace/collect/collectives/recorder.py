@@ -27,13 +27,17 @@ from ...torch_internals.collectives import (
 from ..log.segments import Segment, call_at
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
-from .buckets import BucketNames
+from .buckets import BucketLayers
 from .called import CalledCollectives
-from .rows import MOST_IN_LOG, CalledKey, CollectiveSite, Row, make_columns
+from .rows import CalledKey, CollectiveSite, Row, make_columns
 from .stall_watch import StallWatch
 
-#: The most collectives of C++ code that are kept when no collective advances, and how many that are done.
+#: When nothing advances, the most collectives of C++ code that are kept, which are fewer than a ring has room for, and
+#: how many of them may stand before the first that is not done.
 _MOST_KEPT, _DONE_KEPT = 512, 64
+
+#: The newest steps to which collectives may be assigned that are read late.
+_MOST_STEPS = 2**12
 
 
 class CollectiveRecorder:
@@ -49,11 +53,12 @@ class CollectiveRecorder:
         self._make_ring: Callable[[], RecentCollectives | None] | None = None
         self._has_groups = False
         self._called = CalledCollectives(self._fail, self._begin, lambda: reporter.step)
-        self._lock = threading.RLock()  # guards the following; no lock is taken inside
+        #: Guards what rows are made of; the watching thread reads without it. No lock is taken inside.
+        self._lock = threading.RLock()
         self._placed: list[Row] = []  # not written yet
-        self._spans: deque[_Span] = deque(maxlen=MOST_IN_LOG)  # the newest steps that have ended
+        self._spans: deque[_Span] = deque(maxlen=_MOST_STEPS)  # the newest steps that have ended
         self._unseen_when_read = 0
-        self._buckets = BucketNames()
+        self._buckets = BucketLayers()
         self._last_records: dict[str, int] = {}  # the newest record of each of torch's logs that was read
         self._seen: dict[str, tuple[int, int]] = {}  # by group, the last number and when it was first seen
         self._stalls = StallWatch(self._keep_last, self._keep_unseen)
@@ -70,7 +75,7 @@ class CollectiveRecorder:
             self._fail(error)
 
     def _begin(self) -> None:
-        """Reads what process groups have done before, once there are any."""
+        """Starts the ring and the watch once there are process groups, and reads what these have done before."""
         with self._lock:
             if self._has_groups or not is_distributed():
                 return
@@ -85,15 +90,15 @@ class CollectiveRecorder:
         entries = read_torch_log()
         last = {entry.group: entry.number for entry in entries}
         self._last_records = {entry.log: entry.record for entry in entries}
-        is_whole = bool(entries) and all(entry.record == 0 for entry in entries[:1])
+        is_whole = bool(entries) and entries[0].record == 0
         for group in list_groups():
             started = number_of_last(group)
             name, _ = describe_group(group)
-            if started and name in last:
-                self._called.messages_before[name] = started - last[name]
-            elif started:
-                self._called.messages_before[name] = started if is_whole else None
-            self._called.find_group(group, started).before = started or 0
+            before = started or 0
+            messages: int | None = before - last.get(name, 0)
+            if before - last.get(name, 0) < 0 or (name not in last and not is_whole):
+                messages = None if before else 0  # what the log has is of another group that had the name
+            self._called.find_group(group, started, messages).before = before
 
     def stop(self) -> None:
         """Stops recording, and reads what is left in torch's log."""
@@ -102,9 +107,7 @@ class CollectiveRecorder:
                 with self._lock:
                     self._read_log(None)
                     recorded = [span.step for span in self._spans if span.is_recorded]
-                    for row in self._list_last():
-                        row.step = max(recorded, default=0)
-                        self._placed.append(row)
+                    self._placed += self._list_last(max(recorded, default=0))
         except Exception as error:
             self._fail(error)
         self._leave()
@@ -121,7 +124,7 @@ class CollectiveRecorder:
         self._leave()
 
     def _fail(self, error: Exception) -> None:
-        """Stops recording after an internal error, which is reported later, because ranks may wait for this one."""
+        """Stops recording after an internal error, which is reported at the end of the step."""
         self._leave()
         self._failure = error, self._reporter.step
 
@@ -180,7 +183,7 @@ class CollectiveRecorder:
             found.append(row)
         return found, {entry.log: entry.record for entry in new}, [*known.values()]
 
-    def _list_last(self) -> list[Row]:
+    def _list_last(self, step: int) -> list[Row]:
         """Returns for each group the number of its last collective, as another rank may wait for one that has no row.
 
         The row begins when that number was first seen, and ends now.
@@ -197,7 +200,7 @@ class CollectiveRecorder:
                 since_ns = now_ns
             self._seen[known.name] = number, since_ns
             row = Row(CollectiveSite(LAST, known.name, known.shown_ranks), since_ns, number)
-            row.end_ns, row.step = now_ns, self._reporter.step
+            row.end_ns, row.step = now_ns, step
             rows.append(row)
         return rows
 
@@ -207,7 +210,7 @@ class CollectiveRecorder:
         if ring is None:
             return
         try:
-            for at, row in enumerate(self._list_last()):
+            for at, row in enumerate(self._list_last(self._reporter.step)):
                 ring.set_last(at, row.numbers(), row.site.texts)
         except Exception as error:
             self._fail(error)
@@ -228,7 +231,7 @@ class CollectiveRecorder:
     def _find_place(self, row: Row) -> None:
         """Sets the step and the phase of a collective whose step may not have ended."""
         spans = [*self._spans]
-        span = spans[bisect_right(spans, row.start_ns, key=_start_of) - 1] if spans else None
+        span = _find_span(spans, row) if spans else None
         if span is not None and row.start_ns <= span.end_ns:
             _place(row, span)
             return
@@ -260,7 +263,7 @@ class CollectiveRecorder:
     def _settle(self, step: Step, *, is_recorded: bool, until_ns: float) -> None:
         if self._tracker is not None:
             unseen = self._count_unseen()
-            # The counts are those of all ranks, so that these read at the same time, and none waits for another.
+            # Counts are equal on all ranks, so all read the log in the same step, and none holds up the others.
             if unseen > 0 and unseen >= 2 * self._unseen_when_read:
                 self._unseen_when_read = unseen
                 self._read_log(step)
@@ -274,7 +277,7 @@ class CollectiveRecorder:
         rows = [waiting.popleft() for _ in range(len(waiting))]  # other threads may add some
         waiting.extendleft(row for row in reversed(rows) if row.start_ns >= until_ns)
         for row in sorted((row for row in rows if row.start_ns < until_ns), key=_start_of):
-            span = self._spans[max(bisect_right(self._spans, row.start_ns, key=_start_of) - 1, 0)]
+            span = _find_span(self._spans, row)
             if span.is_recorded:
                 _place(row, span)
                 self._placed.append(row)
@@ -335,7 +338,7 @@ _start_of = attrgetter("start_ns")
 def _take_called(
     entry: StartedCollective, called: Counter[tuple[str, CalledKey]]
 ) -> tuple[str, CalledKey] | None:
-    """Returns as what a collective in torch's log was seen to be called, each once; None if it was not."""
+    """Returns the key under which a collective in torch's log was called, and uses it up; None if it was not seen."""
     keys: tuple[CalledKey, ...] = entry.number, (entry.name, entry.bytes_read)
     for key in keys:
         if called[entry.group, key] > 0:
@@ -345,10 +348,18 @@ def _take_called(
 
 
 def _choose(rows: Sequence[Row]) -> Sequence[Row]:
-    """Returns the first collectives that are not done, for which ranks may wait, and some before them."""
+    """Returns the first collectives that are not done, for which ranks may wait, and some before them.
+
+    If all are done, these are the last ones.
+    """
     first = next((at for at, row in enumerate(rows) if not row.is_done), len(rows))
     start = max(first - _DONE_KEPT, 0)
     return rows[start : start + _MOST_KEPT]
+
+
+def _find_span(spans: Sequence[_Span], row: Row) -> _Span:
+    """Returns the last step that began before a collective, or else the first."""
+    return spans[max(bisect_right(spans, row.start_ns, key=_start_of) - 1, 0)]
 
 
 def _place(row: Row, span: _Span) -> None:

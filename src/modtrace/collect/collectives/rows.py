@@ -9,22 +9,20 @@ from typing import Any
 import numpy as np
 
 from ...recording.arrow.arrays import Coded
+from ...recording.protocols import TEXT_BYTES
 from ...torch_internals.collectives import reduction_of, root_of, size_of
 from ..log.segments import CallRef, Segment
 
-#: The newest collectives of a group whose numbers are kept; torch's log has no more.
-MOST_IN_LOG = 2**12
+#: More than the collectives in torch's log, which are 2,000 by default.
+_MOST_IN_LOG = 2**12
 
-#: What a collective is known by in torch's log: its number, or where groups have none its name and bytes.
+#: By what a called collective is found in torch's log: its number, or if that is not known its name and bytes.
 CalledKey = int | tuple[str, int]
-
-#: The bytes of a site's texts in the ring.
-_TEXT_BYTES = 252
 
 
 @dataclass(eq=False, slots=True)
 class KnownGroup:
-    """A process group that has started a collective."""
+    """A process group of this process."""
 
     name: str
     ranks: tuple[int, ...]  # global ranks, by group rank; empty if they are not known
@@ -32,13 +30,13 @@ class KnownGroup:
     #: How many messages its backend has counted as collectives; None if it does not count them.
     messages: int | None
     is_numbered: bool  # whether its collectives have the same numbers on all ranks
-    waits: bool  # whether `Work.wait` returns when a collective is complete, and not only ordered
+    shows_ends: bool  # whether `Work.wait` returns when a collective is complete, and not only ordered
     before: int = 0  # collectives before the recording, and messages where they count
-    called: int = 0  # of these since, those that were seen to be called
-    last: int = 0  # the number that the backend had counted at the last of them
-    sent: dict[tuple[str, int], int] = field(default_factory=dict)  # by kind and peer
+    called: int = 0  # collectives, and messages where they count, that were seen to be called since
+    last: int = 0  # the number that the backend had counted before the last of them
+    message_numbers: dict[tuple[str, int], int] = field(default_factory=dict)  # the last, by kind and peer
     #: The newest that were seen to be called and are yet to be found in torch's log.
-    called_keys: deque[CalledKey] = field(default_factory=lambda: deque(maxlen=MOST_IN_LOG))
+    called_keys: deque[CalledKey] = field(default_factory=lambda: deque(maxlen=_MOST_IN_LOG))
 
     def global_rank(self, rank: Any) -> int | None:
         """Returns the global rank of a rank in the group; None if it is not known."""
@@ -61,7 +59,7 @@ class CollectiveSite:
         """The texts for the ring; of a long path the end, as it has the layer."""
         fields = (self.name, self.group, self.ranks, _name_of(self.dtype), self.phase)
         front = "\x1f".join([*(text or "" for text in fields), ""]).encode()
-        return (front + (self.path or "").encode()[-max(_TEXT_BYTES - len(front), 0) :])[:_TEXT_BYTES]
+        return (front + (self.path or "").encode()[-max(TEXT_BYTES - len(front), 0) :])[:TEXT_BYTES]
 
 
 @dataclass(eq=False, slots=True)
@@ -125,8 +123,7 @@ def make_columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _root_of(row: Row) -> int | None:
-    root = root_of(row.options)
-    return row.peer if root is None or row.group is None else row.group.global_rank(root)
+    return None if row.group is None else row.group.global_rank(root_of(row.options))
 
 
 def _name_of(dtype: Any) -> str | None:

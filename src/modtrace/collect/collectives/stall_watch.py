@@ -28,7 +28,7 @@ class StallWatch:
         self._thread = start_thread(
             self._run,
             "modtrace-collectives",
-            without="of a killed run, collectives of C++ code are not known",
+            without="if this run is killed, nothing tells which rank did not come",
         )
 
     def stop(self) -> None:
