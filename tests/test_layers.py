@@ -25,6 +25,7 @@ _ENGINE = _GROUND | {
     "store",
     "analysis",
     "replay",
+    "query",
     "views",
 }
 
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     "store": _GROUND | {"recording"},
     "analysis": _GROUND | {"recording"},
     "replay": _GROUND | {"recording", "analysis", "measure", "collect", "store", "torch_internals"},
+    "query": _GROUND | {"recording", "store"},
     "views": _GROUND | {"recording", "analysis"},
     "api": _ENGINE,
     "tensor_tracker": {"collect"},

@@ -57,7 +57,7 @@ ARGUMENTS = [
 READ_NO_RECORDING = {"record", "verify", "doctor"}
 
 #: Commands that there were not then.
-NEWER = {"compare", "ranks", "recompute", "view"}
+NEWER = {"compare", "query", "ranks", "recompute", "view"}
 
 #: What is asked in Python; the commands show what else there is.
 QUESTIONS: dict[str, Callable[[modtrace.Recording], Any]] = {

@@ -14,6 +14,7 @@ from modtrace.store.copy import write_recording
 PUBLIC = [
     "Above",
     "Capture",
+    "Dataset",
     "GraphStyle",
     "LiveRecording",
     "ModTracker",
@@ -32,6 +33,7 @@ PUBLIC = [
     "__version__",
     "compare",
     "graph",
+    "open_dataset",
     "open_recording",
     "record",
     "track",

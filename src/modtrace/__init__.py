@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .collect.module_tracker.tracker import ModTracker, ModuleTracker
     from .collect.stash.tracker import track
     from .errors import ModtraceError, ModtraceWarning, NonFiniteError
+    from .query.dataset import Dataset, open_dataset
     from .recording.options.capture import Capture
     from .recording.options.op_options import Ops
     from .recording.options.tensor_options import TensorOptions
@@ -36,6 +37,7 @@ _NAMES = {
     "api.record": ("record",),
     "api.graph": ("graph",),
     "api.model_graph": ("ModelGraph",),
+    "query.dataset": ("Dataset", "open_dataset"),
     "recording.options.capture": ("Capture",),
     "recording.options.op_options": ("Ops",),
     "recording.options.tensor_options": ("TensorOptions",),
@@ -48,6 +50,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 __all__ = [
     "Above",
     "Capture",
+    "Dataset",
     "GraphStyle",
     "LiveRecording",
     "ModTracker",
@@ -66,6 +69,7 @@ __all__ = [
     "__version__",
     "compare",
     "graph",
+    "open_dataset",
     "open_recording",
     "record",
     "track",

@@ -11,6 +11,10 @@ _HOW_TO_GET = {
     "matplotlib": "Install it with `pip install 'modtrace[plot]'`, "
     "or draw the numbers yourself: rec.history(...) in Python, modtrace plot --json on the command line.",
     "polars": "Install it with `pip install polars`, or use .table(...), which gives Arrow tables.",
+    "duckdb": "Install it with `pip install 'modtrace[query]'`.",
+    "fsspec": "Install it with `pip install 'modtrace[query]'`, with the library of the protocol, such as s3fs.",
+    "pyspark": "Install it with `pip install 'modtrace[spark]'`, and a JVM.",
+    "sqlglot": "Install it with `pip install 'modtrace[spark]'`.",
     "pandas": "Install it with `pip install 'modtrace[frame]'`, or use .table(...), which needs no pandas.",
 }
 
@@ -19,17 +23,18 @@ def require(name: str, what_for: str) -> ModuleType:
     """Imports the library `name`.
 
     Args:
-        name: the library's import name.
+        name: the import name of the library, or of a module in it.
         what_for: what the caller wants it for, as the start of a sentence: "modtrace.record()".
 
     Raises:
         MissingLibraryError: it is not installed; the text says how to get it.
     """
+    library = name.partition(".")[0]
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        if error.name is not None and error.name.split(".")[0] != name:
+        if error.name is not None and error.name.partition(".")[0] != library:
             raise
         raise MissingLibraryError(
-            f"{what_for} needs {name}, which is not installed here. {_HOW_TO_GET[name]}", name=name
+            f"{what_for} needs {library}, which is not installed here. {_HOW_TO_GET[library]}", name=library
         ) from error

@@ -11,6 +11,7 @@ import pytest
 
 from builders import RecordingBuilder
 from helpers.command_line import run_command
+from helpers.exported import part_of
 from modtrace.cli import export_formats
 from modtrace.cli.export_formats import FORMATS, ExportFormat, ExportOptions
 from modtrace.recording.meta import RunMeta
@@ -79,7 +80,7 @@ def test_suffix_tells_the_format(export: Export) -> None:
         f"wrote the folder out.parquet (parquet, 14 files, {format_bytes(size_of('out.parquet'))})\n"
     )
     assert sorted(os.listdir("out.parquet")) == TABLES
-    assert os.listdir("out.parquet/calls/run=first/rank=0") == ["part-0.parquet"]
+    assert os.listdir("out.parquet/calls/run=first/rank=0/block=0") == ["part-0.parquet"]
 
     printed = export("run.modtrace", "-o", "out.CSV").out
     assert printed == f"wrote the folder out.CSV (csv, 14 files, {format_bytes(size_of('out.CSV'))})\n"
@@ -96,7 +97,7 @@ def test_only_what_was_written_is_counted(export: Export) -> None:
     assert export("run.modtrace", "-o", "both.parquet").code == 0
     found = json.loads(export("second.modtrace", "-o", "both.parquet", "--json").out)
     assert (found["format"], found["path"]) == ("parquet", "both.parquet")
-    names = [f"both.parquet/{each}/run=second/rank=0/part-0.parquet" for each in export_names()]
+    names = [f"both.parquet/{part_of(table, 'second')}" for table in export_names()]
     assert found["files"] == [{"path": each, "size_bytes": os.path.getsize(each)} for each in names]
 
 

@@ -76,6 +76,7 @@ ARGUMENTS = [
     "recompute run.modtrace --json",
     "ranks run.modtrace",
     "ranks run.modtrace --json",
+    "query run.parquet missing-steps",
     "verify factory:make",
     "record --quiet --to recorded.modtrace script.py",
     "doctor --json",

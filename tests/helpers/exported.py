@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from builders import RecordingBuilder, TypedRecording
 from modtrace.errors import RecordingError
+from modtrace.recording.schema import schemas
 
 MS = 1_000_000
 
@@ -43,6 +44,12 @@ class Breaking(TypedRecording):
 def broken_recording(run_id: str) -> Breaking:
     good = typed_recording(run_id)
     return Breaking(good._rows, good.meta)
+
+
+def part_of(table: str, run: str = "first", rank: int = 0) -> str:
+    """The file of a rank whose steps are all of the first block, in a Parquet dataset."""
+    block = "block=0/" if table in schemas() and "step" in schemas()[table].names else ""
+    return f"{table}/run={run}/rank={rank}/{block}part-0.parquet"
 
 
 def files_of(folder: str) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import modtrace
-from helpers.exported import files_of, typed_recording
+from helpers.exported import files_of, part_of, typed_recording
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.protocols import RecordingData
 from modtrace.recording.schema import schemas
@@ -111,7 +111,7 @@ def test_second_export_of_a_run_replaces_that_run_alone(ask: Any) -> None:
         write_parquet(data, "exported.parquet")
     assert [row[-1] for row in ask()] == [5.0, 4.0, 3.0, 4.0]
     assert files_of("exported.parquet") == sorted(
-        f"{table}/run={run}/rank=0/part-0.parquet" for table in ALL_TABLES for run in ("first", "second")
+        part_of(table, run) for table in ALL_TABLES for run in ("first", "second")
     )
 
 
@@ -142,7 +142,7 @@ def test_rows_are_those_of_the_recording() -> None:
     data = typed_recording()
     write_parquet(data, "exported.parquet")
     for name in set(schemas()) - {"modules"}:
-        read = pq.ParquetFile(f"exported.parquet/{name}/run=first/rank=0/part-0.parquet").read()
+        read = pq.ParquetFile(f"exported.parquet/{part_of(name)}").read()
         assert read.schema.names == data.table(name).schema.names
         assert repr(read.to_pylist()) == repr(data.table(name).to_pylist())
 
@@ -203,7 +203,7 @@ def test_many_rows_are_written_in_groups_that_readers_skip_by_step(monkeypatch: 
 
     monkeypatch.setattr(export, "_MOST_ROWS", 3)
     write_parquet(typed_recording(), "exported.parquet")
-    file = pq.ParquetFile("exported.parquet/calls/run=first/rank=0/part-0.parquet").metadata
+    file = pq.ParquetFile(f"exported.parquet/{part_of('calls')}").metadata
     step = file.schema.names.index("step")
     found = [file.row_group(at).column(step).statistics for at in range(file.num_row_groups)]
     assert [(each.min, each.max) for each in found] == [(0, 0), (0, 1), (1, 1)]

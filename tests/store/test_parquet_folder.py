@@ -8,7 +8,7 @@ import polars
 import pyarrow.parquet as pq
 import pytest
 
-from helpers.exported import broken_recording, files_of, typed_recording
+from helpers.exported import broken_recording, files_of, part_of, typed_recording
 from modtrace.errors import RecordingError, RecordingExistsError
 from modtrace.recording.schema import schemas
 from modtrace.store import export
@@ -53,7 +53,7 @@ def test_interrupted_export_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_export_that_ends_between_two_files_has_no_row_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(typed_recording("first"), "exported.parquet")
     write_parquet(typed_recording("second"), "exported.parquet")
-    places = [f"{table}/run=first/rank=0/part-0.parquet" for table in ALL_TABLES]
+    places = [part_of(table) for table in ALL_TABLES]
     replaced: list[str] = []
     replace = os.replace
 
@@ -72,7 +72,7 @@ def test_export_that_ends_between_two_files_has_no_row_in_runs(monkeypatch: pyte
 
 
 def test_what_a_killed_export_left_is_cleared_by_the_next(tmp_path: Path) -> None:
-    left = tmp_path / "exported.parquet" / ".run=first.rank=0.part-0.parquet.tmp"
+    left = tmp_path / "exported.parquet" / ".run=first.rank=0.tmp"
     left.mkdir(parents=True)
     (left / "half").write_text("of a file")
     write_parquet(typed_recording(), "exported.parquet")

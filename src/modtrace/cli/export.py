@@ -1,15 +1,17 @@
 """`modtrace export`: writes a recording in a format that other programs read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from ..recording.phase import PHASES
+from ..store.layout import is_url
+from ..store.object_store import size_of
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import errors_told
-from .export_formats import FORMATS, ExportOptions, FormatName, check_options, find_format
+from .export_formats import FORMATS, Destination, ExportOptions, FormatName, check_options, find_format
 from .open_run import AskedStep, errors_of, open_with_rows, read_step, step_option
 from .output import tell, tell_marks, wrap
 
@@ -20,7 +22,12 @@ _ABOUT = "\n".join(f"  {name}: {kind.about}" for name, kind in FORMATS.items())
 @click.argument("run")
 @click.option("--format", "name", type=FormatName(), help="Default: what PATH ends in.")
 @click.option(
-    "-o", "--output", "path", type=click.Path(path_type=Path), required=True, help="Where to write."
+    "-o",
+    "--output",
+    "path",
+    type=Destination(),
+    required=True,
+    help="Where to write: a path, or a URL for parquet.",
 )
 @step_option("The step to export, where the format shows one.")
 @click.option("--depth", type=click.IntRange(min=0), help="Levels of modules, where the format folds them.")
@@ -29,7 +36,7 @@ _ABOUT = "\n".join(f"  {name}: {kind.about}" for name, kind in FORMATS.items())
 def export(
     run: str,
     name: str | None,
-    path: Path,
+    path: Path | str,
     step: AskedStep,
     depth: int | None,
     phase: str | None,
@@ -49,22 +56,23 @@ def export(
     with errors_told(path):
         with errors_of(run, data, option="--step"):
             files = write(data, path, options)
-        sizes = {file: file.stat().st_size for file in files or [path]}
+        sizes = {file: size_of(file) for file in files or [path]}
     marks = data.meta.marks
     tell(_render_json(name, path, sizes, marks) if as_json else wrap(_render(name, path, sizes)), path)
     if not as_json:
         tell_marks(marks)
 
 
-def _render(name: str, path: Path, sizes: dict[Path, int]) -> str:
+def _render(name: str, path: Path | str, sizes: Mapping[Path | str, int]) -> str:
     files = f"{len(sizes)} files, " if len(sizes) > 1 else ""
-    size = format_bytes(sum(sizes.values())) if any(file.is_file() for file in sizes) else "no regular file"
-    folder = "the folder " if path.is_dir() else ""
-    beside = [file.name for file in sizes if file != path and file.parent == path.parent]
+    is_there = any(is_url(file) or Path(file).is_file() for file in sizes)
+    size = format_bytes(sum(sizes.values())) if is_there else "no regular file"
+    folder = "the folder " if is_url(path) or Path(path).is_dir() else ""
+    beside = [Path(file).name for file in sizes if file != path and Path(file).parent == Path(path).parent]
     others = f"; the others lie beside it: {', '.join(beside)}" if beside else ""
     return f"wrote {folder}{path} ({name}, {files}{size}){others}\n"
 
 
-def _render_json(name: str, path: Path, sizes: dict[Path, int], marks: Sequence[str]) -> str:
+def _render_json(name: str, path: Path | str, sizes: Mapping[Path | str, int], marks: Sequence[str]) -> str:
     files = [{"path": str(file), "size_bytes": size} for file, size in sizes.items()]
     return json.dumps({"format": name, "path": str(path), "files": files, "marks": list(marks)}) + "\n"

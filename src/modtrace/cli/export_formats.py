@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..recording.protocols import RecordingData
+from ..store.layout import is_url
 from ..views.common.graph_summary import NO_GRAPHML
 
 
@@ -22,7 +23,7 @@ class ExportOptions:
 
 
 #: A function that writes the export to a path, completely or not at all; it returns the files if that is a folder.
-Writer = Callable[[RecordingData, Path, ExportOptions], Sequence[Path] | None]
+Writer = Callable[[RecordingData, Any, ExportOptions], Sequence[Path | str] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +93,27 @@ class FormatName(click.Choice):  # type: ignore[type-arg]  # no parameter before
         return str(super().convert(value, param, ctx))
 
 
-def find_format(name: str | None, path: Path) -> str:
+class Destination(click.ParamType):  # type: ignore[type-arg]  # no parameter before click 8.2
+    """A path, or as a text the URL of a folder on an object store."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        return str(value) if is_url(value) else Path(value)
+
+
+def find_format(name: str | None, path: Path | str) -> str:
     """Returns the name of the requested format, or else of the one that the path's suffix implies.
 
     Raises:
-        click.UsageError: the suffix implies no format.
+        click.UsageError: the suffix implies no format, or the format is not written to a URL.
     """
+    if isinstance(path, str):
+        if name not in (None, "parquet"):
+            raise click.UsageError(
+                f"{path}: {name} is written to a path on this machine, parquet also to a URL."
+            )
+        return "parquet"
     if name is not None:
         return name
     for known, kind in FORMATS.items():

@@ -16,7 +16,7 @@ from .export_formats import ExportOptions
 from .readable import at_depth, require_nodes
 
 
-def write_parquet(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
+def write_parquet(data: RecordingData, path: Path | str, options: ExportOptions) -> list[str]:
     """Writes all ranks of the recording, each to files of its own."""
     if not isinstance(data, FolderReader):
         return write_rank(data, path)

@@ -27,6 +27,7 @@ COMMANDS = {
     "recompute": "Tells whether checkpointing computed the same again.",
     "compare": "Tells where two recordings part, and which op made the difference.",
     "ranks": "Tells which ranks of a run there are, and which of them differ.",
+    "query": "Answers questions about many exported runs and ranks, in SQL.",
     "verify": "Proves a recording of a model: runs all of it again, bit by bit.",
     "doctor": "Tells what works on this installation.",
 }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..store.layout import is_url
 from ..views.common.columns import Text, printable, render_lines
 
 
@@ -37,7 +38,7 @@ def tell(text: str, path: Path | str) -> None:
 
     It goes to standard error if the path is not a regular file, because the path may be standard output.
     """
-    if os.path.isfile(path) or os.path.isdir(path):
+    if is_url(path) or os.path.isfile(path) or os.path.isdir(path):
         print_text(text)
     else:
         click.echo(text, nl=False, err=True)

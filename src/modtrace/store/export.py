@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ..recording.arrow.arrays import from_numpy, last_of_each, to_numpy
 from ..recording.meta import RunMeta
 from ..recording.protocols import RecordingData
 from ..recording.schema import schemas
-from .layout import describe_content
+from .layout import describe_names
 
 #: The table of the run, which is written last: a row in it shows that the other tables are complete.
 RUNS = "runs"
@@ -24,7 +24,7 @@ _MOST_ROWS = 131_072
 _MOST_BYTES = 64 * 2**20  # limits the memory if rows contain long lists
 _FEWEST_ROWS = 1024
 
-_RUNS_SCHEMA = pa.schema(
+RUNS_SCHEMA = pa.schema(
     {
         **dict.fromkeys(("run_id", "created", "modtrace_version"), pa.string()),
         "argv": pa.list_(pa.string()),
@@ -67,11 +67,13 @@ def _run_row(meta: RunMeta) -> pa.Table:
     values: dict[str, Any] = meta.to_json()
     texts = [name for name in ("versions", "options", "flags") if values[name] is not None]
     values |= {name: json.dumps(dict(values[name]), default=str) for name in texts}
-    return pa.Table.from_pylist([{name: values[name] for name in _RUNS_SCHEMA.names}], schema=_RUNS_SCHEMA)
+    return pa.Table.from_pylist([{name: values[name] for name in RUNS_SCHEMA.names}], schema=RUNS_SCHEMA)
 
 
 @contextmanager
-def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterator[Path]:
+def staged(
+    path: Path, *, name: str, last: Path, known: Sequence[str], old: str | None = None
+) -> Iterator[Path]:
     """Yields an empty folder. The files that the block writes there are moved to the same positions in `path`.
 
     Args:
@@ -80,6 +82,7 @@ def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterat
         last: the file, relative to `path`, which shows that all others are complete. An older one is deleted before
             the first of the others is replaced, and the new one is moved last.
         known: the names at the top of such an export. A folder with other contents is not changed.
+        old: a glob of files in `path`; those of them that the block does not write are deleted.
 
     Raises:
         RecordingExistsError: something else is at `path`.
@@ -99,7 +102,7 @@ def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterat
             shutil.rmtree(staging, ignore_errors=True)  # left by an export that was killed
             staging.mkdir()
             yield staging
-            _move_in(staging, path, last)
+            _move_in(staging, path, last, () if old is None else path.glob(old))
         finally:
             shutil.rmtree(staging, ignore_errors=True)
             if is_new:
@@ -114,18 +117,30 @@ def _check(path: Path, known: Sequence[str]) -> None:
         raise RecordingExistsError(
             f"{path}: a file is here already, and the export is a folder. Give another path."
         )
-    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    check_names(path, {entry.name for entry in path.iterdir()}, known)
+
+
+def check_names(path: Path | str, names: Collection[str], known: Sequence[str]) -> None:
+    """Checks the names at the top of a folder to which an export with the names `known` is written.
+
+    Raises:
+        RecordingExistsError: it is a folder of something else.
+    """
+    names = {name for name in names if not name.startswith(".")}
     if names and known[-1] not in names and not names <= set(known):
         raise RecordingExistsError(
-            f"{path}: a folder that is no export is here already ({describe_content(path)}). "
-            "Give another path."
+            f"{path}: a folder that is no export is here already ({describe_names(names)}). Give another path."
         )
 
 
-def _move_in(staging: Path, path: Path, last: Path) -> None:
+def _move_in(staging: Path, path: Path, last: Path, old: Iterable[Path]) -> None:
     files = [file.relative_to(staging) for file in sorted(staging.rglob("*")) if file.is_file()]
     for file in files:
         (path / file).parent.mkdir(parents=True, exist_ok=True)
     (path / last).unlink(missing_ok=True)
+    for file in set(old) - {path / file for file in files}:
+        file.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            file.parent.rmdir()
     for file in sorted(files, key=last.__eq__):
         os.replace(staging / file, path / file)

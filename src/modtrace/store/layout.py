@@ -1,7 +1,9 @@
 """Names the files and folders of a recording."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeGuard
 
 #: The file with what is the same for all ranks, which makes a folder a recording.
 HEADER = "recording.json"
@@ -44,6 +46,16 @@ def table_file(folder: Path, table: str) -> Path:
 
 def describe_content(path: Path) -> str:
     """Returns a text on the contents of a folder: `it holds 'a', 'b', 'c' and 2 more`, or `it is empty`."""
-    names = sorted(entry.name for entry in path.iterdir() if entry.name != STARTING)
+    return describe_names(entry.name for entry in path.iterdir() if entry.name != STARTING)
+
+
+def describe_names(names: Iterable[str]) -> str:
+    """Returns the same text for the names in a folder."""
+    names = sorted(names)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"it holds {', '.join(map(repr, names[:3]))}{more}" if names else "it is empty"
+
+
+def is_url(path: object) -> TypeGuard[str]:
+    """Returns whether a path names a place on an object store (`s3://bucket/runs`), and no local one."""
+    return isinstance(path, str) and "://" in path

@@ -1,0 +1,79 @@
+"""Writes exports to object stores, which fsspec knows by the protocol of a URL."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingLibraryError, RecordingError, system_errors
+from ..optional import require
+from .export import check_names
+from .layout import is_url
+
+
+def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """Returns fsspec's file system for a URL or a local path, and the path within it.
+
+    Raises:
+        MissingLibraryError: fsspec, or the library of the URL's protocol, is not installed.
+        ValueError: fsspec does not know the protocol.
+    """
+    core = require("fsspec.core", url)
+    try:
+        store, path = core.url_to_fs(url, **(storage_options or {}))
+    except ImportError as error:  # fsspec names the library
+        raise MissingLibraryError(f"{url}: {error}", name=error.name or "") from error
+    return store, path.rstrip("/")
+
+
+def size_of(path: Path | str) -> int:
+    """Returns the size in bytes of a file, or of what is at a URL."""
+    if not isinstance(path, str) or not is_url(path):
+        return Path(path).stat().st_size
+    store, within = open_store(path)
+    return int(store.size(within))
+
+
+@contextmanager
+def uploaded(
+    url: str, *, rank: str, last: str, known: Sequence[str], storage_options: Mapping[str, Any] | None
+) -> Iterator[Path]:
+    """Yields an empty folder on this machine. The files that the block writes there are then uploaded.
+
+    Args:
+        url: the folder of the export, which may have other files.
+        rank: the folder of the rank within that of each table; other files in it are deleted.
+        last: the file, relative to `url`, which shows that all others are complete: deleted first, uploaded last.
+        known: the names at the top of such an export. A folder with other contents is not changed.
+        storage_options: given to the file system.
+
+    Raises:
+        RecordingExistsError: something else is at `url`.
+        RecordingError: it cannot be written.
+    """
+
+    def cannot_write(error: OSError) -> RecordingError:
+        return RecordingError(
+            f"{url}: cannot write the export here: {error.strerror or error}. Give another URL, "
+            "or the options of its file system."
+        )
+
+    store, path = open_store(url, storage_options)
+    with system_errors(cannot_write), tempfile.TemporaryDirectory(prefix="modtrace-export-") as folder:
+        if store.exists(path):
+            check_names(
+                url, [name.rstrip("/").rsplit("/", 1)[-1] for name in store.ls(path, detail=False)], known
+            )
+        yield Path(folder)
+        files = [file.relative_to(folder).as_posix() for file in Path(folder).rglob("*") if file.is_file()]
+        if store.exists(f"{path}/{last}"):
+            store.rm_file(f"{path}/{last}")
+        kept = {f"{path}/{file}" for file in files}
+        for table in known:
+            there = store.find(f"{path}/{table}/{rank}") if store.exists(f"{path}/{table}/{rank}") else []
+            for old in set(there) - kept:
+                store.rm_file(old)
+        for file in sorted(files, key=last.__eq__):
+            store.makedirs(f"{path}/{file}".rsplit("/", 1)[0], exist_ok=True)
+            store.put_file(f"{folder}/{file}", f"{path}/{file}")
